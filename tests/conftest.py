@@ -23,10 +23,10 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.support.certificates import Certificates, TlsServer
 from tests.support.containers import ContainerServer, session_server
-from tests.support.distribution import Distribution, long_ones_first
+from tests.support.distribution import Distribution, sort_longest_first
 from tests.support.fork_server import fork_server
-from tests.support.processes import MARK, Leftovers
-from tests.support.repeating import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
+from tests.support.processes import SESSION_VARIABLE, LeftoverProcesses
+from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa: F401 (the latter is a hook)
 
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distrib
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """All workers of pytest-xdist have their tests in one order; without them it is that of the files."""
     if hasattr(config, "workerinput"):
-        long_ones_first(items)
+        sort_longest_first(items)
 
 
 class ServerFactory(Protocol):
@@ -59,36 +59,36 @@ class ServerFactory(Protocol):
 
 
 @pytest.fixture(scope="session")
-def session_mark() -> Iterator[str]:
+def session_id() -> Iterator[str]:
     """Set the mark that every process of this test session inherits, by which leftovers are found."""
-    os.environ[MARK] = mark = secrets.token_hex(8)
+    os.environ[SESSION_VARIABLE] = mark = secrets.token_hex(8)
     yield mark
-    del os.environ[MARK]
+    del os.environ[SESSION_VARIABLE]
 
 
 @pytest.fixture(scope="session")
-def lasting_processes() -> set[int]:
+def session_processes() -> set[int]:
     """Process ids that may outlive a test: add to it in a fixture of wider scope that starts a process."""
     return set()
 
 
 @pytest.fixture(scope="session")
-def _leftovers(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leftovers]:
-    yield Leftovers(session_mark, tmp_path_factory.getbasetemp())
+def _leftovers(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeftoverProcesses]:
+    yield LeftoverProcesses(session_id, tmp_path_factory.getbasetemp())
     fork_server.close()
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_running(_leftovers: Leftovers, lasting_processes: set[int]) -> Iterator[None]:
+def _nothing_is_left_running(_leftovers: LeftoverProcesses, session_processes: set[int]) -> Iterator[None]:
     """Fail the test that leaves a process running, after killing it."""
     yield
-    lasting = lasting_processes | fork_server.pids
-    if not _leftovers.find(lasting):
+    allowed = session_processes | fork_server.pids
+    if not _leftovers.find(allowed):
         return
     try:
-        wait_until(lambda: not _leftovers.find(lasting), 3.0, "the end of the test's processes")
+        wait_until(lambda: not _leftovers.find(allowed), 3.0, "the end of the test's processes")
     except TimeoutError:
-        left = _leftovers.find(lasting)
+        left = _leftovers.find(allowed)
         _leftovers.end(set(left))
         pytest.fail("the test left processes running: " + "; ".join(f"{pid} {text}" for pid, text in left.items()))
 
@@ -104,12 +104,12 @@ def _no_signal_stays_blocked() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def redis_server(
-    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisServer | ContainerServer]:
     """The server of this test session, one for each xdist worker; everything is in memory. Do not stop it."""
     with session_server(tmp_path_factory.mktemp("redis"), FLAVOUR) as server:
         if isinstance(server, RedisServer):
-            lasting_processes.add(server.pid)
+            session_processes.add(server.pid)
         yield server
 
 
@@ -143,26 +143,26 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def lasting_tls_server(
+def session_tls_server(
     certificates: Certificates,
-    session_mark: str,
-    lasting_processes: set[int],
+    session_id: str,
+    session_processes: set[int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TlsServer]:
     if shutil.which("redis-server") is None:
         (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
     made = TlsServer(tmp_path_factory.mktemp("tls-redis"), certificates)
     with made.plain:
-        lasting_processes.add(made.plain.pid)
+        session_processes.add(made.plain.pid)
         yield made
 
 
 @pytest.fixture
-def tls_server(lasting_tls_server: TlsServer) -> TlsServer:
+def tls_server(session_tls_server: TlsServer) -> TlsServer:
     """A server that speaks TLS to clients with a certificate; it is empty when the test starts."""
-    with redis.Redis.from_url(lasting_tls_server.plain.url) as client:
+    with redis.Redis.from_url(session_tls_server.plain.url) as client:
         client.flushall()
-    return lasting_tls_server
+    return session_tls_server
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
 
 
 @pytest.fixture
-def dice(record_property: Callable[[str, object], None]) -> random.Random:
+def rng(record_property: Callable[[str, object], None]) -> random.Random:
     """Chance, other in each run; a test that fails shows the seed, and ``BULLTASK_TEST_SEED`` gives the same again."""
     seed = int(os.environ.get(SEED) or random.randrange(10**6))
     record_property("seed", seed)

@@ -20,8 +20,8 @@ PACKAGES = {PINNED: "bullmq", NEWEST_5: "bullmq-5-newest", NEWEST_6: "bullmq-6-n
 class Clients(Mapping[str, NodeBridge]):
     """Official clients by their version, each started when it is asked for."""
 
-    def __init__(self, url: str, lasting: set[int]) -> None:
-        self._url, self._lasting = url, lasting
+    def __init__(self, url: str, allowed: set[int]) -> None:
+        self._url, self._allowed = url, allowed
         self._started: dict[str, NodeBridge] = {}
 
     def __getitem__(self, version: str) -> NodeBridge:
@@ -29,7 +29,7 @@ class Clients(Mapping[str, NodeBridge]):
             official = version == PYTHON_6
             kind, package = (OfficialPython, "3") if official else (NodeBridge, PACKAGES[version])
             self._started[version] = kind.to(self._url, package=package)
-            self._lasting.add(self._started[version].pid)
+            self._allowed.add(self._started[version].pid)
         return self._started[version]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,18 +50,18 @@ class Clients(Mapping[str, NodeBridge]):
 
 
 @pytest.fixture(scope="session")
-def lasting_clients(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[Clients]:  # noqa: F811
+def session_clients(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[Clients]:  # noqa: F811
     """Processes for many tests, which saves half a second in each."""
-    made = Clients(redis_server.url, lasting_processes)
+    made = Clients(redis_server.url, session_processes)
     yield made
     made.close()
 
 
 @pytest.fixture
-def clients(lasting_clients: Clients, broker_url: str) -> Iterator[Clients]:
+def clients(session_clients: Clients, broker_url: str) -> Iterator[Clients]:
     """Official clients by their version, connected to the empty server of ``broker_url``."""
-    yield lasting_clients
-    lasting_clients.reset()
+    yield session_clients
+    session_clients.reset()
 
 
 @pytest.fixture(params=VERSIONS)
@@ -78,7 +78,7 @@ def mail(clients: Clients, version: str, broker_url: str, tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest, version: str) -> str:
+def documented(request: pytest.FixtureRequest, version: str) -> str:
     """What the page says about this test and version: ``safe``, ``differs`` or ``unsafe``."""
     name = request.node.originalname
     rows = pairings()

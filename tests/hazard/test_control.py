@@ -17,7 +17,7 @@ from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide, ran
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -34,7 +34,7 @@ def worker_asks(side: SideBySide) -> None:
         wait_until(lambda: not side.redis.exists(side.keys.marker))
 
 
-def test_their_pause_stops_our_worker(mail: SideBySide, told: str) -> None:
+def test_their_pause_stops_our_worker(mail: SideBySide, documented: str) -> None:
     mail.worker(children=2)
     mail.send("echo", value=0).get(timeout=60)
     mail.call("pause")
@@ -44,10 +44,10 @@ def test_their_pause_stops_our_worker(mail: SideBySide, told: str) -> None:
     assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
     mail.call("resume")
     assert [job.get(timeout=60) for job in jobs] == [1, 1]
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_our_pause_stops_their_worker(mail: SideBySide, told: str) -> None:
+def test_our_pause_stops_their_worker(mail: SideBySide, documented: str) -> None:
     mail.node_worker("echo")
     mail.send("echo", value=0).get(timeout=60)
     with mail.app.queue("mail") as queue:
@@ -58,40 +58,40 @@ def test_our_pause_stops_their_worker(mail: SideBySide, told: str) -> None:
         assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
         queue.resume()
     assert [job.get(timeout=60) for job in jobs] == [{"value": 1}] * 2
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_how_many_jobs_wait_in_a_queue_that_we_paused(mail: SideBySide, told: str) -> None:
+def test_how_many_jobs_wait_in_a_queue_that_we_paused(mail: SideBySide, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         queue.pause()
         mail.send("echo")
         assert queue.count() == 1
     assert mail.call("isPaused")
     counted = sum(mail.counts().values())
-    assert {1: "safe", 0: "differs"}[counted] == told, CHANGED
+    assert {1: "safe", 0: "differs"}[counted] == documented, CHANGED
     assert mail.call("getPrioritizedCount") == 0
 
 
-def test_global_limits_bind_both(mail: SideBySide, told: str) -> None:
-    hands = [Hand(mail.app.broker, mail.keys) for _ in range(2)]
+def test_global_limits_bind_both(mail: SideBySide, documented: str) -> None:
+    manual_workers = [ManualWorker(mail.app.broker, mail.keys) for _ in range(2)]
     jobs = [mail.add("echo", {"n": n}) for n in range(4)]
     mail.call("setGlobalConcurrency", 1)
-    assert [hand.take() for hand in hands] == [jobs[0], ""]
-    hands[0].end(jobs[0])
+    assert [manual_worker.acquire() for manual_worker in manual_workers] == [jobs[0], ""]
+    manual_workers[0].finish(jobs[0])
     mail.call("removeGlobalConcurrency")
     mail.call("setGlobalRateLimit", 1, 60_000)
-    assert [hand.take() for hand in hands] == [jobs[1], ""]
-    hands[0].end(jobs[1])
+    assert [manual_worker.acquire() for manual_worker in manual_workers] == [jobs[1], ""]
+    manual_workers[0].finish(jobs[1])
     with mail.app.queue("mail") as queue:
         queue.remove_global_rate_limit()
         queue.remove_rate_limit_key()
         queue.set_global_concurrency(1)
-        assert hands[0].take() == jobs[2]
+        assert manual_workers[0].acquire() == jobs[2]
         mail.node_worker("echo", {}, concurrency=5)
         worker_asks(mail)
         assert mail.redis.lrange(mail.keys.active, 0, -1) == [jobs[2]]
         assert mail.call("isMaxed")
-        hands[0].end(jobs[2])
+        manual_workers[0].finish(jobs[2])
         queue.remove_global_concurrency()
         mail.redis.zadd(mail.keys.marker, {"0": 0})
         mail.finished(jobs[3])
@@ -100,82 +100,82 @@ def test_global_limits_bind_both(mail: SideBySide, told: str) -> None:
         more[0].get(timeout=60)
         assert 0 < mail.call("getRateLimitTtl") <= 60_000
         assert mail.redis.lrange(mail.keys.wait, 0, -1) == [more[1].id]
-    for hand in hands:
-        hand.close()
-    assert told == "safe"
+    for manual_worker in manual_workers:
+        manual_worker.close()
+    assert documented == "safe"
 
 
-def test_our_listener_hears_their_worker(mail: SideBySide, told: str) -> None:
+def test_our_listener_hears_their_worker(mail: SideBySide, documented: str) -> None:
     with QueueEvents("mail", broker=lambda: mail.app.broker) as events:
         job = mail.add("echo", {"to": "ä"}, delay=30)
         mail.node_worker("progress", {"steps": [50]})
-        heard: list[types.QueueEvent] = []
-        while not heard or not isinstance(heard[-1], types.Completed):
+        received: list[types.QueueEvent] = []
+        while not received or not isinstance(received[-1], types.Completed):
             event = events.next(10)
-            assert event is not None, heard
-            heard.append(event)
+            assert event is not None, received
+            received.append(event)
         mail.call("pause")
         mail.call("resume")
-        while not isinstance(heard[-1], types.Resumed):
+        while not isinstance(received[-1], types.Resumed):
             event = events.next(10)
-            assert event is not None, heard
-            heard.append(event)
-    names = [event.event for event in heard if isinstance(event, types.JobEvent) and event.job_id == job]
+            assert event is not None, received
+            received.append(event)
+    names = [event.event for event in received if isinstance(event, types.JobEvent) and event.job_id == job]
     assert names == ["added", "delayed", "waiting", "active", "progress", "completed"]
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_their_listener_hears_our_worker(mail: SideBySide, told: str) -> None:
+def test_their_listener_hears_our_worker(mail: SideBySide, documented: str) -> None:
     mail.listen()
     mail.worker()
     job = mail.send("report", options={"countdown": 0.03}, steps=[50, {"at": "ä"}]).id
     failing = mail.send("fail", error="PermanentError").id
     with mail.app.queue("mail") as queue:
-        mail.heard("completed", job)
-        mail.heard("failed", failing, failedReason="it failed")
+        mail.wait_for_event("completed", job)
+        mail.wait_for_event("failed", failing, failedReason="it failed")
         queue.pause()
         queue.resume()
-    mail.heard("resumed")
+    mail.wait_for_event("resumed")
     names = [found["event"] for found in mail.node.events() if found["args"].get("jobId") == job]
     assert names == ["added", "delayed", "waiting", "active", "progress", "progress", "completed"]
     assert mail.node.events("events.error") == []
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_each_lists_the_workers_of_the_other(mail: SideBySide, told: str) -> None:
+def test_each_lists_the_workers_of_the_other(mail: SideBySide, documented: str) -> None:
     mail.worker(children=2).wait_for_line("Worker started")
     mail.node_worker("echo", {}, name="theirs")
     with mail.app.queue("mail") as queue:
         wait_until(lambda: queue.get_workers_count() == 2, what="both workers")
         wait_until(lambda: len(mail.call("getWorkers")) == 2, what="both workers")
     assert any(row["rawname"].endswith(":w:theirs") for row in mail.call("getWorkers"))
-    assert told == "safe"
+    assert documented == "safe"
 
 
 def fill(mail: SideBySide) -> dict[str, str]:
     """A job of ours in each state, one with everything that a job can leave in Redis; ids by state."""
-    hand = Hand(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app.broker, mail.keys)
     made: dict[str, str] = {}
     with mail.app.queue("mail") as queue, mail.app.flows() as flows:
         queue.add("a")
-        job = queue.get_job(made.setdefault("completed", hand.complete()))
+        job = queue.get_job(made.setdefault("completed", manual_worker.complete()))
         assert job is not None
         job.log("a line")
         queue.add("a", attempts=1)
-        made["failed"] = hand.fail()
+        made["failed"] = manual_worker.fail()
         queue.add("a", deduplication="owned")
-        made["active"] = hand.take()
+        made["active"] = manual_worker.acquire()
         made["delayed"] = queue.add("a", delay=60).id
         made["prioritized"] = queue.add("a", priority=3).id
         queue.schedulers.upsert("hourly", every=3600)
         queue.schedulers.upsert("at:three:of:clocks", cron="0 3 * * *")
         made["waiting-children"] = flows.add(FlowJob("a", "mail", {}, {}, [FlowJob("a", "mail")])).job.id
         made["waiting"] = queue.add("a", job_id="with:two:colons").id
-    hand.close()
+    manual_worker.close()
     return made
 
 
-def test_their_orphan_sweep_leaves_our_jobs(mail: SideBySide, told: str) -> None:
+def test_their_orphan_sweep_leaves_our_jobs(mail: SideBySide, documented: str) -> None:
     """``removeOrphanedJobs`` deletes what it does not know under the queue's prefix; our own keys have another one."""
     made = fill(mail)
     worker = mail.worker()
@@ -186,10 +186,10 @@ def test_their_orphan_sweep_leaves_our_jobs(mail: SideBySide, told: str) -> None
     assert set(mail.redis.keys("*")) == before
     for state, job in made.items():
         assert mail.seen(job)["name"] == "a", state
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_their_orphan_sweep_and_the_metrics_of_failed_jobs(mail: SideBySide, told: str) -> None:
+def test_their_orphan_sweep_and_the_metrics_of_failed_jobs(mail: SideBySide, documented: str) -> None:
     """It takes the key ``metrics:failed`` for the ``failed`` key of a job called ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
@@ -198,10 +198,10 @@ def test_their_orphan_sweep_and_the_metrics_of_failed_jobs(mail: SideBySide, tol
     wait_until(lambda: mail.redis.exists(key))
     wait_until(lambda: mail.redis.zcard(mail.keys.failed) == 2)
     mail.call("removeOrphanedJobs")
-    assert ("safe" if mail.redis.exists(key) else "differs") == told, CHANGED
+    assert ("safe" if mail.redis.exists(key) else "differs") == documented, CHANGED
 
 
-def test_their_orphan_sweep_after_a_loss(mail: SideBySide, told: str, clients: Clients) -> None:
+def test_their_orphan_sweep_after_a_loss(mail: SideBySide, documented: str, clients: Clients) -> None:
     """T1: what a resume took out of every list is still there as a hash, until somebody sweeps."""
     old = clients[PINNED]
     old.call("queue.call", queue=mail.name, method="pause", args=[])
@@ -212,17 +212,17 @@ def test_their_orphan_sweep_after_a_loss(mail: SideBySide, told: str, clients: C
     assert mail.redis.exists(mail.keys.job(lost))
     assert mail.call("removeOrphanedJobs") == 1
     seen = "safe" if mail.redis.exists(mail.keys.job(lost)) else "unsafe"
-    assert seen == told, CHANGED
+    assert seen == documented, CHANGED
 
 
-def test_drain_and_clean_by_the_other_side(mail: SideBySide, told: str) -> None:
-    hand = Hand(mail.app.broker, mail.keys)
+def test_drain_and_clean_by_the_other_side(mail: SideBySide, documented: str) -> None:
+    manual_worker = ManualWorker(mail.app.broker, mail.keys)
     with mail.app.queue("mail") as queue:
         ours = queue.add("a").id
-        assert hand.complete() == ours
+        assert manual_worker.complete() == ours
         assert mail.call("clean", 0, 100, "completed") == [ours]
         theirs = mail.add("a")
-        assert hand.complete() == theirs
+        assert manual_worker.complete() == theirs
         assert list(queue.clean(0, 100, "completed")) == [theirs]
         for drain in (lambda: mail.call("drain", True), lambda: queue.drain(delayed=True)):
             mail.add("a", delay=60_000)
@@ -231,11 +231,11 @@ def test_drain_and_clean_by_the_other_side(mail: SideBySide, told: str) -> None:
             drain()
             assert queue.count() == 0
             assert mail.redis.keys(f"{mail.keys.base}*-*-*") == [], "hashes of jobs"
-    hand.close()
-    assert told == "safe"
+    manual_worker.close()
+    assert documented == "safe"
 
 
-def test_we_drain_a_queue_that_they_paused(mail: SideBySide, told: str) -> None:
+def test_we_drain_a_queue_that_they_paused(mail: SideBySide, documented: str) -> None:
     mail.add("a")
     mail.call("pause")
     mail.add("a")
@@ -244,10 +244,10 @@ def test_we_drain_a_queue_that_they_paused(mail: SideBySide, told: str) -> None:
         queue.drain()
         queue.resume()
         assert queue.count() == 0
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_obliterate_by_the_other_side(mail: SideBySide, told: str) -> None:
+def test_obliterate_by_the_other_side(mail: SideBySide, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         mail.add("a")
         queue.pause()
@@ -260,22 +260,22 @@ def test_obliterate_by_the_other_side(mail: SideBySide, told: str) -> None:
         mail.call("pause")
         mail.add("a")
         queue.add("a")
-        hand = Hand(mail.app.broker, mail.keys)
+        manual_worker = ManualWorker(mail.app.broker, mail.keys)
         queue.resume()
-        hand.take()
+        manual_worker.acquire()
         mail.call("pause")
         with pytest.raises(QueueActiveError):
             queue.obliterate()
         with pytest.raises(NodeError, match="active"):
             mail.call("obliterate", {"force": False})
         queue.obliterate(force=True)
-        hand.close()
+        manual_worker.close()
     left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys(f"{mail.keys.base}*")}
     assert left == set()
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_who_describes_the_queue(mail: SideBySide, told: str, version: str) -> None:
+def test_who_describes_the_queue(mail: SideBySide, documented: str, version: str) -> None:
     """``meta.version`` is that of the ``Queue`` which Node made last; bulltask leaves one alone that is there."""
     mail.call("count")
     wait_until(lambda: mail.redis.hget(mail.keys.meta, "version") == f"bullmq:{version}")
@@ -284,11 +284,11 @@ def test_who_describes_the_queue(mail: SideBySide, told: str, version: str) -> N
     mail.worker().wait_for_line("Worker started")
     with mail.app.queue("mail") as queue:
         assert queue.get_meta() == {"version": f"bullmq:{version}", "opts.maxLenEvents": "77"}
-    assert told == "safe"
+    assert documented == "safe"
 
 
 def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
-    clients: Clients, broker_url: str, mail: SideBySide, told: str, tmp_path: Path
+    clients: Clients, broker_url: str, mail: SideBySide, documented: str, tmp_path: Path
 ) -> None:
     file, each = str(tmp_path / "runs"), 100
     mail.worker(children=2)
@@ -311,4 +311,4 @@ def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
         sent = [job for part in sending for job in part.result()]
     wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 4 * each, 30, "the end of all jobs")
     assert Counter(ran(file)) == Counter(sent), "each id exactly once"
-    assert told == "safe"
+    assert documented == "safe"

@@ -27,23 +27,23 @@ RETRIED = {"attempts": 30, "backoff": {"type": "fixed", "delay": 300}}
 """So many that some are left when the worker that fails them has stopped."""
 
 
-def test_our_jobs_run_in_their_worker(mail: SideBySide, told: str) -> None:
+def test_our_jobs_run_in_their_worker(mail: SideBySide, documented: str) -> None:
     calls: list[dict[str, Any]] = [{}, {"priority": 3}, {"countdown": 0.15}, {"lifo": True}, {"job_id": "own"}]
     jobs = [mail.send("echo", options=options, value=VALUES) for options in calls]
     mail.node_worker("echo")
     assert [job.get(timeout=60) for job in jobs] == [{"value": VALUES}] * len(jobs)
     assert mail.counts() == {"completed": len(jobs)}
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_their_jobs_run_in_our_worker(mail: SideBySide, told: str) -> None:
+def test_their_jobs_run_in_our_worker(mail: SideBySide, documented: str) -> None:
     jobs = [mail.add("echo", {"value": VALUES}, **options) for options in [*KINDS, {"jobId": "own"}]]
     mail.worker()
     assert [mail.finished(job) for job in jobs] == [VALUES] * len(jobs)
     assert mail.counts() == {"completed": len(jobs)}
     seen = [mail.seen(job) for job in jobs]
     assert {(job["attemptsMade"], job["attemptsStarted"], job["stalledCounter"]) for job in seen} == {(1, 1, 0)}
-    assert told == "safe"
+    assert documented == "safe"
 
 
 def assert_retried(side: SideBySide, job: str) -> None:
@@ -54,7 +54,7 @@ def assert_retried(side: SideBySide, job: str) -> None:
     assert len(seen["stacktrace"]) == seen["attemptsMade"] - 1
 
 
-def test_a_job_that_failed_in_their_worker_is_tried_again_in_ours(mail: SideBySide, told: str) -> None:
+def test_a_job_that_failed_in_their_worker_is_tried_again_in_ours(mail: SideBySide, documented: str) -> None:
     job = mail.add("echo", {"value": 1}, **RETRIED)
     theirs = mail.node_worker("fail", {"message": "theirs"})
     mail.stream.wait_for(event="delayed", jobId=job)
@@ -62,10 +62,10 @@ def test_a_job_that_failed_in_their_worker_is_tried_again_in_ours(mail: SideBySi
     mail.worker()
     assert mail.finished(job) == 1
     assert_retried(mail, job)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_a_job_that_failed_in_our_worker_is_tried_again_in_theirs(mail: SideBySide, told: str) -> None:
+def test_a_job_that_failed_in_our_worker_is_tried_again_in_theirs(mail: SideBySide, documented: str) -> None:
     job = mail.add("fail", {"message": "ours"}, **RETRIED)
     ours = mail.worker()
     mail.stream.wait_for(event="delayed", jobId=job)
@@ -73,10 +73,10 @@ def test_a_job_that_failed_in_our_worker_is_tried_again_in_theirs(mail: SideBySi
     mail.node_worker("fail-n", {"n": 1})
     assert mail.finished(job) >= 1
     assert_retried(mail, job)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_delayed_jobs_are_promoted_by_the_other_side(mail: SideBySide, told: str) -> None:
+def test_delayed_jobs_are_promoted_by_the_other_side(mail: SideBySide, documented: str) -> None:
     ours = mail.send("echo", options={"countdown": 60}, value=1).id
     theirs = mail.add("echo", {"value": 2}, delay=60_000, priority=2)
     mail.job_call(ours, "promote")
@@ -90,10 +90,10 @@ def test_delayed_jobs_are_promoted_by_the_other_side(mail: SideBySide, told: str
     mail.call("promoteJobs")
     mail.worker()
     assert [mail.finished(job) for job in (ours, theirs, more, late)] == [1, 2, 3, 4]
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_the_order_of_priorities_holds_for_jobs_of_both(mail: SideBySide, told: str, tmp_path: Path) -> None:
+def test_the_order_of_priorities_holds_for_jobs_of_both(mail: SideBySide, documented: str, tmp_path: Path) -> None:
     def fill(file: str) -> list[str]:
         def ours(**options: Any) -> str:
             return mail.send("record", options=options, file=file).id
@@ -114,10 +114,10 @@ def test_the_order_of_priorities_holds_for_jobs_of_both(mail: SideBySide, told: 
     mail.worker()
     wait_until(lambda: mail.counts() == {"completed": 12}, 20)
     assert ran(str(tmp_path / "ours")) == order
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_the_job_of_their_killed_worker_runs_in_ours(mail: SideBySide, told: str, version: str) -> None:
+def test_the_job_of_their_killed_worker_runs_in_ours(mail: SideBySide, documented: str, version: str) -> None:
     jobs = [mail.add("echo", {"value": 1}), mail.send("echo", value=1).id]
     with NodeBridge.to(mail.url, package=PACKAGES[version]) as doomed:
         opts = {**STALLS, "concurrency": 2}
@@ -130,10 +130,10 @@ def test_the_job_of_their_killed_worker_runs_in_ours(mail: SideBySide, told: str
         assert mail.result(job).get(timeout=60) == 1
         seen = mail.seen(job)
         assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_the_job_of_our_killed_worker_runs_in_theirs(mail: SideBySide, told: str) -> None:
+def test_the_job_of_our_killed_worker_runs_in_theirs(mail: SideBySide, documented: str) -> None:
     worker = mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("hold", gate="gate").id
     mail.started(job)
@@ -143,10 +143,10 @@ def test_the_job_of_our_killed_worker_runs_in_theirs(mail: SideBySide, told: str
     assert mail.result(job).get(timeout=60) == {"gate": "gate"}
     seen = mail.seen(job)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_finished_jobs_are_kept_as_long_as_the_sender_said(mail: SideBySide, told: str) -> None:
+def test_finished_jobs_are_kept_as_long_as_the_sender_said(mail: SideBySide, documented: str) -> None:
     gone = mail.send("echo", options={"remove_on_complete": True}).id
     kept = mail.send("echo", options={"remove_on_complete": False}).id
     theirs = mail.node_worker("echo")
@@ -160,10 +160,10 @@ def test_finished_jobs_are_kept_as_long_as_the_sender_said(mail: SideBySide, tol
     wait_until(lambda: mail.result(counted[-1]).state is JobState.COMPLETED, 20)
     assert mail.gone(gone)
     assert [mail.gone(job) for job in (kept, *counted)] == [True, True, True, False, False]
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_failed_jobs_are_retried_by_the_other_side(mail: SideBySide, told: str) -> None:
+def test_failed_jobs_are_retried_by_the_other_side(mail: SideBySide, documented: str) -> None:
     ours = mail.send("echo", options={"max_retries": 0, "priority": 4}, value=1).id
     theirs = mail.add("echo", {"value": 2})
     failing = mail.node_worker("fail")
@@ -176,10 +176,10 @@ def test_failed_jobs_are_retried_by_the_other_side(mail: SideBySide, told: str) 
         job.retry()
     mail.worker()
     assert (mail.finished(ours), mail.finished(theirs)) == (1, 2)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_options_that_only_one_side_knows_survive(mail: SideBySide, told: str) -> None:
+def test_options_that_only_one_side_knows_survive(mail: SideBySide, documented: str) -> None:
     """Headers and expiry are ours, and Node keeps them when it rewrites a job."""
     job = mail.send("echo", options={"headers": {"tenant": "a"}, "expires": 600, "countdown": 60}, value=1).id
     before = json.loads(mail.redis.hget(mail.keys.job(job), "opts"))
@@ -191,4 +191,4 @@ def test_options_that_only_one_side_knows_survive(mail: SideBySide, told: str) -
     assert after == {name: value for name, value in before.items() if name != "priority"}
     mail.worker()
     assert mail.finished(job) == 2
-    assert told == "safe"
+    assert documented == "safe"

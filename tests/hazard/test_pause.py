@@ -15,7 +15,7 @@ from tests.hazard.conftest import Clients
 from tests.hazard.page import PINNED, Pausing, pausing
 from tests.interop.conftest import sides
 from tests.interop.side_by_side import SideBySide
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -62,12 +62,12 @@ class Scene:
 
     def run_all(self) -> list[str]:
         """Run by hand what the queue gives; the ids."""
-        hand = Hand(self.side.app.broker, self.side.keys)
+        manual_worker = ManualWorker(self.side.app.broker, self.side.keys)
         found = []
-        while job := hand.take():
-            hand.end(job)
+        while job := manual_worker.acquire():
+            manual_worker.finish(job)
             found.append(job)
-        hand.close()
+        manual_worker.close()
         return found
 
 

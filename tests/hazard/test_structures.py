@@ -16,7 +16,7 @@ from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, PINNED
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide, ran
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 from tests.support.streams import Stream
 from tests.support.worker import Worker
 
@@ -31,7 +31,7 @@ def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: o
     return {"name": name, "data": data or {}, "queueName": "{mail}", "opts": opts, "children": list(children)}
 
 
-def test_their_flow_runs_in_our_worker(mail: SideBySide, told: str) -> None:
+def test_their_flow_runs_in_our_worker(mail: SideBySide, documented: str) -> None:
     leaf = node_of("add", {"x": 1})
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, node_of("add", {"x": 2}, leaf), leaf))
     failing = node_of("fail", {"error": "PermanentError"}, failParentOnFailure=True)
@@ -43,10 +43,10 @@ def test_their_flow_runs_in_our_worker(mail: SideBySide, told: str) -> None:
     with pytest.raises(NodeError, match="failed"):
         mail.finished(broken["id"])
     assert mail.counts() == {"completed": 4, "failed": 2}
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_our_flow_runs_in_their_worker(mail: SideBySide, told: str) -> None:
+def test_our_flow_runs_in_their_worker(mail: SideBySide, documented: str) -> None:
     with mail.app.flows() as flows:
         children = [FlowJob("echo", "mail", {"n": n}) for n in range(2)]
         top = flows.add(FlowJob("echo", "mail", {"top": True}, {}, children)).job.id
@@ -58,14 +58,14 @@ def test_our_flow_runs_in_their_worker(mail: SideBySide, told: str) -> None:
     assert sorted(values, key=str) == [{"n": 0}, {"n": 1}]
     wait_until(lambda: mail.result(broken).state is JobState.FAILED)
     assert mail.counts() == {"completed": 3, "failed": 2}
-    assert told == "safe"
+    assert documented == "safe"
 
 
 def iterations(file: str) -> int:
     return len(set(ran(file))) if Path(file).exists() else 0
 
 
-def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, told: str, tmp_path: Path) -> None:
+def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     template = {"name": "record", "data": {"file": file}, "opts": {"attempts": 3}}
     mail.call("upsertJobScheduler", "often", {"every": 200}, template)
@@ -75,10 +75,10 @@ def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, told: str, tmp_
     assert mail.call("getJobScheduler", "often")["iterationCount"] >= 5
     mail.call("removeJobScheduler", "often")
     wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, told: str, tmp_path: Path) -> None:
+def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
         queue.schedulers.upsert("often", name="record", every=0.2)
@@ -89,10 +89,10 @@ def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, told: str, tmp_
         assert found is not None
         assert queue.schedulers.remove("often")
     wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_one_scheduler_is_upserted_by_both(mail: SideBySide, told: str) -> None:
+def test_one_scheduler_is_upserted_by_both(mail: SideBySide, documented: str) -> None:
     """The last one to say so decides; there is one next job and not two."""
     template = {"name": "theirs", "data": {}, "opts": {}}
     with mail.app.queue("mail") as queue:
@@ -106,10 +106,10 @@ def test_one_scheduler_is_upserted_by_both(mail: SideBySide, told: str) -> None:
         assert [job.name for job in queue.get_jobs(["waiting", "delayed"])] == ["ours"]
         mail.call("removeJobScheduler", "s")
         assert queue.schedulers.count() == 0
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_repeatable_jobs_of_older_clients(mail: SideBySide, told: str, clients: Clients, tmp_path: Path) -> None:
+def test_repeatable_jobs_of_older_clients(mail: SideBySide, documented: str, clients: Clients, tmp_path: Path) -> None:
     """``repeat`` as an option of a job is gone in 6: its workers go on with such jobs, but without their data."""
     file = str(tmp_path / "runs")
     opts = {"repeat": {"every": 200}}
@@ -119,15 +119,15 @@ def test_repeatable_jobs_of_older_clients(mail: SideBySide, told: str, clients: 
     mail.node.call("worker.close", worker=theirs)
     [following] = mail.redis.zrange(mail.keys.delayed, 0, -1)
     data = mail.redis.hget(mail.keys.job(following), "data")
-    assert {f'{{"file":"{file}"}}': "safe", "{}": "unsafe"}[data] == told, CHANGED
-    if told == "safe":
+    assert {f'{{"file":"{file}"}}': "safe", "{}": "unsafe"}[data] == documented, CHANGED
+    if documented == "safe":
         before = iterations(file)
         mail.worker()
         wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in our worker")
 
 
-def test_deduplication_holds_between_both(mail: SideBySide, told: str) -> None:
-    hand = Hand(mail.app.broker, mail.keys)
+def test_deduplication_holds_between_both(mail: SideBySide, documented: str) -> None:
+    manual_worker = ManualWorker(mail.app.broker, mail.keys)
 
     def ours(**how: Any) -> str:
         with mail.app.queue("mail") as queue:
@@ -139,19 +139,19 @@ def test_deduplication_holds_between_both(mail: SideBySide, told: str) -> None:
     for first, second in ((ours, theirs), (theirs, ours)):
         owner = first(id="simple")
         assert second(id="simple") == owner
-        assert hand.complete() == owner
+        assert manual_worker.complete() == owner
         again = second(id="simple")
         assert again != owner
         assert first(id="simple") == again
-        assert hand.complete() == again
+        assert manual_worker.complete() == again
     owner = ours(id="throttled", ttl=60)
-    assert hand.complete() == owner
+    assert manual_worker.complete() == owner
     assert theirs(id="throttled", ttl=60_000) == owner
     owner = theirs(id="slow", ttl=60_000)
-    assert hand.complete() == owner
+    assert manual_worker.complete() == owner
     assert ours(id="slow", ttl=60) == owner
-    hand.close()
-    assert told == "safe"
+    manual_worker.close()
+    assert documented == "safe"
 
 
 KEEP = {"id": "d", "keepLastIfActive": True}
@@ -165,7 +165,7 @@ def die():
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, told: str, task: str) -> None:
+def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, documented: str, task: str) -> None:
     """Of what comes while the job runs the last one follows it: they put it aside, and no script of 5.62 adds it."""
     first = mail.add(task, {"value": 1}, deduplication=KEEP)
     with mail.app.queue("mail") as queue:
@@ -180,7 +180,7 @@ def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, tol
     [other] = set(mail.redis.zrange(mail.keys.completed, 0, -1)) - {first}
     assert mail.seen(other)["data"] == {"value": 3}
     assert mail.redis.keys(f"{mail.keys.base}d[en]:*") == []
-    assert told == "safe"
+    assert documented == "safe"
 
 
 @pytest.mark.parametrize("version", [NEWEST_5])
@@ -221,11 +221,11 @@ def what_followed(mail: SideBySide, queue: str) -> dict[str, Any]:
     job = read.hgetall(base + following)
     created, due = int(job.pop("timestamp")), read.zscore(f"{base}delayed", following)
     job["opts"] = {name: value for name, value in json.loads(job["opts"]).items() if name != "timestamp"}
-    told = [fields for _, fields in read.xrange(f"{base}events") if fields.get("jobId") == following]
+    event_fields = [fields for _, fields in read.xrange(f"{base}events") if fields.get("jobId") == following]
     return {
         "id": following,
         "job": job,
-        "events": [{name: value for name, value in fields.items() if name != "delay"} for fields in told],
+        "events": [{name: value for name, value in fields.items() if name != "delay"} for fields in event_fields],
         "due after": due and int(due) // 4096 - created,
         "prioritized": read.zrange(f"{base}prioritized", 0, -1, withscores=True),
         "lists": {name: read.lrange(base + name, 0, -1) for name in ("wait", "paused", "active")},
@@ -262,7 +262,7 @@ def test_a_job_that_was_put_aside_is_added_as_they_add_it(
     assert mail.redis.zrange("bull:{ours}:marker", 0, -1) == ["1"] * ("delay" in options)
 
 
-def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, told: str, tmp_path: Path) -> None:
+def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, documented: str, tmp_path: Path) -> None:
     gate = str(tmp_path)
     mail.node_worker("hold", {"gate": gate})
     first = mail.add("a", {"n": 1}, deduplication=KEEP)
@@ -270,10 +270,10 @@ def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, t
     assert mail.add("a", {"n": 2}, deduplication=KEEP) == first
     mail.node.call("gate.open", gate=gate)
     wait_until(lambda: mail.counts() == {"completed": 2}, 20)
-    assert told == "safe"
+    assert documented == "safe"
 
 
-def test_job_ids_that_the_other_side_refuses(mail: SideBySide, told: str) -> None:
+def test_job_ids_that_the_other_side_refuses(mail: SideBySide, documented: str) -> None:
     """Both refuse the same ids, so that none is made that the other could not name."""
     with mail.app.queue("mail") as queue:
         for job_id in ("1", "0", "0:a", "a:b", "a:b:c:d"):
@@ -282,4 +282,4 @@ def test_job_ids_that_the_other_side_refuses(mail: SideBySide, told: str) -> Non
             with pytest.raises(NodeError):
                 mail.add("a", jobId=job_id)
         assert queue.add("a", job_id="a:b:c").id == mail.add("a", jobId="a:b:c") == "a:b:c"
-    assert told == "safe"
+    assert documented == "safe"

@@ -15,7 +15,7 @@ from bulltask.queue import Queue
 from tests.hazard.conftest import PACKAGES, Clients
 from tests.hazard.page import CLIENTS, NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
 from tests.interop.side_by_side import SideBySide
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 from tests.support.programs import ROOT
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
@@ -48,8 +48,8 @@ def test_the_versions_on_the_page_are_those_that_the_tests_run(node_client: None
     text = " ".join(PAGE.read_text().split())
     assert f"`bullmq` {', '.join([*PACKAGES][:-1])} and {NEWEST_6} and PyPI" in text
     assert f"PyPI `bullmq` {PYTHON_6}." in text
-    told = set(re.findall(r"\b\d+\.\d+\.\d+\b", text))
-    assert told == {*PACKAGES, PYTHON_6, MANIFEST["source"].partition("==")[2]}
+    named = set(re.findall(r"\b\d+\.\d+\.\d+\b", text))
+    assert named == {*PACKAGES, PYTHON_6, MANIFEST["source"].partition("==")[2]}
 
 
 def test_the_page_names_every_script_that_differs_from_the_tested_version(node_client: None) -> None:
@@ -86,14 +86,14 @@ def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
     mail: SideBySide, clients: Clients, program: dict[str, Any]
 ) -> None:
     old = clients[PINNED]
-    hand = Hand(mail.app.broker, mail.keys)
+    manual_worker = ManualWorker(mail.app.broker, mail.keys)
     queue: Queue = mail.app.queue("mail")
     queue.add("a")
-    hand.complete()
+    manual_worker.complete()
     queue.add("a", attempts=1)
-    hand.fail()
+    manual_worker.fail()
     queue.add("a")
-    hand.take()
+    manual_worker.acquire()
     queue.add("a", delay=60)
     queue.add("a", priority=3)
     queue.schedulers.upsert("hourly", every=3600)
@@ -108,6 +108,6 @@ def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
     assert sorted(program["put_back"](mail.app, mail.url, "mail")) == sorted(waiting)
     assert program["put_back"](mail.app, mail.url, "mail") == []
     assert {job.id: job.get_state() for job in queue.get_jobs()} == {**states, added: JobState.WAITING}
-    assert {hand.complete() for _ in range(len(waiting) + 1)} == {added, *waiting}
+    assert {manual_worker.complete() for _ in range(len(waiting) + 1)} == {added, *waiting}
     queue.close()
-    hand.close()
+    manual_worker.close()

@@ -21,12 +21,12 @@ def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: 
     worker = mail.worker(children=2)
     worker.wait_for_line("Worker started")
     if version == NEWEST_6:
-        [warning] = worker.complaints()
+        [warning] = worker.warnings()
         assert "BullMQ 6" in warning["event"]
         assert f"docs/reference/{PAGE.name}" in warning["event"]
         assert (warning["level"], warning["queue"], warning["version"]) == ("warning", "mail", f"bullmq:{version}")
     else:
-        assert worker.complaints() == []
+        assert worker.warnings() == []
 
 
 @pytest.mark.parametrize("version", [PYTHON_6])
@@ -45,6 +45,6 @@ def test_only_bullmq_6_and_newer_are_warned_of(redis_client: redis.Redis, broker
     worker = Worker(tmp_path, options=["-Q", ",".join(queues)], settings=settings)
     try:
         worker.wait_for_line("Worker started")
-        assert [(line["queue"], line["version"]) for line in worker.complaints()] == [("ten", "bullmq:10.0.0")]
+        assert [(line["queue"], line["version"]) for line in worker.warnings()] == [("ten", "bullmq:10.0.0")]
     finally:
         worker.close()

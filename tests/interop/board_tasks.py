@@ -6,8 +6,8 @@ from typing import Any
 
 from bulltask.queue import Job, Queue
 from tests.interop.board import Board
-from tests.support.stage import Stage
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 __all__ = ["PARTS", "QUEUE", "ended", "failed_jobs", "ids", "ours", "start_worker", "states", "waiting_for"]
 
@@ -25,7 +25,7 @@ def load(self, progress, gate="gate"):
     self.log("the first line")
     self.update_progress(progress)
     self.log("the second <b>line</b>")
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     wait_at(gate)
     return progress
 
@@ -33,7 +33,7 @@ def load(self, progress, gate="gate"):
 @app.task(bind=True, name="flaky")
 def flaky(self, good):
     """Fail before the attempt of this number."""
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.retries + 1 < good:
         raise ConnectionError(f"attempt {self.request.retries + 1} failed")
     return self.request.retries
@@ -56,38 +56,38 @@ def part(n):
 
 @app.task(bind=True, name="slow_part")
 def slow_part(self, n):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     wait_at("gate")
     return n
 '''
 
 
-def start_worker(stage: Stage, *, children: int = 2, **settings: object) -> Worker:
+def start_worker(harness: WorkerHarness, *, children: int = 2, **settings: object) -> Worker:
     """Start our worker for both queues."""
-    return stage.worker(TASKS, children=children, settings=settings, options=["-Q", "default,parts"])
+    return harness.worker(TASKS, children=children, settings=settings, options=["-Q", "default,parts"])
 
 
-def ours(stage: Stage, queue: str = "default") -> Queue:
+def ours(harness: WorkerHarness, queue: str = "default") -> Queue:
     """A queue as we see it."""
-    return stage.app.queue(queue)
+    return harness.app.queue(queue)
 
 
-def ended(stage: Stage, job_id: str, event: str = "completed", count: int = 1) -> None:
+def ended(harness: WorkerHarness, job_id: str, event: str = "completed", count: int = 1) -> None:
     """Wait for the ``count``-th end of a job of the default queue."""
-    stage.events.wait_for(count, 30.0, event=event, jobId=job_id)
+    harness.events.wait_for(count, 30.0, event=event, jobId=job_id)
 
 
-def waiting_for(stage: Stage, job_id: str, count: int = 1) -> None:
+def waiting_for(harness: WorkerHarness, job_id: str, count: int = 1) -> None:
     """Wait until a task that waits at a gate runs, for the ``count``-th time."""
-    stage.journal.wait_for(count, 30.0, what="start", job=job_id)
+    harness.journal.wait_for(count, 30.0, what="start", job=job_id)
 
 
-def failed_jobs(stage: Stage, count: int, *, good: int = 2) -> list[Job]:
+def failed_jobs(harness: WorkerHarness, count: int, *, good: int = 2) -> list[Job]:
     """Jobs that have failed in their only attempt; tried again, they are done."""
-    jobs = ours(stage).add_bulk(
+    jobs = ours(harness).add_bulk(
         [{"name": "flaky", "data": {"good": good}, "options": {"attempts": 1}} for _ in range(count)]
     )
-    stage.events.wait_for(count, 30.0, event="failed")
+    harness.events.wait_for(count, 30.0, event="failed")
     return jobs
 
 

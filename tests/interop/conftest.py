@@ -19,7 +19,7 @@ from tests.interop.bull_bridge import BullBridge
 from tests.interop.migrating import Migrating
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.side_by_side import SideBySide
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 HERE = Path(__file__).parent
 LOCK_FILE = HERE / "package-lock.json"
@@ -51,66 +51,66 @@ def node(node_client: None, broker_url: str) -> Iterator[NodeBridge]:
 
 
 @pytest.fixture(scope="session")
-def lasting_node(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[NodeBridge]:
+def session_node(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[NodeBridge]:
     """One Node process for many tests, which saves half a second in each; reset it before and after use."""
     with NodeBridge.to(redis_server.url) as bridge:
-        lasting_processes.add(bridge.pid)
+        session_processes.add(bridge.pid)
         yield bridge
 
 
 @pytest.fixture(scope="session")
-def lasting_board(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[Board]:
+def session_board(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[Board]:
     """One bull-board for many tests: two queues, one that is spelled without braces, one that it only looks at."""
     names = ("{default}", "{parts}", "default", "{look}")
     with Board(redis_server.url, [{"name": name, "readOnlyMode": name == "{look}"} for name in names]) as board:
-        lasting_processes.add(board.pid)
+        session_processes.add(board.pid)
         yield board
 
 
 @pytest.fixture
-def board(lasting_board: Board, broker_url: str) -> Board:
+def board(session_board: Board, broker_url: str) -> Board:
     """bull-board on the empty server of ``broker_url``."""
-    return lasting_board
+    return session_board
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
     """Our workers and senders, where Node only looks on."""
-    made = Stage(broker_url, tmp_path, record_property)
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
 
 @pytest.fixture
-def mail(lasting_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
+def mail(session_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
     """Our queue ``mail``, which Node calls ``{mail}``."""
-    yield from sides(lasting_node, broker_url, tmp_path, hash_tag=True)
+    yield from sides(session_node, broker_url, tmp_path, hash_tag=True)
 
 
 @pytest.fixture(params=["braces", "no braces"])
 def either(
-    request: pytest.FixtureRequest, lasting_node: NodeBridge, broker_url: str, tmp_path: Path
+    request: pytest.FixtureRequest, session_node: NodeBridge, broker_url: str, tmp_path: Path
 ) -> Iterator[SideBySide]:
     """The same, and once more with ``queue_hash_tag=False``, where Node calls it ``mail`` as we do."""
-    yield from sides(lasting_node, broker_url, tmp_path, hash_tag=request.param == "braces")
+    yield from sides(session_node, broker_url, tmp_path, hash_tag=request.param == "braces")
 
 
 @pytest.fixture(params=["moved", "in place"])
 def migrating(
-    request: pytest.FixtureRequest, lasting_node: NodeBridge, lasting_bull: BullBridge, broker_url: str
+    request: pytest.FixtureRequest, session_node: NodeBridge, session_bull: BullBridge, broker_url: str
 ) -> Iterator[Migrating]:
     """Bull 4's queue ``mail``, to be migrated to ``{mail}``, and once more to BullMQ's ``mail`` with the same keys."""
-    made = Migrating(broker_url, lasting_bull, lasting_node, in_place=request.param == "in place")
+    made = Migrating(broker_url, session_bull, session_node, in_place=request.param == "in place")
     yield made
     made.close()
-    lasting_node.reset()
+    session_node.reset()
 
 
 @pytest.fixture(scope="session")
-def lasting_bull(node_client: None, redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[BullBridge]:
+def session_bull(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[BullBridge]:
     """One Node process with Bull 4 for many tests."""
     with BullBridge.to(redis_server.url, package="bull") as bridge:
-        lasting_processes.add(bridge.pid)
+        session_processes.add(bridge.pid)
         yield bridge
 
 

@@ -154,7 +154,7 @@ class SideBySide:
         """Start Node's ``QueueEvents``; from now on events can be waited for."""
         self.node.call("events.start", queue=self.name)
 
-    def heard(self, event: str, job_id: str | None = None, **fields: object) -> dict[str, Any]:
+    def wait_for_event(self, event: str, job_id: str | None = None, **fields: object) -> dict[str, Any]:
         """Wait until ``QueueEvents`` has passed on such an event; return its arguments."""
         wanted = fields if job_id is None else {"jobId": job_id, **fields}
         return self.node.wait_event(event, _with(wanted))

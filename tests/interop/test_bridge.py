@@ -15,7 +15,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
 from tests.interop.node_bridge import NodeBridge, NodeError, connection_of
-from tests.support.processes import ended
+from tests.support.processes import has_exited
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -127,7 +127,7 @@ def test_closing_a_worker_waits_for_its_job_unless_forced(node: NodeBridge) -> N
     node.call("queue.add", queue="slow", name="send", data={})
     node.wait_event("active", lambda args: len(node.events("active")) == 2)
     node.close()  # and no 60 s later
-    assert ended(node.pid)
+    assert has_exited(node.pid)
 
 
 def test_a_queue_is_counted_paused_drained_and_obliterated(node: NodeBridge) -> None:
@@ -221,15 +221,15 @@ def test_node_ends_when_its_server_is_gone(node_client: None, server_factory: Se
         node.call("worker.start", queue="mail", processor="echo")
         server.kill()
         node.wait_event("worker.error")
-    assert ended(node.pid)
+    assert has_exited(node.pid)
 
 
 def test_a_node_that_does_not_end_is_killed(node: NodeBridge) -> None:
     os.kill(node.pid, signal.SIGSTOP)
     node.close()
-    assert ended(node.pid)
+    assert has_exited(node.pid)
 
 
 def test_exit_ends_node(node: NodeBridge) -> None:
     node.call("exit")
-    wait_until(lambda: ended(node.pid), what="the end of Node")
+    wait_until(lambda: has_exited(node.pid), what="the end of Node")

@@ -10,30 +10,30 @@ from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
 from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 STATES = ("active", "waiting", "prioritized", "delayed", "waiting-children", "completed", "failed")
 
 
-def fill(stage: Stage) -> None:
+def fill(harness: WorkerHarness) -> None:
     """Jobs in every state, several where there may be several; no worker has an idle child left."""
-    queue = ours(stage)
-    start_worker(stage, children=1)
+    queue = ours(harness)
+    start_worker(harness, children=1)
     for to in ("Ada", "Grace"):
         queue.add("greet", {"to": to}).wait_until_finished(30)
-    failed_jobs(stage, 3)
-    waiting_for(stage, stage.hold().id)
+    failed_jobs(harness, 3)
+    waiting_for(harness, harness.hold().id)
     queue.add_bulk([{"name": "greet", "data": {"to": str(n)}} for n in range(12)])
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"priority": priority}} for priority in (9, 1, 5)])
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"delay": delay}} for delay in (3600, 60)])
-    stage.app.flows().add(FlowJob("total", "default", children=[FlowJob("part", "parts", {"n": 1}, {"delay": 60})]))
+    harness.app.flows().add(FlowJob("total", "default", children=[FlowJob("part", "parts", {"n": 1}, {"delay": 60})]))
 
 
-def test_the_board_counts_and_lists_our_jobs_in_every_state(board: Board, stage: Stage) -> None:
-    fill(stage)
-    queue = ours(stage)
+def test_the_board_counts_and_lists_our_jobs_in_every_state(board: Board, harness: WorkerHarness) -> None:
+    fill(harness)
+    queue = ours(harness)
     counts = board.queue(QUEUE)["counts"]
     assert counts == queue.get_job_counts()
     assert [counts[state] for state in STATES] == [1, 12, 3, 2, 1, 2, 3]
@@ -49,8 +49,8 @@ def test_the_board_counts_and_lists_our_jobs_in_every_state(board: Board, stage:
     assert ids(shown["jobs"]) == queue.get_job_ids(["paused"])
 
 
-def test_the_pages_of_the_board_have_every_job_once(board: Board, stage: Stage) -> None:
-    queue = ours(stage)
+def test_the_pages_of_the_board_have_every_job_once(board: Board, harness: WorkerHarness) -> None:
+    queue = ours(harness)
     queue.add_bulk([{"name": "greet", "data": {"n": n}} for n in range(25)])
     pages = [board.queue(QUEUE, "waiting", page=page) for page in (1, 2, 3)]
     assert [len(page["jobs"]) for page in pages] == [10, 10, 5]
@@ -58,10 +58,12 @@ def test_the_pages_of_the_board_have_every_job_once(board: Board, stage: Stage) 
     assert [job["id"] for page in pages for job in page["jobs"]] == queue.get_job_ids(["waiting"])
 
 
-def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(board: Board, stage: Stage) -> None:
-    worker = start_worker(stage)
-    sent = stage.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
-    stage.open_gate("open")
+def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(
+    board: Board, harness: WorkerHarness
+) -> None:
+    worker = start_worker(harness)
+    sent = harness.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
+    harness.open_gate("open")
     assert sent.get(timeout=60) == 100
     shown = board.job(QUEUE, sent.id)
     assert shown["name"] == "load"
@@ -76,11 +78,11 @@ def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(bo
 
 
 def test_a_failed_job_is_shown_with_its_reason_and_a_traceback_for_each_attempt_newest_first(
-    board: Board, stage: Stage
+    board: Board, harness: WorkerHarness
 ) -> None:
-    start_worker(stage)
-    job = ours(stage).add("flaky", {"good": 9}, attempts=3, backoff=None)
-    ended(stage, job.id, "failed")
+    start_worker(harness)
+    job = ours(harness).add("flaky", {"good": 9}, attempts=3, backoff=None)
+    ended(harness, job.id, "failed")
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["isFailed"], shown["attempts"]) == ("failed", True, 3)
     assert shown["failedReason"] == "attempt 3 failed"
@@ -92,9 +94,9 @@ def test_a_failed_job_is_shown_with_its_reason_and_a_traceback_for_each_attempt_
     assert not any("bulltask/worker" in trace for trace in shown["stacktrace"])
 
 
-def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    job = ours(stage).add("flaky", {"good": 2}, attempts=3, backoff=None)
+def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    job = ours(harness).add("flaky", {"good": 2}, attempts=3, backoff=None)
     assert job.wait_until_finished(30) == 1
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["attempts"], shown["returnValue"]) == ("completed", 2, 1)
@@ -102,30 +104,32 @@ def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, 
 
 
 @pytest.mark.parametrize("progress", [42, {"done": 3, "of": 10}, "parsing"], ids=["number", "object", "text"])
-def test_a_running_job_is_shown_with_its_progress_and_its_log(board: Board, stage: Stage, progress: Any) -> None:
-    start_worker(stage)
-    job = ours(stage).add("load", {"progress": progress})
-    waiting_for(stage, job.id)
+def test_a_running_job_is_shown_with_its_progress_and_its_log(
+    board: Board, harness: WorkerHarness, progress: Any
+) -> None:
+    start_worker(harness)
+    job = ours(harness).add("load", {"progress": progress})
+    waiting_for(harness, job.id)
     (shown,) = board.queue(QUEUE, "active")["jobs"]
     assert (shown["id"], shown["progress"], shown["returnValue"]) == (job.id, progress, None)
     assert "finishedOn" not in shown
     assert board.get(QUEUE, job.id, "logs") == ["the first line", "the second <b>line</b>"]
-    stage.open_gate()
-    ended(stage, job.id)
+    harness.open_gate()
+    ended(harness, job.id)
     assert board.job(QUEUE, job.id)["returnValue"] == progress
 
 
-def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    queue = stage.app.queue("parts")
+def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    queue = harness.app.queue("parts")
     children = [
         FlowJob("part", "parts", {"n": 1}),
         FlowJob("slow_part", "parts", {"n": 2}),
         FlowJob("lookup", "parts", {"key": "x"}, {"ignore_dependency_on_failure": True}),
     ]
-    tree = stage.app.flows().add(FlowJob("total", "default", children=children))
+    tree = harness.app.flows().add(FlowJob("total", "default", children=children))
     done, slow, lost = [child.job.id for child in tree.children]
-    waiting_for(stage, slow)
+    waiting_for(harness, slow)
     wait_until(lambda: (queue.get_job_state(done), queue.get_job_state(lost)) == ("completed", "failed"), 30.0)
     for job, of in ((tree.job.id, QUEUE), (slow, PARTS)):
         flow = board.get(of, job, "flow")
@@ -140,17 +144,17 @@ def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, stage: Stage) -> No
             lost: (PARTS, "lookup", "failed"),
         }
     assert states(board) == {"waiting-children": 1}
-    stage.open_gate()
-    ended(stage, tree.job.id)
+    harness.open_gate()
+    ended(harness, tree.job.id)
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
 
 
-def test_the_board_lists_our_schedulers_with_their_runs(board: Board, stage: Stage) -> None:
-    schedulers = ours(stage).schedulers
+def test_the_board_lists_our_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
+    schedulers = ours(harness).schedulers
     nightly = schedulers.upsert("nightly", cron="30 3 * * *", tz="Europe/Berlin", name="greet", data={"to": "Ada"})
     schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # the first time at once
-    start_worker(stage)
-    ran = stage.events.wait_for(1, 30.0, event="completed")[0]
+    start_worker(harness)
+    ran = harness.events.wait_for(1, 30.0, event="completed")[0]
     listed = {shown["id"]: shown for shown in board.read("job-schedulers", queueName=QUEUE)["schedulers"]}
     assert board.queue(QUEUE)["jobSchedulerCount"] == len(listed) == 2
     first, second = listed["nightly"], listed["hourly"]
@@ -165,10 +169,10 @@ def test_the_board_lists_our_schedulers_with_their_runs(board: Board, stage: Sta
     assert abs(second["lastRun"] - ran.ms) < 60_000
 
 
-def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> None:
+def test_our_workers_and_the_server_are_shown(board: Board, harness: WorkerHarness) -> None:
     queue = board.queue(QUEUE)
     assert (queue["hasWorkers"], queue["type"]) == (False, "bullmq")
-    workers = [start_worker(stage) for _ in range(2)]
+    workers = [start_worker(harness) for _ in range(2)]
     names = {worker.wait_for_line("Worker started")[0]["worker_id"] for worker in workers}
     wait_until(lambda: len(board.get(QUEUE, "workers")["workers"]) == 2, 60, "both workers on the board")
     shown = board.get(QUEUE, "workers")["workers"]
@@ -182,25 +186,25 @@ def test_our_workers_and_the_server_are_shown(board: Board, stage: Stage) -> Non
     assert stats["clients"]["connected"] > 0
 
 
-def test_bullmqs_own_metrics_are_shown_where_our_workers_keep_them(board: Board, stage: Stage) -> None:
-    start_worker(stage, metrics_max_data_points=60)
+def test_bullmqs_own_metrics_are_shown_where_our_workers_keep_them(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness, metrics_max_data_points=60)
     for to in ("Ada", "Grace"):
-        ours(stage).add("greet", {"to": to}).wait_until_finished(30)
-    failed_jobs(stage, 1)
+        ours(harness).add("greet", {"to": to}).wait_until_finished(30)
+    failed_jobs(harness, 1)
     shown = board.get(QUEUE, "metrics")
     assert [shown[state]["meta"]["count"] for state in ("completed", "failed")] == [2, 1]
 
 
-def test_a_queue_without_braces_is_its_own_queue_on_the_board(board: Board, stage: Stage) -> None:
-    plain = stage.sender(queue_hash_tag=False)
+def test_a_queue_without_braces_is_its_own_queue_on_the_board(board: Board, harness: WorkerHarness) -> None:
+    plain = harness.sender(queue_hash_tag=False)
     job = plain.queue("default").add("greet", {"to": "Ada"})
     assert ids(board.queue("default", "waiting")["jobs"]) == [job.id]
     assert states(board) == {}
 
 
-def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, stage: Stage) -> None:
+def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, harness: WorkerHarness) -> None:
     look = "{look}"
-    job = ours(stage, "look").add("greet", {"to": "Ada"}, delay=60)
+    job = ours(harness, "look").add("greet", {"to": "Ada"}, delay=60)
     shown = board.queue(look, "delayed")
     assert (ids(shown["jobs"]), shown["readOnlyMode"]) == ([job.id], True)
     assert board.job(look, job.id)["data"] == {"to": "Ada"}

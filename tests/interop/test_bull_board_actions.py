@@ -8,8 +8,8 @@ from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
 from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for
-from tests.support.stage import Stage
 from tests.support.streams import server_ms
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -23,149 +23,151 @@ def refused(status: int, key: str, method: str, board: Board, *parts: str, **bod
     assert (error.value.status, error.value.key) == (status, key)
 
 
-def make_older(stage: Stage, state: str, job_ids: list[str]) -> None:
+def make_older(harness: WorkerHarness, state: str, job_ids: list[str]) -> None:
     """Jobs have ended before what the board's "clean" spares."""
-    then = server_ms(stage.redis) - GRACE_MS - 1_000
+    then = server_ms(harness.redis) - GRACE_MS - 1_000
     for job_id in job_ids:
-        stage.redis.zadd(getattr(stage.keys, state), {job_id: then})
-        stage.redis.hset(stage.keys.job(job_id), "finishedOn", then)
+        harness.redis.zadd(getattr(harness.keys, state), {job_id: then})
+        harness.redis.hset(harness.keys.job(job_id), "finishedOn", then)
 
 
 # ---- retry ---------------------------------------------------------------------------------------------------------
 
 
-def test_retry_runs_a_failed_job_again(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    (job,) = failed_jobs(stage, 1)
+def test_retry_runs_a_failed_job_again(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    (job,) = failed_jobs(harness, 1)
     board.put(QUEUE, job.id, "retry")
-    ended(stage, job.id)
+    ended(harness, job.id)
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["returnValue"], shown["attempts"]) == ("completed", 1, 2)
     assert "failedReason" not in shown
-    assert len(stage.journal.all(what="start", job=job.id)) == 2
+    assert len(harness.journal.all(what="start", job=job.id)) == 2
 
 
-def test_retry_of_a_job_that_fails_again_adds_a_traceback(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    (job,) = failed_jobs(stage, 1, good=9)
+def test_retry_of_a_job_that_fails_again_adds_a_traceback(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    (job,) = failed_jobs(harness, 1, good=9)
     board.put(QUEUE, job.id, "retry")
-    ended(stage, job.id, "failed", 2)
+    ended(harness, job.id, "failed", 2)
     shown = board.job(QUEUE, job.id)
     assert (shown["failedReason"], len(shown["stacktrace"])) == ("attempt 2 failed", 2)
 
 
-def test_retry_all_runs_every_failed_job_again(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    jobs = failed_jobs(stage, 120)  # the board asks for a hundred at a time
+def test_retry_all_runs_every_failed_job_again(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    jobs = failed_jobs(harness, 120)  # the board asks for a hundred at a time
     assert board.put(QUEUE, "retry", "failed") == {"retried": 120, "skipped": 0}
-    stage.events.wait_for(120, 60.0, event="completed")
-    assert {entry["jobId"] for entry in stage.events.all(event="completed")} == {job.id for job in jobs}
+    harness.events.wait_for(120, 60.0, event="completed")
+    assert {entry["jobId"] for entry in harness.events.all(event="completed")} == {job.id for job in jobs}
     assert states(board) == {"completed": 120}
 
 
-def test_a_completed_job_runs_again_when_the_board_says_so(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    job = ours(stage).add("greet", {"to": "Ada"})
-    ended(stage, job.id)
+def test_a_completed_job_runs_again_when_the_board_says_so(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    job = ours(harness).add("greet", {"to": "Ada"})
+    ended(harness, job.id)
     board.put(QUEUE, job.id, "retry")
-    ended(stage, job.id, count=2)
+    ended(harness, job.id, count=2)
     board.put(QUEUE, "retry", "completed")
-    ended(stage, job.id, count=3)
+    ended(harness, job.id, count=3)
     assert board.job(QUEUE, job.id)["returnValue"] == "Hello, Ada"
 
 
-def test_a_waiting_job_cannot_be_retried(board: Board, stage: Stage) -> None:
-    job = ours(stage).add("greet", {"to": "Ada"})
+def test_a_waiting_job_cannot_be_retried(board: Board, harness: WorkerHarness) -> None:
+    job = ours(harness).add("greet", {"to": "Ada"})
     refused(400, "ERRORS.JOB_NOT_RETRIABLE", "put", board, QUEUE, job.id, "retry")
 
 
 # ---- delayed jobs --------------------------------------------------------------------------------------------------
 
 
-def test_promote_runs_a_delayed_job_now(board: Board, stage: Stage) -> None:
-    start_worker(stage, drain_delay=60)  # only the marker can wake it
-    queue = ours(stage)
+def test_promote_runs_a_delayed_job_now(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness, drain_delay=60)  # only the marker can wake it
+    queue = ours(harness)
     job, later = (queue.add("greet", {"to": to}, delay=3600) for to in ("Ada", "Grace"))
     board.put(QUEUE, job.id, "promote")
-    ended(stage, job.id)
+    ended(harness, job.id)
     assert states(board) == {"completed": 1, "delayed": 1}
     board.put(QUEUE, "promote")
-    ended(stage, later.id)
+    ended(harness, later.id)
 
 
-def test_promote_all_runs_every_delayed_job_now(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    queue = ours(stage)
+def test_promote_all_runs_every_delayed_job_now(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    queue = ours(harness)
     options = [{"delay": 3600}, {"delay": 60}, {"delay": 60, "priority": 3}]
     queue.add_bulk([{"name": "greet", "data": {"to": "Ada"}, "options": each} for each in options])  # type: ignore[typeddict-item]
     board.put(QUEUE, "promote")
-    stage.events.wait_for(3, 30.0, event="completed")
+    harness.events.wait_for(3, 30.0, event="completed")
 
 
-def test_a_new_time_for_a_delayed_job_is_kept(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    job = ours(stage).add("greet", {"to": "Ada"}, delay=3600)
-    when = server_ms(stage.redis) + 700
+def test_a_new_time_for_a_delayed_job_is_kept(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
+    when = server_ms(harness.redis) + 700
     board.patch(QUEUE, job.id, "delay", runAt=when)
-    ended(stage, job.id)
+    ended(harness, job.id)
     assert board.job(QUEUE, job.id)["processedOn"] >= when - 50  # the board asks its own clock, not the server's
 
 
-def test_a_new_priority_changes_the_order(board: Board, stage: Stage) -> None:
-    queue = ours(stage)
+def test_a_new_priority_changes_the_order(board: Board, harness: WorkerHarness) -> None:
+    queue = ours(harness)
     first, second = (queue.add("greet", {"to": to}, priority=5) for to in ("Ada", "Grace"))
     board.patch(QUEUE, second.id, "priority", priority=1)
     assert board.job(QUEUE, second.id)["priority"] == 1
-    start_worker(stage, children=1)
-    ended(stage, first.id)
-    assert [entry["jobId"] for entry in stage.events.all(event="active")] == [second.id, first.id]
+    start_worker(harness, children=1)
+    ended(harness, first.id)
+    assert [entry["jobId"] for entry in harness.events.all(event="active")] == [second.id, first.id]
 
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
-def test_new_data_are_the_arguments_of_the_call(board: Board, stage: Stage) -> None:
-    job = ours(stage).add("greet", {"to": "Ada"}, delay=3600)
+def test_new_data_are_the_arguments_of_the_call(board: Board, harness: WorkerHarness) -> None:
+    job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
     board.patch(QUEUE, job.id, "update-data", jobData={"to": "Grace", "subject": "Good day"})
-    start_worker(stage)
+    start_worker(harness)
     board.put(QUEUE, job.id, "promote")
     assert job.wait_until_finished(30) == "Good day, Grace"
 
 
-def test_a_failed_job_is_mended_and_tried_again(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    job = ours(stage).add("flaky", {"good": "two"}, attempts=1)
-    ended(stage, job.id, "failed")
+def test_a_failed_job_is_mended_and_tried_again(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    job = ours(harness).add("flaky", {"good": "two"}, attempts=1)
+    ended(harness, job.id, "failed")
     assert "'<' not supported" in board.job(QUEUE, job.id)["failedReason"]
     board.patch(QUEUE, job.id, "update-data", jobData={"good": 2})
     board.put(QUEUE, job.id, "retry")
-    ended(stage, job.id)
+    ended(harness, job.id)
 
 
-def test_a_job_that_the_board_adds_calls_our_task(board: Board, stage: Stage) -> None:
-    start_worker(stage)
+def test_a_job_that_the_board_adds_calls_our_task(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
     made = board.post(QUEUE, "add", name="greet", data={"to": "Ada"}, options={})["job"]
     later = board.post(QUEUE, "add", name="greet", data=["Grace"], options={"delay": 200, "priority": 7, "attempts": 2})
     assert (later["status"], later["job"]["priority"]) == ("delayed", 7)
     for job, said in ((made, "Hello, Ada"), (later["job"], "Hello, Grace")):
-        ended(stage, job["id"])
+        ended(harness, job["id"])
         assert board.job(QUEUE, job["id"])["returnValue"] == said
 
 
-def test_a_job_that_the_board_adds_with_wrong_arguments_fails_and_says_why(board: Board, stage: Stage) -> None:
-    start_worker(stage)
+def test_a_job_that_the_board_adds_with_wrong_arguments_fails_and_says_why(
+    board: Board, harness: WorkerHarness
+) -> None:
+    start_worker(harness)
     made = board.post(QUEUE, "add", name="greet", data={"two": "Ada"}, options={})["job"]
-    ended(stage, made["id"], "failed")
+    ended(harness, made["id"], "failed")
     assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, made["id"])["failedReason"]
 
 
-def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    job = stage.app.send_task("greet", kwargs={"to": "Ada"}, priority=2)
+def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness)
+    job = harness.app.send_task("greet", kwargs={"to": "Ada"}, priority=2)
     assert job.get(timeout=60) == "Hello, Ada"
     shown = board.job(QUEUE, job.id)
     made = board.post(QUEUE, "add", name=shown["name"], data=shown["data"], options=shown["opts"])["job"]
-    ended(stage, made["id"])
+    ended(harness, made["id"])
     assert made["id"] != job.id
     assert made["opts"] == shown["opts"]
 
@@ -174,89 +176,97 @@ def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, stage: Stage) 
 
 
 @pytest.mark.parametrize("where", [(QUEUE,), ()], ids=["this queue", "all queues"])
-def test_pause_stops_our_worker_and_resume_wakes_it(board: Board, stage: Stage, where: tuple[str, ...]) -> None:
-    start_worker(stage, children=1, drain_delay=60)
-    running = ours(stage).add("load", {"progress": 1})
-    waiting_for(stage, running.id)
+def test_pause_stops_our_worker_and_resume_wakes_it(
+    board: Board, harness: WorkerHarness, where: tuple[str, ...]
+) -> None:
+    start_worker(harness, children=1, drain_delay=60)
+    running = ours(harness).add("load", {"progress": 1})
+    waiting_for(harness, running.id)
     board.put(*where, "pause")
-    assert ours(stage).is_paused()
-    jobs = [ours(stage).add("greet", {"to": "Ada"}), ours(stage).add("greet", {"to": "Grace"}, priority=1)]
-    stage.open_gate()
-    ended(stage, running.id)
+    assert ours(harness).is_paused()
+    jobs = [ours(harness).add("greet", {"to": "Ada"}), ours(harness).add("greet", {"to": "Grace"}, priority=1)]
+    harness.open_gate()
+    ended(harness, running.id)
     assert states(board) == {"completed": 1, "paused": 1, "prioritized": 1}
-    assert len(stage.events.all(event="active")) == 1
+    assert len(harness.events.all(event="active")) == 1
     board.put(*where, "resume")
     for job in jobs:
-        ended(stage, job.id)
-    assert not ours(stage).is_paused()
+        ended(harness, job.id)
+    assert not ours(harness).is_paused()
 
 
 # ---- remove --------------------------------------------------------------------------------------------------------
 
 
-def test_clean_removes_one_job_and_no_running_one(board: Board, stage: Stage) -> None:
-    start_worker(stage, children=1)
-    queue = ours(stage)
+def test_clean_removes_one_job_and_no_running_one(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness, children=1)
+    queue = ours(harness)
     running = queue.add("load", {"progress": 1})
-    waiting_for(stage, running.id)
+    waiting_for(harness, running.id)
     waiting, last = (queue.add("greet", {"to": to}) for to in ("Ada", "Grace"))
     board.put(QUEUE, waiting.id, "clean")
     refused(409, "ERRORS.JOB_IS_ACTIVE", "put", board, QUEUE, running.id, "clean")
     refused(404, "ERRORS.JOB_NOT_FOUND", "put", board, QUEUE, waiting.id, "clean")
-    stage.open_gate()
-    ended(stage, last.id)
-    assert not stage.events.all(event="active", jobId=waiting.id)
+    harness.open_gate()
+    ended(harness, last.id)
+    assert not harness.events.all(event="active", jobId=waiting.id)
 
 
 @pytest.mark.parametrize("state", ["completed", "failed"])
-def test_clean_all_removes_what_ended_more_than_five_seconds_ago(board: Board, stage: Stage, state: str) -> None:
-    start_worker(stage)
-    failed = [job.id for job in failed_jobs(stage, 3)]
-    completed = [ours(stage).add("greet", {"to": str(n)}).id for n in range(3)]
-    stage.events.wait_for(3, 30.0, event="completed")
+def test_clean_all_removes_what_ended_more_than_five_seconds_ago(
+    board: Board, harness: WorkerHarness, state: str
+) -> None:
+    start_worker(harness)
+    failed = [job.id for job in failed_jobs(harness, 3)]
+    completed = [ours(harness).add("greet", {"to": str(n)}).id for n in range(3)]
+    harness.events.wait_for(3, 30.0, event="completed")
     old, new = (completed, failed) if state == "completed" else (failed, completed)
-    make_older(stage, state, old[:2])
+    make_older(harness, state, old[:2])
     board.put(QUEUE, "clean", state)
-    assert set(ours(stage).get_job_ids()) == {old[2], *new}
-    assert not [key for key in stage.redis.scan_iter("*") if any(gone in key for gone in old[:2])]
+    assert set(ours(harness).get_job_ids()) == {old[2], *new}
+    assert not [key for key in harness.redis.scan_iter("*") if any(gone in key for gone in old[:2])]
 
 
-def test_empty_removes_what_waits_and_keeps_the_rest(board: Board, stage: Stage) -> None:
-    start_worker(stage, children=1)
-    queue = ours(stage)
+def test_empty_removes_what_waits_and_keeps_the_rest(board: Board, harness: WorkerHarness) -> None:
+    start_worker(harness, children=1)
+    queue = ours(harness)
     running = queue.add("load", {"progress": 1})
-    waiting_for(stage, running.id)
+    waiting_for(harness, running.id)
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"priority": n}} for n in (0, 0, 1)])
     queue.add("greet", {}, delay=60)
     board.put(QUEUE, "empty")
     assert states(board) == {"active": 1, "delayed": 1}
-    stage.open_gate()
-    ended(stage, running.id)
+    harness.open_gate()
+    ended(harness, running.id)
 
 
-def test_obliterate_needs_a_paused_queue_without_running_jobs_and_leaves_nothing(board: Board, stage: Stage) -> None:
-    start_worker(stage)
-    running = ours(stage).add("load", {"progress": 1})
-    waiting_for(stage, running.id)
+def test_obliterate_needs_a_paused_queue_without_running_jobs_and_leaves_nothing(
+    board: Board, harness: WorkerHarness
+) -> None:
+    start_worker(harness)
+    running = ours(harness).add("load", {"progress": 1})
+    waiting_for(harness, running.id)
     refused(400, "ERRORS.QUEUE_NOT_PAUSED", "put", board, QUEUE, "obliterate")
     board.put(QUEUE, "pause")
-    ours(stage).add("greet", {})
+    ours(harness).add("greet", {})
     refused(409, "ERRORS.QUEUE_HAS_ACTIVE_JOBS", "put", board, QUEUE, "obliterate", force=False)
-    stage.open_gate()
-    ended(stage, running.id)
+    harness.open_gate()
+    ended(harness, running.id)
     board.put(QUEUE, "obliterate")
-    assert list(stage.redis.scan_iter("bull:{default}:*")) == []
-    assert ours(stage).add("greet", {"to": "Ada"}).wait_until_finished(30) == "Hello, Ada"
+    assert list(harness.redis.scan_iter("bull:{default}:*")) == []
+    assert ours(harness).add("greet", {"to": "Ada"}).wait_until_finished(30) == "Hello, Ada"
 
 
-def test_a_forced_obliterate_takes_a_running_job_away_and_our_worker_goes_on(board: Board, stage: Stage) -> None:
-    worker = start_worker(stage, children=1)
-    running = ours(stage).add("load", {"progress": 1})
-    waiting_for(stage, running.id)
+def test_a_forced_obliterate_takes_a_running_job_away_and_our_worker_goes_on(
+    board: Board, harness: WorkerHarness
+) -> None:
+    worker = start_worker(harness, children=1)
+    running = ours(harness).add("load", {"progress": 1})
+    waiting_for(harness, running.id)
     board.put(QUEUE, "pause")
     board.put(QUEUE, "obliterate", force=True)
-    stage.open_gate()
-    job = ours(stage).add("greet", {"to": "Ada"})
+    harness.open_gate()
+    job = ours(harness).add("greet", {"to": "Ada"})
     assert job.wait_until_finished(30) == "Hello, Ada"
     assert ids(board.queue(QUEUE)["jobs"]) == [job.id]
     assert worker.stop() == 0
@@ -265,43 +275,45 @@ def test_a_forced_obliterate_takes_a_running_job_away_and_our_worker_goes_on(boa
 # ---- flows ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_parent_runs_when_the_board_takes_its_unprocessed_children_away(board: Board, stage: Stage) -> None:
+def test_a_parent_runs_when_the_board_takes_its_unprocessed_children_away(board: Board, harness: WorkerHarness) -> None:
     children = [FlowJob("part", "parts", {"n": 3}), FlowJob("part", "parts", {"n": 4}, {"delay": 3600})]
-    tree = stage.app.flows().add(FlowJob("total", "default", children=children))
-    start_worker(stage)
+    tree = harness.app.flows().add(FlowJob("total", "default", children=children))
+    start_worker(harness)
     first = tree.children[0].job
-    wait_until(lambda: ours(stage, "parts").get_job_state(first.id) == "completed", 30.0)
+    wait_until(lambda: ours(harness, "parts").get_job_state(first.id) == "completed", 30.0)
     assert states(board, PARTS) == {"completed": 1, "delayed": 1}
     assert board.put(QUEUE, tree.job.id, "remove-unprocessed-children") == {"removed": 1}
     assert states(board, PARTS) == {"completed": 1}
-    ended(stage, tree.job.id)
+    ended(harness, tree.job.id)
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
 
 
 # ---- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_the_concurrency_that_the_board_sets_binds_our_worker(board: Board, stage: Stage) -> None:
+def test_the_concurrency_that_the_board_sets_binds_our_worker(board: Board, harness: WorkerHarness) -> None:
     board.put(QUEUE, "concurrency", concurrency=1)
-    assert board.queue(QUEUE)["globalConcurrency"] == ours(stage).get_global_concurrency() == 1
-    start_worker(stage, children=2)
-    first, second = (ours(stage).add("load", {"progress": 1}) for _ in range(2))
-    waiting_for(stage, first.id)
+    assert board.queue(QUEUE)["globalConcurrency"] == ours(harness).get_global_concurrency() == 1
+    start_worker(harness, children=2)
+    first, second = (ours(harness).add("load", {"progress": 1}) for _ in range(2))
+    waiting_for(harness, first.id)
     assert states(board) == {"active": 1, "waiting": 1}
     board.put(QUEUE, "concurrency", concurrency=0)  # 0 takes it away
     assert board.queue(QUEUE)["globalConcurrency"] is None
-    assert ours(stage).get_global_concurrency() is None
-    stage.open_gate(times=2)
+    assert ours(harness).get_global_concurrency() is None
+    harness.open_gate(times=2)
     for job in (first, second):
-        ended(stage, job.id)
+        ended(harness, job.id)
 
 
-def test_the_rate_limit_that_the_board_sets_binds_our_worker_until_it_is_released(board: Board, stage: Stage) -> None:
+def test_the_rate_limit_that_the_board_sets_binds_our_worker_until_it_is_released(
+    board: Board, harness: WorkerHarness
+) -> None:
     board.put(QUEUE, "rate-limit", max=1, duration=3_600_000)
     assert board.get(QUEUE, "rate-limit") == {"supported": True, "rateLimit": {"max": 1, "duration": 3_600_000}}
-    worker = start_worker(stage)
-    first, second = (ours(stage).add("greet", {"to": to}) for to in ("Ada", "Grace"))
-    ended(stage, first.id)
+    worker = start_worker(harness)
+    first, second = (ours(harness).add("greet", {"to": to}) for to in ("Ada", "Grace"))
+    ended(harness, first.id)
     assert 0 < board.queue(QUEUE)["activeRateLimitTtl"] <= 3_600_000
     assert states(board) == {"completed": 1, "waiting": 1}
     board.put(QUEUE, "rate-limit", max=None)
@@ -309,20 +321,20 @@ def test_the_rate_limit_that_the_board_sets_binds_our_worker_until_it_is_release
     assert board.get(QUEUE, "rate-limit")["rateLimit"] is None
     # A worker that was refused asks again after 30 s at most, as Node's does; a new one at once.
     worker.stop()
-    start_worker(stage)
-    ended(stage, second.id)
+    start_worker(harness)
+    ended(harness, second.id)
 
 
 # ---- schedulers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_scheduler_of_ours_is_run_changed_and_removed_from_the_board(board: Board, stage: Stage) -> None:
-    schedulers = ours(stage).schedulers
+def test_a_scheduler_of_ours_is_run_changed_and_removed_from_the_board(board: Board, harness: WorkerHarness) -> None:
+    schedulers = ours(harness).schedulers
     schedulers.upsert("nightly", cron="30 3 * * *", name="greet", data={"to": "Ada"}, options={"priority": 3})
-    start_worker(stage)
+    start_worker(harness)
     at = ("job-schedulers", "nightly")
     once = board.put(QUEUE, *at, "run")["job"]
-    ended(stage, once["id"])
+    ended(harness, once["id"])
     shown = board.job(QUEUE, once["id"])
     assert (shown["returnValue"], shown["priority"]) == ("Hello, Ada", 3)
     (next_run,) = board.queue(QUEUE, "delayed")["jobs"]
@@ -337,14 +349,14 @@ def test_a_scheduler_of_ours_is_run_changed_and_removed_from_the_board(board: Bo
     assert states(board) == {"completed": 1}
 
 
-def test_an_interval_that_the_board_changes_counts_after_the_next_run(board: Board, stage: Stage) -> None:
-    ours(stage).schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Ada"})
-    start_worker(stage)
-    stage.events.wait_for(1, 30.0, event="completed")
+def test_an_interval_that_the_board_changes_counts_after_the_next_run(board: Board, harness: WorkerHarness) -> None:
+    ours(harness).schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Ada"})
+    start_worker(harness)
+    harness.events.wait_for(1, 30.0, event="completed")
     (planned,) = ids(board.queue(QUEUE, "delayed")["jobs"])
     board.patch(QUEUE, "job-schedulers", "hourly", every=60_000)
     board.put(QUEUE, "promote")
-    ended(stage, planned)
-    scheduler = ours(stage).schedulers.get("hourly")
+    ended(harness, planned)
+    scheduler = ours(harness).schedulers.get("hourly")
     assert scheduler is not None
     assert scheduler.next_ms == int(planned.rpartition(":")[2]) + 60_000

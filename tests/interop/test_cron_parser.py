@@ -80,17 +80,17 @@ def moments(chance: random.Random, change: int) -> list[int]:
 
 @pytest.mark.timeout(400)
 def test_both_say_the_same_in_four_zones_above_all_when_clocks_change(
-    lasting_node: NodeBridge, dice: random.Random
+    session_node: NodeBridge, rng: random.Random
 ) -> None:
-    chosen = [*patterns(CHOSEN), *drawn(dice, 150)]
+    chosen = [*patterns(CHOSEN), *drawn(rng, 150)]
     cases: list[tuple[str, str, int]] = [
         (pattern, zone, moment)
         for zone in ZONES
         for change in changes(zone, 2026)
         for pattern in chosen
-        for moment in moments(dice, change)
+        for moment in moments(rng, change)
     ]
-    answers = lasting_node.call("cron.next", cases=cases, timeout=300)
+    answers = session_node.call("cron.next", cases=cases, timeout=300)
     differ = [
         f"{pattern} in {zone} after {moment}: Node {theirs}, we {ours}"
         for (pattern, zone, moment), theirs in zip(cases, answers, strict=True)
@@ -100,9 +100,9 @@ def test_both_say_the_same_in_four_zones_above_all_when_clocks_change(
     assert len(cases) > 4000
 
 
-def test_both_refuse_the_same(lasting_node: NodeBridge) -> None:
+def test_both_refuse_the_same(session_node: NodeBridge) -> None:
     cases = [[pattern, "UTC", 0] for pattern in patterns(REFUSED)]
-    assert set(lasting_node.call("cron.next", cases=cases)) == {"refused"}
+    assert set(session_node.call("cron.next", cases=cases)) == {"refused"}
     assert {next_of(pattern, "UTC", 0) for pattern in patterns(REFUSED)} == {"refused"}
 
 

@@ -111,17 +111,17 @@ class Orders:
 
 
 @pytest.fixture
-def orders(lasting_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[Orders]:
+def orders(session_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[Orders]:
     with (
         FlowProducer(broker_url, result_expires=None) as flows,
         redis.Redis.from_url(broker_url, decode_responses=True) as client,
     ):
-        made = Orders(broker_url, lasting_node, tmp_path, flows, client, [])
+        made = Orders(broker_url, session_node, tmp_path, flows, client, [])
         yield made
         for worker in made.workers:
             worker.close()
             sys.stdout.write(f"{worker.log}\n")
-    lasting_node.reset()
+    session_node.reset()
 
 
 def job(name: str, *children: FlowJob, queue: str = "parts", job_id: str = "", **options: Any) -> FlowJob:
@@ -318,9 +318,9 @@ FLOWS = {
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_a_flow_of_ours_is_in_redis_what_it_would_be_if_node_had_added_it(
-    lasting_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
+    session_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
 ) -> None:
-    lasting_node.call("flow.add", flow=FLOWS[flow], prefix="theirs")
+    session_node.call("flow.add", flow=FLOWS[flow], prefix="theirs")
     with FlowProducer(broker_url, prefix="ours", queue_hash_tag=False, result_expires=None) as flows:
         flows.add(in_python(FLOWS[flow]))
     theirs, ours = (without_intended(everything(redis_client, prefix)) for prefix in ("theirs", "ours"))
@@ -332,7 +332,7 @@ def test_a_flow_of_ours_is_in_redis_what_it_would_be_if_node_had_added_it(
                 if isinstance(fields, dict) and "delay" in fields:
                     fields["delay"] = "due"
     assert ours == theirs
-    lasting_node.reset()
+    session_node.reset()
 
 
 def shape(node: FlowNode[Job] | dict[str, Any] | None) -> Any:
@@ -344,22 +344,22 @@ def shape(node: FlowNode[Job] | dict[str, Any] | None) -> Any:
 
 
 def test_each_side_reads_the_flows_of_the_other(
-    lasting_node: NodeBridge, broker_url: str, redis_client: redis.Redis
+    session_node: NodeBridge, broker_url: str, redis_client: redis.Redis
 ) -> None:
     flow = FLOWS["four levels"]
     with FlowProducer(broker_url, queue_hash_tag=False) as flows:
         flows.add(in_python(flow))
         ours = flows.get_flow("a", "n1")
         assert (
-            shape(lasting_node.call("flow.get", queue="a", job="n1")) == shape(ours) == shape({**flow, **named(flow)})
+            shape(session_node.call("flow.get", queue="a", job="n1")) == shape(ours) == shape({**flow, **named(flow)})
         )
         redis_client.flushall()
-        lasting_node.call("flow.addBulk", flows=[flow])
+        session_node.call("flow.addBulk", flows=[flow])
         assert shape(flows.get_flow("a", "n1")) == shape(ours)
         assert shape(flows.get_flow("a", "n1", depth=2)) == shape(
-            lasting_node.call("flow.get", queue="a", job="n1", opts={"depth": 2})
+            session_node.call("flow.get", queue="a", job="n1", opts={"depth": 2})
         )
-    lasting_node.reset()
+    session_node.reset()
 
 
 def named(node: dict[str, Any]) -> dict[str, Any]:

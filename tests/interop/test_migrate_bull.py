@@ -14,7 +14,7 @@ from bulltask.migrate.outcome import SkipReason
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.migrating import Migrating
 from tests.interop.node_bridge import NodeBridge
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(params=["bull", "bull-3"])
-def either_bull(request: pytest.FixtureRequest, migrating: Migrating, lasting_bull: BullBridge) -> Iterator[Migrating]:
+def either_bull(request: pytest.FixtureRequest, migrating: Migrating, session_bull: BullBridge) -> Iterator[Migrating]:
     """The same with Bull 4, and with Bull 3."""
     if request.param == "bull":
         yield migrating
@@ -74,7 +74,7 @@ def test_a_job_that_waits_for_its_next_try_makes_the_tries_that_are_left(migrati
     migrating.migrate()
     seen = migrating.seen(job)
     assert (seen["state"], seen["attemptsMade"]) == ("delayed", 1)
-    assert 400 <= seen["delay"] < 400 + at_this_pace(1_000)  # from when it was taken
+    assert 400 <= seen["delay"] < 400 + scale_to_load(1_000)  # from when it was taken
     migrating.node.call("worker.start", queue=migrating.name, processor="fail")
     with pytest.raises(Exception, match="it failed"):
         migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=job)
@@ -118,7 +118,7 @@ def test_delayed_jobs_run_when_bull_would_have_run_them(migrating: Migrating, tm
     assert migrating.counts() == {"delayed": 2}
     migrating.run_all(tmp_path / "ran")
     migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=soon)
-    assert 0 <= migrating.seen(soon)["processedOn"] - due_ms < at_this_pace(2_000)
+    assert 0 <= migrating.seen(soon)["processedOn"] - due_ms < scale_to_load(2_000)
     migrating.node.call("job.call", queue=migrating.name, job=later, method="promote", args=[])
     migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=later)
     assert migrating.seen(later)["opts"]["priority"] == 3
@@ -220,13 +220,13 @@ def test_only_some_states_and_only_so_many(migrating: Migrating) -> None:
 
 
 @pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place no job changes its state
-def test_events_tell_of_jobs_that_are_new_in_the_target(migrating: Migrating, lasting_node: NodeBridge) -> None:
-    lasting_node.call("events.start", queue=migrating.name)
+def test_events_tell_of_jobs_that_are_new_in_the_target(migrating: Migrating, session_node: NodeBridge) -> None:
+    session_node.call("events.start", queue=migrating.name)
     waits = migrating.bull.add("n")
     delayed = migrating.bull.add("n", delay=HOUR_MS)
     migrating.bull.calls(["add", "n", {}, {"jobId": "late"}])
     migrating.migrate()
-    lasting_node.wait_event("waiting", lambda args: args["jobId"] == "late")
-    due = lasting_node.wait_event("delayed", lambda args: args["jobId"] == delayed)["delay"]
+    session_node.wait_event("waiting", lambda args: args["jobId"] == "late")
+    due = session_node.wait_event("delayed", lambda args: args["jobId"] == delayed)["delay"]
     assert abs(int(due) - time.time() * 1000 - HOUR_MS) < 60_000
-    assert lasting_node.wait_event("added", lambda args: args["jobId"] == waits)["name"] == "n"
+    assert session_node.wait_event("added", lambda args: args["jobId"] == waits)["name"] == "n"

@@ -88,7 +88,7 @@ def test_a_mixed_fleet_loses_none_of_4000_jobs_and_runs_none_twice(mail: SideByS
         runs = Counter(int(line.split()[1]) for line in Path(file).read_text().splitlines())
         everyone = {pid for worker in ours for pid in worker.children} | {node.pid for node in theirs}
         assert runs.keys() == everyone, "every process of both kinds has run some"
-        assert [worker.complaints() for worker in ours] == [[], []]
+        assert [worker.warnings() for worker in ours] == [[], []]
     with mail.redis.pipeline(transaction=False) as pipeline:
         for job_id in sent:
             pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -25,12 +25,12 @@ def test_node_hears_the_life_of_a_job(either: SideBySide, task: str) -> None:
     either.worker()
     either.listen()
     job = either.send(task, value={"to": "ä😀", "parts": []})
-    assert either.heard("completed", job.id)["returnvalue"] == {"to": "ä😀", "parts": []}
+    assert either.wait_for_event("completed", job.id)["returnvalue"] == {"to": "ä😀", "parts": []}
     assert told(either, job.id) == ["added", "waiting", "active", "completed"]
-    assert either.heard("added", job.id)["name"] == task
-    assert either.heard("active", job.id)["prev"] == "waiting"
-    assert either.heard("completed", job.id)["prev"] == "active"
-    either.heard("drained")
+    assert either.wait_for_event("added", job.id)["name"] == task
+    assert either.wait_for_event("active", job.id)["prev"] == "waiting"
+    assert either.wait_for_event("completed", job.id)["prev"] == "active"
+    either.wait_for_event("drained")
 
 
 def test_node_hears_the_same_of_our_job_in_our_worker_as_of_its_own_in_its_own(mail: SideBySide) -> None:
@@ -38,13 +38,13 @@ def test_node_hears_the_same_of_our_job_in_our_worker_as_of_its_own_in_its_own(m
     mail.listen()
     mail.node_worker("fail-n", {"n": 1})
     theirs = mail.add("echo", {}, delay=50, attempts=2, backoff=50)
-    mail.heard("completed", theirs)
+    mail.wait_for_event("completed", theirs)
     mail.node.reset()
 
     mail.listen()
     mail.worker()
     ours = mail.send("fail_until", options={"countdown": 0.05}, attempt=2)
-    mail.heard("completed", ours.id)
+    mail.wait_for_event("completed", ours.id)
     of_theirs, of_ours = (
         [
             (event.fields["event"], sorted(event.fields))
@@ -63,11 +63,11 @@ def test_node_hears_of_a_delay_and_of_its_end(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.send("echo", options={"countdown": 0.2})
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert told(mail, job.id) == ["added", "delayed", "waiting", "active", "completed"]
     seen = mail.seen(job.id)
-    assert int(mail.heard("delayed", job.id)["delay"]) == seen["timestamp"] + 200
-    assert mail.heard("waiting", job.id)["prev"] == "delayed"
+    assert int(mail.wait_for_event("delayed", job.id)["delay"]) == seen["timestamp"] + 200
+    assert mail.wait_for_event("waiting", job.id)["prev"] == "delayed"
 
 
 def test_node_hears_of_progress_as_it_was_reported(mail: SideBySide) -> None:
@@ -75,7 +75,7 @@ def test_node_hears_of_progress_as_it_was_reported(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.send("report", steps=steps)
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert [event["data"] for event in mail.all_heard("progress", job.id)] == steps
 
 
@@ -84,14 +84,14 @@ def test_node_hears_of_a_retry_as_a_delay_and_of_the_last_attempt_as_a_failure(e
     either.worker()
     either.listen()
     job = app.send_task("fail", kwargs={"message": "no ünicorn"})
-    assert either.heard("failed", job.id) == {"jobId": job.id, "failedReason": "no ünicorn", "prev": "active"}
-    assert either.heard("retries-exhausted", job.id)["attemptsMade"] == "3"
+    assert either.wait_for_event("failed", job.id) == {"jobId": job.id, "failedReason": "no ünicorn", "prev": "active"}
+    assert either.wait_for_event("retries-exhausted", job.id)["attemptsMade"] == "3"
     assert told(either, job.id) == [
         "added", "waiting", "active", "delayed", "waiting", "active", "delayed", "waiting", "active",
         "failed", "retries-exhausted",
     ]  # fmt: skip
     waits = either.waits_ms(job.id)
-    assert all(full - at_this_pace(90) <= wait <= full + 10 for wait, full in zip(waits, (100, 200), strict=True)), (
+    assert all(full - scale_to_load(90) <= wait <= full + 10 for wait, full in zip(waits, (100, 200), strict=True)), (
         waits
     )
     seen = either.seen(job.id)
@@ -105,7 +105,7 @@ def test_an_error_that_is_not_retried_exhausts_no_attempts(mail: SideBySide) -> 
     mail.worker()
     mail.listen()
     job = mail.send("fail", error="ValueError")
-    mail.heard("failed", job.id)
+    mail.wait_for_event("failed", job.id)
     mail.finished(mail.send("echo").id)
     assert told(mail, job.id) == ["added", "waiting", "active", "failed"]
     seen = mail.seen(job.id)
@@ -117,7 +117,7 @@ def test_node_hears_of_a_retry_without_delay_as_waiting_again(mail: SideBySide) 
     mail.worker()
     mail.listen()
     job = app.send_task("fail_until", kwargs={"attempt": 2})
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert told(mail, job.id) == ["added", "waiting", "active", "waiting", "active", "completed"]
     assert [event.get("prev") for event in mail.all_heard("waiting", job.id)] == [None, "active"]
 
@@ -126,7 +126,7 @@ def test_node_hears_of_a_job_that_was_sent_twice(mail: SideBySide) -> None:
     mail.listen()
     for value in (1, 2):
         mail.send("echo", options={"job_id": "once"}, value=value)
-    assert mail.heard("duplicated") == {"jobId": "once"}
+    assert mail.wait_for_event("duplicated") == {"jobId": "once"}
 
 
 def test_node_hears_of_a_dead_child_as_waiting_again_and_not_as_stalled(mail: SideBySide) -> None:
@@ -137,7 +137,7 @@ def test_node_hears_of_a_dead_child_as_waiting_again_and_not_as_stalled(mail: Si
     mail.started(job.id, 2)
     mail.open_gate()
     mail.open_gate()
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert told(mail, job.id) == ["added", "waiting", "active", "waiting", "active", "completed"]
     seen = mail.seen(job.id)
     assert (seen["attemptsMade"], seen["attemptsStarted"], seen["stalledCounter"]) == (1, 2, 0)
@@ -161,10 +161,10 @@ def test_what_our_workers_write_never_stops_a_listener(mail: SideBySide) -> None
     kinds = {"nan": "is nan", "infinity": r"[0] is inf", "integer": "['total'] is the integer 9007199254740992"}
     for kind, reason in kinds.items():
         job = mail.send("huge", kind=kind)
-        failure = mail.heard("failed", job.id)["failedReason"]
+        failure = mail.wait_for_event("failed", job.id)["failedReason"]
         assert "return value of task huge" in failure
         assert reason in failure
         assert mail.seen(job.id)["attemptsMade"] == 1, "another attempt would return it again"
     bad = mail.send("report", steps=[50])
-    mail.heard("completed", bad.id)
+    mail.wait_for_event("completed", bad.id)
     assert mail.node.events("events.error") == []

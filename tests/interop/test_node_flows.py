@@ -45,10 +45,10 @@ def test_node_hears_of_the_parent_as_of_its_own(mail: SideBySide) -> None:
     mail.listen()
     mail.worker()
     flow = mail.node.call("flow.add", flow=node_of("echo", {}, node_of("echo", queue=mail.name), queue=mail.name))
-    mail.heard("completed", flow["id"])
+    mail.wait_for_event("completed", flow["id"])
     told = [found["event"] for found in mail.node.events() if found["args"].get("jobId") == flow["id"]]
     assert told == ["added", "waiting-children", "waiting", "active", "completed"]
-    assert mail.heard("waiting", flow["id"])["prev"] == "waiting-children"
+    assert mail.wait_for_event("waiting", flow["id"])["prev"] == "waiting-children"
 
 
 def test_a_flow_of_three_levels_over_two_queues_runs_here(mail: SideBySide) -> None:
@@ -109,7 +109,7 @@ def test_a_parent_that_may_not_complete_yet_is_tried_again(mail: SideBySide, ran
     mail.worker() if ran_by == "us" else mail.node_worker("fail-named")
     mail.listen()
     parent = early_parent(mail, attempts=20, backoff=100)
-    mail.heard("delayed", parent)
+    mail.wait_for_event("delayed", parent)
     mail.node.call("worker.start", queue="{later}", processor="echo")
     assert mail.finished(parent) == (2 if ran_by == "us" else {"value": 2})
     assert mail.seen(parent)["attemptsMade"] >= 2

@@ -10,7 +10,7 @@ import pytest
 from bulltask import JobState
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -122,7 +122,9 @@ def test_a_job_of_node_is_retried_after_the_delays_that_node_would_wait(
     waits = either.waits_ms(job)
     assert len(waits) == len(delays)
     # A script on a busy machine is executed a little after the time that it was given as now.
-    assert all(delay - at_this_pace(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), waits
+    assert all(delay - scale_to_load(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), (
+        waits
+    )
     seen = either.seen(job)
     assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("completed", 4, 4)
     assert [trace.splitlines()[-1] for trace in seen["stacktrace"]] == [
@@ -136,7 +138,7 @@ def test_the_jitter_of_node_only_shortens_the_delay(mail: SideBySide) -> None:
     mail.finished(job)
     waits = mail.waits_ms(job)
     assert len(waits) == 2
-    assert all(200 - at_this_pace(90) <= wait <= 410 for wait in waits), waits
+    assert all(200 - scale_to_load(90) <= wait <= 410 for wait in waits), waits
 
 
 def test_a_backoff_strategy_that_only_node_knows_is_calculated_as_exponential(mail: SideBySide) -> None:
@@ -145,7 +147,7 @@ def test_a_backoff_strategy_that_only_node_knows_is_calculated_as_exponential(ma
     mail.finished(job)
     waits = mail.waits_ms(job)
     assert all(
-        delay - at_this_pace(90) <= wait <= delay + 10 for wait, delay in zip(waits, (100, 200, 400), strict=True)
+        delay - scale_to_load(90) <= wait <= delay + 10 for wait, delay in zip(waits, (100, 200, 400), strict=True)
     ), waits
 
 
@@ -180,7 +182,7 @@ def test_node_sees_why_a_job_failed_here(either: SideBySide) -> None:
         assert trace.rstrip().endswith('ValueError: ünfit "{}" 😀')
         assert "tasks.py" in trace
     assert seen["finishedOn"] >= seen["processedOn"]
-    assert either.heard("retries-exhausted", job)["attemptsMade"] == "2"
+    assert either.wait_for_event("retries-exhausted", job)["attemptsMade"] == "2"
     assert either.counts() == {"failed": 1}
 
 
@@ -199,7 +201,7 @@ def test_node_sees_the_progress_and_the_logs_of_a_job_that_runs_here(either: Sid
     either.listen()
     job = either.add(task, {"steps": steps})
     assert either.finished(job) == len(steps)
-    either.heard("completed", job)
+    either.wait_for_event("completed", job)
     assert [event["data"] for event in either.all_heard("progress", job)] == steps
     seen = either.seen(job)
     assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
@@ -222,7 +224,7 @@ def test_finished_jobs_of_node_are_removed_as_node_says(mail: SideBySide, task: 
     for keep, left in rules:  # each leaves fewer than the one before; what is removed at once removes no others
         jobs = [mail.add(task, {}, **{option: keep}) for _ in range(4)]
         for job in jobs:
-            mail.heard(ends, job)
+            mail.wait_for_event(ends, job)
         assert mail.counts() == {ends: left}, keep
         assert mail.gone(jobs[-1]) is (keep is True)
 
@@ -242,7 +244,7 @@ def test_a_second_job_of_node_with_the_same_id_is_not_run(mail: SideBySide) -> N
     mail.listen()
     assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
     assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
-    mail.heard("duplicated", "invoice-1")
+    mail.wait_for_event("duplicated", "invoice-1")
     mail.worker()
     assert mail.finished("invoice-1") == "first"
     assert mail.result("invoice-1").get(timeout=60) == "first"

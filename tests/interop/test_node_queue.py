@@ -11,7 +11,7 @@ import pytest
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
 from tests.interop.side_by_side import SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -78,7 +78,7 @@ def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) ->
     either.listen()
     either.call("resume")
     for job in jobs:
-        either.heard("completed", job)
+        either.wait_for_event("completed", job)
 
 
 def test_a_job_that_runs_while_node_pauses_the_queue_ends_and_the_next_one_waits(mail: SideBySide) -> None:
@@ -100,9 +100,9 @@ def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: SideBySide) -
     mail.call("pause")
     job = mail.sender(task_retry_backoff=0.05).send_task("fail_until", kwargs={"attempt": 2})
     mail.call("resume")
-    mail.heard("delayed", job.id)
+    mail.wait_for_event("delayed", job.id)
     mail.call("pause")
-    mail.heard("waiting", job.id, prev="delayed")
+    mail.wait_for_event("waiting", job.id, prev="delayed")
     assert mail.counts() == {"paused": 1}
     mail.call("resume")
     assert job.get(timeout=60) == 1
@@ -143,7 +143,7 @@ def test_a_place_that_a_closing_node_worker_leaves_is_taken_within_seconds(mail:
     mail.node.call("worker.close", worker=theirs)
     second.get(timeout=60)
     ended, started = mail.seen(first)["finishedOn"], mail.seen(second.id)["processedOn"]
-    assert started - ended <= at_this_pace(1_500)
+    assert started - ended <= scale_to_load(1_500)
 
 
 def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide) -> None:
@@ -155,7 +155,7 @@ def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide
     starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
     # Each window begins with the first start in it; the clocks of two children differ by a millisecond or so.
     assert all(later - earlier >= 390 for earlier, later in zip(starts, starts[2:], strict=False)), starts
-    assert starts[-1] - starts[0] < at_this_pace(3_000)
+    assert starts[-1] - starts[0] < scale_to_load(3_000)
 
 
 def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: SideBySide) -> None:
@@ -173,7 +173,7 @@ def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail
     mail.node_worker("echo", limiter={"max": 1, "duration": 60_000})
     mail.listen()
     first = mail.add("echo", {"value": 1})
-    mail.heard("completed", first)
+    mail.wait_for_event("completed", first)
     mail.worker()
     assert mail.send("echo", value=2).get(timeout=60) == 2, "the limit is in no key that our worker could see"
 
@@ -182,9 +182,9 @@ def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> 
     mail.worker()
     mail.listen()
     job = mail.sender(task_max_retries=0).send_task("fail_until", kwargs={"attempt": 2})
-    mail.heard("failed", job.id)
+    mail.wait_for_event("failed", job.id)
     mail.job_call(job.id, "retry")
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     seen = mail.seen(job.id)
     assert (seen["state"], seen["returnvalue"], seen["attemptsMade"]) == ("completed", 1, 2)
     assert seen["failedReason"] is None
@@ -197,7 +197,7 @@ def test_a_completed_job_of_ours_that_node_retries_runs_again(mail: SideBySide, 
     job.get(timeout=60)
     mail.listen()
     mail.job_call(job.id, "retry", "completed")
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert ran(file) == [job.id, job.id]
 
 
@@ -238,7 +238,7 @@ def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: 
     mail.job_call(removed.id, "remove")
     mail.worker()
     kept.get(timeout=60)
-    assert mail.heard("removed", removed.id)["prev"] == "wait"
+    assert mail.wait_for_event("removed", removed.id)["prev"] == "wait"
     assert ran(file) == [kept.id]
 
 

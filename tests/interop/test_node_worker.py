@@ -10,7 +10,7 @@ import pytest
 
 from bulltask import JobState, TaskError
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -107,7 +107,7 @@ def test_node_tries_a_job_of_ours_as_often_and_after_as_long_as_we_say(either: S
     assert len(waits) == 3
     # Exponential from 100 ms; Node's jitter of 0.2 only shortens.
     assert all(
-        0.8 * full - at_this_pace(60) <= wait <= full + 10 for wait, full in zip(waits, (100, 200, 400), strict=True)
+        0.8 * full - scale_to_load(60) <= wait <= full + 10 for wait, full in zip(waits, (100, 200, 400), strict=True)
     ), waits
 
 
@@ -118,7 +118,7 @@ def test_a_fixed_delay_between_attempts_is_kept_by_node(mail: SideBySide) -> Non
     assert job.get(timeout=60) == 2
     waits = mail.waits_ms(job.id)
     assert len(waits) == 2
-    assert all(150 - at_this_pace(90) <= wait <= 160 for wait in waits), waits
+    assert all(150 - scale_to_load(90) <= wait <= 160 for wait in waits), waits
 
 
 def test_an_unrecoverable_error_of_node_ends_a_job_of_ours(mail: SideBySide) -> None:
@@ -151,7 +151,7 @@ def test_attempts_that_are_used_up_in_node_are_told(mail: SideBySide) -> None:
     job = app.send_task("fail")
     with pytest.raises(TaskError, match="it failed"):
         job.get(timeout=60)
-    assert mail.heard("retries-exhausted", job.id)["attemptsMade"] == "2"
+    assert mail.wait_for_event("retries-exhausted", job.id)["attemptsMade"] == "2"
     assert job.snapshot().attempts_made == len(job.snapshot().stacktrace) == 2
 
 
@@ -163,7 +163,7 @@ def test_progress_and_logs_of_a_job_that_runs_in_node_are_seen_here(either: Side
     assert job.get(timeout=60) == len(steps)
     assert job.progress is True
     assert job.info == len(steps)
-    either.heard("completed", job.id)
+    either.wait_for_event("completed", job.id)
     assert [event["data"] for event in either.all_heard("progress", job.id)] == steps
     assert len(either.seen(job.id)["logs"]) == len(steps)
 
@@ -172,7 +172,7 @@ def test_progress_is_seen_while_the_job_runs_in_node(mail: SideBySide) -> None:
     mail.listen()
     mail.node_worker("progress", {"steps": [{"sent": 3}], "then_ms": 60_000})
     job = mail.send("echo")
-    mail.heard("progress", job.id)
+    mail.wait_for_event("progress", job.id)
     assert (job.state, job.progress, job.info, job.ready()) == (JobState.ACTIVE, {"sent": 3}, {"sent": 3}, False)
 
 
@@ -183,17 +183,17 @@ def test_node_keeps_finished_jobs_of_ours_as_long_as_we_say(mail: SideBySide, pr
     which = "result_expires" if ends == "completed" else "result_failure_expires"
 
     gone = mail.sender(**{which: 0, "task_max_retries": 0}).send_task("echo")
-    mail.heard(ends, gone.id)
+    mail.wait_for_event(ends, gone.id)
     assert mail.gone(gone.id)
 
     hour = mail.sender(**{which: 3600, "task_max_retries": 0})
     old, kept = hour.send_task("echo"), hour.send_task("echo")
-    mail.heard(ends, old.id)
-    mail.heard(ends, kept.id)
+    mail.wait_for_event(ends, old.id)
+    mail.wait_for_event(ends, kept.id)
     # As if it had ended two hours ago: BullMQ purges when the next job ends.
     mail.redis.zincrby(mail.keys.completed if ends == "completed" else mail.keys.failed, -7_200_000, old.id)
     new = hour.send_task("echo")
-    mail.heard(ends, new.id)
+    mail.wait_for_event(ends, new.id)
     assert [mail.gone(job.id) for job in (old, kept, new)] == [True, False, False]
 
 
@@ -201,7 +201,7 @@ def test_get_returns_the_value_of_a_job_that_node_finished_and_removed(mail: Sid
     mail.node_worker("echo")
     mail.listen()
     job = mail.sender(result_expires=0).send_task("echo", kwargs={"value": "ä"})
-    mail.heard("completed", job.id)
+    mail.wait_for_event("completed", job.id)
     assert mail.gone(job.id)
     assert job.get(timeout=60) == {"value": "ä"}
 
@@ -210,7 +210,7 @@ def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first
     mail.listen()
     first = mail.send("echo", options={"job_id": "invoice-1"}, value="first")
     again = mail.send("echo", options={"job_id": "invoice-1"}, value="second")
-    mail.heard("duplicated", "invoice-1")
+    mail.wait_for_event("duplicated", "invoice-1")
     assert mail.add("echo", {"value": "third"}, jobId="invoice-1") == "invoice-1"
     mail.add("echo", {"value": "of Node"}, jobId="invoice-2")
     other = mail.send("echo", options={"job_id": "invoice-2"}, value="of ours")

@@ -111,7 +111,7 @@ def test_a_flow_of_nodes(either: SideBySide, events: QueueEvents) -> None:
 def test_an_event_of_ones_own_reaches_node(either: SideBySide, events: QueueEvents) -> None:
     either.listen()
     entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5})
-    assert either.heard("invoice-paid") == {"jobId": "7", "total": "12.5"}
+    assert either.wait_for_event("invoice-paid") == {"jobId": "7", "total": "12.5"}
     assert isinstance(found := events.next(5), types.Custom)
     assert (found.id, found.name, found.job_id) == (entry_id, "invoice-paid", "7")
 

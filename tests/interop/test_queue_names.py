@@ -37,7 +37,7 @@ def test_a_worker_warns_about_jobs_in_the_queue_with_or_without_the_hash_tag(eit
     for opts in ({}, {"delay": 60_000}, {"priority": 1}):
         either.node.call("queue.add", queue=other, name="echo", data={}, opts=opts)
     either.worker().wait_for_line("Worker started")
-    [warning] = either.workers[0].complaints()
+    [warning] = either.workers[0].warnings()
     assert "hash tag" in warning["event"]
     assert f"queue_hash_tag={other == '{mail}'}" in warning["event"]
     assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{either.name}:", f"bull:{other}:", 3)

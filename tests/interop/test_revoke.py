@@ -20,7 +20,7 @@ def test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it(either: SideB
     either.listen()
     job = either.add("echo", {"value": 7}, attempts=3)
     assert either.result(job).revoke() == "revoked"
-    assert either.heard("failed", job)["failedReason"] == "revoked"
+    assert either.wait_for_event("failed", job)["failedReason"] == "revoked"
     with pytest.raises(NodeError, match="revoked"):
         either.finished(job)
     seen = either.seen(job)
@@ -30,7 +30,7 @@ def test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it(either: SideB
 
     either.job_call(job, "retry")
     either.worker()
-    assert either.heard("completed", job)["returnvalue"] == 7
+    assert either.wait_for_event("completed", job)["returnvalue"] == 7
     assert either.seen(job)["state"] == "completed"
 
 
@@ -40,12 +40,12 @@ def test_node_ends_a_job_that_our_worker_runs_and_its_retry_runs(either: SideByS
     job = either.add("hold", {"gate": "gate"}, attempts=5)
     either.started(job)
     either.node.call("job.revoke", queue=either.name, job=job)
-    assert either.heard("failed", job)["failedReason"] == "revoked"
+    assert either.wait_for_event("failed", job)["failedReason"] == "revoked"
     assert either.all_heard("delayed", job) == []
     either.job_call(job, "retry")
     either.started(job, 2)
     either.open_gate()
-    assert either.heard("completed", job)["returnvalue"] == "gate"
+    assert either.wait_for_event("completed", job)["returnvalue"] == "gate"
     no_marks(either)
 
 
@@ -60,7 +60,7 @@ def test_node_ends_a_job_that_waits(mail: SideBySide, options: dict[str, int]) -
         mail.started(mail.stream.wait_for(event="active")[0]["jobId"])
     job = mail.add("echo", {"value": 1}, **options)
     mail.node.call("job.revoke", queue=mail.name, job=job)
-    assert mail.heard("failed", job)["failedReason"] == "revoked"
+    assert mail.wait_for_event("failed", job)["failedReason"] == "revoked"
     with pytest.raises(TaskRevokedError):
         mail.result(job).get(timeout=40)
     mail.open_gate()
@@ -71,11 +71,11 @@ def test_a_run_of_node_s_worker_goes_on_and_the_mark_goes_when_it_has_ended(mail
     mail.listen()
     mail.node_worker("hold", {"gate": "theirs"})
     job = mail.add("echo", {})
-    mail.heard("active", job)
+    mail.wait_for_event("active", job)
     assert mail.result(job).revoke(terminate=True) == "terminating"
     mail.worker(queues=["mail"], worker_paused=True)
     mail.node.call("gate.open", gate="theirs")
-    mail.heard("completed", job)
+    mail.wait_for_event("completed", job)
     no_marks(mail)
 
 
@@ -83,8 +83,8 @@ def test_a_job_that_fails_in_nodes_worker_is_not_retried_when_it_is_marked(mail:
     mail.listen()
     mail.node_worker("fail")
     job = mail.add("echo", {}, attempts=5, backoff=3_600_000)
-    mail.heard("delayed", job)
+    mail.wait_for_event("delayed", job)
     mail.node.call("job.revoke", queue=mail.name, job=job)
     mail.worker(worker_paused=True)
-    assert mail.heard("failed", job)["failedReason"] == "revoked"
+    assert mail.wait_for_event("failed", job)["failedReason"] == "revoked"
     assert mail.seen(job)["state"] == "failed"

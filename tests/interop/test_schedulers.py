@@ -14,7 +14,7 @@ from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Rule
 from bulltask.testing.wait import wait_until
 from tests.interop.side_by_side import SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -213,7 +213,7 @@ def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
     assert options.pop("repeatJobKey") == job.pop("rjk") == scheduler
     assert options.pop("prevMillis", at) == at
     # Node looks at its clock twice.
-    assert abs(int(job.pop("timestamp")) - options.pop("timestamp")) < at_this_pace(1000)
+    assert abs(int(job.pop("timestamp")) - options.pop("timestamp")) < scale_to_load(1000)
     assert int(job.pop("delay")) == int(options.pop("delay"))
     known = sides.redis.hgetall(f"{sides.keys.repeat}:{scheduler}")
     known.pop("offset", None)

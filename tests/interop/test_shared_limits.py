@@ -9,8 +9,8 @@ import pytest
 
 from bulltask.queue.responses import Metrics
 from tests.interop.side_by_side import SideBySide
+from tests.support.rate_windows import max_starts_per_window
 from tests.support.streams import server_ms
-from tests.support.windows import fullest
 
 pytestmark = [pytest.mark.interop, pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -39,7 +39,7 @@ def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: Side
         mail.finished(job)
     starts = [entry.ms for entry in mail.stream.all(event="active")]
     assert len(starts) == 12
-    assert fullest(starts, 600) == 2
+    assert max_starts_per_window(starts, 600) == 2
     assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"theirs", "ours"}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -47,7 +47,7 @@ def test_our_job_has_the_fields_of_nodes_own(pair: tuple[dict[str, str], dict[st
     assert ours.keys() == theirs.keys() == {"name", "data", "opts", "timestamp", "delay", "priority"}
     for field in ("name", "data", "delay", "priority"):
         assert ours[field] == theirs[field], field
-    assert -CLOCKS_MS <= int(theirs["timestamp"]) - int(ours["timestamp"]) < at_this_pace(5_000)
+    assert -CLOCKS_MS <= int(theirs["timestamp"]) - int(ours["timestamp"]) < scale_to_load(5_000)
 
 
 def test_our_options_are_nodes_own_and_the_key_bulltask(pair: tuple[dict[str, str], dict[str, str]]) -> None:
@@ -138,12 +138,12 @@ def test_a_finished_job_has_the_same_fields_whoever_ran_it(
     mail.listen()
     in_node = mail.add(task)
     worker = mail.node_worker(task, name="node-1")
-    mail.heard(ends, in_node)
+    mail.wait_for_event(ends, in_node)
     mail.node.call("worker.close", worker=worker)
 
     here = mail.add(task)
     mail.worker(worker_name="ours-1")
-    mail.heard(ends, here)
+    mail.wait_for_event(ends, here)
     fields = {"name", "data", "opts", "timestamp", "delay", "priority", "processedOn", "finishedOn", "ats", "atm", "pb"}
     ran_in_node, ran_here = (mail.redis.hgetall(mail.keys.job(job)) for job in (in_node, here))
     assert ran_here.keys() == ran_in_node.keys() == fields | more

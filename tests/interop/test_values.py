@@ -148,7 +148,7 @@ def test_a_progress_that_cannot_travel_fails_the_attempt_and_reaches_no_listener
     mail.worker()
     mail.listen()
     job = mail.add("report", {"steps": [1, 10**16]})
-    assert "progress of job" in mail.heard("failed", job)["failedReason"]
+    assert "progress of job" in mail.wait_for_event("failed", job)["failedReason"]
     assert [event["data"] for event in mail.all_heard("progress", job)] == [1]
 
 

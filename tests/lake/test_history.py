@@ -126,16 +126,16 @@ def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
 
 def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
     """Attempts of three hours of two days, whose runs are long at times."""
-    dice, hours = random.Random(4), [DAY, at("2026-11-20 23:00"), at("2026-11-21 00:00")]
+    rng, hours = random.Random(4), [DAY, at("2026-11-20 23:00"), at("2026-11-21 00:00")]
     rows = [
         {
             "job_id": str(number),
-            "name": dice.choice(["send", "report"]),
-            "queue": dice.choice(["mail", "other"]),
-            "outcome": dice.choice(["completed", "completed", "failed", "retry"]),
-            "ended_at": dice.choice(hours) + timedelta(milliseconds=dice.randrange(3_600_000)),
-            "run_ms": int(dice.lognormvariate(5, 2)) if number % 50 else 0,
-            "wait_ms": None if number % 3 else dice.randrange(100),
+            "name": rng.choice(["send", "report"]),
+            "queue": rng.choice(["mail", "other"]),
+            "outcome": rng.choice(["completed", "completed", "failed", "retry"]),
+            "ended_at": rng.choice(hours) + timedelta(milliseconds=rng.randrange(3_600_000)),
+            "run_ms": int(rng.lognormvariate(5, 2)) if number % 50 else 0,
+            "wait_ms": None if number % 3 else rng.randrange(100),
         }
         for number in range(900)
     ]

@@ -20,7 +20,7 @@ from bulltask.lake.report.views import notes
 from bulltask.lake.tables import EVENTS, REPAIRS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import DAY, period, reported, values
+from tests.support.lake_report import DAY, build_report, period, values
 
 
 def as_dicts(grid: tables.ReportTable) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
         ],
     ).gold("capacity_minute", [queue_minute("10:00", peak_workers=7)])
     lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
-    shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in reported(lake).figures}
+    shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in build_report(lake).figures}
     assert shown == {
         "Jobs done": ("200", "20 per minute", False),
         "Failed": ("2.5 %", "5 jobs", True),
@@ -59,7 +59,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
 
 def test_without_a_price_the_headline_has_the_time_of_the_workers(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
-    last = reported(lake).figures[-1]
+    last = build_report(lake).figures[-1]
     assert (last.label, last.value, last.detail) == ("Worker time", "1 min", "25 % wasted")
 
 
@@ -73,13 +73,13 @@ def test_percentiles_of_a_task_are_those_of_all_its_minutes_not_a_mean_of_theirs
 
 def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], enqueued=2)])
-    assert values(reported(lake), "wait") == {"send": [20, None, 50]}
+    assert values(build_report(lake), "wait") == {"send": [20, None, 50]}
 
 
 def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_together(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", f"t{n}", runs=[1000 * (10 - n)], waits=[10 + n]) for n in range(9)]
     lake.gold("task_minute", [*rows, task_minute("10:01", None, runs=[1], waits=[40])])
-    shown = values(reported(lake), "wait")
+    shown = values(build_report(lake), "wait")
     alone = {f"t{n}": [10 + n, None] for n in range(6)}
     assert shown == {**alone, "4 others": [18, 40]}
 
@@ -87,20 +87,20 @@ def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_togethe
 def test_rates_are_per_minute_whatever_a_point_covers(lake: LakeBuilder) -> None:
     rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
     lake.gold("task_minute", rows)
-    report = reported(lake)
+    report = build_report(lake)
     assert report.data.axis == Axis(start=rows[0]["minute"].timestamp() // 60, step=10, points=144)
     assert values(report, "throughput")["added"] == [6] * 144
 
 
 def test_the_axis_covers_what_happened_not_the_whole_day(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("13:02", done=1)]).gold("capacity_minute", [queue_minute("13:05")])
-    report = reported(lake)
+    report = build_report(lake)
     assert (report.covered, report.data.axis and report.data.axis.points) == ("13:02 to 13:06 UTC", 4)
 
 
 def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("00:00", enqueued=60), task_minute(at("2026-11-24 23:59"), enqueued=60)])
-    report = reported(lake, period("2026-11-21..2026-11-25"))
+    report = build_report(lake, period("2026-11-21..2026-11-25"))
     assert report.data.axis
     assert report.data.axis.step == 30
     assert [value for value in values(report, "throughput")["added"] if value] == [2, 2]
@@ -114,7 +114,7 @@ def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
         lake.gaps(
             [{"queue": queue, "after_id": "1-0", "lost": 1, "exact": True, "detected_at": at("2026-11-22 11:00")}]
         )
-    report = reported(lake, Period(DAY.first, DAY.last, ("{other}",)))
+    report = build_report(lake, Period(DAY.first, DAY.last, ("{other}",)))
     assert [task.queue for task in report.tasks] == ["{other}"]
     assert [queue.queue for queue in report.queues] == ["{other}"]
     assert [gap.queue for gap in report.data.gaps] == ["{other}"]
@@ -123,7 +123,7 @@ def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
 def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", f"t{n:03}", runs=[1000 + n], waits=[n], done=1) for n in range(200)])
     lake.gold("cost_day", [cost_row("2026-11-22", f"t{n:03}") for n in range(200)])
-    report = reported(lake)
+    report = build_report(lake)
     assert [task.label for task in report.tasks[:2]] == ["t199", "t198"]  # the busiest
     assert (len(report.tasks), report.tasks[-1].label) == (MOST, "186 others")
     assert sum(task.counts["done"] for task in report.tasks) == 200
@@ -179,7 +179,7 @@ def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) ->
         failed("pay", "no answer", 2, "22 08:00", "22 13:00", "p"),
     ]
     lake.gold("errors_day", rows)
-    report = reported(lake, period("2026-11-21..2026-11-22"))
+    report = build_report(lake, period("2026-11-21..2026-11-22"))
     first = report.failures[0]
     assert (first.name, first.count, first.share, first.sample_job_ids) == ("send", 7, 7 / 8, ["new", "newer", "old"])
     assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
@@ -190,7 +190,7 @@ def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) ->
 
 def test_more_than_ten_reasons_leave_a_count_of_the_others(lake: LakeBuilder) -> None:
     lake.gold("errors_day", [failed("send", f"e{n}", 100 - n, "22 10:00", "22 10:00") for n in range(13)])
-    report = reported(lake)
+    report = build_report(lake)
     assert ([one.count for one in report.reasons][:2], len(report.reasons)) == ([100, 99], 10)
     assert report.reasons_left == (3, 90 + 89 + 88)
 
@@ -208,7 +208,7 @@ def test_means_of_a_queue_are_over_all_minutes_peaks_over_none(lake: LakeBuilder
     assert (queue.arrivals, queue.departures, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
     assert (queue.busy_peak, queue.capacity, queue.wait_p95) == (5, 4, 700)
     assert (queue.utilisation_mean, queue.utilisation_peak) == (0.1875, 0.75)
-    assert values(reported(lake), "backlog") == {"mail": [6, 6, 6, 0]}
+    assert values(build_report(lake), "backlog") == {"mail": [6, 6, 6, 0]}
 
 
 def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder) -> None:
@@ -218,7 +218,7 @@ def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder
         queue_minute("10:03", departures=6, backlog_delta=-6),
         queue_minute("10:02", queue="images", arrivals=2, backlog_delta=2),
     ]
-    report = reported(lake.gold("capacity_minute", rows))
+    report = build_report(lake.gold("capacity_minute", rows))
     assert {queue.queue: queue.backlog for queue in report.queues} == {"mail": None, "images": 2}
     assert values(report, "backlog") == {"mail": [6, None, None, None], "images": [0, 0, 2, 2]}
     assert any("its backlog is unknown" in note for note in notes(report))
@@ -227,7 +227,7 @@ def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder
 def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
     busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
     idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
-    lines = values(reported(lake.gold("capacity_minute", busy + idle)), "backlog")
+    lines = values(build_report(lake.gold("capacity_minute", busy + idle)), "backlog")
     assert lines["2 others"] == [1, None]
     assert lines["q0"] == [1, 1]
 
@@ -271,13 +271,13 @@ def test_a_gap_counts_where_it_touches_the_day(
 
 def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
-    assert reported(lake).alerts == []
+    assert build_report(lake).alerts == []
     lake.gaps([gap("22 10:00", "22 10:01", "22 10:02"), gap("22 10:01", "22 10:03", "22 10:04", exact=False, lost=5)])
-    [alert] = reported(lake).alerts
+    [alert] = build_report(lake).alerts
     assert (alert.kind, alert.title) == ("incomplete", "Incomplete: 4 minutes")
     assert "Events of mail were lost: at least 15." in alert.text
     lake.gaps([gap("22 10:02", "22 10:04", "22 10:05", queue="images")])
-    [alert] = reported(lake).alerts
+    [alert] = build_report(lake).alerts
     assert alert.title == "Incomplete: 5 minutes"  # of time: two queues' minutes are not added up
     assert "Events of images, mail were lost: at least 25." in alert.text
 
@@ -293,7 +293,7 @@ def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
 def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
-    [alert] = reported(lake, period("2026-11-20..2026-11-22")).alerts
+    [alert] = build_report(lake, period("2026-11-20..2026-11-22")).alerts
     assert (alert.kind, alert.title) == ("unbuilt", "Not included: 2026-11-21")
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
 
@@ -301,13 +301,13 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
 def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
     lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
-    [alert] = reported(lake, period("2026-11-14..2026-11-22")).alerts
+    [alert] = build_report(lake, period("2026-11-14..2026-11-22")).alerts
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
 def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
-    report = reported(lake, period("2026-11-25"))
+    report = build_report(lake, period("2026-11-25"))
     assert report.empty
     assert report.charts == {}
     [alert] = report.alerts
@@ -318,7 +318,7 @@ def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> 
 def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None:
     lake.events([{"event_id": "1795305600000-0", "event": "added"}])
     day = str(lake.layout.days(EVENTS)[0])
-    [empty, unbuilt] = reported(lake, period(day)).alerts
+    [empty, unbuilt] = build_report(lake, period(day)).alerts
     assert (empty.kind, unbuilt.kind) == ("empty", "unbuilt")
     assert "build gold" in empty.text
     assert "build gold" in unbuilt.text
@@ -341,7 +341,7 @@ def test_workers_are_recommended_for_all_queues_and_for_each(lake: LakeBuilder) 
     for queue, rate in (("mail", 60), ("images", 600)):
         tasks, queues = load(queue, rate)
         lake.gold("task_minute", tasks).gold("capacity_minute", queues)
-    report = reported(lake)
+    report = build_report(lake)
     assert report.recommendations.overall
     together, each = report.recommendations.overall, report.recommendations.by_queue
     assert together.load == pytest.approx(11 * 1.2, rel=0.02)
@@ -353,7 +353,7 @@ def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     tasks, queues = load("mail", 600)
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, done=1, completed=1, runs=[5])])
-    report = reported(lake, period("2026-11-22..2026-11-23"))
+    report = build_report(lake, period("2026-11-22..2026-11-23"))
     assert report.recommendations.overall
     assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)
 

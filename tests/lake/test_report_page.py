@@ -19,7 +19,7 @@ from bulltask.lake.report.markdown import markdown
 from bulltask.lake.report.page import html
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import period
+from tests.support.lake_report import period
 
 EVIL = (
     "</script><script>alert('x')</script><img src=x onerror=alert(1)> {{ 7*7 }} |a|`b`\n# *c* "
@@ -30,7 +30,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 Make = Callable[[LakeBuilder], Report]
 
 
-def reported(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
+def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
     return make_report(lake.layout, period(days), made_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
@@ -51,7 +51,7 @@ def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str
     lake.gold("cost_day", [{**of, **spent}])
     lost = {"lost": 7, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
     lake.gaps([{"queue": queue, "after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
-    return reported(lake)
+    return build_report(lake)
 
 
 class Parsed(HTMLParser):
@@ -182,7 +182,7 @@ def test_two_hundred_tasks_make_a_page_of_fifteen(lake: LakeBuilder) -> None:
         task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], done=1, retried=1) for n in range(200)
     ]
     lake.gold("task_minute", rows)
-    text = html(reported(lake))
+    text = html(build_report(lake))
     page = Parsed(text)
     assert "186 others" in page.text
     assert page.text.count("task-199") == page.text.count("task-198") == 5  # both ranges, two legends, the retries
@@ -196,7 +196,7 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
     judged = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
     slos = [{**judged, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
     lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps(gaps).gold("slo_day", slos)
-    report = reported(lake)
+    report = build_report(lake)
     for text in (Parsed(html(report)).text, markdown(report)):
         assert "40 others: bulltask pipeline report slo" in text
         assert "30 others: bulltask pipeline gaps" in text
@@ -207,7 +207,7 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
 
 def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, done=1, completed=1)])
-    text = Parsed(html(reported(lake))).text
+    text = Parsed(html(build_report(lake))).text
     for expected in (
         "No jobs failed.",
         "No attempts were retried",
@@ -220,27 +220,27 @@ def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
 
 def test_minutes_in_which_jobs_were_only_added_make_a_page(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", enqueued=3)])
-    text = Parsed(html(reported(lake))).text
+    text = Parsed(html(build_report(lake))).text
     assert "No attempts started or ended." in text
     assert "No attempts ran." in text
-    assert "| added | █ | at most 3 |" in markdown(reported(lake))
+    assert "| added | █ | at most 3 |" in markdown(build_report(lake))
 
 
 @pytest.mark.parametrize("make", [html, markdown])
 def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Report], str], lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
-    text = make(reported(lake, "2026-11-25"))
+    text = make(build_report(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text
     assert "The lake has days from 2026-11-22 to 2026-11-22" in text
     assert "Throughput" not in text
     lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # of 25 November
-    text = make(reported(lake, "2026-11-25"))
+    text = make(build_report(lake, "2026-11-25"))
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
 
 
 def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", done=1)])
-    page = html(reported(lake))
+    page = html(build_report(lake))
     assert "no events of this time" in page
     assert 'class="alert' not in page
 

@@ -17,7 +17,7 @@ from bulltask.lake.report.period import Period
 from bulltask.lake.tables import TASK_MINUTE
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import DAY, period
+from tests.support.lake_report import DAY, period
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bulltask.lake.report.aggregates import MOST, by_task, top_with_rest
 from bulltask.lake.report.data import read
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
-from tests.support.report import DAY, period, reported, values
+from tests.support.lake_report import DAY, build_report, period, values
 
 
 def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
@@ -34,19 +34,19 @@ def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -
     lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
     other = at("2026-11-21 10:00")
     lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
-    recommendations = reported(lake, period("2026-11-21..2026-11-22")).recommendations.overall
+    recommendations = build_report(lake, period("2026-11-21..2026-11-22")).recommendations.overall
     assert recommendations is not None
     assert recommendations.peak_minute == at("2026-11-22 10:00")
 
 
 def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
-    assert (values(reported(lake), "wait"), values(reported(lake), "run")) == ({"send": [20]}, {"send": [50]})
+    assert (values(build_report(lake), "wait"), values(build_report(lake), "run")) == ({"send": [20]}, {"send": [50]})
 
 
 def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20])])
-    report = reported(lake)
+    report = build_report(lake)
     assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
     assert "retries" not in report.charts
 
@@ -54,4 +54,4 @@ def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(la
 @pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
 def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
     lake.gold("task_minute", [task_minute(minute, done=1)])
-    assert reported(lake).covered == covered
+    assert build_report(lake).covered == covered

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
     """Everything that a test with real workers needs; ended after it."""
-    made = Stage(broker_url, tmp_path, record_property)
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
 
 @pytest.fixture
-def stage_on(
+def harness_on(
     broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> Iterator[Callable[[str], Stage]]:
-    """Make a stage whose queues are on a server that the test harms; the journal stays on the session's."""
-    made: list[Stage] = []
+) -> Iterator[Callable[[str], WorkerHarness]]:
+    """Make a harness whose queues are on a server that the test harms; the journal stays on the session's."""
+    made: list[WorkerHarness] = []
 
-    def make(url: str) -> Stage:
-        made.append(Stage(broker_url, tmp_path, record_property, broker_url=url))
+    def make(url: str) -> WorkerHarness:
+        made.append(WorkerHarness(broker_url, tmp_path, record_property, broker_url=url))
         return made[-1]
 
     yield make
-    for stage in made:
-        stage.close()
+    for harness in made:
+        harness.close()

@@ -11,8 +11,8 @@ import pytest
 
 import bulltask
 from bulltask.worker.exit_codes import ExitCode
-from tests.support.stage import Stage
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -34,21 +34,21 @@ def install_altered(directory: Path, file: str) -> Path:
 
 @pytest.mark.parametrize("file", ["official/moveToFinished-14.lua", "own/wakeNext-2.lua"])
 def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
-    stage: Stage, tmp_path: Path, file: str
+    harness: WorkerHarness, tmp_path: Path, file: str
 ) -> None:
     script = install_altered(tmp_path / "altered", file)
-    job = stage.app.send_task("quick")
-    environ = {"JOURNAL_URL": stage.url}
-    worker = Worker(tmp_path / "altered", settings={"broker_url": stage.url}, environ=environ, fresh=True)
+    job = harness.app.send_task("quick")
+    environ = {"JOURNAL_URL": harness.url}
+    worker = Worker(tmp_path / "altered", settings={"broker_url": harness.url}, environ=environ, fresh=True)
     try:
         assert worker.wait() == ExitCode.FAILED
-        (line,) = worker.complaints()
+        (line,) = worker.warnings()
     finally:
         worker.close()
     assert line["event"] == "A Lua script of the installed bulltask was altered"
     assert str(script) in line["error"]
     assert "reinstall bulltask" in line["error"]
-    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [job.id]
+    assert harness.redis.lrange(harness.keys.wait, 0, -1) == [job.id]
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
     ],
 )
 def test_a_command_and_a_sender_name_the_altered_script_that_they_need(
-    stage: Stage, tmp_path: Path, file: str, command: list[str]
+    harness: WorkerHarness, tmp_path: Path, file: str, command: list[str]
 ) -> None:
     script = install_altered(tmp_path / "altered", file)
-    job = stage.app.send_task("quick")
-    words = [word.format(url=stage.url, job=job.id) for word in command]
+    job = harness.app.send_task("quick")
+    words = [word.format(url=harness.url, job=job.id) for word in command]
     done = subprocess.run([sys.executable, *words], cwd=script.parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"{script} was altered" in done.stderr.splitlines()[-1]
     assert "reinstall bulltask" in done.stderr.splitlines()[-1], "in one line"
-    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [job.id]
+    assert harness.redis.lrange(harness.keys.wait, 0, -1) == [job.id]

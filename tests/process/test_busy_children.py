@@ -11,7 +11,7 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +22,7 @@ import ctypes
 
 @app.task(bind=True, name="c_call")
 def c_call(self, micros):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     ctypes.PyDLL(None).usleep(micros)  # unlike CDLL it keeps the GIL during the call: no thread of this process runs
 """
 NO_HEARTBEAT = """
@@ -43,17 +43,17 @@ class Observed:
     without_lock: int
 
 
-def watch(stage: Stage, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -> Observed:
+def watch(harness: WorkerHarness, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -> Observed:
     """Look for the lock of ``job`` every 10 ms until a job ends, itself or another."""
     samples = missing = 0
 
     def sample() -> bool:
         nonlocal samples, missing
         # In one step: a job that completes between two questions has no lock, and rightly so.
-        with stage.redis.pipeline(transaction=True) as asked:
-            asked.exists(stage.keys.lock(job.id))
-            asked.hexists(stage.keys.job(job.id), "finishedOn")
-            asked.hexists(stage.keys.job(until_end_of.id), "finishedOn")
+        with harness.redis.pipeline(transaction=True) as asked:
+            asked.exists(harness.keys.lock(job.id))
+            asked.hexists(harness.keys.job(job.id), "finishedOn")
+            asked.hexists(harness.keys.job(until_end_of.id), "finishedOn")
             locked, finished, done = asked.execute()
         samples += not finished
         missing += not (locked or finished)
@@ -61,42 +61,44 @@ def watch(stage: Stage, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -
 
     wait_until(sample, 60, "the end of the job")
     return Observed(
-        starts=stage.starts(job),
-        completed=len(stage.events.all(event="completed", jobId=job.id)),
-        stalled=len(stage.events.all(event="stalled")),
+        starts=harness.start_count(job),
+        completed=len(harness.events.all(event="completed", jobId=job.id)),
+        stalled=len(harness.events.all(event="stalled")),
         samples=samples,
         without_lock=missing,
     )
 
 
-def hold_the_gil(stage: Stage, source: str) -> Observed:
+def hold_the_gil(harness: WorkerHarness, source: str) -> Observed:
     """Run a job that holds the GIL for three times the lock's duration, with a second child that is free."""
-    stage.worker(source, children=2, settings=SHORT_LOCK)
-    job = stage.app.send_task("c_call", kwargs={"micros": 3 * LOCK_S * 1_000_000})
-    stage.started(job)
-    observed = watch(stage, job, job)
-    stage.note(**asdict(observed))
+    harness.worker(source, children=2, settings=SHORT_LOCK)
+    job = harness.app.send_task("c_call", kwargs={"micros": 3 * LOCK_S * 1_000_000})
+    harness.wait_for_start(job)
+    observed = watch(harness, job, job)
+    harness.report(**asdict(observed))
     return observed
 
 
-def test_a_child_in_a_c_call_that_holds_the_gil_keeps_its_lock_three_times_as_long_as_that_lasts(stage: Stage) -> None:
-    observed = hold_the_gil(stage, GIL)
+def test_a_child_in_a_c_call_that_holds_the_gil_keeps_its_lock_three_times_as_long_as_that_lasts(
+    harness: WorkerHarness,
+) -> None:
+    observed = hold_the_gil(harness, GIL)
     assert observed.samples > 100
     assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
 
 
-def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(stage: Stage) -> None:
-    stage.worker(children=2, settings=SHORT_LOCK)
-    job = stage.hold()
-    child = int(stage.started(job)["pid"])
+def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(harness: WorkerHarness) -> None:
+    harness.worker(children=2, settings=SHORT_LOCK)
+    job = harness.hold()
+    child = int(harness.wait_for_start(job)["pid"])
     os.kill(child, signal.SIGSTOP)
-    stage.open_gate("gate", 2)
+    harness.open_gate("gate", 2)
     # Runs on the other child when the first has been stopped for four locks.
-    later = stage.app.send_task("quick", countdown=4 * LOCK_S)
-    stopped = watch(stage, job, later)
+    later = harness.app.send_task("quick", countdown=4 * LOCK_S)
+    stopped = watch(harness, job, later)
     os.kill(child, signal.SIGCONT)
-    after = watch(stage, job, job)
-    stage.note(samples=stopped.samples + after.samples, without_lock=stopped.without_lock + after.without_lock)
+    after = watch(harness, job, job)
+    harness.report(samples=stopped.samples + after.samples, without_lock=stopped.without_lock + after.without_lock)
 
     assert stopped.samples > 100
     assert (stopped.starts, stopped.completed, stopped.stalled, stopped.without_lock) == (1, 0, 0, 0)
@@ -104,26 +106,26 @@ def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(stage: Stage) 
 
 
 def test_a_whole_worker_that_is_stopped_for_four_times_the_lock_does_not_complete_what_another_has_taken(
-    stage: Stage,
+    harness: WorkerHarness,
 ) -> None:
-    stopped = stage.worker(children=1, settings=SHORT_LOCK)
-    job = stage.hold()
-    everybody = [stopped.pid, int(stage.started(job)["pid"])]
+    stopped = harness.worker(children=1, settings=SHORT_LOCK)
+    job = harness.hold()
+    everybody = [stopped.pid, int(harness.wait_for_start(job)["pid"])]
     for pid in everybody:
         os.kill(pid, signal.SIGSTOP)
-    other = stage.worker(children=1, settings=SHORT_LOCK)
-    stage.started(job, 2)
-    stage.open_gate("gate", 2)
-    stage.became("completed", job)
+    other = harness.worker(children=1, settings=SHORT_LOCK)
+    harness.wait_for_start(job, 2)
+    harness.open_gate("gate", 2)
+    harness.wait_for_event("completed", job)
     for pid in everybody:
         os.kill(pid, signal.SIGCONT)
     stopped.wait_for_line("Lock lost", job_id=job.id)
-    assert stage.app.send_task("quick").get(timeout=60) is None
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert (stopped.stop(), other.stop()) == (0, 0)
-    complaints = sorted(line["event"] for line in stopped.complaints())
-    stage.note(complaints=complaints)
-    assert len(stage.events.all(event="completed", jobId=job.id)) == 1
-    assert stage.starts(job) == 2
+    complaints = sorted(line["event"] for line in stopped.warnings())
+    harness.report(complaints=complaints)
+    assert len(harness.events.all(event="completed", jobId=job.id)) == 1
+    assert harness.start_count(job) == 2
     assert len(complaints) == len(set(complaints)), "each thing is said once"
 
 
@@ -138,23 +140,25 @@ async def neighbour(self, micros):
 """
 
 
-def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_neighbour_holds_the_gil(stage: Stage) -> None:
-    proxy = stage.proxy()
-    stage.worker(FETCHING, via=proxy, children=1, settings={**SHORT_LOCK, "worker_async_concurrency": 2})
-    stage.wait_until_idle(1)
+def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_neighbour_holds_the_gil(
+    harness: WorkerHarness,
+) -> None:
+    proxy = harness.proxy()
+    harness.worker(FETCHING, via=proxy, children=1, settings={**SHORT_LOCK, "worker_async_concurrency": 2})
+    harness.wait_until_idle(1)
     proxy.latency(0.15)
-    stage.app.send_task("neighbour", kwargs={"micros": 3 * LOCK_S * 1_000_000})
-    job = stage.app.send_task("quick")
-    stage.became("active", job)
+    harness.app.send_task("neighbour", kwargs={"micros": 3 * LOCK_S * 1_000_000})
+    job = harness.app.send_task("quick")
+    harness.wait_for_event("active", job)
     proxy.pass_all()  # the answer comes, and nobody in the child can read it
-    observed = watch(stage, job, job)
-    stage.note(**asdict(observed))
+    observed = watch(harness, job, job)
+    harness.report(**asdict(observed))
     assert observed.samples > 100
     assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
 
 
-def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(stage: Stage) -> None:
-    observed = hold_the_gil(stage, GIL + NO_HEARTBEAT)
+def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(harness: WorkerHarness) -> None:
+    observed = hold_the_gil(harness, GIL + NO_HEARTBEAT)
     assert observed.without_lock > 0, "the test above cannot fail"
     assert observed.starts > 1
     assert observed.stalled > 0

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
-from tests.support.worker import wait_until_gone
+from tests.support.worker import wait_until_exited
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +22,7 @@ from bulltask.events import JobCompleted
 
 def fork():
     if pid := os.fork():
-        tell("copy", copy=pid, within=os.getpid())
+        record("copy", copy=pid, within=os.getpid())
     return pid
 
 @app.task(name="returns")
@@ -88,14 +88,14 @@ async def keep():
     process = multiprocessing.get_context("fork").Process(target=signal.pause)
     process.start()
     processes.append(process)
-    tell("copy", copy=process.pid)
+    record("copy", copy=process.pid)
     return os.getpid()
 
 @app.task(name="terminate")
 def terminate():
     process = multiprocessing.get_context("fork").Process(target=signal.pause)
     process.start()
-    tell("copy", copy=process.pid)
+    record("copy", copy=process.pid)
     process.terminate()
     process.join(10)
     return process.exitcode
@@ -103,14 +103,14 @@ def terminate():
 
 
 @pytest.fixture
-def copies(stage: Stage) -> Iterator[Callable[[int], list[int]]]:
+def copies(harness: WorkerHarness) -> Iterator[Callable[[int], list[int]]]:
     """Wait until tasks have forked so many copies; the process ids. What is left of them is killed."""
 
     def wait(count: int) -> list[int]:
-        return [int(entry["copy"]) for entry in stage.journal.wait_for(count, what="copy")]
+        return [int(entry["copy"]) for entry in harness.journal.wait_for(count, what="copy")]
 
     yield wait
-    for entry in stage.journal.all(what="copy"):
+    for entry in harness.journal.all(what="copy"):
         with suppress(ProcessLookupError):
             os.kill(int(entry["copy"]), signal.SIGKILL)
 
@@ -129,39 +129,39 @@ WAYS = (
 
 
 def test_a_copy_of_the_child_that_a_task_forks_is_gone_when_the_users_code_is_done(
-    stage: Stage, copies: Callable[[int], list[int]]
+    harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
-    worker = stage.worker(FORKING, children=1)
+    worker = harness.worker(FORKING, children=1)
     for count, way in enumerate(WAYS, 1):
-        job = stage.app.send_task(way)
-        wait_until_gone(copies(count)[-1])
+        job = harness.app.send_task(way)
+        wait_until_exited(copies(count)[-1])
         with suppress(ValueError):  # of the one that is tried twice
             job.get(timeout=60)
     (child,) = worker.children
-    assert {int(entry["within"]) for entry in stage.journal.all(what="copy")} == {child}
+    assert {int(entry["within"]) for entry in harness.journal.all(what="copy")} == {child}
     ended = [line for line in worker.lines if line["event"] in {"Job completed", "Job failed"}]
     assert len(ended) == len(WAYS), "the child says so, and nobody else"
     assert worker.stop() == 0
 
 
 def test_a_process_of_multiprocessing_that_a_task_has_terminated_ends(
-    stage: Stage, copies: Callable[[int], list[int]]
+    harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
-    stage.worker(OWN_PROCESSES, children=1)
-    job = stage.app.send_task("terminate")
+    harness.worker(OWN_PROCESSES, children=1)
+    job = harness.app.send_task("terminate")
     (pid,) = copies(1)
-    wait_until_gone(pid)
+    wait_until_exited(pid)
     assert job.get(timeout=60) == -signal.SIGTERM
 
 
 def test_a_process_that_outlives_its_child_does_not_wait_for_jobs_in_its_name(
-    stage: Stage, copies: Callable[[int], list[int]]
+    harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
-    stage.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})
-    stage.wait_until_idle(1)
-    child = stage.app.send_task("keep").get(timeout=60)
-    stage.wait_until_idle(1)
-    before = stage.waiting_for_jobs()
+    harness.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})
+    harness.wait_until_idle(1)
+    child = harness.app.send_task("keep").get(timeout=60)
+    harness.wait_until_idle(1)
+    before = harness.idle_connections()
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: not before & stage.waiting_for_jobs(), 10.0, "the end of the dead child's connection")
+    wait_until(lambda: not before & harness.idle_connections(), 10.0, "the end of the dead child's connection")
     os.kill(copies(1)[0], 0)

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from bulltask.worker.exit_codes import ExitCode
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -19,14 +19,14 @@ import ctypes, os, signal
 
 @app.task(bind=True, name="kill")
 def kill(self, number):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if number == signal.SIGSEGV:
         ctypes.string_at(0)
     os.kill(os.getpid(), number)
 
 @app.task(bind=True, name="leave")
 def leave(self, code):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     os._exit(code)
 """
 
@@ -39,54 +39,56 @@ Recovery.recover = lambda *_: None
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_is_touched(
-    stage: Stage, start_method: str
+    harness: WorkerHarness, start_method: str
 ) -> None:
-    worker = stage.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
-    stage.wait_until_idle(3)
-    victim, other = stage.hold("a"), stage.hold("b")
-    first, untouched = stage.started(victim), stage.started(other)
+    worker = harness.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
+    harness.wait_until_idle(3)
+    victim, other = harness.hold("a"), harness.hold("b")
+    first, untouched = harness.wait_for_start(victim), harness.wait_for_start(other)
     assert first["pid"] != untouched["pid"]
-    lock = stage.redis.get(stage.keys.lock(other.id))
+    lock = harness.redis.get(harness.keys.lock(other.id))
 
-    killed_ms = server_ms(stage.redis)
+    killed_ms = server_ms(harness.redis)
     os.kill(int(first["pid"]), signal.SIGKILL)
-    took_ms = stage.became("active", victim, 2).ms - killed_ms
-    stage.note(active_again_ms=took_ms)
+    took_ms = harness.wait_for_event("active", victim, 2).ms - killed_ms
+    harness.report(active_again_ms=took_ms)
 
-    assert took_ms <= at_this_pace(1000)
-    assert stage.started(victim, 2)["pid"] not in {first["pid"], untouched["pid"]}
-    assert stage.redis.get(stage.keys.lock(other.id)) == lock
+    assert took_ms <= scale_to_load(1000)
+    assert harness.wait_for_start(victim, 2)["pid"] not in {first["pid"], untouched["pid"]}
+    assert harness.redis.get(harness.keys.lock(other.id)) == lock
     worker.wait_for_line("Child started", count=4)
     assert len(worker.children) == 3
-    stage.open_gate("a")
-    stage.open_gate("b")
+    harness.open_gate("a")
+    harness.open_gate("b")
     assert victim.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
-    assert (stage.starts(victim), stage.starts(other)) == (2, 1)
-    assert stage.field(victim, "atm") == "1", "a crash is no attempt"
-    assert stage.events.all(event="stalled") == []
+    assert (harness.start_count(victim), harness.start_count(other)) == (2, 1)
+    assert harness.field(victim, "atm") == "1", "a crash is no attempt"
+    assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
 
 
-def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_within_a_second(stage: Stage) -> None:
-    worker = stage.worker(children=4, settings={"lock_duration": 30, "max_crashes": 100})
-    victim, other = stage.hold("a"), stage.hold("b")
-    stage.started(other)
+def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_within_a_second(
+    harness: WorkerHarness,
+) -> None:
+    worker = harness.worker(children=4, settings={"lock_duration": 30, "max_crashes": 100})
+    victim, other = harness.hold("a"), harness.hold("b")
+    harness.wait_for_start(other)
     waits_ms = []
     for number in range(1, 21):
-        start = stage.started(victim, number)
-        killed_ms = server_ms(stage.redis)
+        start = harness.wait_for_start(victim, number)
+        killed_ms = server_ms(harness.redis)
         os.kill(int(start["pid"]), signal.SIGKILL)
-        back = stage.events.wait_for(number, event="waiting", jobId=victim.id, prev="active")[-1]
+        back = harness.events.wait_for(number, event="waiting", jobId=victim.id, prev="active")[-1]
         waits_ms.append(back.ms - killed_ms)
-    stage.note(back_in_wait_ms=sorted(waits_ms))
+    harness.report(back_in_wait_ms=sorted(waits_ms))
 
-    stage.open_gate("a", 2)  # a task that was killed at the gate may have taken one with it
-    stage.open_gate("b")
+    harness.open_gate("a", 2)  # a task that was killed at the gate may have taken one with it
+    harness.open_gate("b")
     assert victim.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
-    assert max(waits_ms) <= at_this_pace(1000)
-    assert (stage.starts(victim), stage.starts(other)) == (21, 1)
+    assert max(waits_ms) <= scale_to_load(1000)
+    assert (harness.start_count(victim), harness.start_count(other)) == (21, 1)
     assert len(worker.wait_for_line("Child died", count=20)) == 20
     worker.wait_for_line("Child started", count=24)
     assert worker.stop() == 0
@@ -94,33 +96,33 @@ def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_w
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_job_that_kills_its_children_fails_with_a_reason_that_names_the_signal(
-    stage: Stage, number: signal.Signals
+    harness: WorkerHarness, number: signal.Signals
 ) -> None:
-    worker = stage.worker(KILLERS, settings={"max_crashes": 2})
-    poison = stage.app.send_task("kill", kwargs={"number": int(number)})
-    good = stage.app.send_task("quick")
-    stage.became("failed", poison)
+    worker = harness.worker(KILLERS, settings={"max_crashes": 2})
+    poison = harness.app.send_task("kill", kwargs={"number": int(number)})
+    good = harness.app.send_task("quick")
+    harness.wait_for_event("failed", poison)
 
-    assert stage.starts(poison) == 2
+    assert harness.start_count(poison) == 2
     reason = poison.snapshot().failed_reason
     assert number.name in reason
     assert "max_crashes" in reason
     assert good.get(timeout=60) is None
-    assert stage.starts(good) == 1
+    assert harness.start_count(good) == 1
     assert worker.wait_for_line("Job crashed")[0]["crashes"] == 2
     worker.wait_for_line("Child started", count=4)
     assert worker.stop() == 0
 
 
-def test_a_job_that_ends_its_child_fails_with_a_reason_that_names_the_exit_code(stage: Stage) -> None:
-    stage.worker(KILLERS, children=1, settings={"max_crashes": 1})
-    poison = stage.app.send_task("leave", kwargs={"code": 7})
-    assert "exit code 7" in stage.became("failed", poison)["failedReason"]
-    assert stage.starts(poison) == 1
+def test_a_job_that_ends_its_child_fails_with_a_reason_that_names_the_exit_code(harness: WorkerHarness) -> None:
+    harness.worker(KILLERS, children=1, settings={"max_crashes": 1})
+    poison = harness.app.send_task("leave", kwargs={"code": 7})
+    assert "exit code 7" in harness.wait_for_event("failed", poison)["failedReason"]
+    assert harness.start_count(poison) == 1
 
 
-def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_so(stage: Stage) -> None:
-    worker = stage.worker(
+def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_so(harness: WorkerHarness) -> None:
+    worker = harness.worker(
         """
         import os
 
@@ -131,11 +133,11 @@ def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_s
     assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
 
 
-def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a_second(stage: Stage) -> None:
-    worker = stage.worker(NO_RECOVERY, children=3, settings={"lock_duration": 30})
-    victim = stage.hold()
-    os.kill(int(stage.started(victim)["pid"]), signal.SIGKILL)
+def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a_second(harness: WorkerHarness) -> None:
+    worker = harness.worker(NO_RECOVERY, children=3, settings={"lock_duration": 30})
+    victim = harness.hold()
+    os.kill(int(harness.wait_for_start(victim)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Child died")
-    stage.app.send_task("quick", countdown=1.5).get(timeout=60)
-    assert stage.starts(victim) == 1, "the test of the killed child cannot fail"
-    assert stage.redis.lrange(stage.keys.active, 0, -1) == [victim.id]
+    harness.app.send_task("quick", countdown=1.5).get(timeout=60)
+    assert harness.start_count(victim) == 1, "the test of the killed child cannot fail"
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [victim.id]

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
-from tests.support.worker import wait_until_gone
+from tests.support.worker import wait_until_exited
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -20,51 +20,51 @@ SHORT_LOCK = {"lock_duration": LOCK_MS / 1000, "stalled_interval": INTERVAL_MS /
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_another_worker_runs_their_jobs(
-    stage: Stage, start_method: str
+    harness: WorkerHarness, start_method: str
 ) -> None:
-    worker = stage.worker(children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
-    running = [stage.hold(), stage.hold()]
-    waiting = [stage.app.send_task("quick") for _ in range(10)]
+    worker = harness.worker(children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
+    running = [harness.hold(), harness.hold()]
+    waiting = [harness.app.send_task("quick") for _ in range(10)]
     for job in running:
-        stage.started(job)
+        harness.wait_for_start(job)
     children = worker.children
     assert len(children) == 2
 
-    killed_ms = server_ms(stage.redis)
+    killed_ms = server_ms(harness.redis)
     os.kill(worker.pid, signal.SIGKILL)
-    gone_s = [wait_until_gone(child) for child in children]
-    other = stage.worker(children=2, settings=SHORT_LOCK)
+    gone_s = [wait_until_exited(child) for child in children]
+    other = harness.worker(children=2, settings=SHORT_LOCK)
     other.wait_for_line("Child started")
-    there_ms = max(killed_ms, server_ms(stage.redis) - LOCK_MS)  # not the fault of a worker that starts slowly
-    again_ms = [stage.started(job, 2).ms - there_ms for job in running]
-    stage.note(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
+    there_ms = max(killed_ms, server_ms(harness.redis) - LOCK_MS)  # not the fault of a worker that starts slowly
+    again_ms = [harness.wait_for_start(job, 2).ms - there_ms for job in running]
+    harness.report(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
 
-    assert max(gone_s) <= at_this_pace(1)
-    assert max(again_ms) <= LOCK_MS + 2 * INTERVAL_MS + at_this_pace(1000)
-    stage.open_gate("gate", 4)
+    assert max(gone_s) <= scale_to_load(1)
+    assert max(again_ms) <= LOCK_MS + 2 * INTERVAL_MS + scale_to_load(1000)
+    harness.open_gate("gate", 4)
     for job in (*running, *waiting):
         job.get(timeout=60)
-    assert [stage.starts(job) for job in running] == [2, 2]
-    assert {stage.starts(job) for job in waiting} == {1}
-    after = [entry for entry in stage.journal.all(what="start") if entry.ms > killed_ms]
+    assert [harness.start_count(job) for job in running] == [2, 2]
+    assert {harness.start_count(job) for job in waiting} == {1}
+    after = [entry for entry in harness.journal.all(what="start") if entry.ms > killed_ms]
     assert not {int(entry["pid"]) for entry in after} & set(children), "no second job on a child without supervisor"
-    assert {entry["jobId"] for entry in stage.events.all(event="stalled")} == {job.id for job in running}
+    assert {entry["jobId"] for entry in harness.events.all(event="stalled")} == {job.id for job in running}
     assert other.stop() == 0
 
 
-def test_a_child_in_a_c_call_is_gone_with_its_supervisor_too(stage: Stage) -> None:
-    worker = stage.worker(
+def test_a_child_in_a_c_call_is_gone_with_its_supervisor_too(harness: WorkerHarness) -> None:
+    worker = harness.worker(
         """
         import ctypes
 
         @app.task(bind=True, name="c_call")
         def c_call(self):
-            tell("start", job=self.request.id)
+            record("start", job=self.request.id)
             ctypes.PyDLL(None).usleep(20_000_000)
         """,
         children=1,
     )
-    job = stage.app.send_task("c_call")
-    child = int(stage.started(job)["pid"])
+    job = harness.app.send_task("c_call")
+    child = int(harness.wait_for_start(job)["pid"])
     os.kill(worker.pid, signal.SIGKILL)
-    assert wait_until_gone(child) <= at_this_pace(1)
+    assert wait_until_exited(child) <= scale_to_load(1)

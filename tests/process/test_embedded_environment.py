@@ -44,5 +44,5 @@ def test_a_server_keeps_more_small_memory_at_hand_unless_the_user_has_set_how_mu
 def test_so_does_the_server_of_all_who_use_embedded_urls(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    with run_program(USER) as program, redis.Redis.from_url(program.line()) as client:
+    with run_program(USER) as program, redis.Redis.from_url(program.read_line()) as client:
         assert tunables(int(client.info()["process_id"])) == [CACHE]

@@ -20,7 +20,7 @@ from bulltask.embedded.launch import PortTakenError, lock_directory, pick_port
 from bulltask.embedded.probe import send_command
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.testing.server import RedisServer
-from tests.support.processes import ended, wait_for_end
+from tests.support.processes import has_exited, wait_for_exit
 from tests.support.programs import Program, run_program
 
 pytestmark = pytest.mark.process
@@ -55,9 +55,9 @@ def count_keys(url: str) -> int:
         return int(client.dbsize())
 
 
-def wait_until_gone(server: ServerRecord, data: Path) -> None:
+def wait_until_exited(server: ServerRecord, data: Path) -> None:
     """Wait for the end of a server and of its keeper, which holds the directory until then."""
-    wait_for_end(server.pid)
+    wait_for_exit(server.pid)
     os.close(lock_directory(data))
 
 
@@ -87,51 +87,51 @@ def running(data: Path) -> ServerRecord:
 
 def test_the_second_process_joins_the_server_of_the_first(data, user):
     first, second = user(), user()
-    assert first.line() == second.line() == running(data).url
+    assert first.read_line() == second.read_line() == running(data).url
 
 
 def test_many_processes_that_come_at_once_get_one_server(data, user):
     programs = [user() for _ in range(6)]
-    assert {program.line() for program in programs} == {running(data).url}
+    assert {program.read_line() for program in programs} == {running(data).url}
 
 
 def test_the_server_stays_for_the_second_process_when_the_first_is_killed(data, user):
     first = user()
-    url = first.line()
+    url = first.read_line()
     second = user()
-    second.line()
+    second.read_line()
     server = running(data)
     first.send(signal.SIGKILL)
-    second.say("again")
-    assert second.line() == url
+    second.write_line("again")
+    assert second.read_line() == url
     assert running(data) == server
 
 
 def test_the_server_ends_with_its_last_user_and_the_next_one_finds_all_data(data, user):
     first = user()
-    write_keys(first.line())
+    write_keys(first.read_line())
     server = running(data)
-    assert first.let_go() == 0
-    wait_until_gone(server, data)
-    assert count_keys(user().line()) == KEYS
+    assert first.close_stdin() == 0
+    wait_until_exited(server, data)
+    assert count_keys(user().read_line()) == KEYS
 
 
 def test_killing_the_only_user_leaves_no_server_and_loses_no_key(data, user):
     first = user()
-    write_keys(first.line())
+    write_keys(first.read_line())
     server = running(data)
     first.send(signal.SIGKILL)
-    wait_until_gone(server, data)
-    assert count_keys(user().line()) == KEYS
+    wait_until_exited(server, data)
+    assert count_keys(user().read_line()) == KEYS
 
 
 def test_a_user_that_comes_while_the_server_stops_gets_a_new_one(data, user):
     for _ in range(5):
         program = user()
-        with redis.Redis.from_url(program.line()) as client:
+        with redis.Redis.from_url(program.read_line()) as client:
             assert client.incr("rounds")
-        program.let_go()
-    with redis.Redis.from_url(user().line()) as client:
+        program.close_stdin()
+    with redis.Redis.from_url(user().read_line()) as client:
         assert client.get("rounds") == b"5"
 
 
@@ -142,60 +142,60 @@ def test_a_forked_child_keeps_the_server_when_its_parent_is_gone(data, user):
         "print(url, flush=True); sys.stdin.read()"
     )
     parent = user(code=code)
-    url = parent.line()
+    url = parent.read_line()
     assert parent.process.wait(60) == 0
     server = running(data)
     assert server.url == url
-    parent.let_go()
-    wait_until_gone(server, data)
+    parent.close_stdin()
+    wait_until_exited(server, data)
 
 
 def test_a_server_that_was_killed_comes_back_on_its_port_with_its_data(data, user):
     first = user()
-    url = first.line()
+    url = first.read_line()
     write_keys(url)
     server = running(data)
     os.kill(server.pid, signal.SIGKILL)
-    wait_until_gone(server, data)
-    first.say("again")
-    assert first.line() == url
+    wait_until_exited(server, data)
+    first.write_line("again")
+    assert first.read_line() == url
     assert count_keys(url) == KEYS
     assert running(data).pid != server.pid
 
 
 def test_killing_the_keeper_ends_the_server_in_good_order(data, user):
     first = user()
-    write_keys(first.line())
+    write_keys(first.read_line())
     server = running(data)
     keeper = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(keeper, signal.SIGKILL)
-    wait_until_gone(server, data)
+    wait_until_exited(server, data)
     assert "Calling fsync() on the AOF file" in (data / "server.log").read_text()
-    first.say("again")
-    assert count_keys(first.line()) == KEYS
+    first.write_line("again")
+    assert count_keys(first.read_line()) == KEYS
 
 
 def test_a_data_directory_that_was_removed_under_its_users_does_not_mislead_the_next_one(data, user):
     first = user()
-    first.line()
+    first.read_line()
     old = running(data)
     for file in data.iterdir():
         file.rename(data.parent / f"removed-{file.name}")
-    first.say("again")
-    first.line()
+    first.write_line("again")
+    first.read_line()
     assert running(data).pid != old.pid
     second = user()
-    assert second.line() == running(data).url
+    assert second.read_line() == running(data).url
     os.kill(old.pid, signal.SIGTERM)
 
 
 def test_two_names_are_two_servers(data, user):
-    assert user("embedded://one").line() != user("embedded://two").line()
+    assert user("embedded://one").read_line() != user("embedded://two").read_line()
 
 
 def test_the_url_may_name_a_database(data, user):
-    url = user("embedded://shop").line()
-    assert user("embedded://shop/3").line() == url.removesuffix("/0") + "/3"
+    url = user("embedded://shop").read_line()
+    assert user("embedded://shop/3").read_line() == url.removesuffix("/0") + "/3"
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_other_urls_pass():
 def test_a_state_file_without_sense_is_healed(data, user, text):
     data.mkdir(parents=True)
     (data / "server.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert user().line() == running(data).url
+    assert user().read_line() == running(data).url
 
 
 def test_an_unknown_server_on_the_written_port_is_never_joined(data, user, server_factory):
     stranger = server_factory()
     ServerRecord(stranger.pid, stranger.port, "0" * 40).write(tmp := make(data))
     program = user()
-    assert program.line() != stranger.url
+    assert program.read_line() != stranger.url
     assert running(tmp).port != stranger.port
     assert count_keys(stranger.url) == 0
 
@@ -239,14 +239,14 @@ def test_a_server_of_another_line_is_joined_while_it_runs(data, user):
     other = data.parent.parent / "redis-6" / "default"
     with EmbeddedServer(make(other)) as server:
         ServerRecord(server.pid, server.port, server.run_id).write(other)
-        assert user().line() == server.url
+        assert user().read_line() == server.url
 
 
 def test_data_that_another_line_used_last_is_named_in_a_warning(tmp_path, caplog):
     (tmp_path / "redis-6" / "appendonlydir").mkdir(parents=True)
     code = f"import logging; logging.basicConfig(); from bulltask.embedded import *; start_or_join({str(tmp_path)!r})"
     with run_program(code) as program:
-        assert str(tmp_path / "redis-6") in program.rest()
+        assert str(tmp_path / "redis-6") in program.read_rest()
     wait_until_gone_in(tmp_path)
 
 
@@ -254,7 +254,7 @@ def wait_until_gone_in(base: Path) -> None:
     directory = DataDirectory.at(base).directory(find_binary())
     known = ServerRecord.read(directory)
     assert known is not None
-    wait_until_gone(known, directory)
+    wait_until_exited(known, directory)
 
 
 def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
@@ -263,9 +263,9 @@ def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
         "print(start_or_join('data'), flush=True); sys.stdin.read()"
     )
     with run_program(code, str(tmp_path)) as program:
-        write_keys(program.line())
+        write_keys(program.read_line())
         assert (tmp_path / "data" / find_binary().line / "appendonlydir").is_dir()
-        program.let_go()
+        program.close_stdin()
     wait_until_gone_in(tmp_path / "data")
 
 
@@ -274,10 +274,10 @@ def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
 
 def test_killing_the_owner_ends_its_server_and_keeps_its_data(tmp_path):
     with run_program(OWNER, str(tmp_path)) as owner:
-        url, pid = owner.line().split()
+        url, pid = owner.read_line().split()
         write_keys(url)
         owner.send(signal.SIGKILL)
-    wait_for_end(int(pid))
+    wait_for_exit(int(pid))
     with EmbeddedServer(tmp_path) as server:
         assert count_keys(server.url) == KEYS
 
@@ -293,13 +293,13 @@ def test_a_forked_child_that_ends_or_stops_the_server_does_neither_end_it_nor_to
         "sys.stdin.read(); server.stop()",
     )
     with run_program(code, str(tmp_path)) as owner:
-        url, pid = owner.line().split()
+        url, pid = owner.read_line().split()
         write_keys(url)
-        assert owner.line() == "0 True"
+        assert owner.read_line() == "0 True"
         assert count_keys(url) == KEYS
         assert (tmp_path / "appendonlydir").is_dir()
-        assert owner.let_go() == 0
-    assert ended(int(pid))
+        assert owner.close_stdin() == 0
+    assert has_exited(int(pid))
 
 
 def test_a_server_started_in_a_thread_outlives_the_thread(tmp_path):
@@ -417,7 +417,7 @@ def serve(port: int, *options: str) -> Iterator[Program]:
 def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_term_and_hangup(tmp_path, number):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
-        line = program.line()
+        line = program.read_line()
         binary = find_binary()
         for part in [
             str(binary),
@@ -429,22 +429,22 @@ def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_term_and_hangup(tmp
             assert part in line
         write_keys(f"redis://127.0.0.1:{port}/0")
         assert program.send(number) == 0
-        assert program.rest() == ""
+        assert program.read_rest() == ""
     with EmbeddedServer(tmp_path / binary.line) as server:
         assert count_keys(server.url) == KEYS
 
 
 def test_an_embedded_url_joins_the_command(data, user):
     with serve(pick_port()) as program:
-        program.line()
-        assert user().line() == running(data).url
+        program.read_line()
+        assert user().read_line() == running(data).url
         assert program.send(signal.SIGINT) == 0
 
 
 def test_the_command_refuses_data_that_a_server_uses_already(data, user):
-    url = user().line()
+    url = user().read_line()
     with serve(pick_port()) as program:
-        said = program.rest()
+        said = program.read_rest()
         assert program.process.wait(60) == 1
     assert url in said
     assert str(running(data).pid) in said
@@ -454,7 +454,7 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with serve(port, "--data-dir", str(tmp_path)) as program:
-            said = program.rest()
+            said = program.read_rest()
             assert program.process.wait(60) == 1
     assert f"port {port} is in use by process {os.getpid()}" in said
     assert "--port" in said
@@ -465,7 +465,7 @@ def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_pa
 def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, server_factory):
     server = server_factory()
     with serve(server.port, "--data-dir", str(tmp_path / "other")) as program:
-        said = program.rest()
+        said = program.read_rest()
         assert program.process.wait(60) == 1
     assert f"process {server.pid}" in said
     assert f"broker_url redis://127.0.0.1:{server.port}/0" in said
@@ -474,9 +474,9 @@ def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, serv
 def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
-        program.line()
+        program.read_line()
         os.kill(running(tmp_path / find_binary().line).pid, signal.SIGTERM)
-        assert "stopped unexpectedly" in program.rest()
+        assert "stopped unexpectedly" in program.read_rest()
         assert program.process.wait(60) == 1
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
 
-def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_meant(stage: Stage) -> None:
+def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_meant(harness: WorkerHarness) -> None:
     environ = {
         "BULLTASK_LOCK_DURATON": "60",  # codespell:ignore duraton
         "BULLTASK_X": "1",
@@ -17,9 +17,9 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
         "BULLTASK_BROKER_URL_FILE": "/run/secrets/broker",
         "BULLTASK_DRAIN_DELAY": "1",
     }
-    worker = stage.worker(children=1, environ=environ)
+    worker = harness.worker(children=1, environ=environ)
     worker.wait_for_line("Worker started")
-    assert [(line["variable"], line["event"]) for line in worker.complaints()] == [
+    assert [(line["variable"], line["event"]) for line in worker.warnings()] == [
         (
             "BULLTASK_LOCK_DURATON",  # codespell:ignore duraton
             "An environment variable matches no setting and is ignored; did you mean 'lock_duration'?",
@@ -28,9 +28,9 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
     ]
 
 
-def test_a_worker_warns_of_a_lock_that_few_failed_renewals_cost(stage: Stage) -> None:
-    worker = stage.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
+def test_a_worker_warns_of_a_lock_that_few_failed_renewals_cost(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
     worker.wait_for_line("Worker started")
-    complaints = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.complaints()]
+    complaints = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.warnings()]
     event = "lock_renew_time is over half of lock_duration: a lock may expire when two renewals in a row fail"
     assert complaints == [(event, 16, 30)]

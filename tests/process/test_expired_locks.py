@@ -11,8 +11,8 @@ from bulltask import AsyncResult
 from bulltask.queue import AddOptions
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -44,14 +44,14 @@ def ended(task, how):
 
 @app.task(bind=True, name="sync")
 def sync(self, how):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     wait_at(self.request.id)
     return ended(self, how)
 
 
 @app.task(bind=True, name="async")
 async def async_(self, how):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.to_thread(wait_at, self.request.id)
     return ended(self, how)
 """
@@ -70,16 +70,16 @@ RUNS = {
 
 @pytest.mark.parametrize("task", ["sync", "async"])
 def test_every_outcome_is_written_although_its_lock_has_run_out_when_no_other_worker_has_the_job(
-    stage: Stage, task: str
+    harness: WorkerHarness, task: str
 ) -> None:
-    worker = stage.worker(TASKS, children=1, settings={"lock_duration": 60, "stalled_interval": 600})
+    worker = harness.worker(TASKS, children=1, settings={"lock_duration": 60, "stalled_interval": 600})
     for how, runs in RUNS.items():
-        job = add(stage, task, how)
-        stage.started(job)
-        assert stage.redis.delete(stage.keys.lock(job.id)) == 1
-        stage.open_gate(job.id, runs)
-        stage.became("failed" if how == "fails" else "completed", job, timeout=20)
-        assert stage.starts(job) == runs, how
+        job = add(harness, task, how)
+        harness.wait_for_start(job)
+        assert harness.redis.delete(harness.keys.lock(job.id)) == 1
+        harness.open_gate(job.id, runs)
+        harness.wait_for_event("failed" if how == "fails" else "completed", job, timeout=20)
+        assert harness.start_count(job) == runs, how
     assert worker.logged("Lock lost") == []
     assert worker.stop() == 0
 
@@ -88,20 +88,20 @@ def test_every_outcome_is_written_although_its_lock_has_run_out_when_no_other_wo
 SHORT_LOCK = {"lock_duration": 1, "lock_renew_time": 0.9, "stalled_interval": 1, "worker_async_concurrency": 10}
 
 
-def hold_and_end(stage: Stage, workers: int, strike: Callable[[], object]) -> list[AsyncResult[Any]]:
+def hold_and_end(harness: WorkerHarness, workers: int, strike: Callable[[], object]) -> list[AsyncResult[Any]]:
     """Have jobs run, async ones and in each child a sync one, and end after ``strike`` was called."""
-    jobs = [add(stage, task, "completes") for task in ["async"] * 6 + ["sync"] * workers]
+    jobs = [add(harness, task, "completes") for task in ["async"] * 6 + ["sync"] * workers]
     for job in jobs:
-        stage.started(job)
+        harness.wait_for_start(job)
     strike()
     for job in jobs:
-        stage.open_gate(job.id)
+        harness.open_gate(job.id)
     return jobs
 
 
-def assert_each_ran_once(stage: Stage, jobs: list[AsyncResult[Any]], workers: list[Worker]) -> None:
+def assert_each_ran_once(harness: WorkerHarness, jobs: list[AsyncResult[Any]], workers: list[Worker]) -> None:
     assert [job.get(timeout=60) for job in jobs] == ["completes"] * len(jobs)
-    assert [stage.starts(job) for job in jobs] == [1] * len(jobs)
+    assert [harness.start_count(job) for job in jobs] == [1] * len(jobs)
     for worker in workers:
         assert worker.logged("Lock lost") == worker.logged("Job stalled") == []
         assert len(worker.logged("Heartbeat failed")) <= 1, "one line for the queue and the outage"
@@ -109,38 +109,40 @@ def assert_each_ran_once(stage: Stage, jobs: list[AsyncResult[Any]], workers: li
 
 
 def test_jobs_that_end_while_redis_is_away_for_longer_than_their_locks_last_are_not_run_again(
-    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True)
-    stage = stage_on(server.url)
-    workers = [stage.worker(TASKS, children=1, settings=SHORT_LOCK) for _ in range(2)]
+    harness = harness_on(server.url)
+    workers = [harness.worker(TASKS, children=1, settings=SHORT_LOCK) for _ in range(2)]
 
     def strike() -> None:
-        stage.redis.sadd(stage.keys.stalled, *stage.redis.lrange(stage.keys.active, 0, -1))  # as a check just before
+        harness.redis.sadd(
+            harness.keys.stalled, *harness.redis.lrange(harness.keys.active, 0, -1)
+        )  # as a check just before
         server.kill()
 
-    jobs = hold_and_end(stage, len(workers), strike)
+    jobs = hold_and_end(harness, len(workers), strike)
     for worker in workers:
         worker.wait_for_line("Redis reconnecting", attempt=4)  # after some two seconds
     server.restart()
-    assert_each_ran_once(stage, jobs, workers)
+    assert_each_ran_once(harness, jobs, workers)
 
 
 def test_jobs_that_end_while_redis_is_read_only_for_longer_than_their_locks_last_are_not_run_again(
-    stage: Stage,
+    harness: WorkerHarness,
 ) -> None:
-    proxy = stage.proxy()
-    worker = stage.worker(TASKS, via=proxy, children=1, settings=SHORT_LOCK)
+    proxy = harness.proxy()
+    worker = harness.worker(TASKS, via=proxy, children=1, settings=SHORT_LOCK)
     read_only = "READONLY You can't write against a read only replica."
-    jobs = hold_and_end(stage, 1, lambda: proxy.inject_error(read_only, None, match="evalsha"))
-    locks = [stage.keys.lock(job.id) for job in jobs]
-    wait_until(lambda: not stage.redis.exists(*locks), 60, "the end of the locks")
+    jobs = hold_and_end(harness, 1, lambda: proxy.inject_error(read_only, None, match="evalsha"))
+    locks = [harness.keys.lock(job.id) for job in jobs]
+    wait_until(lambda: not harness.redis.exists(*locks), 60, "the end of the locks")
     proxy.pass_all()
-    assert_each_ran_once(stage, jobs, [worker])
+    assert_each_ran_once(harness, jobs, [worker])
 
 
-def add(stage: Stage, task: str, how: str) -> AsyncResult[Any]:
+def add(harness: WorkerHarness, task: str, how: str) -> AsyncResult[Any]:
     options: AddOptions = {"attempts": 2}
     if how == "is retried later":
         options["backoff"] = 0.01
-    return stage.app.result(stage.app.queue("default").add(task, {"how": how}, **options).id)
+    return harness.app.result(harness.app.queue("default").add(task, {"how": how}, **options).id)

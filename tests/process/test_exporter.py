@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.errors import ConfigError
 from bulltask.observe.exporter import bind
-from tests.support.processes import wait_for_end
+from tests.support.processes import wait_for_exit
 from tests.support.programs import Program, run_program
 
 pytestmark = pytest.mark.process
@@ -100,8 +100,8 @@ class Supervisor:
         self.port = 0
 
     def do(self, *command: object) -> dict[str, Any]:
-        self.program.say(json.dumps(command))
-        answer: dict[str, Any] = json.loads(self.program.line())
+        self.program.write_line(json.dumps(command))
+        answer: dict[str, Any] = json.loads(self.program.read_line())
         self.port = answer.get("port", self.port)
         return answer
 
@@ -183,7 +183,7 @@ def test_the_exporter_dies_with_its_supervisor(supervisor: Supervisor) -> None:
     pid = supervisor.do("exporter")["pid"]
     supervisor.scrape()
     supervisor.program.send(signal.SIGKILL)
-    wait_for_end(pid)
+    wait_for_exit(pid)
     with bind("127.0.0.1", supervisor.port) as again:  # and with it the port is free
         assert again.getsockname()[1] == supervisor.port
 
@@ -263,6 +263,6 @@ signal.pause()
 @pytest.mark.parametrize("when", ["early", "late"])
 def test_a_process_dies_with_its_parent_even_when_that_was_quicker(when: str) -> None:
     with run_program(ORPHAN, when) as program:
-        pid = int(program.line())
+        pid = int(program.read_line())
         assert program.process.wait(60) == 0
-        wait_for_end(pid)
+        wait_for_exit(pid)

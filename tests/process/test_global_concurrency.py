@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import Entry
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -52,11 +52,11 @@ async def on_the_loop(self, how):
 """
 
 
-def idle_ms(stage: Stage) -> list[int]:
+def idle_ms(harness: WorkerHarness) -> list[int]:
     """How long nobody ran a job, each time one had left."""
     left: Entry | None = None
     gaps = []
-    for entry in stage.events.all():
+    for entry in harness.events.all():
         if entry["event"] == "active":
             gaps += [entry.ms - left.ms] if left else []
             left = None
@@ -67,29 +67,29 @@ def idle_ms(stage: Stage) -> list[int]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_async_jobs_follow_each_other_at_once_in_a_queue_with_a_global_concurrency_of_one(
-    stage: Stage, workers: int
+    harness: WorkerHarness, workers: int
 ) -> None:
-    stage.app.queue("default").set_global_concurrency(1)
+    harness.app.queue("default").set_global_concurrency(1)
     for _ in range(workers):
-        stage.worker(SHORT, children=2, settings=PATIENT)
-    stage.wait_until_idle(2 * workers)
-    jobs = [stage.app.send_task("short") for _ in range(5)]
+        harness.worker(SHORT, children=2, settings=PATIENT)
+    harness.wait_until_idle(2 * workers)
+    jobs = [harness.app.send_task("short") for _ in range(5)]
     for job in jobs:
         job.get(timeout=60)
-    gaps = idle_ms(stage)
-    stage.note(idle_ms=gaps)
-    assert sum(gaps) <= at_this_pace(500)
+    gaps = idle_ms(harness)
+    harness.report(idle_ms=gaps)
+    assert sum(gaps) <= scale_to_load(500)
 
 
-def test_the_next_job_starts_within_a_second_however_the_one_before_it_has_left(stage: Stage) -> None:
-    stage.app.queue("default").set_global_concurrency(1)
+def test_the_next_job_starts_within_a_second_however_the_one_before_it_has_left(harness: WorkerHarness) -> None:
+    harness.app.queue("default").set_global_concurrency(1)
     for _ in range(2):
-        stage.worker(LEAVING, children=2, settings=PATIENT)
-    stage.wait_until_idle(4)
-    jobs = [stage.app.send_task(name, kwargs={"how": how}) for how in WAYS_OUT for name in ("async", "sync")]
-    last = [stage.app.send_task("async", kwargs={"how": "return"}) for _ in range(2)]
+        harness.worker(LEAVING, children=2, settings=PATIENT)
+    harness.wait_until_idle(4)
+    jobs = [harness.app.send_task(name, kwargs={"how": how}) for how in WAYS_OUT for name in ("async", "sync")]
+    last = [harness.app.send_task("async", kwargs={"how": "return"}) for _ in range(2)]
     for job in [*jobs, *last]:
-        stage.events.wait_for(event="failed" if job in jobs[2:4] else "completed", jobId=job.id)
-    gaps = idle_ms(stage)
-    stage.note(idle_ms=gaps)
-    assert max(gaps) <= at_this_pace(1000)
+        harness.events.wait_for(event="failed" if job in jobs[2:4] else "completed", jobId=job.id)
+    gaps = idle_ms(harness)
+    harness.report(idle_ms=gaps)
+    assert max(gaps) <= scale_to_load(1000)

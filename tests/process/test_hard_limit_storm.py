@@ -8,7 +8,7 @@ import pytest
 
 from bulltask.testing.wait import wait_until
 from bulltask.transport.scripts.move import CRASHES
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -50,30 +50,30 @@ PER_TASK = 60
 
 
 def test_a_job_whose_child_is_killed_as_it_ends_has_completed_or_failed_once_and_its_neighbours_complete(
-    stage: Stage,
+    harness: WorkerHarness,
 ) -> None:
-    worker = stage.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 4})
+    worker = harness.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 4})
     jobs = [
-        stage.app.send_task(name, kwargs={"ms": 20}, time_limit=(17 + number % 6) / 1000, max_retries=0)
+        harness.app.send_task(name, kwargs={"ms": 20}, time_limit=(17 + number % 6) / 1000, max_retries=0)
         for number in range(PER_TASK)
         for name in ("spins", "naps")
     ]
-    neighbours = [stage.app.send_task("neighbour", kwargs={"ms": 5}) for _ in range(PER_TASK)]
+    neighbours = [harness.app.send_task("neighbour", kwargs={"ms": 5}) for _ in range(PER_TASK)]
     total = len(jobs) + len(neighbours)
 
     def ended() -> bool:
-        return int(stage.redis.zcard(stage.keys.completed)) + int(stage.redis.zcard(stage.keys.failed)) == total
+        return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
     wait_until(ended, PATIENCE, "the end of all jobs")
     assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "not an attempt of theirs was counted"
     names = ("atm", CRASHES)
-    fields: list[Any] = [stage.redis.hmget(stage.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
+    fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
     assert {tuple(field) for field in fields} == {("1", None)}
-    assert stage.redis.llen(stage.keys.active) == 0
-    ends = [len(stage.events.all(event=event, jobId=job.id)) for job in jobs for event in ("completed", "failed")]
+    assert harness.redis.llen(harness.keys.active) == 0
+    ends = [len(harness.events.all(event=event, jobId=job.id)) for job in jobs for event in ("completed", "failed")]
     assert {one + other for one, other in zip(ends[::2], ends[1::2], strict=True)} == {1}
     killed = len(worker.logged("Child killed"))
-    stage.note(killed=killed, completed=sum(ends[::2]), failed=sum(ends[1::2]))
+    harness.report(killed=killed, completed=sum(ends[::2]), failed=sum(ends[1::2]))
     assert killed > 5
     assert worker.stop(60) == 0
-    assert {line["event"] for line in worker.complaints()} <= {"Job failed", "Child killed"}
+    assert {line["event"] for line in worker.warnings()} <= {"Job failed", "Child killed"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -46,41 +46,41 @@ def zombies_of(pid: int) -> list[int]:
     return found
 
 
-def test_a_supervisor_its_children_and_its_exporter_share_no_socket(stage: Stage) -> None:
-    worker = stage.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3, settings={"metrics_port": 0})
-    jobs = [stage.hold() for _ in range(3)]
+def test_a_supervisor_its_children_and_its_exporter_share_no_socket(harness: WorkerHarness) -> None:
+    worker = harness.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3, settings={"metrics_port": 0})
+    jobs = [harness.hold() for _ in range(3)]
     for job in jobs:
-        stage.started(job)
+        harness.wait_for_start(job)
     everybody = [worker.pid, *worker.children]
     assert len(everybody) == 5
     opened = {pid: sockets(pid) for pid in everybody}
-    stage.note(sockets=sorted(len(found) for found in opened.values()))
+    harness.report(sockets=sorted(len(found) for found in opened.values()))
     assert all(opened.values()), "each has connections of its own"
     for one in everybody:
         for other in everybody:
             assert one == other or not opened[one] & opened[other]
-    stage.open_gate("gate", 3)
+    harness.open_gate("gate", 3)
     assert worker.stop() == 0
 
 
-def test_a_stopped_worker_leaves_no_connection(stage: Stage) -> None:
-    before = clients(stage)
-    worker = stage.worker(children=4)
-    for job in [stage.app.send_task("quick") for _ in range(50)]:
+def test_a_stopped_worker_leaves_no_connection(harness: WorkerHarness) -> None:
+    before = clients(harness)
+    worker = harness.worker(children=4)
+    for job in [harness.app.send_task("quick") for _ in range(50)]:
         job.get(timeout=60)
-    during = clients(stage)
+    during = clients(harness)
     assert worker.stop() == 0
     # The sender's own connections came with the first job.
-    wait_until(lambda: clients(stage) <= before + SENDER, 60, "the end of the worker's connections")
-    stage.note(before=before, during=during, after=clients(stage))
+    wait_until(lambda: clients(harness) <= before + SENDER, 60, "the end of the worker's connections")
+    harness.report(before=before, during=during, after=clients(harness))
     assert during >= before + 4
 
 
 SENDER = 2  # a connection that sends and one that waits for results
 
 
-def clients(stage: Stage) -> int:
-    info = stage.redis.info("clients")
+def clients(harness: WorkerHarness) -> int:
+    info = harness.redis.info("clients")
     return int(info["connected_clients"])
 
 
@@ -93,34 +93,34 @@ def replace_all_children(worker: Worker, so_far: int) -> int:
     return so_far + len(children)
 
 
-def test_fifty_replaced_children_leave_no_descriptor_no_connection_and_no_zombie(stage: Stage) -> None:
-    worker = stage.worker(children=10)
-    stage.wait_until_idle(10)
-    before_fds, before_clients = len(descriptors(worker.pid)), clients(stage)
+def test_fifty_replaced_children_leave_no_descriptor_no_connection_and_no_zombie(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=10)
+    harness.wait_until_idle(10)
+    before_fds, before_clients = len(descriptors(worker.pid)), clients(harness)
     started = 10
     while started < 60:
         started = replace_all_children(worker, started)
-    stage.wait_until_idle(10)
+    harness.wait_until_idle(10)
     grown = len(descriptors(worker.pid)) - before_fds
-    stage.note(replaced=started - 10, fds=before_fds, grown=grown, clients=clients(stage) - before_clients)
+    harness.report(replaced=started - 10, fds=before_fds, grown=grown, clients=clients(harness) - before_clients)
     assert grown <= 2
-    assert clients(stage) - before_clients <= 1
+    assert clients(harness) - before_clients <= 1
     assert zombies_of(worker.pid) == []
     assert len(worker.children) == 10
     assert worker.stop() == 0
 
 
-def test_a_hundred_resets_of_all_connections_leave_no_descriptor_behind(stage: Stage) -> None:
-    proxy = stage.proxy()
-    worker = stage.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 0.01})
-    stage.app.send_task("quick").get(timeout=60)
+def test_a_hundred_resets_of_all_connections_leave_no_descriptor_behind(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
+    worker = harness.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 0.01})
+    harness.app.send_task("quick").get(timeout=60)
     child = worker.children[0]
     before = {pid: len(descriptors(pid)) for pid in (worker.pid, child)}
     for _ in range(100):
         proxy.reset()
-        stage.app.send_task("quick").get(timeout=60)
+        harness.app.send_task("quick").get(timeout=60)
     grown = {pid: len(descriptors(pid)) - before[pid] for pid in before}
-    stage.note(grown=list(grown.values()))
+    harness.report(grown=list(grown.values()))
     assert max(grown.values()) <= 2
     assert worker.children == [child]
     assert worker.stop() == 0

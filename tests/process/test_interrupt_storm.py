@@ -9,7 +9,7 @@ import pytest
 
 from bulltask.testing.wait import wait_until
 from bulltask.transport.scripts.move import CRASHES
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -70,33 +70,33 @@ async def naps(ms):
 PER_TASK = 700
 
 
-def test_every_job_of_a_storm_ends_exactly_once_and_no_child_dies(stage: Stage) -> None:
-    worker = stage.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 5})
+def test_every_job_of_a_storm_ends_exactly_once_and_no_child_dies(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 5})
     # From well below to well above what a run takes.
     jobs = [
-        stage.app.send_task(name, kwargs={"ms": 4}, soft_time_limit=(1 + number % 8) / 1000, max_retries=0)
+        harness.app.send_task(name, kwargs={"ms": 4}, soft_time_limit=(1 + number % 8) / 1000, max_retries=0)
         for number in range(PER_TASK)
         for name in ("spins", "catches", "raises", "naps")
     ]
     total = len(jobs)
 
     def ended() -> bool:
-        return int(stage.redis.zcard(stage.keys.completed)) + int(stage.redis.zcard(stage.keys.failed)) == total
+        return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
     wait_until(ended, PATIENCE, "the end of all jobs")
     assert worker.stop(60) == 0
     ids = {job.id for job in jobs}
-    finished = [*stage.redis.zrange(stage.keys.completed, 0, -1), *stage.redis.zrange(stage.keys.failed, 0, -1)]
+    finished = [*harness.redis.zrange(harness.keys.completed, 0, -1), *harness.redis.zrange(harness.keys.failed, 0, -1)]
     assert Counter(finished) == dict.fromkeys(ids, 1)
     names = ("ats", "atm", "failedReason", CRASHES)
-    fields: list[Any] = [stage.redis.hmget(stage.keys.job(job.id), *names) for job in jobs]
+    fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in jobs]
     assert {(started, made, crashes) for started, made, _, crashes in fields} == {("1", "1", None)}
-    assert stage.redis.llen(stage.keys.active) == 0
+    assert harness.redis.llen(harness.keys.active) == 0
     reasons: Counter[str] = Counter((reason or "completed").partition(" of ")[0] for _, _, reason, _ in fields)
-    stage.note(**{name.replace(" ", "_"): count for name, count in reasons.items()})
+    harness.report(**{name.replace(" ", "_"): count for name, count in reasons.items()})
     told = {f"task {name} ran longer than its soft time limit" for name in ("spins", "raises", "naps")}
     # This one is told in its "finally", where nobody catches it, if at all.
     reasons.pop("task catches ran longer than its soft time limit", None)
     assert set(reasons) == {"completed", "its own"} | told, "both happened, and nothing else"
-    events = {line["event"] for line in worker.complaints()}
+    events = {line["event"] for line in worker.warnings()}
     assert events <= {"Job failed"}, "no child died, nothing was lost, nothing stalled"

@@ -9,17 +9,17 @@ import pytest
 
 from bulltask import AsyncResult
 from bulltask.lua import loader
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
 
-def scheduled(stage: Stage, rule: object) -> AsyncResult[None]:
+def scheduled(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
     """A job as a scheduler makes them, with this rule in its options."""
-    job: AsyncResult[None] = stage.app.send_task("quick", countdown=0.3)
-    options = json.loads(stage.field(job, "opts"))
+    job: AsyncResult[None] = harness.app.send_task("quick", countdown=0.3)
+    options = json.loads(harness.field(job, "opts"))
     changed: Any = {"rjk": "nightly", "opts": json.dumps({**options, "repeat": rule, "repeatJobKey": "nightly"})}
-    stage.redis.hset(stage.keys.job(job.id), mapping=changed)
+    harness.redis.hset(harness.keys.job(job.id), mapping=changed)
     return job
 
 
@@ -36,75 +36,77 @@ def scheduled(stage: Stage, rule: object) -> AsyncResult[None]:
     ],
 )
 def test_a_job_whose_rule_cannot_be_read_waits_instead_of_ending_its_series(
-    stage: Stage, rule: object, said: str
+    harness: WorkerHarness, rule: object, said: str
 ) -> None:
-    worker = stage.worker(children=1)
-    job = scheduled(stage, rule)
+    worker = harness.worker(children=1)
+    job = scheduled(harness, rule)
     line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
     assert said in line["error"]
     assert (line["scheduler"], line["delay"]) == ("nightly", 2.0)
-    assert stage.field(job, "atm") is None
-    assert stage.starts(job) == 0
-    stage.app.send_task("quick").get(timeout=60)  # the child goes on with other jobs
+    assert harness.field(job, "atm") is None
+    assert harness.start_count(job) == 0
+    harness.app.send_task("quick").get(timeout=60)  # the child goes on with other jobs
 
 
-def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(stage: Stage) -> None:
-    worker = stage.worker(children=1)
-    job = scheduled(stage, {"pattern": "whenever", "count": 1})
+def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1)
+    job = scheduled(harness, {"pattern": "whenever", "count": 1})
     delays = [line["delay"] for line in worker.wait_for_line("Scheduling failed", count=2, job_id=job.id)]
     assert delays == [2.0, 4.0]
-    options = json.loads(stage.field(job, "opts"))
-    stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
+    options = json.loads(harness.field(job, "opts"))
+    harness.redis.hset(harness.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
     job.get(timeout=60)
-    assert stage.starts(job) == 1
+    assert harness.start_count(job) == 1
 
 
-def test_what_redis_refuses_waits_as_well(stage: Stage) -> None:
-    worker = stage.worker(children=1)
-    stage.redis.set(stage.keys.repeat, "no sorted set")
-    job = scheduled(stage, {"every": 1000, "count": 1})
+def test_what_redis_refuses_waits_as_well(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1)
+    harness.redis.set(harness.keys.repeat, "no sorted set")
+    job = scheduled(harness, {"every": 1000, "count": 1})
     line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
     assert "WRONGTYPE" in line["error"]
-    stage.redis.delete(stage.keys.repeat)
+    harness.redis.delete(harness.keys.repeat)
     job.get(timeout=60)
 
 
-def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(stage: Stage) -> None:
-    stage.worker(children=1)
-    job = scheduled(stage, {"every": 1000, "count": 1})
+def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(harness: WorkerHarness) -> None:
+    harness.worker(children=1)
+    job = scheduled(harness, {"every": 1000, "count": 1})
     job.get(timeout=60)
-    assert stage.redis.zcard(stage.keys.delayed) == 0
+    assert harness.redis.zcard(harness.keys.delayed) == 0
 
 
-def test_a_job_that_only_mentions_a_rule_runs_once(stage: Stage) -> None:
-    stage.worker(children=1)
-    job: AsyncResult[None] = stage.app.send_task("quick", countdown=0.3)
-    options = json.loads(stage.field(job, "opts"))
-    stage.redis.hset(stage.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
+def test_a_job_that_only_mentions_a_rule_runs_once(harness: WorkerHarness) -> None:
+    harness.worker(children=1)
+    job: AsyncResult[None] = harness.app.send_task("quick", countdown=0.3)
+    options = json.loads(harness.field(job, "opts"))
+    harness.redis.hset(harness.keys.job(job.id), "opts", json.dumps({**options, "repeat": {"every": 1000}}))
     job.get(timeout=60)
-    assert stage.redis.zcard(stage.keys.delayed) == 0
+    assert harness.redis.zcard(harness.keys.delayed) == 0
 
 
 @pytest.mark.parametrize("lost", ["the reply", "the call"])
-def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(stage: Stage, lost: str) -> None:
-    proxy = stage.proxy()
-    worker = stage.worker(via=proxy, children=1)
-    stage.app.send_task("quick").get(timeout=60)
+def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(
+    harness: WorkerHarness, lost: str
+) -> None:
+    proxy = harness.proxy()
+    worker = harness.worker(via=proxy, children=1)
+    harness.app.send_task("quick").get(timeout=60)
     sha = loader.official("updateJobScheduler").sha
     if lost == "the reply":
         proxy.drop_replies(1, match=sha)
     else:
         proxy.inject_error("READONLY You can't write against a read only replica.", match=sha)
-    job = scheduled(stage, {"every": 100_000, "count": 1})
-    stage.redis.zadd(stage.keys.repeat, {"nightly": 1})
-    stage.redis.hset(f"{stage.keys.repeat}:nightly", mapping={"name": "quick", "every": 100_000, "ic": 1})
+    job = scheduled(harness, {"every": 100_000, "count": 1})
+    harness.redis.zadd(harness.keys.repeat, {"nightly": 1})
+    harness.redis.hset(f"{harness.keys.repeat}:nightly", mapping={"name": "quick", "every": 100_000, "ic": 1})
     # It is the scheduler's current job by its id only.
-    stage.redis.rename(stage.keys.job(job.id), stage.keys.job("repeat:nightly:1"))
-    stage.redis.zadd(stage.keys.delayed, {"repeat:nightly:1": 1})
-    stage.redis.zrem(stage.keys.delayed, job.id)
-    stage.redis.zadd(stage.keys.marker, {"0": 0})
-    stage.app.result("repeat:nightly:1").get(timeout=60)
+    harness.redis.rename(harness.keys.job(job.id), harness.keys.job("repeat:nightly:1"))
+    harness.redis.zadd(harness.keys.delayed, {"repeat:nightly:1": 1})
+    harness.redis.zrem(harness.keys.delayed, job.id)
+    harness.redis.zadd(harness.keys.marker, {"0": 0})
+    harness.app.result("repeat:nightly:1").get(timeout=60)
     worker.wait_for_line("Redis reconnected" if lost == "the reply" else "Redis recovered")
     assert (proxy.dropped, proxy.injected) == ((1, 0) if lost == "the reply" else (0, 1))
-    assert stage.redis.hget(f"{stage.keys.repeat}:nightly", "ic") == "2"
-    assert stage.redis.zcard(stage.keys.delayed) == 1
+    assert harness.redis.hget(f"{harness.keys.repeat}:nightly", "ic") == "2"
+    assert harness.redis.zcard(harness.keys.delayed) == 1

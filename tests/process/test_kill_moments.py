@@ -13,7 +13,7 @@ import pytest
 from bulltask.lua import wrappers
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.worker.slots import ID_BYTES
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -23,12 +23,12 @@ import asyncio
 
 @app.task(bind=True, name="short_async")
 async def short_async(self, number):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.sleep(number / 1_000_000)
 
 @app.task(bind=True, name="short")
 def short(self, number):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     return sum(range(number))
 """
 
@@ -38,150 +38,156 @@ def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
     proxy.drop_replies(1, match=wrappers.guarded(script, "promotionGuard").sha, then="freeze")
 
 
-def worker_that_knows_its_scripts(stage: Stage, via: FlakyProxy) -> int:
+def worker_that_knows_its_scripts(harness: WorkerHarness, via: FlakyProxy) -> int:
     """Start a worker, let it run one job, and wait until it is idle; return its child."""
-    worker = stage.worker(via=via, children=1, settings=PATIENT)
-    stage.app.send_task("quick").get(timeout=60)
-    stage.wait_until_idle(1)
+    worker = harness.worker(via=via, children=1, settings=PATIENT)
+    harness.app.send_task("quick").get(timeout=60)
+    harness.wait_until_idle(1)
     return worker.children[0]
 
 
-def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(stage: Stage) -> None:
-    proxy = stage.proxy()
-    child = worker_that_knows_its_scripts(stage, proxy)
+def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
+    child = worker_that_knows_its_scripts(harness, proxy)
     lose_one_reply_of("moveToActive", proxy)
-    job = stage.app.send_task("quick")
+    job = harness.app.send_task("quick")
     proxy.wait_for(lambda way: way.dropped == 1)
-    assert stage.redis.lrange(stage.keys.active, 0, -1) == [job.id]
-    assert stage.starts(job) == 0
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [job.id]
+    assert harness.start_count(job) == 0
 
     os.kill(child, signal.SIGKILL)
     assert job.get(timeout=20) is None
-    assert stage.starts(job) == 1
-    assert stage.redis.llen(stage.keys.active) == 0
+    assert harness.start_count(job) == 1
+    assert harness.redis.llen(harness.keys.active) == 0
 
 
 def test_a_child_killed_before_it_hears_that_its_job_is_settled_neither_repeats_it_nor_loses_the_next_one(
-    stage: Stage,
+    harness: WorkerHarness,
 ) -> None:
-    proxy = stage.proxy()
-    child = worker_that_knows_its_scripts(stage, proxy)
-    first = stage.hold()
-    stage.started(first)
-    following = stage.app.send_task("quick")
+    proxy = harness.proxy()
+    child = worker_that_knows_its_scripts(harness, proxy)
+    first = harness.hold()
+    harness.wait_for_start(first)
+    following = harness.app.send_task("quick")
     lose_one_reply_of("moveToFinished", proxy)
-    stage.open_gate()
+    harness.open_gate()
     proxy.wait_for(lambda way: way.dropped == 1)
-    assert stage.redis.lrange(stage.keys.active, 0, -1) == [following.id], "it came with the settling of the first"
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "it came with the settling of the first"
 
     os.kill(child, signal.SIGKILL)
     assert following.get(timeout=20) is None
     assert first.get(timeout=60) == "gate"
-    assert (stage.starts(first), stage.starts(following)) == (1, 1)
-    assert len(stage.events.all(event="completed", jobId=first.id)) == 1
+    assert (harness.start_count(first), harness.start_count(following)) == (1, 1)
+    assert len(harness.events.all(event="completed", jobId=first.id)) == 1
 
 
-def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_more(stage: Stage) -> None:
-    proxy = stage.proxy()
-    child = worker_that_knows_its_scripts(stage, proxy)
-    job = stage.hold()
-    stage.started(job)
+def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_more(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
+    child = worker_that_knows_its_scripts(harness, proxy)
+    job = harness.hold()
+    harness.wait_for_start(job)
     proxy.blackhole()
-    stage.open_gate("gate", 2)
-    stage.journal.wait_for(what="end", job=job.id)
+    harness.open_gate("gate", 2)
+    harness.journal.wait_for(what="end", job=job.id)
     os.kill(child, signal.SIGKILL)
     proxy.pass_all()
 
     assert job.get(timeout=20) == "gate"
-    assert stage.starts(job) <= 2, "once more if the supervisor was first, not at all if the outcome still arrived"
-    assert len(stage.events.all(event="completed", jobId=job.id)) == 1
-    assert stage.redis.llen(stage.keys.active) == 0
+    assert harness.start_count(job) <= 2, (
+        "once more if the supervisor was first, not at all if the outcome still arrived"
+    )
+    assert len(harness.events.all(event="completed", jobId=job.id)) == 1
+    assert harness.redis.llen(harness.keys.active) == 0
 
 
-def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_whoever_has_it_now(stage: Stage) -> None:
-    proxy = stage.proxy()
+def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_whoever_has_it_now(
+    harness: WorkerHarness,
+) -> None:
+    proxy = harness.proxy()
     short = {"lock_duration": 1, "stalled_interval": 1, "drain_delay": 30}
-    worker = stage.worker(via=proxy, children=1, settings=short)
-    stage.app.send_task("quick").get(timeout=60)
-    stage.wait_until_idle(1)
+    worker = harness.worker(via=proxy, children=1, settings=short)
+    harness.app.send_task("quick").get(timeout=60)
+    harness.wait_until_idle(1)
     proxy.latency(0.5)
-    job = stage.app.send_task("quick")
-    stage.became("active", job)  # the reply is still on its way
+    job = harness.app.send_task("quick")
+    harness.wait_for_event("active", job)  # the reply is still on its way
     child = worker.children[0]
     os.kill(child, signal.SIGSTOP)
-    stage.worker(children=1, settings=short)
-    stage.became("completed", job)
+    harness.worker(children=1, settings=short)
+    harness.wait_for_event("completed", job)
 
     proxy.pass_all()
     os.kill(child, signal.SIGCONT)
-    stage.app.send_task("quick").get(timeout=60)
+    harness.app.send_task("quick").get(timeout=60)
     assert worker.stop() == 0
-    assert stage.starts(job) == 1
+    assert harness.start_count(job) == 1
 
 
-def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(stage: Stage) -> None:
-    @stage.app.task(name="hold")
+def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(harness: WorkerHarness) -> None:
+    @harness.app.task(name="hold")
     def hold(gate: str) -> None:
         """The worker knows what it does."""
 
-    worker = stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
+    worker = harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
     foreign = replace(hold.s("gate").job(), id="x" * 2 * ID_BYTES)  # only other clients make such ids
-    job = stage.app.send_many([foreign])[0]
-    child = stage.started(job)["pid"]
-    stage.app.send_task("quick", countdown=3).get(timeout=60)  # three locks later
-    assert stage.starts(job) == 1
+    job = harness.app.send_many([foreign])[0]
+    child = harness.wait_for_start(job)["pid"]
+    harness.app.send_task("quick", countdown=3).get(timeout=60)  # three locks later
+    assert harness.start_count(job) == 1
     os.kill(int(child), signal.SIGKILL)
-    stage.started(job, 2)
-    stage.open_gate("gate", 2)
+    harness.wait_for_start(job, 2)
+    harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
-    assert stage.events.all(event="stalled") == []
+    assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
 
 
 def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(
-    stage: Stage, dice: random.Random
+    harness: WorkerHarness, rng: random.Random
 ) -> None:
-    worker = stage.worker(SHORT, children=4, settings={"lock_duration": 30, "max_crashes": 50})
-    calls = [stage.app.send_task("short", kwargs={"number": 10})]
-    stage.started(calls[0])
+    worker = harness.worker(SHORT, children=4, settings={"lock_duration": 30, "max_crashes": 50})
+    calls = [harness.app.send_task("short", kwargs={"number": 10})]
+    harness.wait_for_start(calls[0])
     kills = 0
     for _ in range(25):
-        calls += [stage.app.send_task("short", kwargs={"number": dice.randrange(20_000)}) for _ in range(20)]
-        stage.journal.wait_for(len(stage.journal.seen) + dice.randrange(15), what="start")
+        calls += [harness.app.send_task("short", kwargs={"number": rng.randrange(20_000)}) for _ in range(20)]
+        harness.journal.wait_for(len(harness.journal.seen) + rng.randrange(15), what="start")
         if children := worker.children:
-            os.kill(dice.choice(children), signal.SIGKILL)
+            os.kill(rng.choice(children), signal.SIGKILL)
             kills += 1
     for call in calls:
         call.get(timeout=60)
 
-    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
     again = sum(starts.values()) - len(calls)
-    stage.note(jobs=len(calls), kills=kills, repeated=again)
+    harness.report(jobs=len(calls), kills=kills, repeated=again)
     assert set(starts) == {call.id for call in calls}
     assert again <= kills
-    assert stage.redis.llen(stage.keys.active) == 0
-    assert stage.events.all(event="stalled") == []
+    assert harness.redis.llen(harness.keys.active) == 0
+    assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
     assert len(worker.logged("Child died")) <= kills
 
 
-def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(stage: Stage, dice: random.Random) -> None:
+def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(
+    harness: WorkerHarness, rng: random.Random
+) -> None:
     settings = {"lock_duration": 30, "max_crashes": 50, "worker_async_concurrency": 20}
-    worker = stage.worker(SHORT, children=3, settings=settings)
-    calls = [stage.app.send_task("short", kwargs={"number": 10})]
-    stage.started(calls[0])
+    worker = harness.worker(SHORT, children=3, settings=settings)
+    calls = [harness.app.send_task("short", kwargs={"number": 10})]
+    harness.wait_for_start(calls[0])
     for _ in range(12):
         for name in ("short_async", "short_async", "short_async", "short"):
-            calls += [stage.app.send_task(name, kwargs={"number": dice.randrange(20_000)}) for _ in range(10)]
-        stage.journal.wait_for(len(stage.journal.seen) + dice.randrange(30), what="start")
+            calls += [harness.app.send_task(name, kwargs={"number": rng.randrange(20_000)}) for _ in range(10)]
+        harness.journal.wait_for(len(harness.journal.seen) + rng.randrange(30), what="start")
         if children := worker.children:
-            os.kill(dice.choice(children), signal.SIGKILL)
+            os.kill(rng.choice(children), signal.SIGKILL)
     for call in calls:
         call.get(timeout=60)
 
-    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
-    stage.note(jobs=len(calls), repeated=sum(starts.values()) - len(calls))
+    starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
+    harness.report(jobs=len(calls), repeated=sum(starts.values()) - len(calls))
     assert set(starts) == {call.id for call in calls}
-    assert stage.redis.llen(stage.keys.active) == 0
-    assert stage.events.all(event="stalled") == []
+    assert harness.redis.llen(harness.keys.active) == 0
+    assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0

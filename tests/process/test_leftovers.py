@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.wait import wait_until
-from tests.support.processes import Leftovers, ended, wait_for_end
+from tests.support.processes import LeftoverProcesses, has_exited, wait_for_exit
 
 pytestmark = pytest.mark.process
 
@@ -25,8 +25,8 @@ print(subprocess.Popen([sys.executable, "-c", {WAIT!r}], stdout=subprocess.DEVNU
 
 
 @pytest.fixture
-def watch(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
-    return Leftovers(session_mark, tmp_path_factory.getbasetemp())
+def watch(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> LeftoverProcesses:
+    return LeftoverProcesses(session_id, tmp_path_factory.getbasetemp())
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def daemon(cwd: Path | str = "/", **environment: str) -> Iterator[int]:
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
+        wait_for_exit(pid)
 
 
 def test_a_child_is_seen_until_it_has_ended(watch):
@@ -69,5 +69,5 @@ def test_the_process_of_a_stranger_is_not_ours(watch):
 
 def test_what_is_left_is_killed_by_its_id():
     with subprocess.Popen([sys.executable, "-c", WAIT]) as child:
-        Leftovers.end({child.pid})
-        assert ended(child.pid)
+        LeftoverProcesses.end({child.pid})
+        assert has_exited(child.pid)

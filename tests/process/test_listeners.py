@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -41,30 +41,30 @@ def fails():
 
 @app.on(ChildReady)
 def ready(event):
-    tell("ready", index=event.index, told_pid=event.pid)
+    record("ready", index=event.index, told_pid=event.pid)
 
 @app.on(ChildClosing)
 def closing(event):
-    tell("closing", index=event.index, told_pid=event.pid)
+    record("closing", index=event.index, told_pid=event.pid)
 
 @app.on(JobPickedUp)
 def picked_up(event):
-    tell("picked up", job=event.job_id, task=event.task)
+    record("picked up", job=event.job_id, task=event.task)
 
 @app.on(JobCompleted)
 def completed(event):
-    tell("completed", job=event.job_id, result=repr(event.result), thread=thread())
+    record("completed", job=event.job_id, result=repr(event.result), thread=thread())
 
 @app.on(JobRetried)
 def retried(event):
-    tell("retried", job=event.job_id, raised=repr(event.exception), made=event.attempts_made)
+    record("retried", job=event.job_id, raised=repr(event.exception), made=event.attempts_made)
 
 @app.on(JobFailed)
 def failed(event):
     frames = event.exception.__traceback__
     while frames.tb_next:
         frames = frames.tb_next
-    tell("failed", job=event.job_id, raised=repr(event.exception), secret=frames.tb_frame.f_locals["secret"])
+    record("failed", job=event.job_id, raised=repr(event.exception), secret=frames.tb_frame.f_locals["secret"])
 """
 BREAKS = """
 import sys
@@ -101,54 +101,56 @@ def listen():
 
 
 @METHODS
-def test_listeners_hear_of_jobs_in_the_child_that_ran_them(stage: Stage, method: str) -> None:
-    worker = stage.worker(LISTENS, children=2, settings={"worker_start_method": method})
-    done = stage.app.send_task("value", kwargs={"number": 1})
-    adone = stage.app.send_task("avalue", kwargs={"number": 2})
+def test_listeners_hear_of_jobs_in_the_child_that_ran_them(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(LISTENS, children=2, settings={"worker_start_method": method})
+    done = harness.app.send_task("value", kwargs={"number": 1})
+    adone = harness.app.send_task("avalue", kwargs={"number": 2})
     assert (done.get(timeout=60), adone.get(timeout=60)) == (1, 2)
-    heard = {job.id: stage.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
+    heard = {job.id: harness.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
     assert (heard[done.id]["result"], heard[done.id]["thread"]) == ("1", "main")
     assert (heard[adone.id]["result"], heard[adone.id]["thread"]) == ("2", "loop")
     for job, entry in heard.items():
-        assert stage.journal.wait_for(what="picked up", job=job)[0]["pid"] == entry["pid"]
+        assert harness.journal.wait_for(what="picked up", job=job)[0]["pid"] == entry["pid"]
         assert int(entry["pid"]) in worker.children
-    assert worker.complaints() == []
+    assert worker.warnings() == []
     assert worker.stop() == 0
 
 
 @METHODS
-def test_a_listener_gets_the_exception_itself_of_each_attempt(stage: Stage, method: str) -> None:
-    worker = stage.worker(LISTENS, children=1, settings={"worker_start_method": method, "task_retry_backoff": 0.01})
-    job = stage.app.send_task("fails", max_retries=1, backoff=0)
-    retried = stage.journal.wait_for(what="retried", job=job.id)[0]
-    failed = stage.journal.wait_for(what="failed", job=job.id)[0]
+def test_a_listener_gets_the_exception_itself_of_each_attempt(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(LISTENS, children=1, settings={"worker_start_method": method, "task_retry_backoff": 0.01})
+    job = harness.app.send_task("fails", max_retries=1, backoff=0)
+    retried = harness.journal.wait_for(what="retried", job=job.id)[0]
+    failed = harness.journal.wait_for(what="failed", job=job.id)[0]
     assert (retried["raised"], retried["made"]) == ("TransientError('no line')", "1")
     assert (failed["raised"], failed["secret"]) == ("TransientError('no line')", "in the frame")
-    assert stage.field(job, "finishedOn") is not None, "it is told when Redis has it"
+    assert harness.field(job, "finishedOn") is not None, "it is told when Redis has it"
     assert worker.stop() == 0
 
 
 @METHODS
-def test_each_child_says_when_it_is_ready_and_when_it_closes_and_its_replacement_too(stage: Stage, method: str) -> None:
-    worker = stage.worker(LISTENS, children=2, settings={"worker_start_method": method})
-    ready = stage.journal.wait_for(2, what="ready")
+def test_each_child_says_when_it_is_ready_and_when_it_closes_and_its_replacement_too(
+    harness: WorkerHarness, method: str
+) -> None:
+    worker = harness.worker(LISTENS, children=2, settings={"worker_start_method": method})
+    ready = harness.journal.wait_for(2, what="ready")
     assert {entry["index"] for entry in ready} == {"0", "1"}
     assert all(entry["pid"] == entry["told_pid"] for entry in ready)
     os.kill(int(ready[0]["pid"]), signal.SIGKILL)
-    again = stage.journal.wait_for(3, what="ready")[-1]
+    again = harness.journal.wait_for(3, what="ready")[-1]
     assert again["index"] == ready[0]["index"]
     assert worker.stop() == 0
-    closed = {entry["pid"] for entry in stage.journal.all(what="closing")}
+    closed = {entry["pid"] for entry in harness.journal.all(what="closing")}
     assert closed == {ready[1]["pid"], again["pid"]}, "who is killed cannot say so"
 
 
 @METHODS
-def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(stage: Stage, method: str) -> None:
-    worker = stage.worker(BREAKS, children=1, settings={"worker_start_method": method})
-    jobs = [stage.app.send_task("quick") for _ in range(20)]
+def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(BREAKS, children=1, settings={"worker_start_method": method})
+    jobs = [harness.app.send_task("quick") for _ in range(20)]
     for job in jobs:
         assert job.get(timeout=60) is None
-    assert [stage.starts(job) for job in jobs] == [1] * 20
+    assert [harness.start_count(job) for job in jobs] == [1] * 20
     assert worker.stop() == 0
     lines = {line["on"]: line for line in worker.logged("Listener failed")}
     assert len(worker.logged("Listener failed")) == len(lines) == 3
@@ -160,15 +162,15 @@ def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(stage:
 
 
 @METHODS
-def test_a_listener_may_send_jobs(stage: Stage, method: str) -> None:
-    stage.worker(SENDS, children=1, settings={"worker_start_method": method})
-    job = stage.hold()
-    stage.started(job)
-    stage.open_gate()
-    stage.journal.wait_for(what="start", job=f"after-{job.id}")
+def test_a_listener_may_send_jobs(harness: WorkerHarness, method: str) -> None:
+    harness.worker(SENDS, children=1, settings={"worker_start_method": method})
+    job = harness.hold()
+    harness.wait_for_start(job)
+    harness.open_gate()
+    harness.journal.wait_for(what="start", job=f"after-{job.id}")
 
 
-def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(stage: Stage) -> None:
-    stage.worker(TOO_LATE, children=1)
+def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(harness: WorkerHarness) -> None:
+    harness.worker(TOO_LATE, children=1)
     with pytest.raises(ValueError, match="was added too late"):
-        stage.app.send_task("listen").get(timeout=60)
+        harness.app.send_task("listen").get(timeout=60)

@@ -37,7 +37,7 @@ log.info("end", codes=codes)
 
 def test_lines_of_four_processes_never_mix_however_long_they_are() -> None:
     with run_program(FOUR_WRITERS) as program:
-        lines = [json.loads(text) for text in program.rest().splitlines()]
+        lines = [json.loads(text) for text in program.read_rest().splitlines()]
     assert lines.pop()["codes"] == [0, 0, 0, 0]
     assert {line["worker_id"] for line in lines} == {"node-1-1-abc"}
     assert Counter(line["writer"] for line in lines) == {0: 1000, 1: 1000, 2: 1000, 3: 1000}
@@ -69,7 +69,7 @@ log.info("end", dropped=writer.dropped, stuck=writer._lock_stuck)
 
 def test_a_stopped_child_does_not_silence_the_supervisor() -> None:
     with run_program(STOPPED_IN_THE_MIDDLE) as program:
-        lines = [json.loads(text) for text in program.rest().splitlines()]
+        lines = [json.loads(text) for text in program.read_rest().splitlines()]
     assert [line.get("number") for line in lines] == [*range(100), None]
     assert lines[-1]["dropped"] == 0
 
@@ -105,7 +105,7 @@ log.info("from the parent")
 
 def test_a_child_forked_while_a_thread_writes_can_write() -> None:
     with run_program(FORKED_WHILE_A_THREAD_WRITES) as program:
-        lines = [json.loads(text)["event"] for text in program.rest().splitlines()]
+        lines = [json.loads(text)["event"] for text in program.read_rest().splitlines()]
     assert lines == ["from the child", "from the parent"]
 
 
@@ -125,7 +125,7 @@ sys.stdin.readline()
 
 def test_a_worker_shows_what_tasks_log_with_the_standard_library() -> None:
     with run_program(BRIDGED) as program:
-        lines = [json.loads(program.line()) for _ in range(2)]
+        lines = [json.loads(program.read_line()) for _ in range(2)]
         assert program.send(signal.SIGKILL) == -signal.SIGKILL
     assert [line["logger"] for line in lines] == ["shop.tasks", "py.warnings"]
     assert {line["worker_id"] for line in lines} == {"node-1-1-abc"}

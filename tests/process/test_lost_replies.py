@@ -8,7 +8,7 @@ import pytest
 
 from bulltask import App, AsyncResult
 from bulltask.testing.flaky import FlakyProxy
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -18,54 +18,54 @@ RETRIES = {"broker_reconnect_delay": 0.001, "broker_reconnect_delay_max": 0.01}
 
 
 @pytest.fixture
-def proxy(stage: Stage) -> FlakyProxy:
-    return stage.proxy()
+def proxy(harness: WorkerHarness) -> FlakyProxy:
+    return harness.proxy()
 
 
 @pytest.fixture
-def sender(stage: Stage, proxy: FlakyProxy) -> App:
-    return stage.sender(f"redis://{proxy.host}:{proxy.port}/0", **RETRIES)
+def sender(harness: WorkerHarness, proxy: FlakyProxy) -> App:
+    return harness.sender(f"redis://{proxy.host}:{proxy.port}/0", **RETRIES)
 
 
-def assert_stored_once(stage: Stage, jobs: list[AsyncResult[None]], proxy: FlakyProxy) -> None:
-    stored = stage.redis.lrange(stage.keys.wait, 0, -1)
-    stage.note(acknowledged=len(jobs), lost_replies=proxy.dropped, stored=len(stored))
+def assert_stored_once(harness: WorkerHarness, jobs: list[AsyncResult[None]], proxy: FlakyProxy) -> None:
+    stored = harness.redis.lrange(harness.keys.wait, 0, -1)
+    harness.report(acknowledged=len(jobs), lost_replies=proxy.dropped, stored=len(stored))
     assert len(stored) == len(jobs) == JOBS
     assert set(stored) == {job.id for job in jobs}
     assert proxy.dropped > 0
 
 
 def test_a_thousand_acknowledged_sends_with_every_third_reply_lost_are_a_thousand_jobs(
-    stage: Stage, proxy: FlakyProxy, sender: App
+    harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     proxy.drop_replies(every=3, match="evalsha")
     jobs = [sender.send_task("quick") for _ in range(JOBS)]
     assert proxy.dropped >= JOBS // 3
-    assert_stored_once(stage, jobs, proxy)
+    assert_stored_once(harness, jobs, proxy)
 
 
 async def test_a_thousand_async_sends_with_every_third_reply_lost_are_a_thousand_jobs(
-    stage: Stage, proxy: FlakyProxy, sender: App
+    harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     proxy.drop_replies(every=3, match="evalsha")
     jobs = [await sender.asend_task("quick") for _ in range(JOBS)]
     assert proxy.dropped >= JOBS // 3
-    assert_stored_once(stage, jobs, proxy)
+    assert_stored_once(harness, jobs, proxy)
 
 
 async def test_a_thousand_async_sends_at_once_on_a_connection_that_breaks_three_times_are_a_thousand_jobs(
-    stage: Stage, proxy: FlakyProxy, sender: App
+    harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     await sender.asend_task("quick", job_id="the-first")
-    stage.redis.lrem(stage.keys.wait, 0, "the-first")
+    harness.redis.lrem(harness.keys.wait, 0, "the-first")
     proxy.drop_replies(3, every=100, match="evalsha")
     jobs = await asyncio.gather(*[sender.asend_task("quick") for _ in range(JOBS)])
     assert proxy.dropped == 3
-    assert_stored_once(stage, jobs, proxy)
+    assert_stored_once(harness, jobs, proxy)
 
 
 def test_a_thousand_jobs_in_one_round_trip_whose_replies_are_lost_three_times_are_a_thousand_jobs(
-    stage: Stage, proxy: FlakyProxy, sender: App
+    harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
 
     @sender.task(name="quick")
@@ -75,4 +75,4 @@ def test_a_thousand_jobs_in_one_round_trip_whose_replies_are_lost_three_times_ar
     proxy.drop_replies(3, match="evalsha")
     jobs = sender.send_many([quick.s() for _ in range(JOBS)])
     assert proxy.dropped == 3
-    assert_stored_once(stage, jobs, proxy)
+    assert_stored_once(harness, jobs, proxy)

@@ -11,8 +11,8 @@ import redis
 
 from bulltask.testing.wait import wait_until
 from bulltask.transport.keys import QueueKeys
-from tests.support.malformed import Malformed, malformed_job, store
-from tests.support.stage import Stage
+from tests.support.malformed_jobs import Malformed, malformed_job, store
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -29,15 +29,15 @@ JOBS = 300
 _PLACES = ("wait", "wait", "prioritized", "delayed", "active")
 
 
-def fill(redis_client: Any, keys: QueueKeys, dice: random.Random) -> tuple[list[Malformed], list[bytes]]:
+def fill(redis_client: Any, keys: QueueKeys, rng: random.Random) -> tuple[list[Malformed], list[bytes]]:
     """Put malformed jobs into the queue, a good one behind each."""
     now_ms = int(time.time() * 1_000) - 1_000
     malformed, good = [], []
     for number in range(JOBS):
-        task = dice.choice(["work", "awork"])
-        malformed.append(malformed_job(dice, number, task, now_ms))
+        task = rng.choice(["work", "awork"])
+        malformed.append(malformed_job(rng, number, task, now_ms))
         store(redis_client, keys, malformed[-1], now_ms)
-        sound = Malformed(b"good-%d" % number, dice.choice(_PLACES))
+        sound = Malformed(b"good-%d" % number, rng.choice(_PLACES))
         sound.fields = {"name": task, "data": "{}", "opts": "{}", "timestamp": str(now_ms)}
         store(redis_client, keys, sound, now_ms)
         good.append(sound.id)
@@ -69,20 +69,22 @@ class Ends:
         return {fields[b"jobId"] for _, fields in found if fields[b"event"] in wanted}
 
 
-def test_every_malformed_job_ends_with_a_reason_and_every_good_one_completes(stage: Stage, dice: random.Random) -> None:
-    raw = redis.Redis.from_url(stage.url)
-    raw.hset(stage.keys.meta, "opts.maxLenEvents", 1_000_000)
-    malformed, good = fill(raw, stage.keys, dice)
+def test_every_malformed_job_ends_with_a_reason_and_every_good_one_completes(
+    harness: WorkerHarness, rng: random.Random
+) -> None:
+    raw = redis.Redis.from_url(harness.url)
+    raw.hset(harness.keys.meta, "opts.maxLenEvents", 1_000_000)
+    malformed, good = fill(raw, harness.keys, rng)
     settings = {"stalled_interval": 1, "task_unknown": "fail", "lock_duration": 5, "log_level": "warning"}
-    worker = stage.worker(TASKS, children=2, settings=settings)
-    ends = Ends(raw, stage.keys)
+    worker = harness.worker(TASKS, children=2, settings=settings)
+    ends = Ends(raw, harness.keys)
     wait_until(lambda: not ends.left(), 60, "no job that waits or is active")
     # A job of a series whose next one cannot be added is put off and tried again, as in Node.
     put_off = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
     ended = ends.told("completed", "failed") | (ends.members("delayed") & put_off)
     assert [(job.place, job.wrong) for job in malformed if job.id not in ended] == []
     assert set(good) <= ends.told("completed")
-    assert all(raw.hget(stage.keys.base.encode() + job, "failedReason") for job in ends.members("failed"))
+    assert all(raw.hget(harness.keys.base.encode() + job, "failedReason") for job in ends.members("failed"))
     for event in ("Child died", "Service failed", "Lock lost", "Redis refused"):
         assert worker.logged(event) == []
     assert worker.stop() == 0

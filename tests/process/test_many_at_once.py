@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -18,19 +18,19 @@ import sys
 
 @app.task(bind=True, name="nap")
 async def nap(self, seconds):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.sleep(seconds)
-    tell("end", job=self.request.id)
+    record("end", job=self.request.id)
     return seconds
 
 @app.task(bind=True, name="wait_async")
 async def wait_async(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.sleep(600)
 
 @app.task(bind=True, name="kill_async")
 async def kill_async(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.sleep(0.02)
     os.kill(os.getpid(), 9)
 
@@ -56,12 +56,12 @@ def raise_it(kind):
 
 @app.task(bind=True, name="raise_sync")
 def raise_sync(self, kind):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     raise_it(kind)
 
 @app.task(bind=True, name="raise_async")
 async def raise_async(self, kind):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     await asyncio.sleep(0)
     raise_it(kind)
 
@@ -81,99 +81,105 @@ def endless_result():
 KINDS = ["exit", "interrupt", "base", "generator exit", "cancelled", "recursion"]
 
 
-def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_child(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=1)
-    stage.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=60)
-    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(100)]
-    ended = [stage.became("completed", job) for job in jobs]
-    began_ms = min(stage.became("active", job).ms for job in jobs)
+def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_child(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC, children=1)
+    harness.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=60)
+    jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(100)]
+    ended = [harness.wait_for_event("completed", job) for job in jobs]
+    began_ms = min(harness.wait_for_event("active", job).ms for job in jobs)
     took_ms = max(entry.ms for entry in ended) - began_ms
-    stage.note(took_ms=took_ms)
-    assert took_ms <= at_this_pace(1200)
-    assert len({entry["pid"] for entry in stage.journal.all(what="start")}) == 1
+    harness.report(took_ms=took_ms)
+    assert took_ms <= scale_to_load(1200)
+    assert len({entry["pid"] for entry in harness.journal.all(what="start")}) == 1
     assert worker.stop() == 0
 
 
-def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other_way_round(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=1)
-    naps = [stage.app.send_task("nap", kwargs={"seconds": 0.3}) for _ in range(20)]
-    held = stage.hold()
-    stage.started(held)
+def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other_way_round(
+    harness: WorkerHarness,
+) -> None:
+    worker = harness.worker(ASYNC, children=1)
+    naps = [harness.app.send_task("nap", kwargs={"seconds": 0.3}) for _ in range(20)]
+    held = harness.hold()
+    harness.wait_for_start(held)
     for job in naps:
         job.get(timeout=60)
-    more = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
-    stage.open_gate()
+    more = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    harness.open_gate()
     assert held.get(timeout=60) == "gate"
-    quick = [stage.app.send_task("quick") for _ in range(20)]
+    quick = [harness.app.send_task("quick") for _ in range(20)]
     for job in (*more, *quick):
         job.get(timeout=60)
-    assert {stage.starts(job) for job in (*naps, held, *more, *quick)} == {1}
+    assert {harness.start_count(job) for job in (*naps, held, *more, *quick)} == {1}
     assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("task", ["raise_sync", "raise_async"])
-def test_whatever_a_task_raises_fails_its_job_and_no_other(stage: Stage, task: str) -> None:
-    worker = stage.worker(ASYNC, children=1)
-    beside = stage.app.send_task("nap", kwargs={"seconds": 1})
-    stage.started(beside)
-    bad = {kind: stage.app.send_task(task, kwargs={"kind": kind}, max_retries=0) for kind in KINDS}
-    reasons = {kind: stage.became("failed", job)["failedReason"] for kind, job in bad.items()}
-    stage.note(**reasons)
+def test_whatever_a_task_raises_fails_its_job_and_no_other(harness: WorkerHarness, task: str) -> None:
+    worker = harness.worker(ASYNC, children=1)
+    beside = harness.app.send_task("nap", kwargs={"seconds": 1})
+    harness.wait_for_start(beside)
+    bad = {kind: harness.app.send_task(task, kwargs={"kind": kind}, max_retries=0) for kind in KINDS}
+    reasons = {kind: harness.wait_for_event("failed", job)["failedReason"] for kind, job in bad.items()}
+    harness.report(**reasons)
     assert beside.get(timeout=60) == 1
-    assert stage.app.send_task("quick").get(timeout=60) is None
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert all(reasons.values())
     assert "of its own making" in reasons["base"]
     assert "recursion" in reasons["recursion"]
-    assert {stage.starts(job) for job in (beside, *bad.values())} == {1}
+    assert {harness.start_count(job) for job in (beside, *bad.values())} == {1}
     assert worker.logged("Child died") == []
     assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("task", ["broken_error", "endless_result"])
-def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_other(stage: Stage, task: str) -> None:
-    worker = stage.worker(ASYNC, children=1)
-    job = stage.app.send_task(task, max_retries=0)
-    assert stage.became("failed", job)["failedReason"]
-    assert stage.app.send_task("quick").get(timeout=60) is None
+def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_other(
+    harness: WorkerHarness, task: str
+) -> None:
+    worker = harness.worker(ASYNC, children=1)
+    job = harness.app.send_task(task, max_retries=0)
+    assert harness.wait_for_event("failed", job)["failedReason"]
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.logged("Child died") == []
 
 
-def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
-    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(30)]
-    stage.journal.wait_for(30, what="start")
+def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
+    jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(30)]
+    harness.journal.wait_for(30, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     for job in jobs:
         assert job.get(timeout=60) == 0.5
-    assert {stage.starts(job) for job in jobs} == {2}
+    assert {harness.start_count(job) for job in jobs} == {2}
 
 
-def test_jobs_that_were_beside_one_that_kills_its_child_do_not_fail_with_it(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 2})
-    innocent = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
-    poison = stage.app.send_task("kill_async")
-    others = [stage.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
-    assert "SIGKILL" in stage.became("failed", poison)["failedReason"]
+def test_jobs_that_were_beside_one_that_kills_its_child_do_not_fail_with_it(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 2})
+    innocent = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    poison = harness.app.send_task("kill_async")
+    others = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    assert "SIGKILL" in harness.wait_for_event("failed", poison)["failedReason"]
     for job in (*innocent, *others):
         assert job.get(timeout=60) == 0.1
     deaths = len(worker.logged("Child died"))
-    stage.note(deaths=deaths, most_starts_of_an_innocent_job=max(stage.starts(job) for job in (*innocent, *others)))
-    assert deaths == stage.starts(poison) == 3, "with many, with a few, alone"
+    harness.report(
+        deaths=deaths, most_starts_of_an_innocent_job=max(harness.start_count(job) for job in (*innocent, *others))
+    )
+    assert deaths == harness.start_count(poison) == 3, "with many, with a few, alone"
 
 
-def test_a_stop_at_its_deadline_gives_back_all_async_jobs(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=2, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
-    jobs = [stage.app.send_task("wait_async") for _ in range(60)]
-    stage.journal.wait_for(60, what="start")
+def test_a_stop_at_its_deadline_gives_back_all_async_jobs(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC, children=2, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
+    jobs = [harness.app.send_task("wait_async") for _ in range(60)]
+    harness.journal.wait_for(60, what="start")
     assert worker.stop() == 0
-    assert stage.redis.llen(stage.keys.active) == 0
-    assert set(stage.redis.lrange(stage.keys.wait, 0, -1)) == {job.id for job in jobs}
+    assert harness.redis.llen(harness.keys.active) == 0
+    assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs}
 
 
-def test_a_warm_stop_lets_async_jobs_end(stage: Stage) -> None:
-    worker = stage.worker(ASYNC, children=1)
-    jobs = [stage.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(20)]
-    stage.journal.wait_for(20, what="start")
+def test_a_warm_stop_lets_async_jobs_end(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC, children=1)
+    jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(20)]
+    harness.journal.wait_for(20, what="start")
     assert worker.stop() == 0
     assert all(job.successful() for job in jobs)
-    assert {stage.starts(job) for job in jobs} == {1}
+    assert {harness.start_count(job) for job in jobs} == {1}

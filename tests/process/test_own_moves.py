@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.errors import PermanentError, TaskError
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -17,7 +17,7 @@ from bulltask.errors import DelayJob, WaitForChildren, WaitJob
 
 @app.task(bind=True, name="later")
 def later(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.deliveries == 1:
         self.move_to_delayed(0.3)
     return self.request.deliveries, self.request.retries
@@ -32,7 +32,7 @@ async def alater(self):
 
 @app.task(bind=True, name="back")
 def back(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.deliveries < 3:
         raise WaitJob
     return self.request.deliveries
@@ -91,64 +91,64 @@ def nonsense():
 
 
 @pytest.fixture
-def moving(stage: Stage) -> Stage:
-    stage.worker(TASKS)
-    return stage
+def moving(harness: WorkerHarness) -> WorkerHarness:
+    harness.worker(TASKS)
+    return harness
 
 
 @pytest.mark.parametrize("task", ["later", "alater"])
-def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: Stage, task: str) -> None:
+def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: WorkerHarness, task: str) -> None:
     job = moving.app.send_task(task)
     assert job.get(timeout=60) == [2, 0]
     assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("2", "1")
-    assert moving.became("delayed", job)["jobId"] == job.id
+    assert moving.wait_for_event("delayed", job)["jobId"] == job.id
     assert moving.field(job, "failedReason") is None
 
 
-def test_the_delay_is_kept(moving: Stage) -> None:
+def test_the_delay_is_kept(moving: WorkerHarness) -> None:
     job = moving.app.send_task("later")
     job.get(timeout=60)
-    assert moving.started(job, 2).ms - moving.started(job, 1).ms >= 300
+    assert moving.wait_for_start(job, 2).ms - moving.wait_for_start(job, 1).ms >= 300
 
 
-def test_a_task_that_gives_its_job_back_is_the_next_one(moving: Stage) -> None:
+def test_a_task_that_gives_its_job_back_is_the_next_one(moving: WorkerHarness) -> None:
     job = moving.app.send_task("back")
     assert job.get(timeout=60) == 3
     assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("3", "1")
 
 
 @pytest.mark.parametrize(("task", "result"), [("parent", [14, 2]), ("aparent", 14)])
-def test_a_task_waits_for_children_that_it_has_added(moving: Stage, task: str, result: object) -> None:
+def test_a_task_waits_for_children_that_it_has_added(moving: WorkerHarness, task: str, result: object) -> None:
     job = moving.app.send_task(task, kwargs={"numbers": [1, 2, 3]})
     assert job.get(timeout=60) == result
     assert moving.field(job, "atm") == "1"
-    assert moving.became("waiting-children", job)["prev"] == "active"
+    assert moving.wait_for_event("waiting-children", job)["prev"] == "active"
     found = moving.app.queue("default").get_job(job.id)
     assert found is not None
     assert sorted(found.get_children_values().values()) == [1, 4, 9]
 
 
-def test_a_task_without_pending_children_is_run_again_at_once(moving: Stage) -> None:
+def test_a_task_without_pending_children_is_run_again_at_once(moving: WorkerHarness) -> None:
     assert moving.app.send_task("childless").get(timeout=60) == 2
 
 
 @pytest.mark.parametrize(("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed children")])
-def test_a_task_whose_child_fails_it_fails(stage: Stage, wait: bool, why: str) -> None:
-    stage.worker(TASKS, children=2 if wait else 1)
-    job = stage.app.send_task("bereaved", kwargs={"wait": wait}, max_retries=0)
+def test_a_task_whose_child_fails_it_fails(harness: WorkerHarness, wait: bool, why: str) -> None:
+    harness.worker(TASKS, children=2 if wait else 1)
+    job = harness.app.send_task("bereaved", kwargs={"wait": wait}, max_retries=0)
     with pytest.raises((TaskError, PermanentError), match=why):
         job.get(timeout=60)
 
 
-def test_a_delay_that_is_none_fails_the_job(moving: Stage) -> None:
+def test_a_delay_that_is_none_fails_the_job(moving: WorkerHarness) -> None:
     with pytest.raises(TaskError, match="the delay of DelayJob must be seconds"):
         moving.app.send_task("nonsense").get(timeout=60)
 
 
-def test_the_log_says_where_the_job_went(stage: Stage) -> None:
-    worker = stage.worker(TASKS)
-    job = stage.app.send_task("later")
+def test_the_log_says_where_the_job_went(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS)
+    job = harness.app.send_task("later")
     job.get(timeout=60)
     line = worker.wait_for_line("Job released", job_id=job.id)[0]
     assert line["reason"] == "its task asked to be run again in 0.3 s"
-    assert worker.complaints() == []
+    assert worker.warnings() == []

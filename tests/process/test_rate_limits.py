@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from bulltask.errors import TaskError
-from tests.support.stage import Stage
-from tests.support.windows import fullest
+from tests.support.rate_windows import max_starts_per_window
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
@@ -20,7 +20,7 @@ from bulltask.errors import RateLimitQueue
 
 @app.task(bind=True, name="busy")
 def busy(self, times=1, duration=0.5):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.deliveries <= times:
         self.rate_limit(duration)
     return self.request.deliveries, self.request.retries
@@ -28,7 +28,7 @@ def busy(self, times=1, duration=0.5):
 
 @app.task(bind=True, name="abusy")
 async def abusy(self, times=1, duration=0.5):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.deliveries <= times:
         raise RateLimitQueue(duration)
     return self.request.deliveries, self.request.retries
@@ -36,7 +36,7 @@ async def abusy(self, times=1, duration=0.5):
 
 @app.task(name="aquick", bind=True)
 async def aquick(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
 
 
 @app.task(name="wrong")
@@ -46,9 +46,9 @@ def wrong(duration):
 BUSY = pytest.mark.parametrize("task", ["busy", "abusy"])
 
 
-def taken_ms(stage: Stage, queue: str = "default") -> list[int]:
+def taken_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
     """When jobs of the queue were taken."""
-    return [entry.ms for entry in stage.stream(stage.url, stage.keys_of(queue).events).all(event="active")]
+    return [entry.ms for entry in harness.stream(harness.url, harness.keys_of(queue).events).all(event="active")]
 
 
 # ---- limiter --------------------------------------------------------------------------------------------------------
@@ -56,55 +56,57 @@ def taken_ms(stage: Stage, queue: str = "default") -> list[int]:
 
 @METHODS
 @pytest.mark.parametrize("task", ["quick", "aquick"])
-def test_all_children_together_start_no_more_jobs_than_the_limiter_allows(stage: Stage, method: str, task: str) -> None:
+def test_all_children_together_start_no_more_jobs_than_the_limiter_allows(
+    harness: WorkerHarness, method: str, task: str
+) -> None:
     settings = {"worker_start_method": method, "worker_async_concurrency": 5}
-    worker = stage.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)
-    jobs = [stage.app.send_task(task) for _ in range(10)]
+    worker = harness.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)
+    jobs = [harness.app.send_task(task) for _ in range(10)]
     for job in jobs:
         job.get(timeout=60)
-    starts = taken_ms(stage)
-    stage.note(most_in_a_window=fullest(starts, 400), in_all_ms=starts[-1] - starts[0])
+    starts = taken_ms(harness)
+    harness.report(most_in_a_window=max_starts_per_window(starts, 400), in_all_ms=starts[-1] - starts[0])
     assert len(starts) == 10
-    assert fullest(starts, 400) == 3
+    assert max_starts_per_window(starts, 400) == 3
     assert worker.stop() == 0
-    assert worker.complaints() == []
+    assert worker.warnings() == []
 
 
-def test_two_workers_with_the_same_limiter_share_the_limit(stage: Stage) -> None:
+def test_two_workers_with_the_same_limiter_share_the_limit(harness: WorkerHarness) -> None:
     for _ in range(2):
-        stage.worker(settings={"limiter": "2/300ms"}, children=1)
-    stage.wait_until_idle(2)
-    jobs = [stage.app.send_task("quick") for _ in range(8)]
+        harness.worker(settings={"limiter": "2/300ms"}, children=1)
+    harness.wait_until_idle(2)
+    jobs = [harness.app.send_task("quick") for _ in range(8)]
     for job in jobs:
         job.get(timeout=60)
-    assert fullest(taken_ms(stage), 300) == 2
+    assert max_starts_per_window(taken_ms(harness), 300) == 2
 
 
-def test_each_queue_has_the_limit_of_its_name(stage: Stage) -> None:
-    worker = stage.worker(options=["-Q", "slow,fast,free"], settings={"limiter": "slow=1/300ms, free=none, 5/300ms"})
+def test_each_queue_has_the_limit_of_its_name(harness: WorkerHarness) -> None:
+    worker = harness.worker(options=["-Q", "slow,fast,free"], settings={"limiter": "slow=1/300ms, free=none, 5/300ms"})
     names = ["slow"] * 4 + ["fast"] * 12 + ["free"] * 12
-    jobs = [stage.app.send_task("quick", queue=queue) for queue in names]
+    jobs = [harness.app.send_task("quick", queue=queue) for queue in names]
     for job in jobs:
         job.get(timeout=60)
-    assert fullest(taken_ms(stage, "slow"), 300) == 1
-    assert fullest(taken_ms(stage, "fast"), 300) == 5
-    assert fullest(taken_ms(stage, "free"), 300) > 5
-    assert stage.redis.exists(stage.keys_of("free").limiter) == 0
-    assert worker.complaints() == []
+    assert max_starts_per_window(taken_ms(harness, "slow"), 300) == 1
+    assert max_starts_per_window(taken_ms(harness, "fast"), 300) == 5
+    assert max_starts_per_window(taken_ms(harness, "free"), 300) > 5
+    assert harness.redis.exists(harness.keys_of("free").limiter) == 0
+    assert worker.warnings() == []
 
 
-def test_the_rate_limit_of_the_queue_wins_over_the_workers_max(stage: Stage) -> None:
+def test_the_rate_limit_of_the_queue_wins_over_the_workers_max(harness: WorkerHarness) -> None:
     # As setGlobalRateLimit(1, 60000) does: BullMQ takes its max, and the worker's duration.
-    stage.redis.hset(stage.keys.meta, mapping={"max": 1, "duration": 60_000})
-    stage.worker(settings={"limiter": "5/300ms"})
-    jobs = [stage.app.send_task("quick") for _ in range(4)]
+    harness.redis.hset(harness.keys.meta, mapping={"max": 1, "duration": 60_000})
+    harness.worker(settings={"limiter": "5/300ms"})
+    jobs = [harness.app.send_task("quick") for _ in range(4)]
     for job in jobs:
         job.get(timeout=60)
-    assert fullest(taken_ms(stage), 300) == 1
+    assert max_starts_per_window(taken_ms(harness), 300) == 1
 
 
-def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(stage: Stage) -> None:
-    worker = stage.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
+def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(harness: WorkerHarness) -> None:
+    worker = harness.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
     line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of its app uses")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
 
@@ -113,51 +115,53 @@ def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(stage: Stage) -> Non
 
 
 @BUSY
-def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(stage: Stage, task: str) -> None:
-    worker = stage.worker(TASKS, settings={"limiter": "1000/s"})
-    job = stage.app.send_task(task, max_retries=0)
-    stage.events.wait_for(timeout=60, event="waiting", jobId=job.id, prev="active")
-    later = stage.app.send_task("quick")
+def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(harness: WorkerHarness, task: str) -> None:
+    worker = harness.worker(TASKS, settings={"limiter": "1000/s"})
+    job = harness.app.send_task(task, max_retries=0)
+    harness.events.wait_for(timeout=60, event="waiting", jobId=job.id, prev="active")
+    later = harness.app.send_task("quick")
     assert job.get(timeout=60) == [2, 0]
     later.get(timeout=60)
-    first, second = stage.became("active", job).ms, stage.became("active", job, 2).ms
+    first, second = harness.wait_for_event("active", job).ms, harness.wait_for_event("active", job, 2).ms
     assert second - first >= 500
-    assert stage.became("active", later).ms >= second, "it is the next one, and nobody is taken before"
-    assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("2", "1")
-    assert stage.field(job, "failedReason") is None
+    assert harness.wait_for_event("active", later).ms >= second, "it is the next one, and nobody is taken before"
+    assert (harness.field(job, "ats"), harness.field(job, "atm")) == ("2", "1")
+    assert harness.field(job, "failedReason") is None
     line = worker.wait_for_line("Job released", job_id=job.id)[0]
     assert line["reason"] == "its task rate-limited the queue for 0.5 s"
-    assert worker.complaints() == []
+    assert worker.warnings() == []
 
 
 @pytest.mark.parametrize("queues", ["default", "default,other"])
-def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(stage: Stage, queues: str) -> None:
-    stage.worker(TASKS, children=1, options=["-Q", queues])
-    job = stage.app.send_task("busy", kwargs={"times": 2, "duration": 0.4}, max_retries=0)
+def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(harness: WorkerHarness, queues: str) -> None:
+    harness.worker(TASKS, children=1, options=["-Q", queues])
+    job = harness.app.send_task("busy", kwargs={"times": 2, "duration": 0.4}, max_retries=0)
     assert job.get(timeout=60) == [3, 0]
-    starts = [stage.started(job, count).ms for count in (1, 2, 3)]
+    starts = [harness.wait_for_start(job, count).ms for count in (1, 2, 3)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    stage.note(pauses_ms=pauses)
+    harness.report(pauses_ms=pauses)
     assert min(pauses) >= 395
 
 
-def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_limits_its_queue(stage: Stage) -> None:
-    stage.worker(TASKS, children=1)
-    job = stage.app.send_task("abusy", kwargs={"times": 20, "duration": 0.1}, max_retries=0)
+def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_limits_its_queue(
+    harness: WorkerHarness,
+) -> None:
+    harness.worker(TASKS, children=1)
+    job = harness.app.send_task("abusy", kwargs={"times": 20, "duration": 0.1}, max_retries=0)
     assert job.get(timeout=60) == [21, 0]
-    took_ms = stage.started(job, 21).ms - stage.started(job).ms
-    stage.note(took_ms=took_ms)
+    took_ms = harness.wait_for_start(job, 21).ms - harness.wait_for_start(job).ms
+    harness.report(took_ms=took_ms)
     # Now and then the main thread has asked for a job just before: without a max Redis gives it one.
     assert took_ms >= 1_000
 
 
-def test_a_limited_queue_keeps_nobody_from_the_others(stage: Stage) -> None:
-    stage.worker(TASKS, children=1, options=["-Q", "default,other"], settings={"limiter": "1000/s"})
-    job = stage.app.send_task("busy", kwargs={"duration": 2})
-    stage.started(job, timeout=60)
+def test_a_limited_queue_keeps_nobody_from_the_others(harness: WorkerHarness) -> None:
+    harness.worker(TASKS, children=1, options=["-Q", "default,other"], settings={"limiter": "1000/s"})
+    job = harness.app.send_task("busy", kwargs={"duration": 2})
+    harness.wait_for_start(job, timeout=60)
     for _ in range(3):
-        stage.app.send_task("quick", queue="other").get(timeout=60)
-    assert stage.starts(job) == 1
+        harness.app.send_task("quick", queue="other").get(timeout=60)
+    assert harness.start_count(job) == 1
     assert job.get(timeout=60) == [2, 0]
 
 
@@ -165,21 +169,23 @@ def test_a_limited_queue_keeps_nobody_from_the_others(stage: Stage) -> None:
     ("duration", "why"),
     [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must last for 0.001 s or more")],
 )
-def test_a_limit_of_no_length_fails_the_job(stage: Stage, duration: object, why: str) -> None:
-    stage.worker(TASKS)
+def test_a_limit_of_no_length_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
+    harness.worker(TASKS)
     with pytest.raises(TaskError, match=why):
-        stage.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=60)
+        harness.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=60)
 
 
-def test_a_job_that_a_cold_stop_gives_back_is_run_by_the_next_worker_under_the_same_limit(stage: Stage) -> None:
+def test_a_job_that_a_cold_stop_gives_back_is_run_by_the_next_worker_under_the_same_limit(
+    harness: WorkerHarness,
+) -> None:
     settings = {"limiter": "2/300ms"}
-    worker = stage.worker(children=1, settings=settings)
-    job = stage.hold()
-    stage.started(job, timeout=60)
+    worker = harness.worker(children=1, settings=settings)
+    job = harness.hold()
+    harness.wait_for_start(job, timeout=60)
     worker.send(signal.SIGQUIT)
     worker.wait()
-    stage.worker(children=1, settings=settings)
-    stage.started(job, 2)
-    stage.open_gate("gate", 2)
+    harness.worker(children=1, settings=settings)
+    harness.wait_for_start(job, 2)
+    harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
-    assert (stage.field(job, "ats"), stage.field(job, "atm")) == ("2", "1")
+    assert (harness.field(job, "ats"), harness.field(job, "atm")) == ("2", "1")

@@ -12,9 +12,9 @@ import redis
 
 from bulltask import App, AsyncResult, BrokerError
 from bulltask.testing.server import RedisServer
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -50,9 +50,9 @@ class Load:
 
 
 @contextmanager
-def load_on(stage: Stage) -> Iterator[Load]:
+def load_on(harness: WorkerHarness) -> Iterator[Load]:
     load = Load()
-    threads = [threading.Thread(target=load.produce, args=(stage.sender(),)) for _ in range(PRODUCERS)]
+    threads = [threading.Thread(target=load.produce, args=(harness.sender(),)) for _ in range(PRODUCERS)]
     for thread in threads:
         thread.start()
     try:
@@ -64,14 +64,14 @@ def load_on(stage: Stage) -> Iterator[Load]:
 
 
 def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes_on_within_two_seconds(
-    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
-    stage = stage_on(server.url)
-    worker = stage.worker(children=CHILDREN, settings={"lock_duration": 30})
-    stage.app.send_task("quick").get(timeout=60)
+    harness = harness_on(server.url)
+    worker = harness.worker(children=CHILDREN, settings={"lock_duration": 30})
+    harness.app.send_task("quick").get(timeout=60)
     first_job_ms = []
-    with load_on(stage) as load:
+    with load_on(harness) as load:
         for away_until in (1, 4):  # tries of the worker's supervisor: some hundredths of a second, then about one
             load.wait_for_more(200)
             tries = len(worker.logged("Redis reconnecting", attempt=away_until))
@@ -81,14 +81,14 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
             with redis.Redis.from_url(server.url) as client:
                 assert client.ping()
                 back_ms = server_ms(client)
-            first_job_ms.append(_first_completed_after(stage, back_ms) - back_ms)
+            first_job_ms.append(_first_completed_after(harness, back_ms) - back_ms)
             load.wait_for_more(50)
     for job in load.acknowledged:
         job.get(timeout=60)
 
-    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
+    starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
     again = sum(starts.values()) - len(starts)
-    stage.note(
+    harness.report(
         acknowledged=len(load.acknowledged),
         refused=load.refused,
         first_job_ms=first_job_ms,
@@ -96,59 +96,59 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
     )
     assert [job.id for job in load.acknowledged if not starts[job.id]] == []
     assert again <= CHILDREN * len(first_job_ms)
-    assert max(first_job_ms) <= at_this_pace(2000)
-    assert stage.redis.llen(stage.keys.active) == 0
+    assert max(first_job_ms) <= scale_to_load(2000)
+    assert harness.redis.llen(harness.keys.active) == 0
     assert worker.stop() == 0
 
 
-def _first_completed_after(stage: Stage, moment_ms: int) -> int:
+def _first_completed_after(harness: WorkerHarness, moment_ms: int) -> int:
     """When the first job completed after that moment of the server's time."""
     found: list[int] = []
     while not found:
-        seen = len(stage.events.all(event="completed"))
-        stage.events.wait_for(seen + 1, event="completed")
-        found = [entry.ms for entry in stage.events.seen if entry.ms >= moment_ms and entry["event"] == "completed"]
+        seen = len(harness.events.all(event="completed"))
+        harness.events.wait_for(seen + 1, event="completed")
+        found = [entry.ms for entry in harness.events.seen if entry.ms >= moment_ms and entry["event"] == "completed"]
     return found[0]
 
 
 def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_not_run_twice(
-    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True)
-    stage = stage_on(server.url)
-    worker = stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
-    job = stage.hold()
-    stage.started(job)
+    harness = harness_on(server.url)
+    worker = harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
+    job = harness.hold()
+    harness.wait_for_start(job)
     server.kill()
     worker.wait_for_line("Redis reconnecting", attempt=8)  # some four seconds
     server.restart()
     worker.wait_for_line("Redis reconnected")
-    later = stage.app.send_task("quick", countdown=3)  # several checks for stalled jobs
+    later = harness.app.send_task("quick", countdown=3)  # several checks for stalled jobs
     later.get(timeout=60)
-    stage.open_gate("gate", 2)
+    harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
-    assert stage.starts(job) == 1
+    assert harness.start_count(job) == 1
     assert worker.logged("Lock lost") == []
     assert worker.stop() == 0
 
 
 def test_a_redis_that_has_forgotten_everything_is_worked_with_again_within_two_seconds(
-    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=False)
-    stage = stage_on(server.url)
-    worker = stage.worker(children=2)
-    lost = stage.hold()
-    stage.started(lost)
+    harness = harness_on(server.url)
+    worker = harness.worker(children=2)
+    lost = harness.hold()
+    harness.wait_for_start(lost)
     server.kill()
     server.restart()
-    back_ms = server_ms(stage.redis)
-    assert stage.app.send_task("quick").get(timeout=60) is None
-    first_job_ms = stage.stream(stage.url, stage.keys.events).wait_for(event="completed")[0].ms - back_ms
-    stage.note(first_job_ms=first_job_ms)
-    assert first_job_ms <= at_this_pace(2000)
-    stage.open_gate()
+    back_ms = server_ms(harness.redis)
+    assert harness.app.send_task("quick").get(timeout=60) is None
+    first_job_ms = harness.stream(harness.url, harness.keys.events).wait_for(event="completed")[0].ms - back_ms
+    harness.report(first_job_ms=first_job_ms)
+    assert first_job_ms <= scale_to_load(2000)
+    harness.open_gate()
     assert worker.wait_for_line("Lock lost")[0]["job_id"] == lost.id
-    assert stage.app.send_task("quick").get(timeout=60) is None
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.logged("Child died") == []
     assert worker.stop() == 0

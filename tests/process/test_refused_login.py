@@ -11,9 +11,9 @@ import pytest
 from bulltask.testing.server import RedisServer
 from bulltask.transport.permissions import worker_grants
 from bulltask.worker.exit_codes import ExitCode
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -33,43 +33,45 @@ def refused(worker: Worker) -> str:
         assert secret not in worker.log
     errors = [line for line in worker.text if '"level": "info"' not in line]
     assert len(errors) == 1, worker.log
-    assert worker.complaints()[0]["level"] == "error"
+    assert worker.warnings()[0]["level"] == "error"
     return errors[0]
 
 
 def test_a_wrong_password_ends_the_worker_with_one_line_that_names_user_and_host(
-    stage: Stage, locked_server: RedisServer
+    harness: WorkerHarness, locked_server: RedisServer
 ) -> None:
     url = f"redis://default:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
-    line = refused(stage.worker(settings={"broker_url": url}))
+    line = refused(harness.worker(settings={"broker_url": url}))
     assert f"//default:***@127.0.0.1:{locked_server.port}" in line
 
 
-def test_an_unknown_user_ends_the_worker_with_one_line_that_names_it(stage: Stage, locked_server: RedisServer) -> None:
+def test_an_unknown_user_ends_the_worker_with_one_line_that_names_it(
+    harness: WorkerHarness, locked_server: RedisServer
+) -> None:
     url = f"redis://mallory:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
-    line = refused(stage.worker(settings={"broker_url": url}))
+    line = refused(harness.worker(settings={"broker_url": url}))
     assert f"//mallory:***@127.0.0.1:{locked_server.port}" in line
 
 
-def test_a_missing_password_ends_the_worker_with_one_line(stage: Stage, locked_server: RedisServer) -> None:
-    line = refused(stage.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
+def test_a_missing_password_ends_the_worker_with_one_line(harness: WorkerHarness, locked_server: RedisServer) -> None:
+    line = refused(harness.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
     assert f"127.0.0.1:{locked_server.port}" in line
 
 
 def test_a_password_that_is_changed_while_it_works_is_told_and_forgotten_when_it_is_right_again(
-    stage_on: Callable[[str], Stage], locked_server: RedisServer
+    harness_on: Callable[[str], WorkerHarness], locked_server: RedisServer
 ) -> None:
-    stage = stage_on(locked_server.url)
-    worker = stage.worker(children=1)
-    stage.wait_until_idle(1)
-    stage.redis.config_set("requirepass", "the-next-password")
+    harness = harness_on(locked_server.url)
+    worker = harness.worker(children=1)
+    harness.wait_until_idle(1)
+    harness.redis.config_set("requirepass", "the-next-password")
     started = time.monotonic()
-    stage.redis.client_kill_filter(_type="normal", skipme=True)
+    harness.redis.client_kill_filter(_type="normal", skipme=True)
     worker.wait_for_line("Redis refused", count=2)  # the supervisor and the child
-    assert time.monotonic() - started <= at_this_pace(2)
+    assert time.monotonic() - started <= scale_to_load(2)
     assert all("refused the login" in line["error"] for line in worker.logged("Redis refused"))
-    stage.redis.config_set("requirepass", "the-right-password")
-    assert stage.app.send_task("quick").get(timeout=60) is None
+    harness.redis.config_set("requirepass", "the-right-password")
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.wait_for_line("Redis reconnected", count=2)
     assert "the-right-password" not in worker.log
     assert worker.stop() == 0
@@ -87,24 +89,24 @@ async def waits():
 
 
 def test_a_user_who_may_run_what_a_worker_asks_for_is_refused_nothing(
-    stage_on: Callable[[str], Stage], server_factory: Callable[..., RedisServer]
+    harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
-    stage = stage_on(server.url)
-    stage.redis.execute_command("ACL SETUSER", "worker", "on", ">secret", *worker_grants())
+    harness = harness_on(server.url)
+    harness.redis.execute_command("ACL SETUSER", "worker", "on", ">secret", *worker_grants())
     url = f"redis://worker:secret@127.0.0.1:{server.port}/0"
     settings = {"broker_url": url, "stalled_interval": 1, "lock_duration": 1, "result_expires": 60}
-    worker = stage.worker(TASKS, children=1, settings=settings)
-    stage.wait_until_idle(1)
-    held, late = stage.hold(), stage.app.send_task("quick", countdown=0.5)
-    stage.started(held)
-    stage.open_gate()
-    results = [held, late, *(stage.app.send_task(name) for name in ("quick", "waits", "quick"))]
+    worker = harness.worker(TASKS, children=1, settings=settings)
+    harness.wait_until_idle(1)
+    held, late = harness.hold(), harness.app.send_task("quick", countdown=0.5)
+    harness.wait_for_start(held)
+    harness.open_gate()
+    results = [held, late, *(harness.app.send_task(name) for name in ("quick", "waits", "quick"))]
     for result in results:
         result.get(timeout=60)
     with pytest.raises(OSError, match="no"):
-        stage.app.send_task("fails").get(timeout=60)
+        harness.app.send_task("fails").get(timeout=60)
     worker.wait_for_line("Job failed")  # a result is there before its line
-    assert {line["event"] for line in worker.complaints()} == {"Job retried", "Job failed"}
-    assert [entry["object"] for entry in stage.redis.acl_log() if entry["username"] == "worker"] == []
+    assert {line["event"] for line in worker.warnings()} == {"Job retried", "Job failed"}
+    assert [entry["object"] for entry in harness.redis.acl_log() if entry["username"] == "worker"] == []
     assert worker.stop() == 0

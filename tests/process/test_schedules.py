@@ -11,9 +11,9 @@ import pytest
 from bulltask.lua import loader
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
 from tests.support.streams import server_ms
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -28,21 +28,21 @@ NONE = "app.conf.beat_schedule = {}"
 
 
 @pytest.fixture
-def schedulers(stage: Stage) -> JobSchedulers:
-    return stage.app.queue("default").schedulers
+def schedulers(harness: WorkerHarness) -> JobSchedulers:
+    return harness.app.queue("default").schedulers
 
 
-def ticks(stage: Stage, scheduler: str) -> list[int]:
+def ticks(harness: WorkerHarness, scheduler: str) -> list[int]:
     """The moments of a scheduler's jobs that were started so far, in the order of their start."""
-    ids = [entry["job"].rpartition(":") for entry in stage.journal.all(what="start")]
+    ids = [entry["job"].rpartition(":") for entry in harness.journal.all(what="start")]
     return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
 
 
-def wait_for_ticks(stage: Stage, scheduler: str, count: int, after_ms: int = 0) -> list[int]:
+def wait_for_ticks(harness: WorkerHarness, scheduler: str, count: int, after_ms: int = 0) -> list[int]:
     """Wait for so many jobs of a scheduler that were made for a later moment; return those moments."""
 
     def later() -> list[int]:
-        return [ms for ms in ticks(stage, scheduler) if ms > after_ms]
+        return [ms for ms in ticks(harness, scheduler) if ms > after_ms]
 
     wait_until(lambda: len(later()) >= count, 60, f"{count} ticks of {scheduler}")
     return later()
@@ -60,117 +60,123 @@ def kill(worker: Worker) -> None:
     worker.wait()
 
 
-def test_entries_run_when_a_worker_starts_and_end_when_code_drops_them(stage: Stage, schedulers: JobSchedulers) -> None:
+def test_entries_run_when_a_worker_starts_and_end_when_code_drops_them(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
     schedulers.upsert("by-hand", every=3600, name="quick")
-    first = stage.worker(TWO)
+    first = harness.worker(TWO)
     line = first.wait_for_line("Schedule updated")[0]
     assert (line["queue"], line["added"]) == ("default", ["often", "seconds"])
-    assert_regular(wait_for_ticks(stage, "often", 4), 500)
-    assert_regular(wait_for_ticks(stage, "seconds", 2), 1000)
-    assert first.complaints() == []
+    assert_regular(wait_for_ticks(harness, "often", 4), 500)
+    assert_regular(wait_for_ticks(harness, "seconds", 2), 1000)
+    assert first.warnings() == []
     first.stop()
 
-    second = stage.worker(ONE)
+    second = harness.worker(ONE)
     assert second.wait_for_line("Schedule updated")[0]["removed"] == ["seconds"]
-    wait_for_ticks(stage, "often", 2, after_ms=server_ms(stage.redis))
+    wait_for_ticks(harness, "often", 2, after_ms=server_ms(harness.redis))
     assert {it.id for it in schedulers.list()} == {"often", "by-hand"}
     second.stop()
 
-    stage.worker(NONE).wait_for_line("Schedule updated", removed=["often"])
+    harness.worker(NONE).wait_for_line("Schedule updated", removed=["often"])
     assert {it.id for it in schedulers.list()} == {"by-hand"}
 
 
 def test_workers_that_start_at_once_make_one_schedule_and_every_tick_runs_once(
-    stage: Stage, schedulers: JobSchedulers
+    harness: WorkerHarness, schedulers: JobSchedulers
 ) -> None:
-    workers = [stage.worker(TWO, children=1) for _ in range(4)]
+    workers = [harness.worker(TWO, children=1) for _ in range(4)]
     for worker in workers:
         worker.wait_for_line("Child started")
-    often, seconds = wait_for_ticks(stage, "often", 10), wait_for_ticks(stage, "seconds", 5)
+    often, seconds = wait_for_ticks(harness, "often", 10), wait_for_ticks(harness, "seconds", 5)
     assert_regular(often, 500)
     assert_regular(seconds, 1000)
     assert schedulers.count() == 2
-    assert stage.redis.zcard(stage.keys.delayed) <= 2
-    assert [worker.complaints() for worker in workers] == [[]] * 4
+    assert harness.redis.zcard(harness.keys.delayed) <= 2
+    assert [worker.warnings() for worker in workers] == [[]] * 4
 
 
 @pytest.mark.parametrize("rule", ["interval", "pattern"])
-def test_ticks_that_nobody_saw_are_one_job_and_no_pile(stage: Stage, schedulers: JobSchedulers, rule: str) -> None:
+def test_ticks_that_nobody_saw_are_one_job_and_no_pile(
+    harness: WorkerHarness, schedulers: JobSchedulers, rule: str
+) -> None:
     if rule == "interval":
         schedulers.upsert("beat", every=0.5, name="quick")
     else:
         schedulers.upsert("beat", cron="* * * * * *", name="quick")
     every_ms = 500 if rule == "interval" else 1000
-    workers = [stage.worker(children=2) for _ in range(2)]
-    wait_for_ticks(stage, "beat", 3)
+    workers = [harness.worker(children=2) for _ in range(2)]
+    wait_for_ticks(harness, "beat", 3)
     for worker in workers:
         kill(worker)
-    gone_ms = server_ms(stage.redis)
-    wait_until(lambda: server_ms(stage.redis) > gone_ms + 4 * every_ms, 60, "four ticks without workers")
-    seen, back_ms = ticks(stage, "beat"), server_ms(stage.redis)
+    gone_ms = server_ms(harness.redis)
+    wait_until(lambda: server_ms(harness.redis) > gone_ms + 4 * every_ms, 60, "four ticks without workers")
+    seen, back_ms = ticks(harness, "beat"), server_ms(harness.redis)
 
-    stage.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
-    after = wait_for_ticks(stage, "beat", len(seen) + 4)[len(seen) :]
+    harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
+    after = wait_for_ticks(harness, "beat", len(seen) + 4)[len(seen) :]
     overdue = [ms for ms in after if ms < back_ms - every_ms]
-    stage.note(seen=len(seen), missed_ms=back_ms - gone_ms, overdue=len(overdue))
+    harness.report(seen=len(seen), missed_ms=back_ms - gone_ms, overdue=len(overdue))
     # One for all that were missed, and perhaps the one that was running when its worker died.
     assert 1 <= len(set(overdue)) <= 2
     fresh = [ms for ms in after if ms >= back_ms]
     assert_regular(fresh, every_ms)
-    assert stage.redis.zcard(stage.keys.delayed) + stage.redis.llen(stage.keys.wait) <= 1
+    assert harness.redis.zcard(harness.keys.delayed) + harness.redis.llen(harness.keys.wait) <= 1
     assert schedulers.count() == 1
 
 
-def test_the_schedule_of_a_queue_that_this_worker_does_not_serve_is_made_and_removed_too(stage: Stage) -> None:
-    elsewhere = stage.app.queue("reports").schedulers
+def test_the_schedule_of_a_queue_that_this_worker_does_not_serve_is_made_and_removed_too(
+    harness: WorkerHarness,
+) -> None:
+    elsewhere = harness.app.queue("reports").schedulers
     entry = '{"a": {"task": "quick", "schedule": 3600, "options": {"queue": "reports"}}}'
-    worker = stage.worker(f"app.conf.beat_schedule = {entry}")
+    worker = harness.worker(f"app.conf.beat_schedule = {entry}")
     worker.wait_for_line("Schedule updated", queue="reports", added=["a"])
     assert elsewhere.count() == 1
     worker.stop()
-    stage.worker(NONE).wait_for_line("Schedule updated", queue="reports", removed=["a"])
+    harness.worker(NONE).wait_for_line("Schedule updated", queue="reports", removed=["a"])
     assert elsewhere.count() == 0
-    assert stage.redis.keys("bulltask:beat:*") == []
+    assert harness.redis.keys("bulltask:beat:*") == []
 
 
 def test_an_app_that_says_nothing_about_schedules_leaves_them_and_says_so(
-    stage: Stage, schedulers: JobSchedulers
+    harness: WorkerHarness, schedulers: JobSchedulers
 ) -> None:
-    worker = stage.worker(ONE)
+    worker = harness.worker(ONE)
     worker.wait_for_line("Schedule updated")
     worker.stop()
-    silent = stage.worker()
+    silent = harness.worker()
     wait_until(lambda: any("beat_schedule is not set" in line["event"] for line in silent.lines), 60, "the warning")
     assert schedulers.count() == 1
 
 
-def test_a_wrong_entry_keeps_the_worker_from_starting_and_is_named(stage: Stage) -> None:
-    worker = stage.worker('app.conf.beat_schedule = {"nightly": {"task": "quick", "schedule": "60 * * * *"}}')
+def test_a_wrong_entry_keeps_the_worker_from_starting_and_is_named(harness: WorkerHarness) -> None:
+    worker = harness.worker('app.conf.beat_schedule = {"nightly": {"task": "quick", "schedule": "60 * * * *"}}')
     assert worker.wait() != 0
     assert "beat_schedule['nightly']" in worker.log
     assert "minute '60' is not within 0-59" in worker.log
     assert "Traceback" not in worker.log
 
 
-def test_an_entry_whose_task_nobody_here_knows_is_a_warning(stage: Stage) -> None:
-    worker = stage.worker('app.conf.beat_schedule = {"a": {"task": "qick", "schedule": 3600}}')
+def test_an_entry_whose_task_nobody_here_knows_is_a_warning(harness: WorkerHarness) -> None:
+    worker = harness.worker('app.conf.beat_schedule = {"a": {"task": "qick", "schedule": 3600}}')
     worker.wait_for_line("An entry of beat_schedule names a task that this app does not have", entry="a", task="qick")
 
 
-def test_a_schedule_is_made_as_soon_as_redis_takes_it(stage: Stage, schedulers: JobSchedulers) -> None:
-    proxy = stage.proxy()
+def test_a_schedule_is_made_as_soon_as_redis_takes_it(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
+    proxy = harness.proxy()
     proxy.inject_error(
         "READONLY You can't write against a read only replica.", match=loader.official("addJobScheduler").sha
     )
-    worker = stage.worker(ONE, via=proxy)
+    worker = harness.worker(ONE, via=proxy)
     worker.wait_for_line("Schedule updated", added=["often"])
     assert proxy.injected == 1
-    wait_for_ticks(stage, "often", 2)
+    wait_for_ticks(harness, "often", 2)
 
 
-def test_a_schedule_that_redis_refuses_does_not_keep_the_worker_from_its_jobs(stage: Stage) -> None:
-    stage.redis.set(stage.keys.repeat, "no sorted set")
-    worker = stage.worker(ONE)
+def test_a_schedule_that_redis_refuses_does_not_keep_the_worker_from_its_jobs(harness: WorkerHarness) -> None:
+    harness.redis.set(harness.keys.repeat, "no sorted set")
+    worker = harness.worker(ONE)
     assert "WRONGTYPE" in worker.wait_for_line("Schedule not updated")[0]["error"]
-    stage.app.send_task("quick").get(timeout=60)
+    harness.app.send_task("quick").get(timeout=60)
     assert len(worker.logged("Schedule not updated")) == 1

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask import AsyncResult
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -39,27 +39,27 @@ def scripts_flushed_every_20_ms(url: str) -> Iterator[Counter[str]]:
         thread.join()
 
 
-def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(stage: Stage) -> None:
-    @stage.app.task(name="quick")
+def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(harness: WorkerHarness) -> None:
+    @harness.app.task(name="quick")
     def quick() -> None:
         """The worker knows what it does."""
 
-    worker = stage.worker(children=2, options=["-Q", "default,other"])
-    stage.app.send_task("quick").get(timeout=60)
+    worker = harness.worker(children=2, options=["-Q", "default,other"])
+    harness.app.send_task("quick").get(timeout=60)
     sent: list[AsyncResult[None]] = []
-    with scripts_flushed_every_20_ms(stage.url) as counts:
+    with scripts_flushed_every_20_ms(harness.url) as counts:
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline or counts["flushes"] < 250:
-            sent += [stage.app.send_task("quick", queue=queue) for queue in ("default", "other") for _ in range(5)]
-            sent += [stage.app.send_task("quick", countdown=0.1), stage.app.send_task("quick", priority=3)]
-            sent += stage.app.send_many([quick.s() for _ in range(20)])
+            sent += [harness.app.send_task("quick", queue=queue) for queue in ("default", "other") for _ in range(5)]
+            sent += [harness.app.send_task("quick", countdown=0.1), harness.app.send_task("quick", priority=3)]
+            sent += harness.app.send_many([quick.s() for _ in range(20)])
             sent[-1].get(timeout=60)
     for job in sent:
         job.get(timeout=60)
-    starts = Counter(entry["job"] for entry in stage.journal.all(what="start"))
-    stage.note(flushes=counts["flushes"], jobs=len(sent))
+    starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
+    harness.report(flushes=counts["flushes"], jobs=len(sent))
 
     assert counts["flushes"] >= 250
     assert {starts[job.id] for job in sent} == {1}
-    assert worker.complaints() == []
+    assert worker.warnings() == []
     assert worker.stop() == 0

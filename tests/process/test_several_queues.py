@@ -5,96 +5,98 @@ from __future__ import annotations
 import pytest
 
 from bulltask import AsyncResult
-from tests.support.pace import at_this_pace
-from tests.support.stage import Stage
+from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
 
-def send(stage: Stage, queue: str, count: int) -> list[AsyncResult[None]]:
-    return [stage.app.send_task("quick", queue=queue) for _ in range(count)]
+def send(harness: WorkerHarness, queue: str, count: int) -> list[AsyncResult[None]]:
+    return [harness.app.send_task("quick", queue=queue) for _ in range(count)]
 
 
-def test_a_full_queue_does_not_starve_another(stage: Stage) -> None:
-    full, few = send(stage, "full", 300), send(stage, "few", 10)
-    stage.worker(children=1, options=["-Q", "full,few"])
+def test_a_full_queue_does_not_starve_another(harness: WorkerHarness) -> None:
+    full, few = send(harness, "full", 300), send(harness, "few", 10)
+    harness.worker(children=1, options=["-Q", "full,few"])
     for job in (*full, *few):
         job.get(timeout=60)
-    order = [entry["job"] for entry in stage.journal.all(what="start")]
+    order = [entry["job"] for entry in harness.journal.all(what="start")]
     places = [order.index(job.id) for job in few]
-    stage.note(places_of_the_few=places)
+    harness.report(places_of_the_few=places)
     assert max(places) <= 2 * len(few)
     assert len(order) == len(set(order)) == 310
 
 
-def test_jobs_that_come_to_an_empty_queue_while_another_is_full_run_soon(stage: Stage) -> None:
-    stage.worker(children=1, options=["-Q", "full,few"])
-    full = send(stage, "full", 2000)
-    stage.journal.wait_for(50, what="start")
-    late = send(stage, "few", 1)[0]
-    added_ms = stage.stream(stage.url, stage.keys_of("few").events).wait_for(event="added", jobId=late.id)[0].ms
-    started_ms = stage.started(late).ms
-    stage.note(started_after_ms=started_ms - added_ms, still_waiting=stage.redis.llen(stage.keys_of("full").wait))
-    assert started_ms - added_ms <= at_this_pace(500)
+def test_jobs_that_come_to_an_empty_queue_while_another_is_full_run_soon(harness: WorkerHarness) -> None:
+    harness.worker(children=1, options=["-Q", "full,few"])
+    full = send(harness, "full", 2000)
+    harness.journal.wait_for(50, what="start")
+    late = send(harness, "few", 1)[0]
+    added_ms = harness.stream(harness.url, harness.keys_of("few").events).wait_for(event="added", jobId=late.id)[0].ms
+    started_ms = harness.wait_for_start(late).ms
+    harness.report(
+        started_after_ms=started_ms - added_ms, still_waiting=harness.redis.llen(harness.keys_of("full").wait)
+    )
+    assert started_ms - added_ms <= scale_to_load(500)
     full[-1].get(timeout=60)
 
 
-def test_every_queue_of_an_idle_worker_wakes_it(stage: Stage) -> None:
-    stage.worker(children=1, options=["-Q", "a,b,c"], settings={"drain_delay": 30})
-    stage.wait_until_idle(1, queue="a")
+def test_every_queue_of_an_idle_worker_wakes_it(harness: WorkerHarness) -> None:
+    harness.worker(children=1, options=["-Q", "a,b,c"], settings={"drain_delay": 30})
+    harness.wait_until_idle(1, queue="a")
     for queue in ("c", "a", "b", "c"):
-        assert send(stage, queue, 1)[0].get(timeout=20) is None
+        assert send(harness, queue, 1)[0].get(timeout=20) is None
 
 
-def test_a_limit_that_node_has_set_on_the_queue_is_kept(stage: Stage) -> None:
+def test_a_limit_that_node_has_set_on_the_queue_is_kept(harness: WorkerHarness) -> None:
     # As setGlobalRateLimit(5, 1000) does.
-    stage.redis.hset(stage.keys.meta, mapping={"max": 5, "duration": 1000})
-    worker = stage.worker(children=2)
-    jobs = send(stage, "default", 15)
+    harness.redis.hset(harness.keys.meta, mapping={"max": 5, "duration": 1000})
+    worker = harness.worker(children=2)
+    jobs = send(harness, "default", 15)
     for job in jobs:
         job.get(timeout=60)
-    starts = sorted(entry.ms for entry in stage.events.all(event="active"))
+    starts = sorted(entry.ms for entry in harness.events.all(event="active"))
     windows = [starts[5 * part + 4 + 1] - starts[5 * part] for part in range(2)]
-    stage.note(first_of_each_five_after_the_last_ms=windows, in_all_ms=starts[-1] - starts[0])
+    harness.report(first_of_each_five_after_the_last_ms=windows, in_all_ms=starts[-1] - starts[0])
     assert min(windows) >= 950
-    assert starts[-1] - starts[0] <= at_this_pace(3000)
-    assert worker.complaints() == []
+    assert starts[-1] - starts[0] <= scale_to_load(3000)
+    assert worker.warnings() == []
 
 
-def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_on(stage: Stage) -> None:
-    limited = stage.keys_of("limited")
-    worker = stage.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
-    stage.wait_until_idle(1, queue="limited")
+def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_on(harness: WorkerHarness) -> None:
+    limited = harness.keys_of("limited")
+    worker = harness.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
+    harness.wait_until_idle(1, queue="limited")
     # As rateLimit(1500) does; it is honoured where some maximum exists.
-    stage.redis.hset(limited.meta, mapping={"max": 1000, "duration": 1000})
-    stage.redis.set(limited.limiter, 2**53 - 1, px=1500)
-    ends_ms = server_ms(stage.redis) + 1500
-    held_back = send(stage, "limited", 3)
-    free = send(stage, "free", 20)
+    harness.redis.hset(limited.meta, mapping={"max": 1000, "duration": 1000})
+    harness.redis.set(limited.limiter, 2**53 - 1, px=1500)
+    ends_ms = server_ms(harness.redis) + 1500
+    held_back = send(harness, "limited", 3)
+    free = send(harness, "free", 20)
     for job in free:
         job.get(timeout=60)
-    assert [stage.starts(job) for job in held_back] == [0, 0, 0]
-    late = stage.app.send_task("quick", queue="free")
+    assert [harness.start_count(job) for job in held_back] == [0, 0, 0]
+    late = harness.app.send_task("quick", queue="free")
     assert late.get(timeout=1) is None, "a limited queue keeps nobody from hearing of the other"
-    after_ms = [stage.started(job).ms - ends_ms for job in held_back]
-    stage.note(started_after_the_limit_ms=after_ms)
-    assert all(-20 <= ms <= at_this_pace(200) for ms in after_ms)
-    assert worker.complaints() == []
+    after_ms = [harness.wait_for_start(job).ms - ends_ms for job in held_back]
+    harness.report(started_after_the_limit_ms=after_ms)
+    assert all(-20 <= ms <= scale_to_load(200) for ms in after_ms)
+    assert worker.warnings() == []
 
 
-def test_a_paused_queue_is_left_alone_and_goes_on_when_it_is_resumed(stage: Stage) -> None:
+def test_a_paused_queue_is_left_alone_and_goes_on_when_it_is_resumed(harness: WorkerHarness) -> None:
     # What queue.pause() and queue.resume() of Node leave in Redis for an empty queue.
-    stage.redis.hset(stage.keys.meta, "paused", 1)
-    worker = stage.worker(children=1, options=["-Q", "default,free"], settings={"drain_delay": 1})
-    paused = send(stage, "default", 2)
-    free = send(stage, "free", 5)
+    harness.redis.hset(harness.keys.meta, "paused", 1)
+    worker = harness.worker(children=1, options=["-Q", "default,free"], settings={"drain_delay": 1})
+    paused = send(harness, "default", 2)
+    free = send(harness, "free", 5)
     for job in free:
         job.get(timeout=60)
-    assert [stage.starts(job) for job in paused] == [0, 0]
-    stage.redis.rename(stage.keys.paused, stage.keys.wait)
-    stage.redis.hdel(stage.keys.meta, "paused")
-    stage.redis.zadd(stage.keys.marker, {"0": 0})
+    assert [harness.start_count(job) for job in paused] == [0, 0]
+    harness.redis.rename(harness.keys.paused, harness.keys.wait)
+    harness.redis.hdel(harness.keys.meta, "paused")
+    harness.redis.zadd(harness.keys.marker, {"0": 0})
     for job in paused:
         job.get(timeout=60)
-    assert worker.complaints() == []
+    assert worker.warnings() == []

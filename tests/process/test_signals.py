@@ -13,9 +13,9 @@ import pytest
 
 from bulltask.testing.wait import wait_until
 from bulltask.worker.exit_codes import ExitCode
-from tests.support.processes import ended
-from tests.support.stage import Stage
+from tests.support.processes import has_exited
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +26,7 @@ import ctypes
 import time
 
 async def innermost(event):
-    asyncio.get_running_loop().call_soon(tell, "waits")  # when the task waits and no longer runs
+    asyncio.get_running_loop().call_soon(record, "waits")  # when the task waits and no longer runs
     await event.wait()
 
 async def middle(event):
@@ -44,7 +44,7 @@ def hold_the_gil(seconds):
     mutex, until = ctypes.create_string_buffer(64), (ctypes.c_long * 2)(int(time.time()) + seconds, 0)
     libc = ctypes.PyDLL(None)  # unlike CDLL it keeps the GIL
     libc.pthread_mutex_lock(mutex)
-    tell("holds")
+    record("holds")
     libc.pthread_mutex_timedlock(mutex, until)  # unlike sleep() it goes on after a signal
     return "held"
 
@@ -57,7 +57,7 @@ def version():
 FOLLOWS_ITSELF = """
 @app.task(name="step")
 def step(number):
-    tell("step", number=number)
+    record("step", number=number)
     if number == 1:
         app.send_task("step", kwargs={"number": 2}, countdown=3)
 
@@ -65,7 +65,7 @@ app.send_task("step", kwargs={"number": 1}, job_id="first")
 """
 MOVES = """
 os.chdir("/")
-tell("sees", seen=os.environ.setdefault("SEEN", "no"))
+record("sees", seen=os.environ.setdefault("SEEN", "no"))
 os.environ["SEEN"] = "yes"
 """
 
@@ -80,13 +80,13 @@ def change_code(worker: Worker) -> None:
     module.write_text(module.read_text().replace('return "old"', 'return "brand new"'))
 
 
-def version(stage: Stage) -> object:
-    return stage.app.send_task("version").get(timeout=60)
+def version(harness: WorkerHarness) -> object:
+    return harness.app.send_task("version").get(timeout=60)
 
 
-def a_second_passes(stage: Stage) -> None:
+def a_second_passes(harness: WorkerHarness) -> None:
     """Wait until a worker of another queue has run a job that was due a second later."""
-    stage.app.send_task("quick", queue="other", countdown=1).get(timeout=60)
+    harness.app.send_task("quick", queue="other", countdown=1).get(timeout=60)
 
 
 def descriptors(pid: int) -> int:
@@ -98,44 +98,44 @@ def descriptors(pid: int) -> int:
 
 @METHODS
 def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same_process(
-    stage: Stage, method: str
+    harness: WorkerHarness, method: str
 ) -> None:
-    worker = stage.worker(MORE, children=2, settings={"worker_start_method": method})
-    assert version(stage) == "old"
-    running = stage.hold()
-    stage.started(running)
+    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method})
+    assert version(harness) == "old"
+    running = harness.hold()
+    harness.wait_for_start(running)
     before, fds = worker.children, descriptors(worker.pid)
 
     change_code(worker)
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker stopping", how="restart", running=1)
-    stage.open_gate()
+    harness.open_gate()
     assert running.get(timeout=60) == "gate"
     assert "-m bulltask worker -A tested:app" in worker.wait_for_line("Worker restarting")[0]["command"]
     worker.wait_for_line("Worker started", count=2)
 
-    assert version(stage) == "brand new"
+    assert version(harness) == "brand new"
     assert worker.process.poll() is None, "it is the same process"
-    assert all(ended(pid) for pid in before)
-    assert stage.starts(running) == 1
+    assert all(has_exited(pid) for pid in before)
+    assert harness.start_count(running) == 1
     worker.wait_for_line("Child started", count=4)
     wait_until(lambda: descriptors(worker.pid) <= fds, 60, "no more descriptors than before")
-    assert worker.complaints() == []
+    assert worker.warnings() == []
     assert worker.stop() == ExitCode.OK
 
 
-def test_three_hups_in_a_row_leave_a_worker_that_works(stage: Stage) -> None:
-    worker = stage.worker(MORE)
+def test_three_hups_in_a_row_leave_a_worker_that_works(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE)
     for count in range(1, 4):
         worker.wait_for_line("Worker started", count=count)
         worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=4)
-    assert version(stage) == "old"
+    assert version(harness) == "old"
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(stage: Stage) -> None:
-    worker = stage.worker(MORE)
+def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE)
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker restarting")
@@ -147,59 +147,63 @@ def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(stage: S
         return len(worker.logged("Worker restarting")) >= 2
 
     wait_until(annoyed, 60, "one more restart")
-    assert version(stage) == "old"
+    assert version(harness) == "old"
     assert worker.stop() == ExitCode.OK
 
 
-def test_term_after_hup_ends_the_worker_for_good(stage: Stage) -> None:
-    worker = stage.worker(MORE, children=1)
-    running = stage.hold()
-    stage.started(running)
+def test_term_after_hup_ends_the_worker_for_good(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, children=1)
+    running = harness.hold()
+    harness.wait_for_start(running)
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker stopping", how="restart")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Signal ignored", signal="SIGHUP")
     worker.send(signal.SIGTERM)
-    stage.open_gate()
+    harness.open_gate()
     assert worker.wait() == ExitCode.OK
     assert running.get(timeout=60) == "gate"
     assert worker.logged("Worker restarting") == []
 
 
-def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_goes_on(stage: Stage) -> None:
-    worker = stage.worker(MORE, children=1, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
-    running = stage.hold()
-    stage.started(running)
+def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_goes_on(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, children=1, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
+    running = harness.hold()
+    harness.wait_for_start(running)
     worker.send(signal.SIGHUP)
-    stage.started(running, 2)
-    stage.open_gate("gate", 2)
+    harness.wait_for_start(running, 2)
+    harness.open_gate("gate", 2)
     assert running.get(timeout=60) == "gate"
     assert len(worker.logged("Worker started")) == 2
     assert worker.stop() == ExitCode.OK
 
 
-def test_code_that_cannot_be_imported_ends_a_worker_that_restarts_with_an_exit_code_that_says_so(stage: Stage) -> None:
-    worker = stage.worker(MORE)
-    assert version(stage) == "old"
+def test_code_that_cannot_be_imported_ends_a_worker_that_restarts_with_an_exit_code_that_says_so(
+    harness: WorkerHarness,
+) -> None:
+    worker = harness.worker(MORE)
+    assert version(harness) == "old"
     module_of(worker).write_text("this is no Python\n")
     worker.send(signal.SIGHUP)
     assert worker.wait() == ExitCode.FAILED
 
 
-def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_was_started(stage: Stage) -> None:
-    worker = stage.worker(MORE + MOVES)
+def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_was_started(
+    harness: WorkerHarness,
+) -> None:
+    worker = harness.worker(MORE + MOVES)
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2)
-    assert version(stage) == "old"
-    assert [entry["seen"] for entry in stage.journal.all(what="sees")] == ["no", "no"]
+    assert version(harness) == "old"
+    assert [entry["seen"] for entry in harness.journal.all(what="sees")] == ["no", "no"]
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(stage: Stage) -> None:
-    proxy = stage.proxy()
+def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(harness: WorkerHarness) -> None:
+    proxy = harness.proxy()
     proxy.refuse()
-    worker = stage.worker(MORE, via=proxy)
+    worker = harness.worker(MORE, via=proxy)
     worker.wait_for_line("Redis disconnected")
     for number in (signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT, signal.SIGTTIN):
         worker.send(number)
@@ -210,72 +214,74 @@ def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(stage:
     assert worker.logged("Worker started") == []
 
 
-def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(stage: Stage) -> None:
+def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(harness: WorkerHarness) -> None:
     master, slave = pty.openpty()
-    worker = stage.worker(MORE, prefix=["setsid", "--ctty"], stdin=slave)
+    worker = harness.worker(MORE, prefix=["setsid", "--ctty"], stdin=slave)
     os.close(slave)
-    running = stage.hold()
-    stage.started(running)
+    running = harness.hold()
+    harness.wait_for_start(running)
     os.close(master)
     worker.wait_for_line("Worker stopping", how="warm")
-    stage.open_gate()
+    harness.open_gate()
     assert worker.wait() == ExitCode.OK
     assert running.get(timeout=60) == "gate"
-    assert stage.starts(running) == 1
+    assert harness.start_count(running) == 1
     assert worker.logged("Worker restarting") == []
-    assert worker.complaints() == []
+    assert worker.warnings() == []
 
 
-def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_all_the_same(stage: Stage) -> None:
+def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_all_the_same(
+    harness: WorkerHarness,
+) -> None:
     to_terminal = ["setsid", "--ctty", "sh", "-c", 'exec "$@" >/dev/tty 2>&1', "sh"]
     master, slave = pty.openpty()
-    worker = stage.worker(MORE, prefix=to_terminal, stdin=slave)
+    worker = harness.worker(MORE, prefix=to_terminal, stdin=slave)
     os.close(slave)
-    running = [stage.hold() for _ in range(2)]
+    running = [harness.hold() for _ in range(2)]
     for job in running:
-        stage.started(job)
+        harness.wait_for_start(job)
     os.close(master)
-    stage.open_gate("gate", 2)
+    harness.open_gate("gate", 2)
     assert worker.wait() == ExitCode.OK
     assert [job.get(timeout=60) for job in running] == ["gate", "gate"]
-    assert [stage.starts(job) for job in running] == [1, 1]
+    assert [harness.start_count(job) for job in running] == [1, 1]
 
 
-def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(stage: Stage) -> None:
+def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(harness: WorkerHarness) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    worker = stage.worker(MORE, settings={"metrics_port": port})
+    worker = harness.worker(MORE, settings={"metrics_port": port})
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2)
-    assert version(stage) == "old"
+    assert version(harness) == "old"
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         assert b"bullmq_jobs_processed_total" in answer.read()
     assert worker.stop() == ExitCode.OK
 
 
 def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_after_a_restart(
-    stage: Stage, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     # The server ends with its last user, and between the old program and the new one there is none.
-    worker = stage.worker(
+    worker = harness.worker(
         MORE + FOLLOWS_ITSELF,
         settings={"broker_url": "embedded://"},
         environ={"XDG_DATA_HOME": str(tmp_path / "data")},
     )
-    stage.journal.wait_for(what="step", number="1")
+    harness.journal.wait_for(what="step", number="1")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2, timeout=50)
-    stage.journal.wait_for(what="step", number="2", timeout=50)
+    harness.journal.wait_for(what="step", number="2", timeout=50)
     assert worker.stop() == ExitCode.OK
 
 
-def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(stage: Stage) -> None:
-    worker = stage.worker(MORE, prefix=["nohup"], new_group=True)
-    assert version(stage) == "old"
+def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, prefix=["nohup"], new_group=True)
+    assert version(harness) == "old"
     before = worker.children
     os.killpg(worker.pid, signal.SIGHUP)
-    assert version(stage) == "old"
+    assert version(harness) == "old"
     assert worker.children == before
     assert worker.stop() == ExitCode.OK
     assert worker.logged("Worker stopping", how="restart") == []
@@ -285,55 +291,57 @@ def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(stage:
 
 
 @METHODS
-def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(stage: Stage, method: str) -> None:
-    worker = stage.worker(MORE, children=2, settings={"worker_start_method": method, "lock_duration": 30})
-    stage.worker(options=["-Q", "other"], children=1)
-    running = stage.hold()
-    busy = int(stage.started(running)["pid"])
-    stage.wait_until_idle(2)  # the other child, and that of the other worker
+def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(
+    harness: WorkerHarness, method: str
+) -> None:
+    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method, "lock_duration": 30})
+    harness.worker(options=["-Q", "other"], children=1)
+    running = harness.hold()
+    busy = int(harness.wait_for_start(running)["pid"])
+    harness.wait_until_idle(2)  # the other child, and that of the other worker
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
-    waiting = [stage.app.send_task("quick") for _ in range(20)]
-    stage.open_gate()
+    waiting = [harness.app.send_task("quick") for _ in range(20)]
+    harness.open_gate()
     assert running.get(timeout=60) == "gate"
     os.kill(next(pid for pid in worker.children if pid != busy), signal.SIGKILL)
     worker.wait_for_line("Child started", count=3)
-    a_second_passes(stage)
-    assert stage.redis.llen(stage.keys.wait) == 20
-    assert [stage.starts(job) for job in waiting] == [0] * 20
+    a_second_passes(harness)
+    assert harness.redis.llen(harness.keys.wait) == 20
+    assert [harness.start_count(job) for job in waiting] == [0] * 20
 
     worker.send(signal.SIGCONT)
     worker.wait_for_line("Worker resumed")
     for job in waiting:
         job.get(timeout=60)
-    pids = {entry["pid"] for job in waiting for entry in stage.journal.all(what="start", job=job.id)}
-    stage.note(children_that_went_on=len(pids))
+    pids = {entry["pid"] for job in waiting for entry in harness.journal.all(what="start", job=job.id)}
+    harness.report(children_that_went_on=len(pids))
     assert worker.stop() == ExitCode.OK
 
 
-def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(stage: Stage) -> None:
-    worker = stage.worker(children=2, settings={"drain_delay": 30})
-    stage.wait_until_idle(2)
+def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=2, settings={"drain_delay": 30})
+    harness.wait_until_idle(2)
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused")
-    job = stage.app.send_task("quick")
+    job = harness.app.send_task("quick")
     worker.send(signal.SIGCONT)
     assert job.get(timeout=20) is None
     assert worker.stop() == ExitCode.OK
 
 
-def test_async_jobs_go_on_while_the_worker_is_paused(stage: Stage) -> None:
-    worker = stage.worker(MORE, children=1)
-    job = stage.app.send_task("wait_deep")
-    stage.journal.wait_for(what="waits")
+def test_async_jobs_go_on_while_the_worker_is_paused(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, children=1)
+    job = harness.app.send_task("wait_deep")
+    harness.journal.wait_for(what="waits")
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
     assert job.get(timeout=60) == "waited"
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_paused_worker_stops_when_it_is_told_to(stage: Stage) -> None:
-    worker = stage.worker(children=2, settings={"shutdown_timeout": 30})
+def test_a_paused_worker_stops_when_it_is_told_to(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=2, settings={"shutdown_timeout": 30})
     worker.wait_for_line("Child started", count=2)
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused")
@@ -341,15 +349,15 @@ def test_a_paused_worker_stops_when_it_is_told_to(stage: Stage) -> None:
     assert worker.wait(20) == ExitCode.OK
 
 
-def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
-    worker = stage.worker(children=2, new_group=True)
-    stage.wait_until_idle(2)
+def test_ctrl_z_stops_no_process_of_the_worker(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=2, new_group=True)
+    harness.wait_until_idle(2)
     os.killpg(worker.pid, signal.SIGTSTP)
     worker.wait_for_line("Worker paused")
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in worker.children]
     assert "T" not in states
     os.killpg(worker.pid, signal.SIGCONT)
-    assert stage.app.send_task("quick").get(timeout=60) is None
+    assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.stop() == ExitCode.OK
 
 
@@ -357,44 +365,44 @@ def test_ctrl_z_stops_no_process_of_the_worker(stage: Stage) -> None:
 
 
 @METHODS
-def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(stage: Stage, method: str) -> None:
-    worker = stage.worker(children=1, settings={"worker_start_method": method, "metrics_port": 0, "lock_duration": 1})
-    first = stage.hold("a")
-    stage.started(first)
-    second = stage.hold("b")
+def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(children=1, settings={"worker_start_method": method, "metrics_port": 0, "lock_duration": 1})
+    first = harness.hold("a")
+    harness.wait_for_start(first)
+    second = harness.hold("b")
     worker.send(signal.SIGTTIN)
     worker.wait_for_line("Concurrency changed", children=2)
-    added = int(stage.started(second)["pid"])
-    assert added != int(stage.started(first)["pid"])
+    added = int(harness.wait_for_start(second)["pid"])
+    assert added != int(harness.wait_for_start(first)["pid"])
 
     worker.send(signal.SIGTTOU)
     worker.wait_for_line("Concurrency changed", children=1)
     worker.send(signal.SIGTTOU)
     worker.wait_for_line("Signal ignored", signal="SIGTTOU")
-    third = stage.app.send_task("quick")
-    stage.open_gate("b")
+    third = harness.app.send_task("quick")
+    harness.open_gate("b")
     assert second.get(timeout=60) == "b"
-    wait_until(lambda: ended(added), 60, "the end of the added child")
-    assert stage.starts(third) == 0, "the child that leaves takes no more"
-    stage.open_gate("a")
+    wait_until(lambda: has_exited(added), 60, "the end of the added child")
+    assert harness.start_count(third) == 0, "the child that leaves takes no more"
+    harness.open_gate("a")
     assert first.get(timeout=60) == "a"
     assert third.get(timeout=60) is None
-    assert [stage.starts(job) for job in (first, second, third)] == [1, 1, 1]
-    assert worker.complaints() == []
+    assert [harness.start_count(job) for job in (first, second, third)] == [1, 1, 1]
+    assert worker.warnings() == []
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(stage: Stage) -> None:
-    worker = stage.worker(children=1)
+def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1)
     worker.wait_for_line("Child started")
     for children in (2, 3, 4):
         worker.send(signal.SIGTTIN)
         worker.wait_for_line("Concurrency changed", children=children)
     worker.send(signal.SIGTTIN)
     worker.wait_for_line("Signal ignored", signal="SIGTTIN")
-    jobs = [stage.hold() for _ in range(4)]
-    assert len({stage.started(job)["pid"] for job in jobs}) == 4
-    stage.open_gate("gate", 4)
+    jobs = [harness.hold() for _ in range(4)]
+    assert len({harness.wait_for_start(job)["pid"] for job in jobs}) == 4
+    harness.open_gate("gate", 4)
     for job in jobs:
         job.get(timeout=60)
     assert [line["children"] for line in worker.logged("Concurrency changed")] == [2, 3, 4]
@@ -406,13 +414,13 @@ def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(stage: Stage) 
 
 @METHODS
 def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_go_on(
-    stage: Stage, method: str
+    harness: WorkerHarness, method: str
 ) -> None:
-    worker = stage.worker(MORE, children=2, settings={"worker_start_method": method})
-    sync = stage.hold()
-    held_by = int(stage.started(sync)["pid"])
-    deep = stage.app.send_task("wait_deep")
-    awaited_by = int(stage.journal.wait_for(what="waits")[0]["pid"])
+    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method})
+    sync = harness.hold()
+    held_by = int(harness.wait_for_start(sync)["pid"])
+    deep = harness.app.send_task("wait_deep")
+    awaited_by = int(harness.journal.wait_for(what="waits")[0]["pid"])
     worker.send(signal.SIGUSR1)
     worker.wait_for_line("Stacks", count=3)
 
@@ -423,17 +431,17 @@ def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_
     assert f"Task 'job {deep.id}'" in stacks[awaited_by]
     outermost, innermost = stacks[awaited_by].index("in wait_deep"), stacks[awaited_by].index("in innermost")
     assert outermost < stacks[awaited_by].index("in middle") < innermost
-    stage.open_gate()
+    harness.open_gate()
     assert sync.get(timeout=60) == "gate"
     assert deep.get(timeout=60) == "waited"
     assert worker.logged("Child died") == []
     assert worker.stop() == ExitCode.OK
 
 
-def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(stage: Stage) -> None:
-    worker = stage.worker(MORE, children=1)
-    job = stage.app.send_task("hold_the_gil", kwargs={"seconds": 4})
-    child = int(stage.journal.wait_for(what="holds")[0]["pid"])
+def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, children=1)
+    job = harness.app.send_task("hold_the_gil", kwargs={"seconds": 4})
+    child = int(harness.journal.wait_for(what="holds")[0]["pid"])
     for count in (1, 2):
         worker.send(signal.SIGUSR1)
         text = worker.wait_for_line("Stacks", count=count, pid=child)[-1]["traceback"]
@@ -444,28 +452,28 @@ def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(stage
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_child_that_is_asked_itself_tells_its_stacks_itself(stage: Stage) -> None:
-    worker = stage.worker(MORE, children=1)
-    job = stage.hold()
-    child = int(stage.started(job)["pid"])
+def test_a_child_that_is_asked_itself_tells_its_stacks_itself(harness: WorkerHarness) -> None:
+    worker = harness.worker(MORE, children=1)
+    job = harness.hold()
+    child = int(harness.wait_for_start(job)["pid"])
     for count in (1, 2):
         os.kill(child, signal.SIGUSR1)
         text = worker.wait_for_line("Stacks", count=count, pid=child, index=0)[-1]["traceback"]
         assert text.count("in hold\n") == 1
-    stage.open_gate()
+    harness.open_gate()
     assert job.get(timeout=60) == "gate"
     assert worker.stop() == ExitCode.OK
 
 
-def test_usr2_does_nothing_and_is_not_passed_over_in_silence(stage: Stage) -> None:
-    worker = stage.worker(children=1, new_group=True)
-    job = stage.hold()
-    stage.started(job)
+def test_usr2_does_nothing_and_is_not_passed_over_in_silence(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=1, new_group=True)
+    job = harness.hold()
+    harness.wait_for_start(job)
     os.killpg(worker.pid, signal.SIGUSR2)
     worker.wait_for_line("Signal ignored", signal="SIGUSR2")
-    stage.open_gate()
+    harness.open_gate()
     assert job.get(timeout=60) == "gate"
-    assert stage.starts(job) == 1
+    assert harness.start_count(job) == 1
     assert worker.stop() == ExitCode.OK
 
 
@@ -475,18 +483,18 @@ def test_usr2_does_nothing_and_is_not_passed_over_in_silence(stage: Stage) -> No
 @METHODS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_child_that_somebody_tells_to_end_ends_its_job_and_is_replaced_without_complaint(
-    stage: Stage, number: signal.Signals, method: str
+    harness: WorkerHarness, number: signal.Signals, method: str
 ) -> None:
-    worker = stage.worker(children=1, settings={"worker_start_method": method, "max_crashes": 1})
-    job = stage.hold()
-    child = int(stage.started(job)["pid"])
+    worker = harness.worker(children=1, settings={"worker_start_method": method, "max_crashes": 1})
+    job = harness.hold()
+    child = int(harness.wait_for_start(job)["pid"])
     os.kill(child, number)
-    following = stage.app.send_task("quick")
-    stage.open_gate()
+    following = harness.app.send_task("quick")
+    harness.open_gate()
     assert job.get(timeout=60) == "gate"
     assert following.get(timeout=60) is None
     assert worker.wait_for_line("Child exited", pid=child)[0]["level"] == "info"
-    assert [stage.starts(job), stage.starts(following)] == [1, 1]
-    assert stage.journal.all(what="start", job=following.id)[0]["pid"] != str(child)
-    assert worker.complaints() == []
+    assert [harness.start_count(job), harness.start_count(following)] == [1, 1]
+    assert harness.journal.all(what="start", job=following.id)[0]["pid"] != str(child)
+    assert worker.warnings() == []
     assert worker.stop() == ExitCode.OK

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -28,25 +28,25 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def test_children_are_forks_unless_the_app_has_threads(stage: Stage) -> None:
-    plain = stage.worker()
+def test_children_are_forks_unless_the_app_has_threads(harness: WorkerHarness) -> None:
+    plain = harness.worker()
     plain.wait_for_line("Child started", count=2)
     assert not any("spawned" in command_line(pid) for pid in plain.children)
-    assert plain.complaints() == []
+    assert plain.warnings() == []
     assert plain.stop() == 0
 
-    threaded = stage.worker(THREAD)
-    job = stage.hold()
-    pid = int(stage.started(job)["pid"])
+    threaded = harness.worker(THREAD)
+    job = harness.hold()
+    pid = int(harness.wait_for_start(job)["pid"])
     assert "bulltask.worker.child.spawned" in command_line(pid)
-    warnings = [line for line in threaded.complaints() if "threads" in line["event"]]
+    warnings = [line for line in threaded.warnings() if "threads" in line["event"]]
     assert len(warnings) == 1, "said once, not for each child"
-    stage.open_gate()
+    harness.open_gate()
     assert job.get(timeout=60) == "gate"
     assert threaded.stop() == 0
 
 
-def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_they_work(stage: Stage) -> None:
+def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_they_work(harness: WorkerHarness) -> None:
     source = """
     import numpy
     import pyarrow
@@ -58,41 +58,41 @@ def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_th
         assert (ones @ ones).sum() == 300**3
         return compute.sum(pyarrow.array(range(numbers))).as_py()
     """
-    worker = stage.worker(source)
-    jobs = [stage.app.send_task("sum", kwargs={"numbers": 1_000_000}) for _ in range(4)]
+    worker = harness.worker(source)
+    jobs = [harness.app.send_task("sum", kwargs={"numbers": 1_000_000}) for _ in range(4)]
     assert [job.get(timeout=60) for job in jobs] == [499_999_500_000] * 4
     assert not any("spawned" in command_line(pid) for pid in worker.children)
-    assert worker.complaints() == []
+    assert worker.warnings() == []
     assert worker.stop() == 0
 
 
 def test_who_wants_threads_of_numpy_has_them_and_children_that_are_spawned(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    worker = stage.worker("import numpy")
+    worker = harness.worker("import numpy")
     worker.wait_for_line("Child started", count=2)
     assert all("spawned" in command_line(pid) for pid in worker.children)
     assert worker.stop() == 0
 
 
-def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(stage: Stage) -> None:
+def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(harness: WorkerHarness) -> None:
     port = free_port()
     settings = {"worker_start_method": "spawn", "lock_duration": 30, "metrics_port": port}
-    worker = stage.worker(children=2, settings=settings)
-    job = stage.hold()
-    first = stage.started(job)
+    worker = harness.worker(children=2, settings=settings)
+    job = harness.hold()
+    first = harness.wait_for_start(job)
     os.kill(int(first["pid"]), signal.SIGKILL)
-    again = stage.started(job, 2)
+    again = harness.wait_for_start(job, 2)
     assert again["pid"] != first["pid"]
-    stage.open_gate()
+    harness.open_gate()
     assert job.get(timeout=60) == "gate"
     # The counters live in memory that a spawned child shares by descriptor; they must not start anew with it.
     wait_until(lambda: completed(port) == 1, 60, "the completed job in the metrics")
-    running = stage.hold("late")
-    stage.started(running)
+    running = harness.hold("late")
+    harness.wait_for_start(running)
     worker.send(signal.SIGTERM)
-    stage.open_gate("late")
+    harness.open_gate("late")
     assert worker.wait() == 0
     assert running.successful()
 

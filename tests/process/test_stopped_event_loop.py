@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,7 @@ async def end(self, how):
 
 @app.task(bind=True, name="neighbour")
 async def neighbour(self):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     if self.request.deliveries == 1:
         await asyncio.sleep(60)
 """
@@ -44,12 +44,12 @@ async def neighbour(self):
 
 @pytest.mark.parametrize("how", ["stop", "stop and close", "an exit in a task beside it"])
 def test_a_child_whose_event_loop_a_task_has_ended_says_so_and_is_replaced_and_its_jobs_run_again(
-    stage: Stage, how: str
+    harness: WorkerHarness, how: str
 ) -> None:
-    worker = stage.worker(ENDING, children=1)
-    neighbour = stage.app.send_task("neighbour")
-    child = int(stage.started(neighbour)["pid"])
-    culprit = stage.app.send_task("end", kwargs={"how": how})
+    worker = harness.worker(ENDING, children=1)
+    neighbour = harness.app.send_task("neighbour")
+    child = int(harness.wait_for_start(neighbour)["pid"])
+    culprit = harness.app.send_task("end", kwargs={"how": how})
     culprit.get(timeout=20)
     neighbour.get(timeout=20)
     (line,) = worker.logged("Event loop stopped")

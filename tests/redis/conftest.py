@@ -16,9 +16,9 @@ from bulltask.events import Bus, Event
 from bulltask.queue import AsyncQueue, Queue
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
-from tests.support.driven import Driven
-from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
+from tests.support.manual_worker import ManualWorker
+from tests.support.sync_facade import SyncFacade
 
 Run = Callable[..., Result]
 
@@ -32,16 +32,16 @@ def client(app: App) -> Iterator[Client]:
 
 
 @pytest.fixture
-def heard() -> list[Event]:
+def emitted() -> list[Event]:
     """What the bus has emitted."""
     return []
 
 
 @pytest.fixture
-def bus(heard: list[Event]) -> Bus:
+def bus(emitted: list[Event]) -> Bus:
     """A bus whose events can be read."""
     made = Bus()
-    made.subscribe(Event, heard.append)
+    made.subscribe(Event, emitted.append)
     return made
 
 
@@ -53,16 +53,16 @@ def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
             yield made
         return
     with asyncio.Runner() as runner:
-        driven: Any = Driven(AsyncQueue("mail", broker_url), runner)
-        yield cast("Queue", driven)
-        driven.close()
+        facade: Any = SyncFacade(AsyncQueue("mail", broker_url), runner)
+        yield cast("Queue", facade)
+        facade.close()
 
 
 @pytest.fixture
-def hand(queue: Queue) -> Iterator[Hand]:
-    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
+def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
+    """A manual worker of the queue ``mail``, one step at a time."""
     broker: Broker = queue.context.broker
-    made = Hand(broker, broker.keys("mail"))
+    made = ManualWorker(broker, broker.keys("mail"))
     yield made
     made.close()
 

@@ -23,9 +23,9 @@ import redis
 from bulltask.embedded.binary import Flavour, find_binary
 from bulltask.testing.wait import wait_until
 from tests.redis import test_queue_basics
-from tests.support.containers import IMAGES, ContainerServer, container_server, engine_answers
-from tests.support.processes import MARK
-from tests.support.stage import Stage
+from tests.support.containers import IMAGES, ContainerServer, container_server, has_container_engine
+from tests.support.processes import SESSION_VARIABLE
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -60,19 +60,19 @@ def pack(binary: Path, file: Path) -> None:
 
 
 @contextmanager
-def podman(directory: Path, lasting_processes: set[int]) -> Iterator[str]:
+def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
     """Serve Docker's API; its address."""
     for flavour in FLAVOURS:
         pack(find_binary(flavour).path, directory / f"{flavour}.tar")
     (directory / "containers.conf").write_text(CONFIG)
     service = subprocess.Popen(
         [*NAMESPACES, "sh", "-c", SERVICE, "sh", directory],
-        env={name: text for name, text in os.environ.items() if name != MARK}
+        env={name: text for name, text in os.environ.items() if name != SESSION_VARIABLE}
         | {"CONTAINERS_CONF": str(directory / "containers.conf")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    lasting_processes.add(service.pid)
+    session_processes.add(service.pid)
     try:
         socket = directory / "socket"
         wait_until(lambda: socket.exists() or service.poll() is not None, 60.0, "podman's service")
@@ -85,9 +85,9 @@ def podman(directory: Path, lasting_processes: set[int]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def images(lasting_processes: set[int]) -> Iterator[dict[Flavour, str]]:
+def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
     """The images of the servers, with an engine that has them."""
-    if engine_answers():
+    if has_container_engine():
         yield IMAGES
         return
     if MISSING or subprocess.run([*NAMESPACES, "true"], check=False, capture_output=True).returncode != 0:
@@ -95,19 +95,19 @@ def images(lasting_processes: set[int]) -> Iterator[dict[Flavour, str]]:
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="podman-") as directory,  # what works in pytest's is a leftover
-        podman(Path(directory), lasting_processes) as address,
+        podman(Path(directory), session_processes) as address,
     ):
         patch.setenv("DOCKER_HOST", address)
         patch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")  # an image of a registry; the namespace does as well
-        engine_answers.cache_clear()
-        assert engine_answers()
+        has_container_engine.cache_clear()
+        assert has_container_engine()
         yield {flavour: f"localhost/{flavour}:test" for flavour in FLAVOURS}
-    engine_answers.cache_clear()
+    has_container_engine.cache_clear()
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
-    with closing(Stage(broker_url, tmp_path, record_property)) as made:
+def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
+    with closing(WorkerHarness(broker_url, tmp_path, record_property)) as made:
         yield made
 
 
@@ -135,7 +135,7 @@ def test_the_server_is_of_the_kind_that_was_asked_for_and_in_a_container(
 
 
 @pytest.mark.process
-def test_a_worker_takes_jobs_from_a_server_in_a_container(stage: Stage) -> None:
-    stage.worker(children=1)
-    assert stage.app.send_task("quick", countdown=0.1).get(timeout=60) is None
-    assert len(stage.journal.wait_for(1, what="start")) == 1
+def test_a_worker_takes_jobs_from_a_server_in_a_container(harness: WorkerHarness) -> None:
+    harness.worker(children=1)
+    assert harness.app.send_task("quick", countdown=0.1).get(timeout=60) is None
+    assert len(harness.journal.wait_for(1, what="start")) == 1

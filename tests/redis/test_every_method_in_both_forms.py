@@ -30,11 +30,11 @@ from bulltask.queue.aio.schedulers import AsyncJobSchedulers
 from bulltask.queue.sync.repeatables import Repeatables
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.result import AsyncResult
-from tests.support.both_forms import HOUR_MS, START_MS, Awaited, Side
+from tests.support.api_forms import HOUR_MS, START_MS, ApiForm, AwaitedResult
 
 pytestmark = pytest.mark.redis
 
-Scenario = Callable[[Side], Any]
+Scenario = Callable[[ApiForm], Any]
 TWINS: Final[dict[str, tuple[type, type]]] = {
     kind.__name__: (kind, twin)
     for kind, twin in [
@@ -52,7 +52,7 @@ HOUR: Final = HOUR_MS // 1000
 def after(*first: Scenario, then: Scenario) -> Scenario:
     """Run some scenarios and return the result of the last."""
 
-    def run(side: Side) -> Any:
+    def run(side: ApiForm) -> Any:
         for scenario in first:
             scenario(side)
         return then(side)
@@ -60,27 +60,27 @@ def after(*first: Scenario, then: Scenario) -> Scenario:
     return run
 
 
-def two(side: Side) -> None:
+def two(side: ApiForm) -> None:
     side.add()
     side.add(priority=1)
 
 
-def active(side: Side) -> Job:
+def active(side: ApiForm) -> Job:
     side.add()
     return side.take()
 
 
-def dependencies(side: Side) -> Any:
+def dependencies(side: ApiForm) -> Any:
     return side.queue.get_dependencies(side.family().job.id, "pending")
 
 
-def next_of(side: Side) -> Any:
+def next_of(side: ApiForm) -> Any:
     side.add()
     job = side.queue.get_next_job("t", timeout=1, lock_duration=200, worker="me")
     return job and [job, job.token, job.processed_by]
 
 
-def stalled(side: Side) -> Any:
+def stalled(side: ApiForm) -> Any:
     side.add()
     side.take()
     side.queue.check_stalled()
@@ -88,51 +88,51 @@ def stalled(side: Side) -> Any:
     return side.queue.check_stalled(0)
 
 
-def revoked(side: Side) -> Any:
+def revoked(side: ApiForm) -> Any:
     job = active(side)
     held = [side.queue.revoke(job.id), side.queue.revoke(job.id, terminate=True)]
     return [*held, side.queue.revoke(side.add(priority=1).id), side.queue.revoke("gone")]
 
 
-def counted(side: Side) -> Any:
+def counted(side: ApiForm) -> Any:
     side.redis.hset(side.key("metrics:completed"), mapping={"count": 3, "prevTS": START_MS, "prevCount": 2})
     side.redis.rpush(side.key("metrics:completed:data"), 2, 1)
     return side.queue.get_metrics("completed", 1, 1)
 
 
-def cleaned(side: Side) -> Any:
+def cleaned(side: ApiForm) -> Any:
     side.completed()
     side.now_ms += 10_000
     side.completed()
     return side.queue.clean(5, 0, "completed")
 
 
-def maxed(side: Side) -> Any:
+def maxed(side: ApiForm) -> Any:
     two(side)
     side.queue.set_global_concurrency(1)
     side.take()
     return side.queue.is_maxed()
 
 
-def limited(side: Side) -> Any:
+def limited(side: ApiForm) -> Any:
     side.queue.rate_limit(100)
     return 0 < side.queue.get_rate_limit_ttl(1) <= 100
 
 
-def connected(count: Callable[[Side], Any]) -> Scenario:
-    def run(side: Side) -> Any:
+def connected(count: Callable[[ApiForm], Any]) -> Scenario:
+    def run(side: ApiForm) -> Any:
         side.worker("mine")
         return count(side)
 
     return run
 
 
-def many_events(side: Side) -> None:
+def many_events(side: ApiForm) -> None:
     for _ in range(400):
         side.redis.xadd(side.key("events"), {"event": "mine"})
 
 
-def listening(side: Side) -> Any:
+def listening(side: ApiForm) -> Any:
     side.events().open()
     return [client.raw_name.rpartition(":")[2] for client in side.queue.get_queue_events()]
 
@@ -286,19 +286,19 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
 def on(change: Callable[[Job], Any], **options: Any) -> Scenario:
     """Change a new job and return the object's fields afterwards."""
 
-    def run(side: Side) -> Any:
+    def run(side: ApiForm) -> Any:
         job = side.add(**options)
         return [change(job), job.data, job.progress, job.delay_ms, job.priority]
 
     return run
 
 
-def state_of(name: str, make: Callable[[Side], Job]) -> Scenario:
+def state_of(name: str, make: Callable[[ApiForm], Job]) -> Scenario:
     return lambda side: [getattr(make(side), name)(), getattr(side.add(delay=HOUR, priority=1), name)()]
 
 
 def next_after(end: Callable[[Job], Any]) -> Scenario:
-    def run(side: Side) -> Any:
+    def run(side: ApiForm) -> Any:
         two(side)
         job = side.take()
         return [end(job), job.returnvalue, job.failed_reason, job.attempts_made]
@@ -306,19 +306,19 @@ def next_after(end: Callable[[Job], Any]) -> Scenario:
     return run
 
 
-def with_child(side: Side) -> Job:
+def with_child(side: ApiForm) -> Job:
     parent = side.parent()
     side.take().move_to_completed({"price": 3})
     return parent
 
 
-def with_failed_child(side: Side) -> Job:
+def with_failed_child(side: ApiForm) -> Job:
     parent = side.parent(attempts=1, ignore_dependency_on_failure=True)
     side.take().move_to_failed("gone")
     return parent
 
 
-def logs_cleared(side: Side) -> Any:
+def logs_cleared(side: ApiForm) -> Any:
     job = side.add()
     job.log("one")
     job.log("two")
@@ -326,19 +326,19 @@ def logs_cleared(side: Side) -> Any:
     return job.get_logs().lines
 
 
-def progressed(side: Side) -> Any:
+def progressed(side: ApiForm) -> Any:
     job = side.add()
     before = job.result().progress
     job.update_progress(50)
     return [before, job.result().progress]
 
 
-def snapshot(side: Side) -> Any:
+def snapshot(side: ApiForm) -> Any:
     found = side.result(side.failed()).snapshot()
     return [found.state, found.failed_reason, found.attempts_made]
 
 
-def refreshed(side: Side) -> Any:
+def refreshed(side: ApiForm) -> Any:
     job = side.add()
     side.take().move_to_completed("ok")
     before = job.returnvalue
@@ -346,7 +346,7 @@ def refreshed(side: Side) -> Any:
     return [before, job.returnvalue]
 
 
-def waiting_for_children(side: Side) -> Any:
+def waiting_for_children(side: ApiForm) -> Any:
     parent = side.add()
     job = side.take()
     none = job.move_to_waiting_children()
@@ -406,7 +406,7 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
 }
 
 
-def tree(side: Side) -> FlowJob:
+def tree(side: ApiForm) -> FlowJob:
     return FlowJob("parent", side.name, {}, {"priority": 1}, [FlowJob("leaf", side.name), FlowJob("leaf", side.name)])
 
 
@@ -432,7 +432,7 @@ FLOWS: Final[dict[str, tuple[Scenario, Any]]] = {
 }
 
 
-def hourly(side: Side) -> Any:
+def hourly(side: ApiForm) -> Any:
     return side.queue.schedulers.upsert("s", name="tick", data={"n": 1}, every=HOUR)
 
 
@@ -470,7 +470,7 @@ REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {
 }
 
 
-def run_until_closed(side: Side) -> Any:
+def run_until_closed(side: ApiForm) -> Any:
     side.add()
     events, received = side.events(), list[str]()
     events.on("added", lambda event: received.append(event.event))
@@ -479,7 +479,7 @@ def run_until_closed(side: Side) -> Any:
     return received
 
 
-def listen_aside(side: Side) -> Any:
+def listen_aside(side: ApiForm) -> Any:
     events, received = side.events(), side.signal()
     events.on("completed", received.set)
     events.listen()
@@ -487,7 +487,7 @@ def listen_aside(side: Side) -> Any:
     return received.wait()
 
 
-def closed(side: Side) -> Any:
+def closed(side: ApiForm) -> Any:
     two(side)
     events = side.events()
     events.close()
@@ -520,10 +520,10 @@ CASES: Final = {
 
 
 @pytest.fixture
-def sides(broker_url: str) -> Iterator[tuple[Side, Side]]:
+def sides(broker_url: str) -> Iterator[tuple[ApiForm, ApiForm]]:
     """The sync form and the async one, each with a queue of its own."""
     with asyncio.Runner() as runner:
-        made = Side(broker_url, None), Side(broker_url, runner)
+        made = ApiForm(broker_url, None), ApiForm(broker_url, runner)
         yield made
         for side in made:
             side.close()
@@ -566,7 +566,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_forms_return_and_do_the_same(
-    sides: tuple[Side, Side], case: str, monkeypatch: pytest.MonkeyPatch
+    sides: tuple[ApiForm, ApiForm], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, expected = CASES[case]
     kind, _, method = case.partition(".")
@@ -678,14 +678,14 @@ PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[Side, Side], case: str) -> None:
+def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[ApiForm, ApiForm], case: str) -> None:
     scenario, expected = RESULTS[case]
     for side in sides:
         answer = scenario(side)
         assert side.comparable(answer, side.ids()) == expected
 
 
-def test_a_result_is_awaited_as_it_is(sides: tuple[Side, Side]) -> None:
+def test_a_result_is_awaited_as_it_is(sides: tuple[ApiForm, ApiForm]) -> None:
     async def awaited() -> Any:
         try:
             return await job.result()
@@ -697,12 +697,12 @@ def test_a_result_is_awaited_as_it_is(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize("case", PLAIN)
-def test_properties_of_a_result(sides: tuple[Side, Side], case: str) -> None:
+def test_properties_of_a_result(sides: tuple[ApiForm, ApiForm], case: str) -> None:
     scenario, expected = PLAIN[case]
     assert sides[0].comparable(scenario(sides[0]), []) == expected
 
 
 def test_every_member_of_a_result_is_tested_here() -> None:
     twice = {name for name in members(AsyncResult) if f"a{name}" in members(AsyncResult)}
-    assert twice == RESULTS.keys() == members(Awaited)
+    assert twice == RESULTS.keys() == members(AwaitedResult)
     assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue"} == PLAIN.keys()

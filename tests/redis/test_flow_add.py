@@ -30,9 +30,9 @@ from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
-from tests.support.driven import Driven
-from tests.support.hand import Hand
-from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
+from tests.support.cluster_and_sentinel import CLUSTER_NODE, allow_cluster, assign_all_slots
+from tests.support.manual_worker import ManualWorker
+from tests.support.sync_facade import SyncFacade
 
 pytestmark = pytest.mark.redis
 
@@ -52,9 +52,9 @@ def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProdu
             yield made
         return
     with asyncio.Runner() as runner:
-        driven: Any = Driven(AsyncFlowProducer(broker_url), runner)
-        yield cast("FlowProducer", driven)
-        driven.close()
+        facade: Any = SyncFacade(AsyncFlowProducer(broker_url), runner)
+        yield cast("FlowProducer", facade)
+        facade.close()
 
 
 def job(name: str, *children: FlowJob, queue: str = "q", data: Any = None, **options: Any) -> FlowJob:
@@ -357,16 +357,16 @@ def test_a_parent_does_not_run_early_because_its_first_child_has_completed_befor
 ) -> None:
     """BullMQ 5.62's script releases a parent that has no pending child at that moment; Node's flow begins with it."""
     broker = Broker(Conf({}).freeze(), broker_url)
-    hand = Hand(broker, broker.keys("q"))
+    manual_worker = ManualWorker(broker, broker.keys("q"))
     flows.add(job("done"))
-    assert hand.complete(5) == "done"
+    assert manual_worker.complete(5) == "done"
     flows.add(job("root", job("done"), job("new")))
     assert redis_client.zrange("bull:{q}:waiting-children", 0, -1) == ["root"]
     assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["new"]
     assert redis_client.hgetall("bull:{q}:root:processed") == {"bull:{q}:done": "5"}
-    assert hand.complete() == "new"
-    assert hand.complete() == "root"
-    hand.close()
+    assert manual_worker.complete() == "new"
+    assert manual_worker.complete() == "root"
+    manual_worker.close()
     broker.close()
 
 
@@ -423,9 +423,9 @@ def shaky(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowPro
             yield made
         return
     with asyncio.Runner() as runner:
-        driven: Any = Driven(AsyncFlowProducer(url, **settings), runner)
-        yield cast("FlowProducer", driven)
-        driven.close()
+        facade: Any = SyncFacade(AsyncFlowProducer(url, **settings), runner)
+        yield cast("FlowProducer", facade)
+        facade.close()
 
 
 def test_a_flow_whose_reply_was_lost_is_stored_once(
@@ -449,18 +449,18 @@ def test_a_child_that_failed_while_the_reply_was_lost_does_not_hold_its_parent_f
 ) -> None:
     """Sending it again would make the parent wait for a child that has ended."""
     broker = Broker(Conf({}).freeze(), broker_url)
-    hand = Hand(broker, broker.keys("q"))
+    manual_worker = ManualWorker(broker, broker.keys("q"))
     shaky.add(job("before"))
-    hand.complete()
+    manual_worker.complete()
     proxy.drop_replies(1, match="exec")
-    failed = threading.Thread(target=fail_first, args=(hand,))
+    failed = threading.Thread(target=fail_first, args=(manual_worker,))
     failed.start()
     shaky.add(job("root", job("bad", ignore_dependency_on_failure=True)))
     failed.join()
     assert redis_client.exists("bull:{q}:root:dependencies") == 0
     assert redis_client.hgetall("bull:{q}:root:failed") == {"bull:{q}:bad": "no"}
     assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["root"]
-    hand.close()
+    manual_worker.close()
     broker.close()
 
 
@@ -468,33 +468,33 @@ def test_a_flow_that_ran_and_was_removed_while_the_reply_was_lost_is_not_run_aga
     shaky: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
 ) -> None:
     broker = Broker(Conf({}).freeze(), broker_url)
-    hand = Hand(broker, broker.keys("q"))
+    manual_worker = ManualWorker(broker, broker.keys("q"))
     shaky.add(job("before"))
-    hand.complete()
+    manual_worker.complete()
     proxy.drop_replies(1, match="exec")
-    worker = threading.Thread(target=run_and_remove, args=(hand, redis_client))
+    worker = threading.Thread(target=run_and_remove, args=(manual_worker, redis_client))
     worker.start()
     shaky.add(anonymous("root", anonymous("child")))
     worker.join()
     before, root, child = names(redis_client, "added")
     assert names(redis_client, "completed") == [before, child, root]
     assert redis_client.exists(f"bull:{{q}}:{root}", f"bull:{{q}}:{child}") == 0
-    hand.close()
+    manual_worker.close()
     broker.close()
 
 
-def run_and_remove(hand: Hand, client: redis.Redis) -> None:
+def run_and_remove(manual_worker: ManualWorker, client: redis.Redis) -> None:
     for _ in range(2):
-        while not (job_id := hand.take()):
+        while not (job_id := manual_worker.acquire()):
             pass
-        hand.end(job_id)
+        manual_worker.finish(job_id)
         client.delete(f"bull:{{q}}:{job_id}", f"bull:{{q}}:{job_id}:processed")
 
 
-def fail_first(hand: Hand) -> None:
-    while not (job_id := hand.take()):
+def fail_first(manual_worker: ManualWorker) -> None:
+    while not (job_id := manual_worker.acquire()):
         pass
-    hand.end(job_id, failure="no")
+    manual_worker.finish(job_id, failure="no")
 
 
 def test_a_flow_that_could_not_be_sent_is_not_stored(
@@ -538,7 +538,7 @@ def test_a_broken_queue_says_how_much_of_a_flow_was_added(flows: FlowProducer, r
 def cluster_url(server_factory: ServerFactory) -> str:
     """A cluster of one node, which has all slots."""
     server = server_factory(extra=CLUSTER_NODE)
-    give_all_slots(server)
+    assign_all_slots(server)
     with redis.Redis.from_url(server.url) as plain:
         plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
     return server.url
@@ -553,7 +553,7 @@ SLOTS = (
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
 def test_a_flow_across_slots_is_refused_on_a_cluster_and_the_error_says_what_to_do(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
-    with admitted(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
+    with allow_cluster(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
         for _ in range(2):
             with pytest.raises(ConfigError, match=SLOTS):
                 flows.add(job("root", job("a", queue="parts"), queue="orders"))
@@ -561,7 +561,7 @@ def test_a_flow_across_slots_is_refused_on_a_cluster_and_the_error_says_what_to_
         assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
 
     async def main() -> None:
-        async with admitted(AsyncFlowProducer(url)) as aflows:
+        async with allow_cluster(AsyncFlowProducer(url)) as aflows:
             with pytest.raises(ConfigError, match=SLOTS):
                 await aflows.add(job("root", job("a", queue="parts"), queue="orders"))
 
@@ -569,7 +569,7 @@ def test_a_flow_across_slots_is_refused_on_a_cluster_and_the_error_says_what_to_
 
 
 def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: str) -> None:
-    with admitted(FlowProducer(cluster_url, prefix="{bull}")) as flows:
+    with allow_cluster(FlowProducer(cluster_url, prefix="{bull}")) as flows:
         tree = flows.add(job("root", job("a", queue="parts"), queue="orders"))
         assert tree.children[0].job.key == "{bull}:{parts}:a"
         read = flows.get_flow("orders", "root")
@@ -579,7 +579,7 @@ def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: s
 
 def test_a_queue_without_braces_has_no_slot_of_its_own(cluster_url: str) -> None:
     with (
-        admitted(FlowProducer(cluster_url, queue_hash_tag=False)) as flows,
+        allow_cluster(FlowProducer(cluster_url, queue_hash_tag=False)) as flows,
         pytest.raises(ConfigError, match="bull:orders"),
     ):
         flows.add(job("root", queue="orders"))

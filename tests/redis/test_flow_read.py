@@ -14,8 +14,8 @@ from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.queue import AsyncFlowProducer, FlowJob, FlowProducer, Queue
 from bulltask.queue.flow_plan import FlowNode
 from bulltask.transport.broker import Broker
-from tests.support.driven import Driven
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
+from tests.support.sync_facade import SyncFacade
 
 pytestmark = pytest.mark.redis
 
@@ -28,16 +28,16 @@ def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProdu
             yield made
         return
     with asyncio.Runner() as runner:
-        driven: Any = Driven(AsyncFlowProducer(broker_url), runner)
-        yield cast("FlowProducer", driven)
-        driven.close()
+        facade: Any = SyncFacade(AsyncFlowProducer(broker_url), runner)
+        yield cast("FlowProducer", facade)
+        facade.close()
 
 
 @pytest.fixture
-def hand(broker_url: str) -> Iterator[Hand]:
-    """A worker's hand on the queue ``q``."""
+def manual_worker(broker_url: str) -> Iterator[ManualWorker]:
+    """A manual worker of the queue ``q``."""
     broker = Broker(Conf({}).freeze(), broker_url)
-    made = Hand(broker, broker.keys("q"))
+    made = ManualWorker(broker, broker.keys("q"))
     yield made
     made.close()
     broker.close()
@@ -77,7 +77,7 @@ def test_a_flow_is_read_as_it_was_added(flows: FlowProducer) -> None:
     assert flows.get_flow("q", "b") is None
 
 
-def test_children_are_found_in_every_state(flows: FlowProducer, hand: Hand) -> None:
+def test_children_are_found_in_every_state(flows: FlowProducer, manual_worker: ManualWorker) -> None:
     flows.add(
         job(
             "root",
@@ -88,8 +88,8 @@ def test_children_are_found_in_every_state(flows: FlowProducer, hand: Hand) -> N
             job("waits", delay=60),
         )
     )
-    assert hand.complete(1) == "completes"
-    assert [hand.fail() for _ in range(3)] == ["is-ignored", "is-forgotten", "fails"]
+    assert manual_worker.complete(1) == "completes"
+    assert [manual_worker.fail() for _ in range(3)] == ["is-ignored", "is-forgotten", "fails"]
     found = flows.get_flow("q", "root")
     assert found is not None
     assert [child.job.id for child in found.children] == ["completes", "waits", "fails", "is-ignored"]
@@ -128,10 +128,12 @@ def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 20, 150, 700, 1_000])
-def test_as_many_children_of_each_kind_are_read_as_are_asked_for(flows: FlowProducer, hand: Hand, most: int) -> None:
+def test_as_many_children_of_each_kind_are_read_as_are_asked_for(
+    flows: FlowProducer, manual_worker: ManualWorker, most: int
+) -> None:
     flows.add(job("root", *(job(f"child-{number}") for number in range(900))))
     for _ in range(200):
-        hand.complete()
+        manual_worker.complete()
     found = flows.get_flow("q", "root", max_children=most)
     assert found is not None
     done = [child.job for child in found.children if child.job.finished_ms]
@@ -146,10 +148,12 @@ def test_twenty_children_of_each_kind_are_read_by_default(flows: FlowProducer) -
     assert len(found.children) == 20
 
 
-def test_a_child_that_was_removed_is_left_out(flows: FlowProducer, hand: Hand, redis_client: redis.Redis) -> None:
+def test_a_child_that_was_removed_is_left_out(
+    flows: FlowProducer, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     """Node 5.62 has ``undefined`` in its place."""
     flows.add(job("root", job("a"), job("b")))
-    hand.complete()
+    manual_worker.complete()
     redis_client.delete("bull:{q}:a")
     assert shape(flows.get_flow("q", "root")) == ("root", leaf("b"))
 
@@ -179,7 +183,7 @@ def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
         assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))
 
 
-def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, hand: Hand) -> None:
+def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, manual_worker: ManualWorker) -> None:
     with FlowProducer(broker_url) as flows, Queue("q", broker_url) as queue:
         flows.add(job("root", job("a"), job("b")))
         found = flows.get_flow("q", "root")

@@ -25,7 +25,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
 from bulltask.queue import Job, Queue
 from bulltask.worker.child.reporter import JobReporter
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 
 def test_data_is_replaced(queue: Queue) -> None:
@@ -111,7 +111,7 @@ def test_data_that_is_too_large_together_with_the_options_is_refused(broker_url:
     app.close()
 
 
-def test_states_and_their_predicates(queue: Queue, hand: Hand) -> None:
+def test_states_and_their_predicates(queue: Queue, manual_worker: ManualWorker) -> None:
     def told(job: Job) -> tuple[JobState, set[str]]:
         names = "completed failed delayed active waiting prioritized waiting_children".split()
         return job.get_state(), {name for name in names if getattr(job, f"is_{name}")()}
@@ -121,28 +121,28 @@ def test_states_and_their_predicates(queue: Queue, hand: Hand) -> None:
     queue.pause()
     assert told(job) == (JobState.WAITING, {"waiting"})
     queue.resume()
-    hand.take()
+    manual_worker.acquire()
     assert told(job) == (JobState.ACTIVE, {"active"})
-    hand.end(job.id)
+    manual_worker.finish(job.id)
     assert told(job) == (JobState.COMPLETED, {"completed"})
     assert told(queue.add("n", delay=60)) == (JobState.DELAYED, {"delayed"})
     assert told(queue.add("n", priority=1)) == (JobState.PRIORITIZED, {"prioritized"})
     failed = queue.add("n")
-    hand.fail()
+    manual_worker.fail()
     assert told(failed) == (JobState.FAILED, {"failed"})
     failed.remove()
     assert told(failed) == (JobState.UNKNOWN, set())
 
 
-def test_a_failed_job_is_retried(queue: Queue, hand: Hand) -> None:
+def test_a_failed_job_is_retried(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("n")
-    hand.fail("no stamps")
+    manual_worker.fail("no stamps")
     job.refresh()
     assert (job.failed_reason, job.attempts_made) == ("no stamps", 1)
     job.retry()
     assert (job.failed_reason, job.finished_ms) == (None, None)
     assert job.is_waiting()
-    assert hand.complete("sent") == job.id
+    assert manual_worker.complete("sent") == job.id
     with pytest.raises(JobStateError, match=rf"job {job.id} in queue \{{mail\}}"):
         job.retry()
     job.retry("completed")
@@ -151,20 +151,20 @@ def test_a_failed_job_is_retried(queue: Queue, hand: Hand) -> None:
         job.retry("active")
 
 
-def test_a_retried_lifo_job_is_the_next_one(queue: Queue, hand: Hand) -> None:
+def test_a_retried_lifo_job_is_the_next_one(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("n", lifo=True)
-    hand.fail()
+    manual_worker.fail()
     queue.add("n")
     job.retry()
-    assert hand.take() == job.id
+    assert manual_worker.acquire() == job.id
 
 
-def test_all_methods_of_a_removed_job_raise(queue: Queue, hand: Hand) -> None:
+def test_all_methods_of_a_removed_job_raise(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("n")
-    hand.take()
+    manual_worker.acquire()
     with pytest.raises(LockMismatchError, match="cannot be removed"):
         job.remove()
-    hand.end(job.id)
+    manual_worker.finish(job.id)
     job.remove()
     for method, arguments in (
         ("refresh", ()),
@@ -185,12 +185,12 @@ def test_all_methods_of_a_removed_job_raise(queue: Queue, hand: Hand) -> None:
         job.promote()
 
 
-def test_a_delayed_job_is_promoted(queue: Queue, hand: Hand) -> None:
+def test_a_delayed_job_is_promoted(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("n", delay=60)
     assert job.delay_ms == 60_000
     job.promote()
     assert job.delay_ms == 0
-    assert hand.take() == job.id
+    assert manual_worker.acquire() == job.id
 
 
 def test_a_delay_is_changed(queue: Queue, redis_client: redis.Redis) -> None:
@@ -203,12 +203,12 @@ def test_a_delay_is_changed(queue: Queue, redis_client: redis.Redis) -> None:
         queue.add("n").change_delay(1)
 
 
-def test_a_priority_is_changed(queue: Queue, hand: Hand) -> None:
+def test_a_priority_is_changed(queue: Queue, manual_worker: ManualWorker) -> None:
     one, two, three = (queue.add("n", priority=5) for _ in range(3))
     three.change_priority(5, lifo=True)
     one.change_priority(9)
     assert one.priority == 9
-    assert [hand.take() for _ in range(3)] == [three.id, two.id, one.id]
+    assert [manual_worker.acquire() for _ in range(3)] == [three.id, two.id, one.id]
     plain = queue.add("n")
     plain.change_priority(1)
     assert plain.is_prioritized()
@@ -218,24 +218,24 @@ def test_a_priority_is_changed(queue: Queue, hand: Hand) -> None:
         plain.change_priority(2**21)
 
 
-def test_a_lock_is_extended_by_its_holder(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_a_lock_is_extended_by_its_holder(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     job = queue.add("n")
-    assert not job.extend_lock("hand", 60)
-    hand.take()
-    assert job.extend_lock("hand", 60)
+    assert not job.extend_lock("manual-worker", 60)
+    manual_worker.acquire()
+    assert job.extend_lock("manual-worker", 60)
     left: Any = redis_client.pttl(f"bull:{{mail}}:{job.id}:lock")
     assert 50_000 < left <= 60_000
     assert not job.extend_lock("somebody", 60)
     with pytest.raises(ConfigError, match="duration"):
-        job.extend_lock("hand", 0)
+        job.extend_lock("manual-worker", 0)
 
 
-def test_waiting_until_a_job_has_ended(queue: Queue, hand: Hand) -> None:
+def test_waiting_until_a_job_has_ended(queue: Queue, manual_worker: ManualWorker) -> None:
     good, bad = queue.add("n"), queue.add("n")
     with pytest.raises(ResultTimeoutError):
         good.wait_until_finished(timeout=0.05)
-    hand.complete({"sum": 3})
-    hand.fail("no stamps")
+    manual_worker.complete({"sum": 3})
+    manual_worker.fail("no stamps")
     assert good.wait_until_finished(5) == {"sum": 3}
     with pytest.raises(TaskError, match="no stamps"):
         bad.wait_until_finished(5)
@@ -244,26 +244,26 @@ def test_waiting_until_a_job_has_ended(queue: Queue, hand: Hand) -> None:
 class Family:
     """A parent in the hand of a worker, and children that are added to it."""
 
-    def __init__(self, queue: Queue, hand: Hand) -> None:
-        self.queue, self.hand = queue, hand
+    def __init__(self, queue: Queue, manual_worker: ManualWorker) -> None:
+        self.queue, self.manual_worker = queue, manual_worker
         self.parent = queue.add("parent")
-        hand.take()
+        manual_worker.acquire()
 
     def child(self, **options: Any) -> Job:
         return self.queue.add("child", parent=self.parent, **options)
 
 
-def test_children_by_outcome(queue: Queue, hand: Hand) -> None:
-    family = Family(queue, hand)
+def test_children_by_outcome(queue: Queue, manual_worker: ManualWorker) -> None:
+    family = Family(queue, manual_worker)
     done, ignored, fatal, pending = (
         family.child(),
         family.child(ignore_dependency_on_failure=True),
         family.child(fail_parent_on_failure=True),
         family.child(),
     )
-    hand.complete({"n": 1})
-    hand.fail("broke")
-    hand.fail("fell")
+    manual_worker.complete({"n": 1})
+    manual_worker.fail("broke")
+    manual_worker.fail("fell")
     parent = family.parent
     assert parent.get_children_values() == {done.key: {"n": 1}}
     found = parent.get_dependencies()
@@ -286,13 +286,13 @@ def test_children_by_outcome(queue: Queue, hand: Hand) -> None:
     "flag", ["fail_parent_on_failure", "ignore_dependency_on_failure", "continue_parent_on_failure", None]
 )
 def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
-    queue: Queue, hand: Hand, redis_client: redis.Redis, flag: str | None
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, flag: str | None
 ) -> None:
-    family = Family(queue, hand)
+    family = Family(queue, manual_worker)
     family.child(ignore_dependency_on_failure=True)
-    hand.fail("so that the parent has ignored failures")
+    manual_worker.fail("so that the parent has ignored failures")
     child = family.child(**({} if flag is None else {flag: True}))
-    assert hand.fail("broke") == child.id
+    assert manual_worker.fail("broke") == child.id
     child.retry()
     assert child.is_waiting()
     found = family.parent.get_dependencies()
@@ -302,20 +302,20 @@ def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
     assert entries[0][1] == {"event": "waiting", "jobId": child.id, "prev": "failed"}
     with pytest.raises(JobStateError):
         child.retry()
-    assert hand.complete() == child.id
+    assert manual_worker.complete() == child.id
     assert child.key in family.parent.get_children_values()
 
 
 def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
-    queue: Queue, hand: Hand, redis_client: redis.Redis
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    family = Family(queue, hand)
+    family = Family(queue, manual_worker)
     for limit, unlimit in (
         (queue.pause, queue.resume),
         (lambda: queue.set_global_concurrency(1), queue.remove_global_concurrency),
     ):
         child = family.child(lifo=True)
-        hand.fail()
+        manual_worker.fail()
         limit()
         redis_client.delete("bull:{mail}:marker")
         child.retry()
@@ -326,13 +326,13 @@ def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
             child.retry()
 
 
-def test_children_are_read_in_parts(queue: Queue, hand: Hand) -> None:
-    family = Family(queue, hand)
+def test_children_are_read_in_parts(queue: Queue, manual_worker: ManualWorker) -> None:
+    family = Family(queue, manual_worker)
     children = {family.child().key for _ in range(700)}
     page = queue.get_dependencies(family.parent.id, "pending", 0, 9)
     assert (len(page.items), page.total) == (10, 700)
     assert set(queue.get_dependencies(family.parent.id, "pending").items) == children
-    values = {hand.complete(number): number for number in range(3)}
+    values = {manual_worker.complete(number): number for number in range(3)}
     done = queue.get_dependencies(family.parent.id, "processed")
     assert done.items == {f"bull:{{mail}}:{job_id}": number for job_id, number in values.items()}
     assert queue.get_dependencies("nobody", "pending").items == {}
@@ -344,11 +344,13 @@ def test_children_are_read_in_parts(queue: Queue, hand: Hand) -> None:
     ("kind", "flag", "value"),
     [("ignored", "ignore_dependency_on_failure", "7"), ("failed", "fail_parent_on_failure", None)],
 )
-def test_failed_children_are_read_in_parts(queue: Queue, hand: Hand, kind: str, flag: str, value: str | None) -> None:
-    family = Family(queue, hand)
+def test_failed_children_are_read_in_parts(
+    queue: Queue, manual_worker: ManualWorker, kind: str, flag: str, value: str | None
+) -> None:
+    family = Family(queue, manual_worker)
     for _ in range(4):
         family.child(**{flag: True})
-        hand.fail("7")
+        manual_worker.fail("7")
     pages = [queue.get_dependencies(family.parent.id, kind, start, start + 1) for start in (0, 2, 4)]
     assert [(set(page.items.values()), page.total) for page in pages] == [({value}, 4), ({value}, 4), (set(), 4)]
     found = queue.get_dependencies(family.parent.id, kind)
@@ -356,8 +358,8 @@ def test_failed_children_are_read_in_parts(queue: Queue, hand: Hand, kind: str, 
     assert len(found.items) == 4
 
 
-def test_a_child_leaves_its_parent(queue: Queue, hand: Hand) -> None:
-    family = Family(queue, hand)
+def test_a_child_leaves_its_parent(queue: Queue, manual_worker: ManualWorker) -> None:
+    family = Family(queue, manual_worker)
     child = family.child()
     assert child.remove_child_dependency()
     assert child.parent_key is None
@@ -365,24 +367,26 @@ def test_a_child_leaves_its_parent(queue: Queue, hand: Hand) -> None:
     assert family.parent.get_dependencies_count("unprocessed") == {"unprocessed": 0}
 
 
-def test_children_that_have_not_ended_are_removed(queue: Queue, hand: Hand) -> None:
-    family = Family(queue, hand)
+def test_children_that_have_not_ended_are_removed(queue: Queue, manual_worker: ManualWorker) -> None:
+    family = Family(queue, manual_worker)
     done, taken, waiting = family.child(), family.child(), family.child()
-    hand.complete()
-    hand.take()
+    manual_worker.complete()
+    manual_worker.acquire()
     family.parent.remove_unprocessed_children()
     assert waiting.get_state() is JobState.UNKNOWN
     assert taken.is_active()
     assert done.is_completed()
 
 
-def test_a_job_goes_with_its_children_or_without(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
-    family = Family(queue, hand)
+def test_a_job_goes_with_its_children_or_without(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
+    family = Family(queue, manual_worker)
     child = family.child()
-    hand.take()
+    manual_worker.acquire()
     with pytest.raises(LockMismatchError):
         family.parent.remove()
-    hand.end(child.id)
+    manual_worker.finish(child.id)
     other = family.child()
     key = family.parent.key
     assert other.parent_key == key

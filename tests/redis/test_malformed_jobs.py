@@ -27,7 +27,7 @@ from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
-from tests.support.child import Child
+from tests.support.in_process_child import Child
 
 pytestmark = pytest.mark.redis
 
@@ -114,8 +114,8 @@ def next_name(value: object) -> str:
     return next(iter(value)) if isinstance(value, dict) else ""
 
 
-def of(heard: list[Event], kind: type[Event]) -> list[Any]:
-    return [event for event in heard if isinstance(event, kind)]
+def of(emitted: list[Event], kind: type[Event]) -> list[Any]:
+    return [event for event in emitted if isinstance(event, kind)]
 
 
 # --- the supervisor ---------------------------------------------------------------------------------------------------
@@ -134,22 +134,22 @@ def of(heard: list[Event], kind: type[Event]) -> list[Any]:
     ids=lambda opts: json.dumps(opts)[:40],
 )
 def test_a_supervisor_settles_a_job_whatever_numbers_its_options_hold(
-    app: App, heard: list[Event], take: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
+    app: App, emitted: list[Event], take: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
 ) -> None:
     assert recover(take("large", opts=json.dumps(opts))) == 0
-    assert [event.job_id for event in of(heard, JobCrashed)] == ["large"]
+    assert [event.job_id for event in of(emitted, JobCrashed)] == ["large"]
     assert app.queue("mail").get_job_counts("failed", "active") == {"failed": 1, "active": 0}
 
 
 def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_the_child(
-    keys: QueueKeys, heard: list[Event], take: Callable[..., str], recover: Callable[..., int], redis_client: Any
+    keys: QueueKeys, emitted: list[Event], take: Callable[..., str], recover: Callable[..., int], redis_client: Any
 ) -> None:
     tokens = [take(job_id) for job_id in ("text", "sound")]
     redis_client.delete(keys.job("text"))
     redis_client.set(keys.job("text"), "not a hash")
     assert recover(*tokens) == 0
-    assert [event.job_id for event in of(heard, MalformedJobFailed)] == ["text"]
-    assert [event.job_id for event in of(heard, JobRecovered)] == ["sound"]
+    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == ["text"]
+    assert [event.job_id for event in of(emitted, JobRecovered)] == ["sound"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == 0
 
@@ -158,7 +158,7 @@ def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_th
 
 
 def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_is_taken(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     malformed = [
         put(f"bad-{number}", ats=value) for number, value in enumerate(["many", "1.5", str(2**63 - 1), "", "01"])
@@ -168,8 +168,8 @@ def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_
     acquired = child.fetcher.acquire(child.slot)
     assert acquired is not None
     assert acquired.job.id == "sound"
-    assert [event.job_id for event in of(heard, MalformedJobFailed)] == [*malformed, "text"]
-    assert of(heard, RedisRefused) == []
+    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == [*malformed, "text"]
+    assert of(emitted, RedisRefused) == []
     assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
     assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
     assert {redis_client.hget(keys.job(job), "atm") for job in malformed} == {"1"}
@@ -181,27 +181,27 @@ def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_
 
 
 def test_no_job_is_set_aside_for_what_is_wrong_with_its_queue(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("sound")
     redis_client.set(keys.marker, "not a sorted set")
     assert child.run_waiting() == 0
-    assert of(heard, MalformedJobFailed) == []
-    assert [event.queue for event in of(heard, RedisRefused)] == ["mail"]
+    assert of(emitted, MalformedJobFailed) == []
+    assert [event.queue for event in of(emitted, RedisRefused)] == ["mail"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
 
 
 def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("first")
     put("second", ats="many")
     put("third")
     assert child.run_waiting() == 2
-    assert [event.job_id for event in of(heard, JobCompleted)] == ["first", "third"]
-    assert [event.job_id for event in of(heard, MalformedJobFailed)] == ["second"]
-    assert of(heard, LockLost) == []
+    assert [event.job_id for event in of(emitted, JobCompleted)] == ["first", "third"]
+    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == ["second"]
+    assert of(emitted, LockLost) == []
     assert redis_client.zrange(keys.failed, 0, -1) == ["second"]
     assert redis_client.llen(keys.active) == 0
 
@@ -219,24 +219,24 @@ def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
 )
 @pytest.mark.parametrize("scheduler", [{}, {"rjk": "often"}], ids=["repeatable", "scheduler"])
 def test_a_rule_that_cannot_be_followed_delays_its_job_and_ends_no_child(
-    put: Put, child: Child, heard: list[Event], scheduler: dict[str, str], opts: dict[str, Any]
+    put: Put, child: Child, emitted: list[Event], scheduler: dict[str, str], opts: dict[str, Any]
 ) -> None:
     put("repeated", opts=json.dumps(opts), **scheduler)
     put("sound")
     assert child.run_waiting() == 2
-    assert [event.job_id for event in of(heard, JobCompleted)][-1:] == ["sound"]
-    assert len(of(heard, SchedulingFailed)) + len(of(heard, JobCompleted)) == 2
+    assert [event.job_id for event in of(emitted, JobCompleted)][-1:] == ["sound"]
+    assert len(of(emitted, SchedulingFailed)) + len(of(emitted, JobCompleted)) == 2
 
 
 def test_a_lone_surrogate_in_a_deduplication_id_is_written_as_node_writes_it(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     redis_client.hset(
         keys.kept("a\ufffd"), mapping={"name": "task", "data": "{}", "opts": '{"de":{"id":"a"}}', "jid": "kept"}
     )
     put("first", opts='{"de": {"id": "a\\ud800"}}')
     assert child.run_waiting() + child.run_waiting() == 2
-    assert [event.job_id for event in of(heard, JobCompleted)] == ["first", "kept"]
+    assert [event.job_id for event in of(emitted, JobCompleted)] == ["first", "kept"]
 
 
 @pytest.mark.parametrize("kept", [{"age": "x", "count": None}, {"age": None}, {"count": "many"}, {"age": []}], ids=str)
@@ -249,21 +249,21 @@ def test_a_limit_of_kept_jobs_that_is_no_number_removes_nothing(
 
 
 def test_a_malformed_delayed_job_takes_no_other_with_it_when_it_is_promoted(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     # BullMQ's script takes all that are due out of `delayed`, and stops at the second.
     jobs = [put("a"), put("b-nan", priority="-nan"), put("c-text", value="not a hash"), put("d"), put("e", priority=5)]
     redis_client.delete(keys.wait)
     redis_client.zadd(keys.delayed, {job_id: at for at, job_id in enumerate(jobs)})
     child.run_waiting()
-    assert {event.job_id for event in of(heard, JobCompleted)} == {"a", "b-nan", "d", "e"}
+    assert {event.job_id for event in of(emitted, JobCompleted)} == {"a", "b-nan", "d", "e"}
     (told,) = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
     assert (told["jobId"], told["prev"]) == ("c-text", "delayed")
     assert "its hash is malformed: WRONGTYPE" in told["failedReason"]
 
 
 def test_a_malformed_job_that_has_stalled_does_not_vanish_and_hides_no_other(
-    keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any, look_for_stalled_jobs: Look
+    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any, look_for_stalled_jobs: Look
 ) -> None:
     put("a-count", stc="many")
     put("b-opts", opts="{")
@@ -277,7 +277,7 @@ def test_a_malformed_job_that_has_stalled_does_not_vanish_and_hides_no_other(
     look_for_stalled_jobs()
     child.run_waiting()
     assert redis_client.llen(keys.active) == 0
-    assert {event.job_id for event in of(heard, JobCompleted)} == {"a-count", "e-lock", "f-sound"}
+    assert {event.job_id for event in of(emitted, JobCompleted)} == {"a-count", "e-lock", "f-sound"}
     told = {entry["jobId"] for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"}
     assert told == {"b-opts", "c-list", "d-text"}
 
@@ -357,7 +357,7 @@ def test_a_parent_hears_of_a_child_that_is_set_aside_as_the_childs_options_say(
 
 
 def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_counts_for_no_paused_queue(
-    app: App, keys: QueueKeys, put: Put, child: Child, heard: list[Event], redis_client: Any
+    app: App, keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     queue = app.queue("mail")
     queue.set_global_concurrency(1)
@@ -369,11 +369,11 @@ def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_count
     assert redis_client.llen(keys.paused) == 4
     queue.resume()
     assert child.run_waiting() == 1
-    assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]
+    assert [event.job_id for event in of(emitted, JobCompleted)] == ["sound"]
 
 
 def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
-    app: App, keys: QueueKeys, put: Put, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, keys: QueueKeys, put: Put, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     app.task(name="task")(lambda **_: "done")
     other = app.broker.keys("other")
@@ -383,7 +383,7 @@ def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
     child = Child(app, ["mail", "other"], bus)
     child.run_waiting()
     child.close()
-    assert [event.job_id for event in of(heard, JobCompleted)] == ["sound"]
-    assert [(event.queue, event.job_id) for event in of(heard, MalformedJobFailed)] == [("other", "bad")]
+    assert [event.job_id for event in of(emitted, JobCompleted)] == ["sound"]
+    assert [(event.queue, event.job_id) for event in of(emitted, MalformedJobFailed)] == [("other", "bad")]
     assert redis_client.llen(other.active) == redis_client.llen(keys.active) == 0
     assert redis_client.zrange(other.failed, 0, -1) == ["bad"]

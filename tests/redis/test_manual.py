@@ -29,7 +29,7 @@ from bulltask.jobs.states import JobState
 from bulltask.queue import AsyncQueue, Job, Queue
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = pytest.mark.redis
 
@@ -214,7 +214,7 @@ def test_the_delay_of_a_retry_may_be_chosen(
     assert (job.delay_ms, job.attempts_made) == (delay_ms, 1)
     if delay_ms:
         due_ms = float(cast(Any, redis_client.zscore(queue.context.keys.delayed, made.id))) / 4096
-        assert before_ms + delay_ms <= due_ms + 1 < before_ms + delay_ms + at_this_pace(5_000)
+        assert before_ms + delay_ms <= due_ms + 1 < before_ms + delay_ms + scale_to_load(5_000)
     else:
         assert made.is_waiting()
     made.refresh()

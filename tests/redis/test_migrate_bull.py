@@ -17,7 +17,7 @@ from bulltask.queue import Queue
 from bulltask.transport.keys import BullKeys
 from bulltask.transport.scripts.bull import MoveResult, convert_bull_job, move_bull_job
 from tests.conftest import ServerFactory
-from tests.support.other_servers import CLUSTER_NODE, admitted, give_all_slots
+from tests.support.cluster_and_sentinel import CLUSTER_NODE, allow_cluster, assign_all_slots
 
 pytestmark = pytest.mark.redis
 
@@ -162,8 +162,11 @@ def test_in_place_ids_stay(broker_url: str) -> None:
 
 def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFactory) -> None:
     server = server_factory(extra=CLUSTER_NODE)
-    give_all_slots(server)
-    with redis.Redis.from_url(server.url, decode_responses=True) as plain, admitted(Queue("mail", server.url)) as queue:
+    assign_all_slots(server)
+    with (
+        redis.Redis.from_url(server.url, decode_responses=True) as plain,
+        allow_cluster(Queue("mail", server.url)) as queue,
+    ):
         opts = '{"attempts":1,"delay":0,"timestamp":5}'
         for prefix in ("bull:mail", "old:{mail}"):
             plain.hset(f"{prefix}:1", mapping={"name": "n", "data": "{}", "opts": opts})

@@ -20,7 +20,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
 from tests.conftest import ServerFactory
-from tests.support.other_servers import CLUSTER_NODE, give_all_slots, sentinel
+from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots, sentinel
 
 pytestmark = pytest.mark.redis
 
@@ -52,7 +52,7 @@ def other(request: pytest.FixtureRequest, server_factory: ServerFactory, tmp_pat
     with ExitStack() as stack:
         if request.param == "cluster":
             server = server_factory(extra=CLUSTER_NODE)
-            give_all_slots(server)
+            assign_all_slots(server)
             url = server.url
             stack.callback(assert_empty, server)
         elif request.param == "database":

@@ -30,7 +30,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from tests.conftest import ServerFactory
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = pytest.mark.redis
 
@@ -583,7 +583,7 @@ def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory:
 
     with pytest.raises(BrokerOutOfMemoryError, match="is full"):
         fill()
-    assert time.monotonic() - started < at_this_pace(5)
+    assert time.monotonic() - started < scale_to_load(5)
     app.close()
 
 

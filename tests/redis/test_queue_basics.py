@@ -8,7 +8,7 @@ import redis
 from bulltask.errors import ConfigError, InvalidNameError, QueueActiveError
 from bulltask.jobs.states import JobState
 from bulltask.queue import JobCounts, Queue
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 BASE = "bull:{mail}:"
 
@@ -62,11 +62,11 @@ def test_a_queues_default_options_apply_to_its_jobs(broker_url: str) -> None:
         Queue("mail", broker_url, default_job_options={"tries": 7})  # type: ignore[arg-type]
 
 
-def test_counts_of_all_states(queue: Queue, hand: Hand) -> None:
+def test_counts_of_all_states(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
-    hand.complete()
-    hand.fail()
-    hand.take()
+    manual_worker.complete()
+    manual_worker.fail()
+    manual_worker.acquire()
     queue.add("late", delay=60)
     queue.add("vip", priority=1)
     queue.add("vip", priority=9)
@@ -89,25 +89,25 @@ def test_counts_of_all_states(queue: Queue, hand: Hand) -> None:
         queue.get_job_counts("wating")
 
 
-def test_jobs_of_several_states_are_read_once_each(queue: Queue, hand: Hand) -> None:
+def test_jobs_of_several_states_are_read_once_each(queue: Queue, manual_worker: ManualWorker) -> None:
     jobs = queue.add_bulk([{"name": "n", "data": number} for number in range(4)])
-    hand.complete({"sum": 3})
-    hand.fail("no stamps")
+    manual_worker.complete({"sum": 3})
+    manual_worker.fail("no stamps")
     ended = queue.get_jobs(["completed", "failed"])
     assert [(job.data, job.returnvalue, job.failed_reason) for job in ended] == [
         (0, {"sum": 3}, None),
         (1, None, "no stamps"),
     ]
     assert {job.id for job in queue.get_jobs()} == {job.id for job in jobs}
-    assert ended[0].processed_by == "by hand"
+    assert ended[0].processed_by == "manual"
     assert ended[0].finished_ms is not None
 
 
-def test_draining_removes_what_waits(queue: Queue, hand: Hand) -> None:
+def test_draining_removes_what_waits(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add("first")
-    hand.complete()
+    manual_worker.complete()
     queue.add("taken")
-    hand.take()
+    manual_worker.acquire()
     queue.add("waits")
     queue.add("vip", priority=2)
     queue.add("late", delay=60)
@@ -117,10 +117,10 @@ def test_draining_removes_what_waits(queue: Queue, hand: Hand) -> None:
     assert sorted(job.name for job in queue.get_jobs()) == ["first", "taken"]
 
 
-def test_cleaning_removes_old_jobs_of_one_state(queue: Queue, hand: Hand) -> None:
+def test_cleaning_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 6)
-    done = [hand.complete() for _ in range(3)]
-    failed = [hand.fail() for _ in range(2)]
+    done = [manual_worker.complete() for _ in range(3)]
+    failed = [manual_worker.fail() for _ in range(2)]
     assert queue.clean(60) == []
     assert sorted(queue.clean(0, 2)) == sorted(done[:2])
     assert queue.clean(0, state="failed") == failed
@@ -142,21 +142,21 @@ def test_cleaning_stops_exactly_at_its_limit(queue: Queue) -> None:
     assert queue.get_job_counts("delayed") == {"delayed": 3_000}
 
 
-def test_a_removed_job_is_gone(queue: Queue, hand: Hand) -> None:
+def test_a_removed_job_is_gone(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("a")
     assert queue.remove(job.id)
     assert queue.get_job(job.id) is None
     taken = queue.add("b")
-    hand.take()
+    manual_worker.acquire()
     assert not queue.remove(taken.id)
     assert queue.get_job(taken.id) is not None
 
 
-def test_obliterating_removes_everything(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_obliterating_removes_everything(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     queue.add("late", delay=60)
-    hand.complete()
-    hand.take()
+    manual_worker.complete()
+    manual_worker.acquire()
     with pytest.raises(QueueActiveError, match=r"queue \{mail\}"):
         queue.obliterate()
     assert queue.is_paused()
@@ -165,11 +165,11 @@ def test_obliterating_removes_everything(queue: Queue, hand: Hand, redis_client:
     assert left == set()
 
 
-def test_failed_jobs_wait_again_all_at_once(queue: Queue, hand: Hand) -> None:
+def test_failed_jobs_wait_again_all_at_once(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     for _ in range(3):
-        hand.fail()
-    hand.complete()
+        manual_worker.fail()
+    manual_worker.complete()
     queue.retry_jobs(count=2)
     assert queue.get_job_counts("waiting", "failed") == {"waiting": 4, "failed": 0, "paused": 0}
     queue.retry_jobs(state="completed")

@@ -11,7 +11,7 @@ import redis
 
 from bulltask.errors import ConfigError
 from bulltask.queue import Job, Queue
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 WAIT, COMPLETED, DELAYED = (f"bull:{{mail}}:{name}" for name in ("wait", "completed", "delayed"))
 
@@ -26,12 +26,12 @@ def ids_of(jobs: Iterator[Job]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_every_job_of_all_states_is_returned_once(queue: Queue, hand: Hand, size: int) -> None:
+def test_every_job_of_all_states_is_returned_once(queue: Queue, manual_worker: ManualWorker, size: int) -> None:
     fill(queue, 30)
     for _ in range(8):
-        hand.complete()
-        hand.fail()
-    hand.take()
+        manual_worker.complete()
+        manual_worker.fail()
+    manual_worker.acquire()
     fill(queue, 20, delay=60)
     fill(queue, 10, priority=3)
     seen = ids_of(queue.iter_jobs(page_size=size))
@@ -48,33 +48,35 @@ def test_the_order_is_that_of_a_states_jobs(queue: Queue, asc: bool, options: di
 
 
 @pytest.mark.parametrize("asc", [True, False])
-def test_jobs_that_stay_are_returned_once_while_others_come_and_go(queue: Queue, hand: Hand, asc: bool) -> None:
+def test_jobs_that_stay_are_returned_once_while_others_come_and_go(
+    queue: Queue, manual_worker: ManualWorker, asc: bool
+) -> None:
     sent = fill(queue, 100)
     jobs = queue.iter_jobs("waiting", asc=asc, page_size=10)
     seen = ids_of(islice(jobs, 35))
-    gone = [hand.complete() for _ in range(20)]
+    gone = [manual_worker.complete() for _ in range(20)]
     fill(queue, 30)
     seen += ids_of(islice(jobs, 20))
-    gone += [hand.complete() for _ in range(10)]
+    gone += [manual_worker.complete() for _ in range(10)]
     queue.remove(sent[70])
     seen += ids_of(jobs)
     assert len(seen) == len(set(seen))
     assert set(sent) - set(gone) - {sent[70]} <= set(seen)
 
 
-def test_no_job_is_missed_if_a_whole_page_is_removed(queue: Queue, hand: Hand) -> None:
+def test_no_job_is_missed_if_a_whole_page_is_removed(queue: Queue, manual_worker: ManualWorker) -> None:
     sent = fill(queue, 60)
     jobs = queue.iter_jobs("waiting", page_size=10)
     seen = ids_of(islice(jobs, 10))
     for _ in range(25):
-        hand.complete()
+        manual_worker.complete()
     seen += ids_of(jobs)
     assert seen == sent[:10] + sent[25:]
 
 
-def test_finished_jobs_that_end_or_go_meanwhile_do_not_disturb(queue: Queue, hand: Hand) -> None:
+def test_finished_jobs_that_end_or_go_meanwhile_do_not_disturb(queue: Queue, manual_worker: ManualWorker) -> None:
     fill(queue, 80)
-    done = [hand.complete() for _ in range(50)]
+    done = [manual_worker.complete() for _ in range(50)]
     for asc in (True, False):
         jobs = queue.iter_jobs("completed", asc=asc, page_size=10)
         seen = ids_of(islice(jobs, 20))
@@ -82,7 +84,7 @@ def test_finished_jobs_that_end_or_go_meanwhile_do_not_disturb(queue: Queue, han
         for job_id in removed:
             queue.remove(job_id)
         done = [job_id for job_id in done if job_id not in removed]
-        later = [hand.complete() for _ in range(10)]
+        later = [manual_worker.complete() for _ in range(10)]
         seen += ids_of(jobs)
         assert len(seen) == len(set(seen))
         assert set(done) <= set(seen)

@@ -12,56 +12,56 @@ from bulltask import App
 from bulltask.errors import BrokerUnavailableError, ConfigError
 from bulltask.queue import Queue
 from bulltask.queue.responses import RateLimit
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 META = "bull:{mail}:meta"
 
 
-def test_global_concurrency(queue: Queue, hand: Hand) -> None:
+def test_global_concurrency(queue: Queue, manual_worker: ManualWorker) -> None:
     assert queue.get_global_concurrency() is None
     assert not queue.is_maxed()
     queue.set_global_concurrency(1)
     assert queue.get_global_concurrency() == 1
     queue.add_bulk([{"name": "n"}] * 2)
-    assert hand.take()
+    assert manual_worker.acquire()
     assert queue.is_maxed()
-    assert not hand.take()
+    assert not manual_worker.acquire()
     assert queue.remove_global_concurrency()
     assert not queue.remove_global_concurrency()
-    assert hand.take()
+    assert manual_worker.acquire()
     with pytest.raises(ConfigError, match="concurrency must be 1 or more"):
         queue.set_global_concurrency(0)
 
 
-def test_the_global_rate_limit(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_the_global_rate_limit(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     assert queue.get_global_rate_limit() is None
     queue.set_global_rate_limit(1, timedelta(minutes=1))
     assert queue.get_global_rate_limit() == RateLimit(max=1, duration=60.0)
     assert redis_client.hmget(META, "max", "duration") == ["1", "60000"]
     queue.add_bulk([{"name": "n"}] * 2)
-    assert hand.take()
-    assert not hand.take()
+    assert manual_worker.acquire()
+    assert not manual_worker.acquire()
     assert 50 < queue.get_rate_limit_ttl() <= 60
     assert queue.remove_rate_limit_key()
     assert queue.get_rate_limit_ttl() == 0
     assert queue.remove_global_rate_limit()
     assert queue.get_global_rate_limit() is None
-    assert hand.take()
+    assert manual_worker.acquire()
     with pytest.raises(ConfigError, match="duration must be 1 or more"):
         queue.set_global_rate_limit(1, 0)
 
 
-def test_a_rate_limit_set_manually(queue: Queue, hand: Hand) -> None:
+def test_a_rate_limit_set_manually(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add("n")
     queue.set_global_rate_limit(10, 1)
     assert queue.get_rate_limit_ttl() == 0
     queue.rate_limit(30)
-    assert not hand.take()
+    assert not manual_worker.acquire()
     assert 20 < queue.get_rate_limit_ttl() <= 30
     assert 20 < queue.get_rate_limit_ttl(5) <= 30
     assert queue.remove_rate_limit_key()
     assert not queue.remove_rate_limit_key()
-    assert hand.take()
+    assert manual_worker.acquire()
 
 
 def test_fields_of_meta(queue: Queue, redis_client: redis.Redis) -> None:

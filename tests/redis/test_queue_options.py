@@ -16,7 +16,7 @@ from bulltask.jobs.backoff import Backoff
 from bulltask.jobs.options import Deduplication
 from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 PLAIN = {
     "attempts": 3,
@@ -225,9 +225,9 @@ def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:
     assert queue.add("n", job_id="repeat:mine:1").id == "repeat:mine:1"
 
 
-def test_a_delay_counts_from_the_timestamp_of_the_job(queue: Queue, hand: Hand) -> None:
+def test_a_delay_counts_from_the_timestamp_of_the_job(queue: Queue, manual_worker: ManualWorker) -> None:
     sent = queue.add("n", delay=60, timestamp=queue.context.now_ms() / 1000 - 61)
-    assert hand.take() == sent.id
+    assert manual_worker.acquire() == sent.id
 
 
 # ---- deduplication --------------------------------------------------------------------------------------------------
@@ -237,20 +237,20 @@ def names(queue: Queue) -> list[Any]:
     return sorted(job.data for job in queue.get_jobs())
 
 
-def test_deduplicated_until_the_first_one_has_ended(queue: Queue, hand: Hand) -> None:
+def test_deduplicated_until_the_first_one_has_ended(queue: Queue, manual_worker: ManualWorker) -> None:
     first = queue.add("n", 1, deduplication="x")
     assert queue.add("n", 2, deduplication="x").id == first.id
-    hand.take()
+    manual_worker.acquire()
     assert queue.add("n", 3, deduplication="x").id == first.id
-    hand.end(first.id)
+    manual_worker.finish(first.id)
     assert queue.add("n", 4, deduplication="x").id != first.id
     assert names(queue) == [1, 4]
 
 
-def test_deduplicated_for_a_time(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_deduplicated_for_a_time(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     mode = Deduplication("x", ttl=60)
     first = queue.add("n", 1, deduplication=mode)
-    hand.complete()
+    manual_worker.complete()
     assert queue.add("n", 2, deduplication=mode).id == first.id, "whatever became of it"
     redis_client.pexpire("bull:{mail}:de:x", 1)
     wait_until(lambda: not redis_client.exists("bull:{mail}:de:x"), 5.0, "the end of the time")

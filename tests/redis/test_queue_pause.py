@@ -10,7 +10,7 @@ import redis
 
 from bulltask.queue import Queue
 from bulltask.transport.scripts import queue as queue_scripts
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 WAIT, PAUSED, META, MARKER, EVENTS = (
     f"bull:{{mail}}:{name}" for name in ("wait", "paused", "meta", "marker", "events")
@@ -26,42 +26,53 @@ def events(redis_client: redis.Redis) -> list[str]:
     return [fields["event"] for _, fields in entries]
 
 
-def test_a_paused_queue_gives_no_jobs(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_a_paused_queue_gives_no_jobs(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     add(queue, "a", "b")
     queue.pause()
     add(queue, "c")
     assert queue.is_paused()
-    assert hand.take() == ""
+    assert manual_worker.acquire() == ""
     assert queue.get_job_counts("waiting") == {"waiting": 0, "paused": 3}
     assert not redis_client.exists(MARKER)
     queue.resume()
     assert not queue.is_paused()
     assert redis_client.zscore(MARKER, "0") == 0
-    assert [hand.take() for _ in range(3)] == ["a", "b", "c"]
+    assert [manual_worker.acquire() for _ in range(3)] == ["a", "b", "c"]
     assert [event for event in events(redis_client) if event in {"paused", "resumed"}] == ["paused", "resumed"]
 
 
-def test_pausing_twice_and_resuming_twice_lose_nothing(queue: Queue, hand: Hand) -> None:
+def test_pausing_twice_and_resuming_twice_lose_nothing(queue: Queue, manual_worker: ManualWorker) -> None:
     add(queue, "a")
     queue.pause()
     add(queue, "b")
     queue.pause()
     queue.resume()
     queue.resume()
-    assert [hand.take() for _ in range(3)] == ["a", "b", ""]
+    assert [manual_worker.acquire() for _ in range(3)] == ["a", "b", ""]
 
 
-def test_the_jobs_of_a_flag_only_pause_are_kept(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_the_jobs_of_a_flag_only_pause_are_kept(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     add(queue, "a", "b", "c")
     redis_client.hset(META, "paused", 1)  # BullMQ 6 pauses so: T2 and T7 of FEATURES A13
     redis_client.delete(MARKER)
     add(queue, "d", "e")
     queue.resume()
-    assert [hand.take() for _ in range(6)] == ["d", "e", "a", "b", "c", ""]  # the order of BullMQ 6's own merge
+    assert [manual_worker.acquire() for _ in range(6)] == [
+        "d",
+        "e",
+        "a",
+        "b",
+        "c",
+        "",
+    ]  # the order of BullMQ 6's own merge
     assert redis_client.exists(MARKER)
 
 
-def test_the_jobs_added_to_wait_during_a_pause_are_kept(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_the_jobs_added_to_wait_during_a_pause_are_kept(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     add(queue, "a", "b", "c")
     queue.pause()
     ids = add(queue, "d", "e")
@@ -69,10 +80,12 @@ def test_the_jobs_added_to_wait_during_a_pause_are_kept(queue: Queue, hand: Hand
         redis_client.lrem(PAUSED, 1, job_id)
         redis_client.lpush(WAIT, job_id)
     queue.resume()
-    assert [hand.take() for _ in range(6)] == ["a", "b", "c", "d", "e", ""]
+    assert [manual_worker.acquire() for _ in range(6)] == ["a", "b", "c", "d", "e", ""]
 
 
-def test_pausing_over_a_foreign_pause_keeps_the_jobs(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_pausing_over_a_foreign_pause_keeps_the_jobs(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     add(queue, "a", "b", "c")
     queue.pause()
     redis_client.lpush(WAIT, *add(queue, "d"))
@@ -81,16 +94,18 @@ def test_pausing_over_a_foreign_pause_keeps_the_jobs(queue: Queue, hand: Hand, r
     assert redis_client.lrange(PAUSED, 0, -1) == ["d", "c", "b", "a"]
     assert not redis_client.exists(WAIT)
     queue.resume()
-    assert [hand.take() for _ in range(5)] == ["a", "b", "c", "d", ""]
+    assert [manual_worker.acquire() for _ in range(5)] == ["a", "b", "c", "d", ""]
 
 
-def test_a_flag_only_pause_without_more_jobs_is_resumed(queue: Queue, hand: Hand, redis_client: redis.Redis) -> None:
+def test_a_flag_only_pause_without_more_jobs_is_resumed(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     add(queue, "a")
     redis_client.hset(META, "paused", 1)
     redis_client.delete(MARKER)
     queue.resume()
     assert redis_client.zscore(MARKER, "0") == 0, "a sleeping worker must wake"
-    assert hand.take() == "a"
+    assert manual_worker.acquire() == "a"
 
 
 @pytest.mark.parametrize(("waiting", "held"), [(40, 7), (7, 40), (20, 20)])

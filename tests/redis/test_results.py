@@ -22,7 +22,7 @@ from bulltask.transport import results
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 from tests.conftest import ServerFactory
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = pytest.mark.redis
 
@@ -121,7 +121,7 @@ def test_a_job_that_has_ended_already_is_read_at_once(app: App, worker: Worker) 
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
     worker.end(failure="no such address")
-    assert elapsed(lambda: done.get(timeout=60)) < at_this_pace(0.5)
+    assert elapsed(lambda: done.get(timeout=60)) < scale_to_load(0.5)
     assert done.get() == {"sum": 3}
     with pytest.raises(TaskError, match="no such address"):
         failed.get()
@@ -169,7 +169,7 @@ def test_a_waiter_is_notified_at_once(
     done, failed = send(app), send(app)
     first, second = waiting(threads, redis_client, done, failed)
     worker.end([1, 2])
-    assert elapsed(lambda: first.result(60)) < at_this_pace(0.5)
+    assert elapsed(lambda: first.result(60)) < scale_to_load(0.5)
     assert first.result() == [1, 2]
     assert not second.done()
     worker.end(failure="no")
@@ -181,10 +181,10 @@ async def test_an_asyncio_waiter_is_notified_at_once(app: App, worker: Worker, r
     first, second = asyncio.create_task(done.aget(20)), asyncio.create_task(failed.aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
     worker.end([1, 2])
-    assert await asyncio.wait_for(first, at_this_pace(0.5)) == [1, 2]
+    assert await asyncio.wait_for(first, scale_to_load(0.5)) == [1, 2]
     worker.end(failure="no")
     with pytest.raises(TaskError):
-        await asyncio.wait_for(second, at_this_pace(0.5))
+        await asyncio.wait_for(second, scale_to_load(0.5))
     await app.broker.aclose()
 
 
@@ -238,7 +238,7 @@ async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
     again = asyncio.create_task(result.aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
     worker.end("still works")
-    assert await asyncio.wait_for(again, at_this_pace(1)) == "still works"
+    assert await asyncio.wait_for(again, scale_to_load(1)) == "still works"
     await app.broker.aclose()
 
 
@@ -353,7 +353,7 @@ async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> 
 
 
 @pytest.fixture
-def lasting_server(server_factory: ServerFactory) -> RedisServer:
+def persistent_server(server_factory: ServerFactory) -> RedisServer:
     """A server that keeps its data over a crash, and is this test's to harm."""
     return server_factory(appendonly=True, extra=["--appendfsync", "always"])
 
@@ -363,33 +363,33 @@ def test_get_fails_at_once_if_no_server_listens() -> None:
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         app.result("x").get()
-    assert time.monotonic() - started < at_this_pace(1)
+    assert time.monotonic() - started < scale_to_load(1)
 
 
-def test_a_waiter_survives_a_restart_of_the_server(lasting_server: RedisServer, threads: ThreadPoolExecutor) -> None:
-    app = App("results", lasting_server.url)
+def test_a_waiter_survives_a_restart_of_the_server(persistent_server: RedisServer, threads: ThreadPoolExecutor) -> None:
+    app = App("results", persistent_server.url)
     worker, result = Worker(app), send(app)
-    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+    with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
         (future,) = waiting(threads, client, result)
     worker.close()
-    lasting_server.kill()
-    lasting_server.restart()
+    persistent_server.kill()
+    persistent_server.restart()
     worker.end("survived")
     assert future.result(60) == "survived"
     worker.close()
     app.close()
 
 
-async def test_the_reader_of_tasks_survives_a_restart_of_the_server(lasting_server: RedisServer) -> None:
-    app = App("results", lasting_server.url)
+async def test_the_reader_of_tasks_survives_a_restart_of_the_server(persistent_server: RedisServer) -> None:
+    app = App("results", persistent_server.url)
     worker, results = Worker(app), [send(app) for _ in range(5)]
-    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+    with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
         client.config_resetstat()
         tasks = [asyncio.create_task(result.aget(20)) for result in results]
         await asyncio.to_thread(wait_until, lambda: looks(client) >= 5, what="a first look of each")
     worker.close()
-    await asyncio.to_thread(lasting_server.kill)
-    await asyncio.to_thread(lasting_server.restart)
+    await asyncio.to_thread(persistent_server.kill)
+    await asyncio.to_thread(persistent_server.restart)
     ended = {await asyncio.to_thread(worker.end, number): number for number in range(5)}
     assert await asyncio.gather(*tasks) == [ended[result.id] for result in results]
     worker.close()
@@ -398,15 +398,17 @@ async def test_the_reader_of_tasks_survives_a_restart_of_the_server(lasting_serv
 
 
 @pytest.mark.usefixtures("short_rechecks")
-async def test_an_outage_that_lasts_ends_every_wait(lasting_server: RedisServer, threads: ThreadPoolExecutor) -> None:
-    app = App("results", lasting_server.url)
+async def test_an_outage_that_lasts_ends_every_wait(
+    persistent_server: RedisServer, threads: ThreadPoolExecutor
+) -> None:
+    app = App("results", persistent_server.url)
     result = send(app)
-    with redis.Redis.from_url(lasting_server.url, decode_responses=True) as client:
+    with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
         client.config_resetstat()
         task = asyncio.create_task(result.aget(30))
         await asyncio.to_thread(wait_until, lambda: looks(client) >= 1, what="its first look")
         (future,) = await asyncio.to_thread(waiting, threads, client, result)
-    lasting_server.kill()
+    persistent_server.kill()
     with pytest.raises(BrokerUnavailableError):
         await asyncio.wait_for(task, 60)
     assert isinstance(await asyncio.to_thread(future.exception, 10), BrokerUnavailableError)

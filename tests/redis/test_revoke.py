@@ -20,7 +20,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import RevocationMarks, end_revoked, open_marks, revoke
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = pytest.mark.redis
 
@@ -130,15 +130,17 @@ def test_a_task_that_fails_with_that_word_was_not_revoked(app: App, redis_client
         job.get(timeout=20)
 
 
-def test_a_job_that_runs_goes_on_unless_its_end_is_wished(queue: Queue, hand: Hand, redis_client: Any) -> None:
+def test_a_job_that_runs_goes_on_unless_its_end_is_wished(
+    queue: Queue, manual_worker: ManualWorker, redis_client: Any
+) -> None:
     job = queue.add("n")
-    hand.take()
+    manual_worker.acquire()
     assert queue.revoke(job.id) == "running"
     assert not redis_client.exists(KEYS.revoked)
     assert queue.revoke(job.id, terminate=True) == "terminating"
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
     assert places(redis_client, job.id) == ["active"]
-    hand.end(job.id, "done")
+    manual_worker.finish(job.id, "done")
     assert job.get_state() is JobState.COMPLETED
 
 
@@ -206,12 +208,12 @@ def test_a_job_retried_by_hand_waits_like_any_other(queue: Queue) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000])
 def test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed(
-    queue: Queue, redis_client: Any, hand: Hand, count: int
+    queue: Queue, redis_client: Any, manual_worker: ManualWorker, count: int
 ) -> None:
     jobs = queue.add_bulk([{"name": "n"}] * 7)
     for number, job in enumerate(jobs):
         if number % 2:
-            hand.fail()
+            manual_worker.fail()
         else:
             queue.revoke(job.id)
         redis_client.zadd(KEYS.failed, {job.id: number})
@@ -222,11 +224,13 @@ def test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed(
     assert not redis_client.exists(KEYS.retrying)
 
 
-def test_only_jobs_that_had_failed_by_then_are_retried(queue: Queue, redis_client: Any, hand: Hand) -> None:
+def test_only_jobs_that_had_failed_by_then_are_retried(
+    queue: Queue, redis_client: Any, manual_worker: ManualWorker
+) -> None:
     early, revoked, late = queue.add_bulk([{"name": "n"}] * 3)
-    hand.fail()
+    manual_worker.fail()
     queue.revoke(revoked.id)
-    hand.fail()
+    manual_worker.fail()
     redis_client.zadd(KEYS.failed, {early.id: 1, revoked.id: 2, late.id: 3})
     queue.retry_jobs(before_ms=2)
     assert [job.id for job in queue.get_waiting()] == [early.id]
@@ -269,7 +273,7 @@ def test_a_parent_hears_of_a_revoked_child_as_of_one_that_failed(
 def test_a_child_of_a_revoked_parent_goes_on_and_wakes_nobody(app: App, redis_client: Any) -> None:
     parent, _ = family(app)
     assert app.queue("mail").revoke(parent) == "revoked"
-    other = Hand(app.broker, app.broker.keys("other"))
+    other = ManualWorker(app.broker, app.broker.keys("other"))
     other.complete("done")
     other.close()
     assert places(redis_client, parent) == ["failed"]
@@ -287,13 +291,13 @@ def client(app: App) -> Any:
 
 
 def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
-    queue: Queue, hand: Hand, client: Client, redis_client: Any
+    queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     running, done, waiting = (queue.add("n").id for _ in range(3))
-    hand.take()
-    hand.take()
+    manual_worker.acquire()
+    manual_worker.acquire()
     redis_client.zadd(KEYS.revoked, {"gone": 5_000, running: 5_001, done: 5_002, waiting: 5_003, "old": 10})
-    hand.end(done)
+    manual_worker.finish(done)
     day = 24 * HOUR_MS
     assert client.run(open_marks(KEYS, day + 5_000)) == RevocationMarks([running], [waiting])
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
@@ -303,10 +307,10 @@ def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
 
 
 def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
-    queue: Queue, hand: Hand, client: Client, redis_client: Any
+    queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n")
-    hand.take()
+    manual_worker.acquire()
     redis_client.zadd(KEYS.revoked, {f"j{n}": n + 1 for n in range(10_005)})
     queue.revoke(job.id, terminate=True)
     assert redis_client.zcard(KEYS.revoked) == 10_000
@@ -335,10 +339,10 @@ def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
 
 
 def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
-    queue: Queue, hand: Hand, client: Client, redis_client: Any
+    queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n", attempts=5)
-    hand.take()
+    manual_worker.acquire()
     queue.revoke(job.id, terminate=True)
 
     def ending(token: str) -> Any:
@@ -349,7 +353,7 @@ def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
     with pytest.raises(Exception, match="held by another"):
         client.run(ending("foreign"))
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
-    client.run(ending(hand.token))
+    client.run(ending(manual_worker.token))
     assert not redis_client.exists(KEYS.revoked)
     assert places(redis_client, job.id) == ["failed"]
 

@@ -15,9 +15,9 @@ from bulltask.queue import AsyncQueue, Queue
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Scheduler
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
-from tests.support.driven import Driven
-from tests.support.hand import Hand
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
+from tests.support.manual_worker import ManualWorker
+from tests.support.sync_facade import SyncFacade
 
 HOUR_MS = 3_600_000
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -32,8 +32,8 @@ def schedulers(request: pytest.FixtureRequest, broker_url: str) -> Iterator[JobS
         return
     with asyncio.Runner() as runner:
         other = AsyncQueue("mail", broker_url)
-        driven: Any = Driven(other.schedulers, runner)
-        yield cast("JobSchedulers", driven)
+        facade: Any = SyncFacade(other.schedulers, runner)
+        yield cast("JobSchedulers", facade)
         runner.run(other.close())
 
 
@@ -45,8 +45,8 @@ def jobs(broker_url: str) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def hand(jobs: Queue) -> Iterator[Hand]:
-    made = Hand(jobs.context.broker, jobs.context.keys)
+def manual_worker(jobs: Queue) -> Iterator[ManualWorker]:
+    made = ManualWorker(jobs.context.broker, jobs.context.keys)
     yield made
     made.close()
 
@@ -108,7 +108,7 @@ def test_a_pattern_without_a_time_zone_gets_that_of_the_settings(broker_url: str
 
 def test_a_pattern_may_start_immediately(schedulers: JobSchedulers, jobs: Queue) -> None:
     scheduler = made(schedulers.upsert("nightly", cron="0 3 * * *", immediately=True))
-    assert abs(scheduler.next_ms - now_ms(jobs)) < at_this_pace(1000)
+    assert abs(scheduler.next_ms - now_ms(jobs)) < scale_to_load(1000)
     assert jobs.get_job_counts()["waiting"] == 1
     job = jobs.get_job(scheduler.next_job_id)
     assert job is not None
@@ -219,21 +219,23 @@ def test_a_changed_rule_replaces_the_next_job(schedulers: JobSchedulers, jobs: Q
     assert (third.every_ms, third.pattern, third.tz) == (5000, None, None)
 
 
-def test_a_job_that_has_run_cannot_be_replaced(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
+def test_a_job_that_has_run_cannot_be_replaced(
+    schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
+) -> None:
     when = made(schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR))
     jobs.promote_jobs()
-    assert hand.complete() == when.next_job_id
+    assert manual_worker.complete() == when.next_job_id
     with pytest.raises(SchedulerCollisionError, match=when.next_job_id):
         schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR)
 
 
 def test_an_interval_whose_next_two_jobs_have_run_is_busy(
-    schedulers: JobSchedulers, jobs: Queue, hand: Hand, redis_client: redis.Redis
+    schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     first = made(schedulers.upsert("beat", every=3600, start=FAR))
     for _ in range(2):
         jobs.promote_jobs()
-        hand.complete()  # by hand: no worker adds the next one
+        manual_worker.complete()  # by hand: no worker adds the next one
         second = made(schedulers.get("beat"))
         if second.next_ms == first.next_ms:
             second = made(schedulers.upsert("beat", every=3600, start=FAR))
@@ -247,10 +249,10 @@ def test_an_interval_whose_next_two_jobs_have_run_is_busy(
 
 
 def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
-    schedulers: JobSchedulers, jobs: Queue, hand: Hand
+    schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
     first = made(schedulers.upsert("beat", every=3600, data={"n": 1}))
-    assert hand.take() == first.next_job_id
+    assert manual_worker.acquire() == first.next_job_id
     job = jobs.get_job(first.next_job_id)
     assert job is not None
     options = {**job.opts, "repeat": {**job.opts["repeat"], "count": 2}}
@@ -264,9 +266,11 @@ def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     assert run(call) is None
 
 
-def test_ticks_without_a_worker_make_one_job(schedulers: JobSchedulers, jobs: Queue, hand: Hand) -> None:
+def test_ticks_without_a_worker_make_one_job(
+    schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
+) -> None:
     first = made(schedulers.upsert("beat", every=60))
-    assert hand.take() == first.next_job_id
+    assert manual_worker.acquire() == first.next_job_id
     late = first.next_ms + 10 * 60_000 + 7
     job = jobs.get_job(first.next_job_id)
     assert job is not None

@@ -20,7 +20,7 @@ from bulltask.errors import BrokerUnavailableError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = pytest.mark.redis
 
@@ -168,7 +168,7 @@ def test_a_send_times_out_if_its_reply_arrives_byte_by_byte(app: App, proxy: Fla
         app.send_task("work")
     proxy.bandwidth(10, replies_only=True)
     seconds, _ = took(lambda: app.send_task("work"))
-    assert LIMIT_S * 0.9 < seconds < LIMIT_S + at_this_pace(1)
+    assert LIMIT_S * 0.9 < seconds < LIMIT_S + scale_to_load(1)
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -180,7 +180,7 @@ def test_any_other_call_times_out_if_its_reply_arrives_byte_by_byte(proxy: Flaky
         queue.get_job_counts()
     proxy.bandwidth(10, replies_only=True)
     seconds, _ = took(queue.get_job_counts)
-    assert seconds < 1 + at_this_pace(1)
+    assert seconds < 1 + scale_to_load(1)
     proxy.pass_all()
     assert queue.get_job_counts()["waiting"] == 0
     app.close()

@@ -52,9 +52,9 @@ class Supervised:
         self.queues = ["mail", "sms"]
         self.keys = [self.app.broker.keys(queue) for queue in self.queues]
         self.client, self.redis = self.app.broker.client(), redis.Redis.from_url(url, decode_responses=True)
-        self.heard: list[Event] = []
+        self.emitted: list[Event] = []
         self.bus = Bus()
-        self.bus.subscribe(Event, self.heard.append)
+        self.bus.subscribe(Event, self.emitted.append)
         self.slots = Slots(1, 2)
         self.slots.children[0].reset()
         self.slot, self.other = self.slots.children[0].slots()
@@ -90,7 +90,7 @@ class Supervised:
         self.redis.sadd(self.keys[index].stalled, job_id)
 
     def events(self, kind: type[E]) -> list[E]:
-        return [event for event in self.heard if isinstance(event, kind)]
+        return [event for event in self.emitted if isinstance(event, kind)]
 
     def close(self) -> None:
         self.client.close()
@@ -119,7 +119,7 @@ def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[.
         each.close()
 
 
-# ---- jobs that a child has fetched and not heard of ----
+# ---- jobs that a child has fetched and not emitted of ----
 
 
 def test_the_lock_of_a_job_that_a_child_is_fetching_for_long_is_renewed(worker: Supervised) -> None:

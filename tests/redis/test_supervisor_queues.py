@@ -47,7 +47,7 @@ def app(broker_url: str) -> Iterator[App]:
 
 
 def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     views = [SlotView(SlotState.ACTIVE, f"token-{index}", index, f"job-{index}", 0) for index in range(2)]
@@ -56,12 +56,12 @@ def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
     redis_client.set(keys[0].stalled, "not a set")
     Heartbeat(keys, lambda: views, client, app.config, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
     assert redis_client.pttl(keys[1].lock("job-1")) > 20_000
-    assert [event.job_ids for event in heard if isinstance(event, HeartbeatFailed)] == [("job-0",)]
-    assert [event.queue for event in heard if isinstance(event, HeartbeatSucceeded)] == ["sound"]
+    assert [event.job_ids for event in emitted if isinstance(event, HeartbeatFailed)] == [("job-0",)]
+    assert [event.queue for event in emitted if isinstance(event, HeartbeatSucceeded)] == ["sound"]
 
 
 def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
@@ -69,12 +69,12 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     redis_client.lmove(keys[1].wait, keys[1].active)
     redis_client.sadd(keys[1].stalled, job.id)
     StalledCheck(app.broker, keys, lambda _index: True, client, bus, ReconnectBackoff(bus, app.config)).tick(0, 0)
-    assert [event.job_id for event in heard if isinstance(event, JobStalled)] == [job.id]
+    assert [event.job_id for event in emitted if isinstance(event, JobStalled)] == [job.id]
     assert job.get_state() == "waiting"
 
 
 def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is_broken(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     jobs = [app.queue(queue).add("held", {}) for queue in QUEUES]
@@ -86,19 +86,19 @@ def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is
     tokens = ("token-0", "token-1")
     recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     recovery.tick(0, 0)
-    assert [event.job_id for event in heard if isinstance(event, JobRecovered)] == [jobs[1].id]
+    assert [event.job_id for event in emitted if isinstance(event, JobRecovered)] == [jobs[1].id]
     assert jobs[1].get_state() == "waiting"
     assert recovery.pending == 1
-    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
 
     redis_client.rename(f"{keys[0].base}aside", keys[0].active)
     recovery.tick(0, 0)
-    assert [event.job_id for event in heard if isinstance(event, JobRecovered)] == [jobs[1].id, jobs[0].id]
+    assert [event.job_id for event in emitted if isinstance(event, JobRecovered)] == [jobs[1].id, jobs[0].id]
     assert recovery.pending == 0
 
 
 def test_a_job_does_not_fail_for_a_crash_while_a_broken_queue_may_have_another_quarantined_job(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     job = app.queue("sound").add("held", {})
@@ -109,7 +109,7 @@ def test_a_job_does_not_fail_for_a_crash_while_a_broken_queue_may_have_another_q
         client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
         recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     assert job.get_state() == "waiting"
-    assert [event for event in heard if isinstance(event, JobCrashed)] == []
+    assert [event for event in emitted if isinstance(event, JobCrashed)] == []
 
 
 def test_jobs_that_cannot_be_settled_are_left_to_the_stalled_check_when_their_locks_have_expired(
@@ -124,7 +124,7 @@ def test_jobs_that_cannot_be_settled_are_left_to_the_stalled_check_when_their_lo
 
 
 def test_a_broken_queue_is_reported_once(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].stalled, "not a set")
@@ -132,10 +132,10 @@ def test_a_broken_queue_is_reported_once(
     for _ in range(3):
         redis_client.delete(keys[0].stalled_check)
         check.tick(0, 0)
-    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
     redis_client.delete(keys[0].stalled, keys[0].stalled_check)
     check.tick(0, 0)
-    assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
 
 
 def test_a_child_releases_the_jobs_of_a_lost_reply_although_another_queue_is_broken(
@@ -160,7 +160,7 @@ def test_a_child_releases_the_jobs_of_a_lost_reply_although_another_queue_is_bro
 
 
 def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
-    app: App, client: Client, bus: Bus, heard: list[Event], redis_client: Any
+    app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].revoked, "not a sorted set")
@@ -186,15 +186,15 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     service = Revocations(app.broker, keys, interrupt, client, bus, backoff)
     service.tick(0, 0)
     assert asked == [(1, set(marked))]
-    assert [event.job_id for event in heard if isinstance(event, JobRevoked)] == [waiting]
+    assert [event.job_id for event in emitted if isinstance(event, JobRevoked)] == [waiting]
     assert queue.get_job_state(waiting) == "failed"
     left = dict(redis_client.zrange(keys[1].revoked, 0, -1, withscores=True))
     assert left == dict.fromkeys([ours, lapsed, of_another], marked_ms)
-    assert [event.queue for event in heard if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
     assert not backoff.is_active
     redis_client.delete(keys[0].revoked)
     service.tick(0, 0)
-    assert [event.queue for event in heard if isinstance(event, RedisRecovered)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
 
 
 def test_revocation_marks_are_not_read_while_redis_is_unavailable(app: App, bus: Bus) -> None:

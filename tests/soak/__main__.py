@@ -25,23 +25,23 @@ from tests.soak.audit import Audit, audit, runs_again, wait_for_the_end
 from tests.soak.faults import FAULTS
 from tests.soak.journal import now_ms
 from tests.soak.scene import Idle, Scene
-from tests.support.processes import Leftovers
+from tests.support.processes import LeftoverProcesses
 
 LONGEST_IDLE_S = 5.0
 SHOWN = 5
 
 
-def deck(names: list[str], dice: random.Random) -> Iterator[str]:
+def deck(names: list[str], rng: random.Random) -> Iterator[str]:
     """All names in any order, again and again."""
     while True:
-        yield from dice.sample(names, len(names))
+        yield from rng.sample(names, len(names))
 
 
 def torment(scene: Scene, names: list[str], minutes: float, every_s: float) -> list[Idle]:
     """One fault after the other, until the time is over; how idle the workers were after each."""
     found: list[Idle] = []
     over = time.monotonic() + minutes * 60
-    for name in deck(names, scene.dice):
+    for name in deck(names, scene.rng):
         began, since_ms = time.monotonic(), now_ms()
         if began >= over:
             return found
@@ -123,7 +123,7 @@ def main(
         found.problems["stopping"] += scene.fleet.stop()
         found.problems["sends that raised no BulltaskError"] += scene.ledger.raw
         found.problems["supervisors that died by themselves"] += scene.fleet.deaths
-    leftovers = Leftovers(mark, directory)
+    leftovers = LeftoverProcesses(mark, directory)
     left = leftovers.find(set())
     leftovers.end(set(left))
     found.problems["processes that are left"] += [f"{pid}: {command}" for pid, command in left.items()]

@@ -37,7 +37,7 @@ def _fault(function: Fault) -> Fault:
 @_fault
 def redis_killed(scene: Scene) -> None:
     scene.server.kill()
-    scene.pause(scene.dice.uniform(0.1, 1))
+    scene.pause(scene.rng.uniform(0.1, 1))
     scene.server.restart()
 
 
@@ -58,7 +58,7 @@ def redis_stopped(scene: Scene) -> None:
 @_fault
 def redis_read_only(scene: Scene) -> None:
     scene.redis.replicaof(*NO_SERVER)
-    scene.pause(scene.dice.uniform(2, LOCK_S + 2))
+    scene.pause(scene.rng.uniform(2, LOCK_S + 2))
     scene.redis.replicaof("NO", "ONE")
 
 
@@ -169,7 +169,7 @@ def child_stopped(scene: Scene) -> None:
 
 @_fault
 def supervisor_stopped(scene: Scene) -> None:
-    supervisor = scene.dice.choice(scene.fleet.workers)
+    supervisor = scene.rng.choice(scene.fleet.workers)
     supervisor.send(signal.SIGSTOP)
     scene.pause(LOCK_S + 1)
     supervisor.send(signal.SIGCONT)
@@ -177,7 +177,7 @@ def supervisor_stopped(scene: Scene) -> None:
 
 @_fault
 def supervisor_killed(scene: Scene) -> None:
-    scene.fleet.kill(scene.dice.randrange(len(scene.fleet.workers)))
+    scene.fleet.kill(scene.rng.randrange(len(scene.fleet.workers)))
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _send(scene: Scene, task: str, outcome: Outcome = "completed", **arguments: 
 
 @_fault
 def malformed_jobs(scene: Scene) -> None:
-    scene.malformed |= add_malformed(scene.redis, scene.keys("main"), scene.dice)
+    scene.malformed |= add_malformed(scene.redis, scene.keys("main"), scene.rng)
 
 
 @_fault

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.soak.tasks import QUEUES, TASKS
-from tests.support.processes import MARK
+from tests.support.processes import SESSION_VARIABLE
 from tests.support.worker import Worker
 
 __all__ = ["CHILDREN", "Fleet", "Sample", "probe_queue"]
@@ -62,7 +62,7 @@ class Fleet:
         self, directory: Path, urls: list[str], journal_url: str, settings: Mapping[str, object], mark: str
     ) -> None:
         self._directory, self._urls, self._settings = directory, urls, dict(settings)
-        self._environ = {"JOURNAL_URL": journal_url, MARK: mark}
+        self._environ = {"JOURNAL_URL": journal_url, SESSION_VARIABLE: mark}
         self._started, self._lock, self._over = 0, threading.RLock(), threading.Event()
         self.deaths: list[str] = []
         self.samples: dict[int, list[Sample]] = {}

@@ -67,22 +67,22 @@ class Producer(threading.Thread):
         app: sends.
         ledger: what was acknowledged.
         rate: calls in a second.
-        dice: chooses.
+        rng: chooses.
     """
 
-    def __init__(self, app: App, ledger: Ledger, rate: float, dice: random.Random) -> None:
+    def __init__(self, app: App, ledger: Ledger, rate: float, rng: random.Random) -> None:
         super().__init__(name="producer", daemon=True)
-        self._app, self._ledger, self._pause_s, self._dice = app, ledger, 1 / rate, dice
+        self._app, self._ledger, self._pause_s, self._rng = app, ledger, 1 / rate, rng
         self._over = threading.Event()
         self._ways: list[tuple[int, Callable[[], None]]] = [
             (30, lambda: self.one("plain", "main")),
             (15, lambda: self.one("nap", "main")),
             (4, lambda: self.one("plain", "main", ms=400)),
             (6, lambda: self.one("nap", "main", ms=800)),
-            (10, lambda: self.one("plain", "main", priority=dice.randint(1, 9))),
+            (10, lambda: self.one("plain", "main", priority=rng.randint(1, 9))),
             (10, lambda: self.one("nap", "narrow", ms=50)),
             (5, lambda: self.one("plain", "narrow", ms=20)),
-            (8, lambda: self.one("plain", "main", countdown=dice.uniform(0.1, 6))),
+            (8, lambda: self.one("plain", "main", countdown=rng.uniform(0.1, 6))),
             (6, lambda: self.one("flaky", "main")),
             (6, lambda: self.one("aflaky", "main")),
             (3, lambda: self.one("broken", "main", "failed")),
@@ -95,7 +95,7 @@ class Producer(threading.Thread):
         """Send, at no more than the rate."""
         weights, ways = zip(*self._ways, strict=True)
         while not self._over.wait(self._pause_s):
-            self._dice.choices(ways, weights)[0]()
+            self._rng.choices(ways, weights)[0]()
 
     def stop(self) -> None:
         """Stop sending, and wait for the last reply."""

@@ -47,13 +47,13 @@ BLOCKING: Final = "ats that is no integer"
 """BullMQ's script stops at such a job each time that it is its turn."""
 
 
-def add_malformed(client: redis.Redis, keys: QueueKeys, dice: random.Random) -> dict[str, str]:
+def add_malformed(client: redis.Redis, keys: QueueKeys, rng: random.Random) -> dict[str, str]:
     """Add one job of each kind and 40 that block their queue, in any order; return what is wrong by id."""
     kinds = [*MALFORMED, *[BLOCKING] * 39]
-    dice.shuffle(kinds)
+    rng.shuffle(kinds)
     added = {}
     for kind in kinds:
-        job_id = f"malformed-{dice.getrandbits(60):x}"
+        job_id = f"malformed-{rng.getrandbits(60):x}"
         fields: dict[Any, Any] = {"timestamp": "1700000000000", "priority": "0", **SOUND, **MALFORMED[kind]}
         with client.pipeline() as pipeline:
             pipeline.hset(keys.job(job_id), mapping=fields)

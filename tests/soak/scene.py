@@ -72,7 +72,7 @@ class Scene:
     """
 
     def __init__(self, directory: Path, workers: int, rate: float, seed: int, mark: str) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self._never, self._stack = threading.Event(), ExitStack()
         enter = self._stack.enter_context
         # Never held back for a sync: what was acknowledged is in the kernel's hands when the server is killed.
@@ -124,7 +124,7 @@ class Scene:
     def some_child(self) -> int:
         """Process id of any child of any worker."""
         children = [pid for worker in self.fleet.workers for pid in worker.children]
-        return self.dice.choice(children)
+        return self.rng.choice(children)
 
     def keys(self, queue: str) -> QueueKeys:
         """The keys of a queue."""

@@ -21,7 +21,7 @@ from bulltask import PermanentError, TransientError
 def note(self):
     """Tell the journal that a run has begun; return whether it is the job's first one."""
     request = self.request
-    tell("start", job=request.id, queue=request.queue, worker=os.environ["SOAK_WORKER"])
+    record("start", job=request.id, queue=request.queue, worker=os.environ["SOAK_WORKER"])
     return journal().incr(f"runs:{request.id}") == 1
 
 

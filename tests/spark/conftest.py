@@ -14,8 +14,8 @@ from bulltask.queue import Queue
 from bulltask.spark import session
 from bulltask.transport.broker import Broker
 from tests.support.certificates import Certificates
-from tests.support.hand import Hand
-from tests.support.processes import MARK
+from tests.support.manual_worker import ManualWorker
+from tests.support.processes import SESSION_VARIABLE
 from tests.support.redis_cluster import Cluster
 from tests.support.spark_jvm import java_options, spark_home
 
@@ -27,17 +27,17 @@ def queue(broker_url: str) -> Iterator[Queue]:
 
 
 @pytest.fixture
-def hand(queue: Queue) -> Iterator[Hand]:
-    """A worker's hand: takes and ends jobs of the queue ``mail``, one step at a time."""
+def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
+    """A manual worker of the queue ``mail``, one step at a time."""
     broker: Broker = queue.context.broker
-    made = Hand(broker, broker.keys("mail"))
+    made = ManualWorker(broker, broker.keys("mail"))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
 def spark(
-    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """The session of these tests, with the source in it: two tasks at a time, each tried twice. Do not stop it."""
     need_java()
@@ -46,13 +46,13 @@ def spark(
         patch.setenv("SPARK_HOME", str(spark_home(place / "home")))
         patch.delenv("PYSPARK_PYTHON", raising=False)  # the session chooses
         # The JVM starts Python processes of its own and ends with them: do not count them as left over.
-        patch.delenv(MARK, raising=False)
+        patch.delenv(SESSION_VARIABLE, raising=False)
         made = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(place))
-        patch.setenv(MARK, session_mark)
+        patch.setenv(SESSION_VARIABLE, session_id)
         gateway = made.sparkContext._gateway
         assert gateway is not None
         jvm = gateway.proc
-        lasting_processes.add(jvm.pid)
+        session_processes.add(jvm.pid)
         yield made
         made.stop()
         gateway.shutdown()
@@ -61,24 +61,24 @@ def spark(
 
 
 @pytest.fixture(scope="session")
-def lasting_tls_cluster(
+def session_tls_cluster(
     certificates: Certificates,
-    session_mark: str,
-    lasting_processes: set[int],
+    session_id: str,
+    session_processes: set[int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     if shutil.which("redis-server") is None:
         (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
     with Cluster.started(tmp_path_factory.mktemp("tls-cluster"), "redis", certificates=certificates) as made:
-        lasting_processes.update(server.pid for server in made.servers)
+        session_processes.update(server.pid for server in made.servers)
         yield made
 
 
 @pytest.fixture
-def tls_cluster(lasting_tls_cluster: Cluster) -> Cluster:
+def tls_cluster(session_tls_cluster: Cluster) -> Cluster:
     """A cluster of three nodes that speak TLS; it is empty when the test starts. Give slots back."""
-    lasting_tls_cluster.flush()
-    return lasting_tls_cluster
+    session_tls_cluster.flush()
+    return session_tls_cluster
 
 
 def need_java() -> None:

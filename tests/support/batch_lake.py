@@ -15,9 +15,9 @@ from bulltask.spark.lifecycle.fold import LifecycleEvent
 from bulltask.spark.tables.silver import derive_silver
 from tests.support.silver_rows import events_table
 
-__all__ = ["AT_ONCE", "NEVER", "BatchLake", "many", "slices"]
+__all__ = ["IMMEDIATELY", "NEVER", "BatchLake", "histories_in_queues", "split_randomly"]
 
-NEVER, AT_ONCE = 0, 2**53
+NEVER, IMMEDIATELY = 0, 2**53
 
 
 class BatchLake:
@@ -36,7 +36,7 @@ class BatchLake:
         self.open_events: pa.Table | None = None
         self.looked_up = 0
 
-    def take(self, events: Sequence[LifecycleEvent], give_up_ms: int = NEVER) -> None:
+    def add_batch(self, events: Sequence[LifecycleEvent], give_up_ms: int = NEVER) -> None:
         """Tell a batch."""
         new = events_table(events)
         derived = derive_silver(new, self.open_events, self._look_up, give_up_ms)
@@ -47,7 +47,7 @@ class BatchLake:
         self.open_events, self.bronze = derived.open_events, pa.concat_tables([self.bronze, new])
 
     @property
-    def carried(self) -> int:
+    def open_event_count(self) -> int:
         return 0 if self.open_events is None else self.open_events.num_rows
 
     def latest_attempts(self) -> pa.Table:
@@ -63,12 +63,14 @@ class BatchLake:
         return found if found.num_rows else None
 
 
-def slices(events: list[LifecycleEvent], pieces: int, dice: random.Random) -> list[list[LifecycleEvent]]:
+def split_randomly(events: list[LifecycleEvent], pieces: int, rng: random.Random) -> list[list[LifecycleEvent]]:
     """Cut a history at random places, also where nothing is between them."""
-    places = sorted(dice.randrange(len(events) + 1) for _ in range(pieces - 1))
+    places = sorted(rng.randrange(len(events) + 1) for _ in range(pieces - 1))
     return [events[first:last] for first, last in pairwise([0, *places, len(events)])]
 
 
-def many(kind: str, number: int, tell: Callable[[int], list[LifecycleEvent]]) -> list[list[LifecycleEvent]]:
+def histories_in_queues(
+    kind: str, number: int, tell: Callable[[int], list[LifecycleEvent]]
+) -> list[list[LifecycleEvent]]:
     """Histories in queues of their own."""
     return [[replace(event, queue=f"{kind}-{seed}") for event in tell(seed)] for seed in range(number)]

@@ -20,15 +20,15 @@ class Certificates:
 
     Attributes:
         authority: the file that ``ssl_ca_certs`` and ``tls-ca-cert-file`` name.
-        strange_authority: the file of another authority.
+        untrusted_authority: the file of another authority.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         ours, strange = trustme.CA(), trustme.CA()
-        self.authority, self.strange_authority = directory / "authority.pem", directory / "strange-authority.pem"
+        self.authority, self.untrusted_authority = directory / "authority.pem", directory / "strange-authority.pem"
         ours.cert_pem.write_to_path(str(self.authority))
-        strange.cert_pem.write_to_path(str(self.strange_authority))
+        strange.cert_pem.write_to_path(str(self.untrusted_authority))
         self._issue(ours, "server", "localhost", "127.0.0.1")
         self._issue(ours, "client", "client@example.org")
         self._issue(strange, "stranger", "stranger@example.org")

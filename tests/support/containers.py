@@ -18,7 +18,7 @@ from bulltask.embedded.launch import pick_port
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 
-__all__ = ["IMAGES", "ContainerServer", "container_server", "engine_answers", "session_server"]
+__all__ = ["IMAGES", "ContainerServer", "container_server", "has_container_engine", "session_server"]
 
 IMAGES: dict[Flavour, str] = {"valkey": "valkey/valkey:8", "redis": "redis:7"}
 PORT = 6379
@@ -43,7 +43,7 @@ class ContainerServer:
 
 
 @cache
-def engine_answers() -> bool:
+def has_container_engine() -> bool:
     """Whether a container engine answers where Docker's clients look for one. Each process asks once."""
     address = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     if address.scheme == "unix" and not Path(address.path).is_socket():
@@ -95,7 +95,7 @@ def _serves(client: redis.Redis) -> bool:
 def session_server(directory: Path, flavour: Flavour) -> Iterator[RedisServer | ContainerServer]:
     """Run the server of a test session."""
     with ExitStack() as stack:
-        if engine_answers():
+        if has_container_engine():
             from docker.errors import DockerException  # noqa: PLC0415  # as above
 
             try:

@@ -14,7 +14,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["Distribution", "long_ones_first"]
+__all__ = ["Distribution", "sort_longest_first"]
 
 # The first that fits. What has one name is one unit.
 UNITS = (
@@ -54,7 +54,7 @@ def unit(nodeid: str) -> str:
     return next((name for begin, name in UNITS if path.startswith(begin)), path)
 
 
-def long_ones_first(items: list[pytest.Item]) -> None:
+def sort_longest_first(items: list[pytest.Item]) -> None:
     """Sort tests by the order in which their units are to begin."""
     items.sort(key=lambda item: _place(unit(item.nodeid)))
 

@@ -21,7 +21,7 @@ from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE
 from tests.support.programs import ROOT
 from tests.support.spark_jvm import java_options, spark_home
 
-__all__ = ["PREFIX", "check_all", "demo", "jobs_done", "jobs_sent", "worker"]
+__all__ = ["PREFIX", "check_lake", "demo", "jobs_done", "jobs_sent", "worker"]
 
 PREFIX = "history-demo"
 EXAMPLE = ROOT / "examples" / "history"
@@ -72,7 +72,7 @@ def jobs_done(client: redis.Redis) -> int:
     return sum(int(client.zcard(_key(queue, state))) for queue, state in ends)
 
 
-def check_all(root: Path, client: redis.Redis, count: int) -> None:
+def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     """Every job is there once and ended as it must have, in Redis and in all tables of the lake.
 
     Attempts that stalled or were given back may be there besides: the server was killed before its reply was read.

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bulltask.testing.wait import wait_until
 
-MARK = "BULLTASK_TEST_MARK"
+SESSION_VARIABLE = "BULLTASK_TEST_SESSION"
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # one per process, on purpose
 
 
-class Leftovers:
+class LeftoverProcesses:
     """Responsible for naming the processes that outlive the test that started them.
 
     A process counts when it is a child of this one, when it was started with this session's mark in its environment,
@@ -22,7 +22,7 @@ class Leftovers:
     """
 
     def __init__(self, mark: str, directory: Path) -> None:
-        self._mark = f"{MARK}={mark}".encode()
+        self._mark = f"{SESSION_VARIABLE}={mark}".encode()
         self._directory = directory.resolve()
         self._strangers: set[int] = set()
 
@@ -57,14 +57,14 @@ class Leftovers:
         return False
 
 
-def ended(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     """True when there is no such process any more, or only its exit code waits to be fetched."""
     return not _command(pid)
 
 
-def wait_for_end(pid: int, timeout: float = 60.0) -> None:
+def wait_for_exit(pid: int, timeout: float = 60.0) -> None:
     """Wait until a process that is not our child has ended."""
-    wait_until(lambda: ended(pid), timeout, f"the end of process {pid}")
+    wait_until(lambda: has_exited(pid), timeout, f"the end of process {pid}")
 
 
 def _stat(pid: int) -> list[str]:

@@ -22,17 +22,17 @@ class Program:
         self.process = process
         self.pid = process.pid
 
-    def line(self) -> str:
+    def read_line(self) -> str:
         """The next line that it prints, without its end; empty at the end of the output."""
         return cast("IO[str]", self.process.stdout).readline().rstrip("\n")
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line to its standard input."""
         stdin = cast("IO[str]", self.process.stdin)
         stdin.write(text + "\n")
         stdin.flush()
 
-    def let_go(self, timeout: float = 60.0) -> int:
+    def close_stdin(self, timeout: float = 60.0) -> int:
         """Close its standard input and wait for its end; return its exit code."""
         cast("IO[str]", self.process.stdin).close()
         return self.process.wait(timeout)
@@ -42,7 +42,7 @@ class Program:
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
-    def rest(self) -> str:
+    def read_rest(self) -> str:
         """All that it prints until it ends."""
         return cast("IO[str]", self.process.stdout).read()
 

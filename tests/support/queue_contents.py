@@ -9,7 +9,7 @@ import redis
 
 from bulltask.queue import Queue
 
-__all__ = ["BASE", "EVERY_STATE", "add", "age", "in_redis"]
+__all__ = ["BASE", "EVERY_STATE", "add", "age_jobs", "ids_in_redis"]
 
 BASE: Final = "bull:{mail}:"
 EVERY_STATE: Final = "wait,active,paused,delayed,prioritized,waiting-children,completed,failed"
@@ -22,15 +22,15 @@ def add(queue: Queue, count: int, **options: Any) -> list[str]:
     return [job.id for job in queue.add_bulk(jobs)]
 
 
-def in_redis(client: redis.Redis, state: str) -> list[str]:
+def ids_in_redis(client: redis.Redis, state: str) -> list[str]:
     """The ids of a state."""
     key = BASE + state
     return [str(one) for one in (client.zrange(key, 0, -1) if state in _SETS else client.lrange(key, 0, -1))]
 
 
-def age(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
+def age_jobs(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
     """Let the n-th of the newest jobs of a state have ended ``hours(n)`` hours before the newest."""
-    for number, job_id in enumerate(reversed(in_redis(client, state))):
+    for number, job_id in enumerate(reversed(ids_in_redis(client, state))):
         ended = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
         client.zadd(BASE + state, {job_id: ended})
         client.hset(BASE + job_id, "finishedOn", ended)

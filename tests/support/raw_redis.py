@@ -16,7 +16,7 @@ def request(*words: str) -> bytes:
     return b"*%d\r\n" % len(texts) + b"".join(b"$%d\r\n%s\r\n" % (len(text), text) for text in texts)
 
 
-class Raw:
+class RawConnection:
     """One connection."""
 
     def __init__(self, port: int, timeout: float = 10) -> None:
@@ -38,7 +38,7 @@ class Raw:
         self.send(*words)
         return self.receive()
 
-    def hears_nothing(self) -> bool:
+    def receives_nothing(self) -> bool:
         self.socket.settimeout(SILENCE)
         try:
             return not self.socket.recv(1)
@@ -61,4 +61,4 @@ class Raw:
         self.socket.close()
 
 
-Connect = Callable[[], Raw]
+Connect = Callable[[], RawConnection]

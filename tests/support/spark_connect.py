@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from bulltask.testing.wait import wait_until
-from tests.support.processes import MARK
+from tests.support.processes import SESSION_VARIABLE
 from tests.support.spark_cluster import free_port
 
 __all__ = ["ConnectServer"]
@@ -47,7 +47,7 @@ class ConnectServer:
         ]
         self._environ = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(python)}
         # Its Python processes outlive a test and end with it, so they have no mark, nor work where tests do.
-        self._environ.pop(MARK, None)
+        self._environ.pop(SESSION_VARIABLE, None)
         self.log = place / "connect.log"
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.fork_server import ForkedProcess, fork_server
 from tests.support.processes import parent_of
 
-__all__ = ["APP", "Worker", "wait_until_gone"]
+__all__ = ["APP", "Worker", "wait_until_exited"]
 
 APP = '''
 """The app of a test. What its tasks do, they tell the journal: a stream on a server that the test does not harm."""
@@ -41,7 +41,7 @@ def journal():
     return _journals[os.getpid()]
 
 
-def tell(what, **fields):
+def record(what, **fields):
     journal().xadd("journal", {"what": what, "pid": os.getpid(), **fields})
 
 
@@ -52,14 +52,14 @@ def wait_at(gate):
 
 @app.task(bind=True, name="quick")
 def quick(self, **_):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
 
 
 @app.task(bind=True, name="hold")
 def hold(self, gate):
-    tell("start", job=self.request.id)
+    record("start", job=self.request.id)
     wait_at(gate)
-    tell("end", job=self.request.id)
+    record("end", job=self.request.id)
     return gate
 '''
 
@@ -144,7 +144,7 @@ class Worker:
         wanted = {"event": event, **fields}
         return [line for line in self.lines if all(line.get(name) == value for name, value in wanted.items())]
 
-    def complaints(self) -> list[dict[str, Any]]:
+    def warnings(self) -> list[dict[str, Any]]:
         """The lines of level warning and above that were logged so far."""
         return [line for line in self.lines if line.get("level") not in {"debug", "info"}]
 
@@ -192,7 +192,7 @@ class Worker:
             self._changed.notify_all()
 
 
-def wait_until_gone(pid: int, timeout: float = 10.0) -> float:
+def wait_until_exited(pid: int, timeout: float = 10.0) -> float:
     """Wait for the end of a process that need not be our child; return how many seconds that took.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.distribution import FIRST, UNITS, long_ones_first, unit
+from tests.support.distribution import FIRST, UNITS, sort_longest_first, unit
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +30,6 @@ def test_the_longest_units_begin_first_and_others_keep_their_order() -> None:
 
     paths = ["tests/unit/test_b.py", "tests/redis/test_a.py", "tests/process/test_c.py", "tests/spark/local/test_d.py"]
     items = [Item(f"{path}::test_{number}") for path in paths for number in range(2)]
-    long_ones_first(items)  # type: ignore[arg-type]
+    sort_longest_first(items)  # type: ignore[arg-type]
     assert [item.nodeid.partition("::")[0] for item in items[::2]] == [paths[3], paths[2], paths[0], paths[1]]
     assert [item.nodeid[-1] for item in items] == ["0", "1"] * 4

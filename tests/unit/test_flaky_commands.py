@@ -13,7 +13,7 @@ from redis.retry import Retry
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from tests.support.raw_redis import SILENCE, Connect, Raw, request
+from tests.support.raw_redis import SILENCE, Connect, RawConnection, request
 
 pytestmark = pytest.mark.redis
 
@@ -27,7 +27,7 @@ def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
 @pytest.fixture
 def connect(proxy: FlakyProxy) -> Iterator[Connect]:
     with ExitStack() as opened:
-        yield lambda: opened.enter_context(Raw(proxy.port))
+        yield lambda: opened.enter_context(RawConnection(proxy.port))
 
 
 def test_a_dropped_reply_belongs_to_a_command_that_ran(
@@ -60,7 +60,7 @@ def test_a_reply_is_dropped_only_when_its_command_has_ended(
     proxy.drop_replies(match="blpop")
     client = connect()
     client.send("BLPOP", "jobs", "0")
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     redis_client.rpush("jobs", "job 1")
     assert client.is_reset()
     assert redis_client.llen("jobs") == 0
@@ -84,7 +84,7 @@ def test_the_seed_decides_which_replies_a_probability_drops(redis_server: RedisS
     def survivors() -> list[bool]:
         with FlakyProxy("127.0.0.1", redis_server.port, seed=42) as proxy, ExitStack() as opened:
             proxy.drop_replies(probability=0.5)
-            return [survives(lambda: opened.enter_context(Raw(proxy.port))) for _ in range(40)]
+            return [survives(lambda: opened.enter_context(RawConnection(proxy.port))) for _ in range(40)]
 
     first = survivors()
     assert first == survivors()
@@ -107,7 +107,7 @@ def test_a_connection_can_freeze_after_the_lost_reply(
     client.send("INCR", "ran")
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
     client.send("INCR", "ran")
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     assert redis_client.get("ran") == "1"
 
 
@@ -129,7 +129,7 @@ def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
     proxy.drop_replies(1)
     client = connect()
     client.socket.sendall(request("PING") + request("BLPOP", "jobs", "0") + request("INCR", "ran"))
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     redis_client.rpush("jobs", "job 1")
     assert client.is_reset()
     assert redis_client.get("ran") == "1"
@@ -141,7 +141,7 @@ def test_a_command_of_which_a_part_was_sent_runs_before_the_connection_is_reset(
     proxy.drop_replies(1)
     client, last = connect(), request("INCR", "ran")
     client.socket.sendall(request("PING") + last[:10])
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     client.socket.sendall(last[10:])
     assert client.is_reset()
     assert redis_client.get("ran") == "1"
@@ -154,9 +154,9 @@ def test_a_command_that_latency_still_holds_runs_before_the_connection_is_reset(
     proxy.latency(2 * SILENCE)
     client = connect()
     client.send("PING")
-    assert client.hears_nothing()
-    assert client.hears_nothing()
-    assert client.hears_nothing()
+    assert client.receives_nothing()
+    assert client.receives_nothing()
+    assert client.receives_nothing()
     client.send("INCR", "ran")  # on its way until after the reply to PING is lost
     assert client.is_reset()
     assert redis_client.get("ran") == "1"
@@ -200,7 +200,7 @@ def test_an_injected_error_waits_for_the_reply_before_it(
     proxy.inject_error("BUSY", match="ping")
     client = connect()
     client.socket.sendall(request("BLPOP", "jobs", "0") + request("PING"))
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     redis_client.rpush("jobs", "job 1")
     assert client.receive() == b"*2\r\n$4\r\njobs\r\n$5\r\njob 1\r\n"
     assert client.receive() == b"-BUSY\r\n"

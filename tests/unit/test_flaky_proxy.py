@@ -15,7 +15,7 @@ from bulltask.errors import BulltaskError, ConfigError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from tests.support.raw_redis import Connect, Raw
+from tests.support.raw_redis import Connect, RawConnection
 
 pytestmark = pytest.mark.redis
 
@@ -31,7 +31,7 @@ def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
 @pytest.fixture
 def connect(proxy: FlakyProxy) -> Iterator[Connect]:
     with ExitStack() as opened:
-        yield lambda: opened.enter_context(Raw(proxy.port))
+        yield lambda: opened.enter_context(RawConnection(proxy.port))
 
 
 # Without faults
@@ -61,7 +61,7 @@ def test_a_dead_server_resets_the_clients_connection(redis_server: RedisServer) 
         nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else gets the port, and not listening
         with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy:
             try:
-                with Raw(proxy.port) as client:
+                with RawConnection(proxy.port) as client:
                     assert client.is_reset()
             except ConnectionResetError:
                 return  # the reset came before connect() returned, which it may
@@ -69,7 +69,11 @@ def test_a_dead_server_resets_the_clients_connection(redis_server: RedisServer) 
 
 def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisServer) -> None:
     open_files, threads = set(Path("/proc/self/fd").iterdir()), set(threading.enumerate())
-    with FlakyProxy("127.0.0.1", redis_server.port) as proxy, Raw(proxy.port) as served, Raw(proxy.port) as frozen:
+    with (
+        FlakyProxy("127.0.0.1", redis_server.port) as proxy,
+        RawConnection(proxy.port) as served,
+        RawConnection(proxy.port) as frozen,
+    ):
         assert served.ask("PING") == frozen.ask("PING") == b"+PONG\r\n"
         proxy.freeze()
     proxy.close()
@@ -82,7 +86,7 @@ def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisSer
 def test_it_can_be_started_again(redis_server: RedisServer) -> None:
     proxy = FlakyProxy("127.0.0.1", redis_server.port)
     for _ in range(2):
-        with proxy, Raw(proxy.port) as client:
+        with proxy, RawConnection(proxy.port) as client:
             assert client.ask("PING") == b"+PONG\r\n"
 
 
@@ -115,7 +119,7 @@ def test_pass_all_delivers_delayed_bytes_at_once(connect: Connect, proxy: FlakyP
     client.ask("PING")
     proxy.latency(3_600)
     client.send("PING")
-    assert client.hears_nothing()
+    assert client.receives_nothing()
     proxy.pass_all()
     assert client.receive() == b"+PONG\r\n"
 
@@ -159,7 +163,7 @@ def test_a_frozen_connection_stays_silent_and_new_ones_work(
     frozen.send("SET", "text", "x" * 20_000_000)  # no buffer takes as much: it vanishes
     assert connect().ask("PING") == b"+PONG\r\n"
     proxy.pass_all()
-    assert frozen.hears_nothing()
+    assert frozen.receives_nothing()
     frozen.socket.close()
     assert redis_client.get("ran") is None
     assert "frozen" in [client["name"] for client in redis_client.client_list()]
@@ -176,7 +180,7 @@ def test_what_the_server_sends_to_a_frozen_connection_is_lost(
     proxy.freeze()
     redis_client.rpush("jobs", "job 1")
     assert redis_client.llen("jobs") == 0
-    assert waiting.hears_nothing()
+    assert waiting.receives_nothing()
 
 
 def test_a_blackhole_stalls_old_and_new_connections_until_it_ends(
@@ -189,8 +193,8 @@ def test_a_blackhole_stalls_old_and_new_connections_until_it_ends(
     new = connect()
     for client in (old, new):
         client.send("INCR", "ran")
-    assert old.hears_nothing()
-    assert new.hears_nothing()
+    assert old.receives_nothing()
+    assert new.receives_nothing()
     assert len(redis_client.client_list()) == known
     assert redis_client.get("ran") is None
     proxy.pass_all()
@@ -207,7 +211,7 @@ def test_slices_reach_the_reader_one_by_one(connect: Connect, proxy: FlakyProxy)
     assert data_segments(client) - before >= 2
 
 
-def data_segments(client: Raw) -> int:
+def data_segments(client: RawConnection) -> int:
     info = client.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232)
     return int(struct.unpack_from("I", info, DATA_SEGMENTS_IN)[0])
 

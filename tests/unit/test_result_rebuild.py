@@ -30,7 +30,7 @@ from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.result import AsyncResult, RemoteTraceback
 from bulltask.worker.child.retry_decision import trace_of
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 
 class Failing:
@@ -137,7 +137,7 @@ def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
     started = time.monotonic()
     found = raised(reason, f"Traceback (most recent call last):\nError: {reason}\nat worker.js:1:1")
     assert type(found) is TaskError
-    assert time.monotonic() - started < at_this_pace(1)
+    assert time.monotonic() - started < scale_to_load(1)
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,14 @@ Life = Callable[[ChildBlock], None]
 
 
 class Children:
-    """A fleet whose children live as the test says, and what is heard of them."""
+    """A fleet whose children live as the test says, and what is emitted of them."""
 
     def __init__(self, life: Life, room: int = 4, wanted: int = 1) -> None:
         self.slots = Slots(room, 3)
-        self.heard: list[Event] = []
+        self.emitted: list[Event] = []
         self._life = life
         bus = Bus()
-        bus.subscribe(Event, self.heard.append)
+        bus.subscribe(Event, self.emitted.append)
         self.pool = ChildPool(self.slots, self._launch, StackCollector(bus), bus, wanted)
 
     def _launch(self, index: int) -> int:
@@ -172,7 +172,7 @@ def running(made: Children, index: int = 0) -> bool:
 
 
 def pid_of(made: Children, index: int = 0) -> int:
-    return [event.pid for event in made.heard if isinstance(event, ChildStarted) and event.index == index][-1]
+    return [event.pid for event in made.emitted if isinstance(event, ChildStarted) and event.index == index][-1]
 
 
 def test_a_dead_child_is_distinguished_from_one_that_exited(children: Callable[..., Children]) -> None:
@@ -180,11 +180,11 @@ def test_a_dead_child_is_distinguished_from_one_that_exited(children: Callable[.
     wait_until(lambda: running(left))
     os.kill(pid_of(left), signal.SIGTERM)
     assert left.buried()[0].intentional, "what it may have left behind is no crash"
-    assert left.heard[-1] == ChildExited(0, pid_of(left))
+    assert left.emitted[-1] == ChildExited(0, pid_of(left))
 
     died = children(lambda block: setattr(block, "run_state", ProcessState.RUN))
     assert not died.buried()[0].intentional
-    assert died.heard[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
+    assert died.emitted[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
 
 
 def test_orphaned_jobs_that_ran_are_distinguished_from_the_others(children: Callable[..., Children]) -> None:
@@ -217,7 +217,7 @@ def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_by_stopping_the_last_chi
     assert made.pool.alive == made.pool.target == 2
     assert made.pool.shrink()
     assert not made.pool.shrink()
-    assert not any(isinstance(event, ChildDied | ChildExited) for event in made.heard), "they were told to"
+    assert not any(isinstance(event, ChildDied | ChildExited) for event in made.emitted), "they were told to"
 
 
 # ---- stacks ---------------------------------------------------------------------------------------------------------

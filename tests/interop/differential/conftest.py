@@ -11,9 +11,9 @@ from tests.interop.node_bridge import NodeBridge
 
 
 @pytest.fixture
-def pair(lasting_node: NodeBridge, broker_url: str) -> Iterator[Pair]:
+def pair(session_node: NodeBridge, broker_url: str) -> Iterator[Pair]:
     """Runs steps on two queues of an empty server."""
-    made = Pair(broker_url, lasting_node)
+    made = Pair(broker_url, session_node)
     yield made
     made.close()
-    lasting_node.reset()
+    session_node.reset()

@@ -23,7 +23,7 @@ from bulltask.transport.scripts.job import extend_lock, is_finished
 from bulltask.transport.scripts.move import renew_locks
 from bulltask.transport.scripts.queue import get_metrics
 from tests.interop.differential.hands import LOCK_MS, Form, Hands, Held, OwnHands, WorkersHands
-from tests.support.driven import Driven
+from tests.support.sync_facade import SyncFacade
 
 __all__ = ["STALLED_MS", "Ours"]
 
@@ -73,7 +73,7 @@ class Ours:
             "result_failure_expires": None,
             **settings,
         }
-        queue = Driven(AsyncQueue(name, url, **given), runner) if form == "async" else Queue(name, url, **given)
+        queue = SyncFacade(AsyncQueue(name, url, **given), runner) if form == "async" else Queue(name, url, **given)
         self.queue = cast("Queue", queue)
         self.schedulers = self.queue.schedulers
         self.ids: list[str] = []
@@ -83,7 +83,7 @@ class Ours:
         setattr(context.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - every user of the clock has this one
         self.keys = context.keys
         self.flows: FlowProducer = (
-            cast("FlowProducer", Driven(AsyncFlowProducer(broker=lambda: context.broker), runner))
+            cast("FlowProducer", SyncFacade(AsyncFlowProducer(broker=lambda: context.broker), runner))
             if form == "async"
             else FlowProducer(broker=lambda: context.broker)
         )

@@ -50,7 +50,7 @@ def opts(outcome: Outcome, job: str = "#1") -> tuple[dict[str, Any], dict[str, A
 
 
 @pytest.fixture
-def defaults(lasting_node: NodeBridge, broker_url: str) -> Any:
+def defaults(session_node: NodeBridge, broker_url: str) -> Any:
     """Queues of ours with bulltask's own settings."""
     with Queue("defaults", broker_url) as queue:
         yield queue
@@ -117,13 +117,13 @@ def test_renewal_of_locks(pair: Pair) -> None:
     assert outcome.their_state == outcome.our_state
 
 
-def test_answer_of_a_job_without_a_parent(pair: Pair, lasting_node: NodeBridge) -> None:
+def test_answer_of_a_job_without_a_parent(pair: Pair, session_node: NodeBridge) -> None:
     outcome = pair.run([add(), do("remove_dependency", job=0)])
     assert not outcome.report()
     assert outcome.ours[-1] == {"ok": False}
-    job = lasting_node.call("queue.add", queue="alone", name="a", data={}, opts={})
+    job = session_node.call("queue.add", queue="alone", name="a", data={}, opts={})
     with pytest.raises(Exception, match="Missing key for parent job"):
-        lasting_node.call("job.call", queue="alone", job=job["id"], method="removeChildDependency")
+        session_node.call("job.call", queue="alone", job=job["id"], method="removeChildDependency")
 
 
 def test_deduplication_key_of_a_job(pair: Pair) -> None:
@@ -167,21 +167,21 @@ def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
     assert both(outcome, "repeat", "value") == ([["p", midnight_ms + 3 * HOUR]], [["p", midnight_ms + 4 * HOUR]])
 
 
-def test_limit_of_clean(pair: Pair, lasting_node: NodeBridge) -> None:
+def test_limit_of_clean(pair: Pair, session_node: NodeBridge) -> None:
     with Queue("cleaned", pair.url) as queue:
         queue.add_bulk([{"name": "a", "data": {}, "options": {"delay": 60}} for _ in range(22_100)])
         assert len(queue.clean(0, 10_050, "delayed")) == 10_050
         args = [0, 10_050, "delayed"]
-        assert len(lasting_node.call("queue.call", queue="{cleaned}", method="clean", args=args)) > 10_050
+        assert len(session_node.call("queue.call", queue="{cleaned}", method="clean", args=args)) > 10_050
 
 
-def test_limit_of_logs(pair: Pair, lasting_node: NodeBridge) -> None:
+def test_limit_of_logs(pair: Pair, session_node: NodeBridge) -> None:
     with Queue("logged", pair.url) as queue:
         job = queue.add("a")
         pair.redis.rpush(f"{queue.qualified_name}:{job.id}:logs", *["line"] * 1_000)
         assert queue.add_job_log(job.id, "ours") == 1_000
         args = [job.id, "theirs"]
-        assert lasting_node.call("queue.call", queue="{logged}", method="addJobLog", args=args) == 1_001
+        assert session_node.call("queue.call", queue="{logged}", method="addJobLog", args=args) == 1_001
 
 
 def test_refused_flows(pair: Pair) -> None:
@@ -197,7 +197,7 @@ def test_refused_flows(pair: Pair) -> None:
         assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
 
 
-def test_the_time(pair: Pair, lasting_node: NodeBridge, defaults: Queue) -> None:
+def test_the_time(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
     """Ours is Redis' own; Node's is that of its machine."""
     job = defaults.add("a")
     seconds, micros = pair.redis.time()

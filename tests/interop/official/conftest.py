@@ -18,7 +18,7 @@ Officials = Callable[[str], OfficialPython]
 
 
 @pytest.fixture(scope="session")
-def officials(redis_server: RedisServer, lasting_processes: set[int]) -> Iterator[Officials]:
+def officials(redis_server: RedisServer, session_processes: set[int]) -> Iterator[Officials]:
     """One process with the official client of a major version for many tests; reset it after use."""
     made: dict[str, OfficialPython] = {}
     with ExitStack() as stack:
@@ -26,7 +26,7 @@ def officials(redis_server: RedisServer, lasting_processes: set[int]) -> Iterato
         def of(major: str) -> OfficialPython:
             if major not in made:
                 made[major] = stack.enter_context(OfficialPython.to(redis_server.url, package=major))
-                lasting_processes.add(made[major].pid)
+                session_processes.add(made[major].pid)
             return made[major]
 
         yield of

@@ -14,7 +14,7 @@ from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
 from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -93,9 +93,9 @@ def test_its_jobs_are_retried_here_after_the_delays_that_they_name(mail: SideByS
         assert mail.result(job).get(timeout=60) == 3
         waits = mail.waits_ms(job)
         assert len(waits) == len(delays)
-        assert all(delay - at_this_pace(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), (
-            waits
-        )
+        assert all(
+            delay - scale_to_load(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)
+        ), waits
         seen = mail.seen(job)
         assert (seen["state"], seen["attemptsMade"], seen["attemptsStarted"]) == ("completed", 4, 4)
         assert [trace.splitlines()[-1] for trace in seen["stacktrace"]] == [

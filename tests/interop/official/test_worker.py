@@ -14,7 +14,7 @@ from bulltask.queue.events import Completed, Progress
 from bulltask.testing.wait import wait_until
 from tests.interop.official.versions import MENDED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
-from tests.support.pace import at_this_pace
+from tests.support.machine_load import scale_to_load
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -95,7 +95,9 @@ def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_c
     job = mail.send("echo", options={"backoff": backoff})
     assert job.get(timeout=60) == 2
     waits = mail.waits_ms(job.id)
-    assert all(delay - at_this_pace(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), waits
+    assert all(delay - scale_to_load(90) <= wait <= delay + 10 for wait, delay in zip(waits, delays, strict=True)), (
+        waits
+    )
     assert mail.seen(job.id)["attemptsMade"] == 3
 
 

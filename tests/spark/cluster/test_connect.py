@@ -50,7 +50,7 @@ def thin_packages() -> Path:
 
 @pytest.fixture(scope="module")
 def server(
-    thin_packages: Path, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+    thin_packages: Path, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConnectServer]:
     need_java()
     place = tmp_path_factory.mktemp("connect")
@@ -61,7 +61,7 @@ def server(
     with TemporaryDirectory(prefix="connect", ignore_cleanup_errors=True) as local:
         conf["spark.local.dir"] = local
         with ConnectServer(spark_home(place / "home"), place, python, conf) as made:
-            lasting_processes.add(made.pid)
+            session_processes.add(made.pid)
             yield made
 
 

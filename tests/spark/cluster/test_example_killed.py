@@ -13,7 +13,7 @@ import redis
 
 from bulltask.testing.wait import wait_until
 from tests.spark.conftest import need_java
-from tests.support.example_history import check_all, demo, jobs_sent, worker
+from tests.support.example_history import check_lake, demo, jobs_sent, worker
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jvm import java_options, spark_home
 
@@ -71,4 +71,4 @@ def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_writ
                 assert run.wait(600) == 0, root.with_suffix(".log").read_text()
                 assert working.poll() is None
     assert "were there before" in root.with_suffix(".log").read_text(), "nothing was sent again"
-    check_all(root, redis_client, COUNT)
+    check_lake(root, redis_client, COUNT)

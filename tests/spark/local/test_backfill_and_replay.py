@@ -21,8 +21,8 @@ from bulltask.spark.tables.backfill import BackfillReport, backfill
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.replay import ReplayReport, ReplaySelection, replay
 from bulltask.spark.tables.snapshot import snapshot
-from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -61,16 +61,16 @@ def gap(began: datetime) -> Mapping[str, Any]:
 
 @pytest.fixture
 def cut(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> Mapping[str, str]:  # fmt: skip
     """Seven jobs have ended within a gap, one of them is in a snapshot only; of two, incarnations were seen."""
     began = now()
     add(queue, "known", "open", "hidden", "broken", "gone", "early", "again", "waiting")
     for _ in range(3):
-        hand.complete({"done": True})
-    assert hand.fail("no such user 'x9'") == "broken"
-    assert [hand.complete(), hand.complete(), hand.complete()] == ["gone", "early", "again"]
+        manual_worker.complete({"done": True})
+    assert manual_worker.fail("no such user 'x9'") == "broken"
+    assert [manual_worker.complete(), manual_worker.complete(), manual_worker.complete()] == ["gone", "early", "again"]
     snapshot(spark, lake.layout, source)
     queue.remove("gone")
     redis_client.hset("bull:{mail}:early", "finishedOn", int((began - HOUR).timestamp() * 1000))
@@ -127,14 +127,14 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
 
 
 def test_an_end_from_an_old_snapshot_does_not_supersede_later_events(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     """Done within the gap, each was retried by hand and seen to fail, be removed or wait: no snapshot is of that."""
     began, later = now(), now() + timedelta(minutes=5)
     ids = [f"{told} {seen}" for told in ("failed", "removed", "waiting") for seen in ("whole", "without its beginning")]
     add(queue, *ids)
     for _ in ids:
-        hand.complete()
+        manual_worker.complete()
     snapshot(spark, lake.layout, source)
     for job_id in ids:
         queue.remove(job_id)
@@ -153,13 +153,13 @@ def test_an_end_from_an_old_snapshot_does_not_supersede_later_events(
 
 
 def test_a_stream_that_was_recreated_twice_has_two_gaps_after_its_beginning(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str],
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip
     """Gaps differ in when they were found; a job belongs to the first one in which it may have ended."""
     add(queue, "old", "new-1", "new-2", "new-3")
     for _ in range(4):
-        hand.complete()
+        manual_worker.complete()
     an_hour_ago = int((now() - HOUR).timestamp() * 1000)
     redis_client.hset("bull:{mail}:old", "finishedOn", an_hour_ago)
     redis_client.zadd("bull:{mail}:completed", {"old": an_hour_ago})
@@ -185,10 +185,10 @@ def test_without_a_gap_there_is_nothing_to_fill(
 
 
 def test_a_snapshot_of_some_states_since_a_time(
-    spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     add(queue, "a", "b", "c")
-    hand.complete(7)
+    manual_worker.complete(7)
     assert snapshot(spark, lake.layout, source, states=["waiting", "completed"]).rows == 3
     assert snapshot(spark, lake.layout, source, since=now() + HOUR).rows == 0
     report = snapshot(spark, lake.layout, source, since=now() - HOUR)
@@ -202,11 +202,13 @@ Replay = Callable[..., ReplayReport]
 
 
 @pytest.fixture
-def failed(spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, source: Mapping[str, str]) -> Replay:
+def failed(
+    spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
+) -> Replay:
     """Six jobs have failed: three are in Redis, one in a snapshot, one nowhere, and one was retried by hand."""
     add(queue, "r1", "r2", priority=5, attempts=2, backoff={"type": "fixed", "delay": 1000})
     add(queue, "r3", "kept", "lost", "open")
-    ids = [hand.fail(f"no {n}") for n in range(6)]
+    ids = [manual_worker.fail(f"no {n}") for n in range(6)]
     assert sorted(ids) == sorted(["r1", "r2", "r3", "kept", "lost", "open"])
     done, made = now(), now()
     lake.jobs(
@@ -223,7 +225,7 @@ def failed(spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, sou
     job = queue.get_job("open")
     assert job is not None
     job.retry()
-    assert hand.take() == "open"
+    assert manual_worker.acquire() == "open"
 
     def run(where: str = "state = 'failed'", **more: Any) -> ReplayReport:
         dry_run = more.pop("dry_run", False)
@@ -233,7 +235,7 @@ def failed(spark: SparkSession, lake: LakeBuilder, queue: Queue, hand: Hand, sou
 
 
 def test_a_replay_is_shown_first_and_then_sends_each_job_once_as_it_was(
-    failed: Replay, queue: Queue, hand: Hand, redis_client: redis.Redis
+    failed: Replay, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     shown = failed(dry_run=True)
     assert (shown.selected, shown.ready, shown.open_again, shown.unknown, shown.unknown_ids) == (
@@ -256,7 +258,7 @@ def test_a_replay_is_shown_first_and_then_sends_each_job_once_as_it_was(
     second = failed()
     assert (second.added, second.duplicated) == (0, 4)
     for _ in range(4):
-        hand.complete()
+        manual_worker.complete()
     redis_client.delete(*[f"bull:{{mail}}:{one}" for one in waiting + prioritized])
     assert failed(where="state   = 'failed'").added == 0, "the fence knows what has run and is gone"
 

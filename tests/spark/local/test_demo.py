@@ -35,7 +35,7 @@ def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_checks_every_job_and_leaves_a_lake_and_a_report(
-    tmp_path: Path, spark_place: Path, session_mark: str
+    tmp_path: Path, spark_place: Path, session_id: str
 ) -> None:
     code, said = run(tmp_path, spark_place)
     assert code == 0, said

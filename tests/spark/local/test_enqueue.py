@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from bulltask.errors import ConfigError
 from bulltask.spark import EnqueueReport, enqueue, gather
 from bulltask.spark.connector.session import register
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -43,8 +43,8 @@ def send(spark: SparkSession, broker_url: str) -> Callable[..., EnqueueReport]:
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[Stage]:
-    made = Stage(broker_url, tmp_path, record_property)
+def harness(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[WorkerHarness]:
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
@@ -54,12 +54,12 @@ def states(gathered: DataFrame) -> dict[str, int]:
 
 
 def test_1000_jobs_are_sent_run_by_our_worker_and_gathered(
-    send: Callable[..., EnqueueReport], spark: SparkSession, stage: Stage, broker_url: str
+    send: Callable[..., EnqueueReport], spark: SparkSession, harness: WorkerHarness, broker_url: str
 ) -> None:
     report = send(1_000)
     assert (report.rows, report.added, report.duplicated, report.partitions) == (1_000, 1_000, 0, 2)
     assert states(gather(report, "default", url=broker_url)) == {"unfinished": 1_000}
-    stage.worker(TASKS, settings={"log_level": "ERROR"})
+    harness.worker(TASKS, settings={"log_level": "ERROR"})
     rows = gather(report, "default", wait=120, poll=0.2, url=broker_url).collect()
     done = sorted(int(row["return_value"]) for row in rows if row["state"] == "completed")
     assert done == [2 * n for n in range(1_000) if n % 100 != 99]

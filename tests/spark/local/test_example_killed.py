@@ -24,9 +24,9 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
 from tests.spark.conftest import need_java
-from tests.support.example_history import check_all, demo, jobs_done, jobs_sent, worker
-from tests.support.kills import is_running, step_of
-from tests.support.processes import MARK, parent_of
+from tests.support.example_history import check_lake, demo, jobs_done, jobs_sent, worker
+from tests.support.pipeline_kills import interrupted_step, is_running
+from tests.support.processes import SESSION_VARIABLE, parent_of
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
 COUNT = int(os.environ.get("BULLTASK_JOBS", "10000"))
@@ -56,7 +56,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lake; Spark's processes end with its JVM, a moment later: do not count them as left over."""
     need_java()
-    monkeypatch.delenv(MARK)
+    monkeypatch.delenv(SESSION_VARIABLE)
     return tmp_path / "lake"
 
 
@@ -99,12 +99,12 @@ def batches(root: Path) -> int:
 
 
 def test_every_job_of_the_example_is_in_the_tables_as_it_must_be_whatever_is_killed(
-    server: RedisServer, client: redis.Redis, root: Path, dice: random.Random
+    server: RedisServer, client: redis.Redis, root: Path, rng: random.Random
 ) -> None:
     with ExitStack() as stack:
         # The first one is killed while it sends; its stream has begun before.
         with demo(server.url, root, "--jobs", str(COUNT)) as run:
-            part = dice.uniform(0.05, 0.8) * COUNT
+            part = rng.uniform(0.05, 0.8) * COUNT
             until(run, lambda: jobs_sent(client) > part, "a part of the jobs was sent", root)
             kill(run)
         sent = jobs_sent(client)
@@ -112,21 +112,21 @@ def test_every_job_of_the_example_is_in_the_tables_as_it_must_be_whatever_is_kil
         with demo(server.url, root, "--resume") as run:
             until(run, lambda: FOLLOWS in said(root), "all jobs were sent", root)
             working = stack.enter_context(worker(server.url))
-            some = dice.uniform(0.03, 0.4) * COUNT
+            some = rng.uniform(0.03, 0.4) * COUNT
             until(run, lambda: jobs_done(client) > some, "a part of the jobs was done", root)
             server.kill()
-            threading.Event().wait(dice.uniform(0, 3))
+            threading.Event().wait(rng.uniform(0, 3))
             server.restart()
             done = jobs_done(client)
             log.warning("Redis was killed when %d of %d jobs were done, behind batch %d", done, COUNT, batches(root))
             assert done < COUNT, "all had been done"
-            ended = ends(run, root, 600 if KILLS == 1 else dice.uniform(0, 20))
+            ended = ends(run, root, 600 if KILLS == 1 else rng.uniform(0, 20))
         for number in range(2, KILLS + 1):
             if not ended:
-                log.warning("kill %d of the driver: %s", number, ": ".join(step_of(Layout(root))))
+                log.warning("kill %d of the driver: %s", number, ": ".join(interrupted_step(Layout(root))))
                 with demo(server.url, root, "--resume") as run:
-                    ended = ends(run, root, 600 if number == KILLS else dice.uniform(15, 60))
+                    ended = ends(run, root, 600 if number == KILLS else rng.uniform(15, 60))
         assert ended, said(root)
         assert working.poll() is None
     assert "✓ The tables say of every job what became of it" in said(root)
-    check_all(root, client, COUNT)
+    check_lake(root, client, COUNT)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as fn
 from bulltask.spark.lifecycle import error_keys
 from bulltask.spark.lifecycle import sql as lifecycle_sql
 from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
-from tests.support.job_histories import REASONS, cut, far, histories, noise
+from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import COLUMNS, assert_same, attempt_row, job_row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -58,9 +58,9 @@ def test_sql_and_fold_agree_on_800_random_histories(
     spark: SparkSession, record_property: Callable[[str, object], None]
 ) -> None:
     whole = many("whole", lambda seed: histories(seed, 4))
-    holes = many("holes", lambda seed: cut(histories(seed, 4), random.Random(seed)))
-    wild = many("noise", lambda seed: noise(seed, 40))
-    late = many("far", lambda seed: far(seed, 2))
+    holes = many("holes", lambda seed: remove_ranges(histories(seed, 4), random.Random(seed)))
+    wild = many("noise", lambda seed: random_events(seed, 40))
+    late = many("far", lambda seed: far_future_histories(seed, 2))
     jobs, tried = assert_sql_is_fold(spark, whole + holes + wild + late)
     record_property("jobs", jobs)
     record_property("attempts", tried)
@@ -76,7 +76,7 @@ def test_rows_without_a_job_and_gap_rows_are_no_incarnations(spark: SparkSession
 
 
 def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> None:
-    dice = random.Random(5)
+    rng = random.Random(5)
     signs = [
         "a",
         "'",
@@ -95,7 +95,7 @@ def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> 
         "\x01",
         "\\ud83d",
     ]
-    texts = ["".join(dice.choices(signs, k=dice.randrange(12))) for _ in range(3000)]
+    texts = ["".join(rng.choices(signs, k=rng.randrange(12))) for _ in range(3000)]
     texts += [f'"{text}"' for text in texts] + [json.dumps(text, ensure_ascii=len(text) % 2 == 0) for text in texts]
     texts += [*REASONS, json.dumps('\\"' * 50_000), "'" * 50_000, "f" * 50_000 + "1", "\U0001f600" * 300]
     frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from bulltask import App, Context
 from bulltask.errors import ConfigError
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -41,8 +41,8 @@ def half(app: App) -> Any:
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[Stage]:
-    made = Stage(broker_url, tmp_path, record_property)
+def harness(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[WorkerHarness]:
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
@@ -52,10 +52,10 @@ def queued(redis_client: redis.Redis, queue: str = "sums") -> list[str]:
 
 
 def test_each_row_comes_back_with_the_result_of_its_job(
-    spark: SparkSession, half: Any, stage: Stage, redis_client: redis.Redis
+    spark: SparkSession, half: Any, harness: WorkerHarness, redis_client: redis.Redis
 ) -> None:
     """Also where the rows are others each time they are made."""
-    stage.worker(TASKS, options=["-Q", "sums"], settings={"log_level": "ERROR"})
+    harness.worker(TASKS, options=["-Q", "sums"], settings={"log_level": "ERROR"})
     rows = spark.range(300, numPartitions=3).select(
         F.col("id"), F.when(F.col("id") % 50 == 49, -1.0).otherwise(F.rand()).alias("x"), F.lit("kept").alias("note")
     )

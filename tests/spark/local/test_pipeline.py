@@ -200,7 +200,7 @@ def test_a_lake_is_fed_by_one_stream_at_a_time(pipeline: Make, redis_client: red
             "RunLock(Layout(sys.argv[1]))"
         )
         with run_program(program, str(made.layout.root)) as other:
-            assert "LakeInUseError" in other.rest()
+            assert "LakeInUseError" in other.read_rest()
     finally:
         query.stop()
     run(pipeline())

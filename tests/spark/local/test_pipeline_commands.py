@@ -25,9 +25,9 @@ from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 from tests.support.event_writing import fill
-from tests.support.foreign_queues import write_foreign
-from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
+from tests.support.manual_worker import ManualWorker
+from tests.support.skipped_queues import write_skipped_queues
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -45,10 +45,10 @@ def run(spark: SparkSession, broker_url: str) -> Run:
 
 
 @pytest.fixture
-def hand(broker_url: str) -> Iterator[Hand]:
+def manual_worker(broker_url: str) -> Iterator[ManualWorker]:
     with Queue("mail", broker_url) as queue:
         broker: Broker = queue.context.broker
-        made = Hand(broker, broker.keys("mail"))
+        made = ManualWorker(broker, broker.keys("mail"))
         yield made
         made.close()
 
@@ -62,14 +62,14 @@ CONF = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2")
 
 
 def test_rows_of_a_file_become_jobs_and_their_results_another_file(
-    run: Run, spark: SparkSession, tmp_path: Path, hand: Hand
+    run: Run, spark: SparkSession, tmp_path: Path, manual_worker: ManualWorker
 ) -> None:
     rows = str(tmp_path / "rows")
     spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
     words = ("submit", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
     assert "3 rows: 3 jobs added, 0 already there\nwrite id one" in ok(run(*words))
     assert "3 rows: 0 jobs added, 3 already there" in ok(run(*words))
-    hand.complete("done")
+    manual_worker.complete("done")
     found = ok(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
     assert [line.split() for line in found.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
     assert spark.read.parquet(str(tmp_path / "out")).where("state = 'completed'").first()["return_value"] == '"done"'  # type: ignore[index]
@@ -121,7 +121,7 @@ def test_foreign_queues_that_a_lake_cannot_hold_do_not_block_others(
 ) -> None:
     root = tmp_path / "lake"
     fill(redis_client, 20, "mail")
-    write_foreign(redis_client)
+    write_skipped_queues(redis_client)
     ok(run("run", "--root", str(root), "--once", *CONF))
     fill(redis_client, 20, "mail")
     ok(run("run", "--root", str(root), "--once", *CONF))
@@ -134,12 +134,14 @@ def test_foreign_queues_that_a_lake_cannot_hold_do_not_block_others(
     assert {path.name for path in (root / "bronze").glob("*/*/*")} == {"queue=mail"}
 
 
-def test_a_snapshot_is_written_and_a_replay_is_shown(run: Run, tmp_path: Path, hand: Hand, broker_url: str) -> None:
+def test_a_snapshot_is_written_and_a_replay_is_shown(
+    run: Run, tmp_path: Path, manual_worker: ManualWorker, broker_url: str
+) -> None:
     with Queue("mail", broker_url) as queue:
         for number in range(2):
             queue.add("send", {"n": number}, job_id=f"job{number}")
-    hand.fail("no")
-    hand.complete()
+    manual_worker.fail("no")
+    manual_worker.complete()
     LakeBuilder(tmp_path).jobs([])
     assert "2 jobs written to bronze.jobs" in ok(run("snapshot", "--root", str(tmp_path), *CONF))
     words = ("replay", "--root", str(tmp_path), "--where", "state = 'failed'", *CONF)

@@ -15,8 +15,8 @@ from bulltask.queue import Queue
 from bulltask.spark import Pipeline
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.rebuild import build_silver
-from tests.support.hand import Hand
 from tests.support.lake import LakeBuilder, at
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(900)]
 
@@ -37,7 +37,7 @@ def known(pipeline: Pipeline) -> list[tuple[str, str, str]]:
     return sorted((row["job_id"], row["state"], row["source"]) for row in rows)
 
 
-def live_over_a_gap(pipeline: Pipeline, queue: Queue, hand: Hand, client: redis.Redis) -> None:
+def live_over_a_gap(pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, client: redis.Redis) -> None:
     """Lost: the end of a2, all of b1 and b3, the beginning of b2; c1 comes after the gap."""
 
     def add(*ids: str) -> None:
@@ -45,29 +45,29 @@ def live_over_a_gap(pipeline: Pipeline, queue: Queue, hand: Hand, client: redis.
             queue.add("send", job_id, job_id=job_id)
 
     add("a1", "a2")
-    hand.complete()
+    manual_worker.complete()
     feed(pipeline)
     add("b1", "b2", "b3")
-    assert [hand.complete(), hand.complete(), hand.take()] == ["a2", "b1", "b2"]
-    assert hand.fail("no") == "b3"
+    assert [manual_worker.complete(), manual_worker.complete(), manual_worker.acquire()] == ["a2", "b1", "b2"]
+    assert manual_worker.fail("no") == "b3"
     client.xtrim("bull:{mail}:events", maxlen=0, approximate=False)
-    hand.end("b2")
+    manual_worker.finish("b2")
     add("c1", "late")
-    hand.complete()
+    manual_worker.complete()
     feed(pipeline)
 
 
 def test_a_backfill_writes_each_finished_job_once_and_later_events_agree(
-    pipeline: Pipeline, queue: Queue, hand: Hand, redis_client: redis.Redis
+    pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    live_over_a_gap(pipeline, queue, hand, redis_client)
+    live_over_a_gap(pipeline, queue, manual_worker, redis_client)
     told = [("a1", "completed", "events"), ("b2", "completed", "events"), ("c1", "completed", "events")]
     assert known(pipeline) == told
     now = datetime.now(UTC)
     assert pipeline.backfill(since=now - DAY, until=now + DAY).jobs == 3
     hidden = [("a2", "completed", "snapshot"), ("b1", "completed", "snapshot"), ("b3", "failed", "snapshot")]
     assert known(pipeline) == sorted(told + hidden)
-    assert hand.complete() == "late"
+    assert manual_worker.complete() == "late"
     feed(pipeline)
     every = sorted([*told, *hidden, ("late", "completed", "events")])
     assert known(pipeline) == every

@@ -47,8 +47,8 @@ from bulltask.testing.wait import wait_until
 from tests.spark.conftest import settings
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
-from tests.support.kills import STEPS, is_running, step_of
-from tests.support.processes import MARK
+from tests.support.pipeline_kills import STEPS, interrupted_step, is_running
+from tests.support.processes import SESSION_VARIABLE
 from tests.support.programs import Program, run_program
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "3"))
@@ -68,13 +68,13 @@ import json, sys
 from datetime import date
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.spark import Pipeline, session
-from tests.support.kills import die_before
+from tests.support.pipeline_kills import kill_before
 
 root, conf, when = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 spark = session("killed", "local[2]", shuffle_partitions=2, conf=conf)
 jvm = spark.sparkContext._gateway.proc.pid
 if when:
-    die_before(*when, jvm)
+    kill_before(*when, jvm)
 print(jvm, flush=True)
 """
 STREAM = SESSION + """
@@ -93,7 +93,7 @@ class Aim:
     """A moment at which to kill.
 
     Attributes:
-        pattern: before a file operation of the driver's, as `die_before` takes it; what follows needs none.
+        pattern: before a file operation of the driver's, as `kill_before` takes it; what follows needs none.
         least, most: which of these operations.
         staged: or when a directory of that name is among what is staged; "" waits for the batch to begin.
         done: or when so many batches more are done.
@@ -127,25 +127,25 @@ AIMS = [
 @pytest.fixture
 def unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python processes that a JVM starts end with it, a moment later: do not count them as left over."""
-    monkeypatch.delenv(MARK)
+    monkeypatch.delenv(SESSION_VARIABLE)
 
 
 def line_of(driver: Program) -> str:
     """The next line that is no talk of the JVM's."""
-    while line := driver.line():
+    while line := driver.read_line():
         if line.isdecimal() or line == "done":
             return line
     return ""
 
 
-def kill(driver: Program, jvm: int, dice: random.Random) -> None:
+def kill(driver: Program, jvm: int, rng: random.Random) -> None:
     """Kill the driver alone, so that its JVM runs until it notices, or both."""
-    if dice.random() < 0.5:
+    if rng.random() < 0.5:
         os.kill(jvm, signal.SIGKILL)
     driver.send(signal.SIGKILL)
 
 
-def killed_at(aim: Aim, dice: random.Random, layout: Layout, program: str, *words: str) -> None:
+def killed_at(aim: Aim, rng: random.Random, layout: Layout, program: str, *words: str) -> None:
     """Run a driver and kill it."""
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
@@ -157,7 +157,7 @@ def killed_at(aim: Aim, dice: random.Random, layout: Layout, program: str, *word
         has_begun = any((place / aim.staged).exists() for place in staged)
         return (0 if found is None else found.number) >= before + aim.done and (aim.done > 0 or has_begun)
 
-    when = [aim.pattern, dice.randint(aim.least, aim.most)] if aim.pattern else None
+    when = [aim.pattern, rng.randint(aim.least, aim.most)] if aim.pattern else None
     conf = json.dumps(settings(layout.root.parent))
     with run_program(program, str(layout.root), conf, json.dumps(when), *words) as driver:
         jvm = int(line_of(driver))
@@ -165,8 +165,8 @@ def killed_at(aim: Aim, dice: random.Random, layout: Layout, program: str, *word
             assert driver.process.wait(300) == -signal.SIGKILL, f"nothing of the kind was done: {aim}"
         else:
             wait_until(is_there, 300.0, f"the moment {aim}")
-            threading.Event().wait(dice.uniform(0, aim.seconds))
-            kill(driver, jvm, dice)
+            threading.Event().wait(rng.uniform(0, aim.seconds))
+            kill(driver, jvm, rng)
         wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
 
 
@@ -174,14 +174,14 @@ def ran_to_its_end(layout: Layout, program: str, *words: str) -> None:
     with run_program(program, str(layout.root), json.dumps(settings(layout.root.parent)), "null", *words) as driver:
         jvm = int(line_of(driver))
         assert line_of(driver) == "done"
-        driver.let_go(100)
+        driver.close_stdin(100)
         wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
 
 
-def aims(dice: random.Random) -> Iterator[Aim]:
+def aims(rng: random.Random) -> Iterator[Aim]:
     """All aims in any order, and then again."""
     while True:
-        yield from dice.sample(AIMS, len(AIMS))
+        yield from rng.sample(AIMS, len(AIMS))
 
 
 def arrow_ids(layout: Layout) -> Counter[tuple[str, str]]:
@@ -236,15 +236,15 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     redis_client: redis.Redis,
     tmp_path: Path,
     unmarked: None,
-    dice: random.Random,
+    rng: random.Random,
 ) -> None:
-    events = history(dice.randrange(10**6), 24 + 8 * KILLS)
+    events = history(rng.randrange(10**6), 24 + 8 * KILLS)
     write_events(redis_client, events)
     layout, hit = Layout(tmp_path / "lake"), Counter[str]()
     words = (broker_url, json.dumps(OPTIONS))
-    for number, aim in zip(range(KILLS), aims(dice), strict=False):
-        killed_at(aim, dice, layout, STREAM, *words)
-        seen, shown = step_of(layout)
+    for number, aim in zip(range(KILLS), aims(rng), strict=False):
+        killed_at(aim, rng, layout, STREAM, *words)
+        seen, shown = interrupted_step(layout)
         # What an earlier kill has left of the same batch may look like another step from outside.
         step = aim.hits or seen
         log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, shown)
@@ -271,9 +271,9 @@ def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
     redis_client: redis.Redis,
     tmp_path: Path,
     unmarked: None,
-    dice: random.Random,
+    rng: random.Random,
 ) -> None:
-    write_events(redis_client, history(dice.randrange(10**6), 40))
+    write_events(redis_client, history(rng.randrange(10**6), 40))
     layout = calmly(spark, tmp_path / "lake", broker_url, SLOConfig())
     old, terms = gold_days(layout), SLOConfig(price_per_hour=PRICES)
     words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
@@ -283,7 +283,7 @@ def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
     for number in range(max(1, KILLS // 3)):
         # Each day of each table is moved away and put into its place: five tables, two days, twenty moves and more.
         aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
-        killed_at(aim, dice, layout, BUILD, *words)
+        killed_at(aim, rng, layout, BUILD, *words)
         moves, seen = finish_intents(layout), gold_days(layout)
         log.warning("kill %d of a build: %d moves were left to do", number + 1, moves)
         assert seen.keys() == old.keys()

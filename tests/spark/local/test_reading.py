@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import bulltask.spark
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue
-from tests.support.queue_contents import BASE, add, in_redis
+from tests.support.queue_contents import BASE, add, ids_in_redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -34,7 +34,7 @@ def test_jobs_events_and_counts_of_some_queues(
     jobs = bulltask.spark.jobs(spark, ["mail"], ["waiting", "delayed"], columns=["state", "id"], url=broker_url)
     found = [tuple(row) for row in jobs.collect()]
     assert jobs.columns == ["state", "id"]
-    assert set(found) == {(state, job) for state in ("wait", "delayed") for job in in_redis(redis_client, state)}
+    assert set(found) == {(state, job) for state in ("wait", "delayed") for job in ids_in_redis(redis_client, state)}
     assert len(found) == 50
     events = bulltask.spark.events(spark, columns=["event_id", "event"], url=broker_url)
     entries: Any = redis_client.xrange(f"{BASE}events")

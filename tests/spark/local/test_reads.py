@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
 from bulltask.queue import Queue
-from tests.support.queue_contents import BASE, add, in_redis
+from tests.support.queue_contents import BASE, add, ids_in_redis
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -40,9 +40,9 @@ def test_jobs_are_read_in_parallel_and_a_dataframe_serves_several_queries(
     frame = jobs(spark, broker_url, numPartitions=3)
 
     late = frame.where(col("state") == "delayed")
-    assert sorted(row.id for row in late.select("id").collect()) == sorted(in_redis(redis_client, "delayed"))
+    assert sorted(row.id for row in late.select("id").collect()) == sorted(ids_in_redis(redis_client, "delayed"))
     assert sorted(row.id for row in frame.collect()) == sorted(
-        in_redis(redis_client, "wait") + in_redis(redis_client, "delayed")
+        ids_in_redis(redis_client, "wait") + ids_in_redis(redis_client, "delayed")
     )
     assert late.unionAll(frame.where(col("state") == "wait")).count() == 50
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from bulltask.spark import EnqueueReport, enqueue
 from bulltask.spark.connector.session import register
 from bulltask.testing.wait import wait_until
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
@@ -67,8 +67,8 @@ def write_by_format(rows: DataFrame, data: Column, url: str) -> None:
 
 
 @contextmanager
-def stage_of(broker_url: str, tmp_path: Path, record: Any) -> Iterator[Stage]:
-    made = Stage(broker_url, tmp_path, record)
+def harness_of(broker_url: str, tmp_path: Path, record: Any) -> Iterator[WorkerHarness]:
+    made = WorkerHarness(broker_url, tmp_path, record)
     try:
         yield made
     finally:
@@ -116,9 +116,9 @@ def test_jobs_that_have_run_and_were_removed_do_not_run_again(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path, record_property: Any
 ) -> None:
     rows, runs = spark.range(50), 0
-    with stage_of(broker_url, tmp_path, record_property) as stage:
-        stage.worker(
-            "@app.task(name='count')\ndef count(id):\n    tell('ran', n=id)\n", settings={"log_level": "ERROR"}
+    with harness_of(broker_url, tmp_path, record_property) as harness:
+        harness.worker(
+            "@app.task(name='count')\ndef count(id):\n    record('ran', n=id)\n", settings={"log_level": "ERROR"}
         )
         for expected in (50, 0):
             report = enqueue(
@@ -127,6 +127,6 @@ def test_jobs_that_have_run_and_were_removed_do_not_run_again(
             )  # fmt: skip
             assert report.added == expected
             runs += expected
-            stage.events.wait_for(runs, 60.0, event="completed")
-        assert len(stage.journal.all(what="ran")) == 50
+            harness.events.wait_for(runs, 60.0, event="completed")
+        assert len(harness.journal.all(what="ran")) == 50
     assert redis_client.keys("bull:{default}:s[0-9a-f]*") == []

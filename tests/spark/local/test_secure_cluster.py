@@ -13,8 +13,8 @@ from bulltask.queue import Queue
 from bulltask.spark import enqueue, gather
 from bulltask.spark.acl import READER, WRITER
 from tests.support.certificates import Certificates
-from tests.support.hand import Hand
-from tests.support.other_servers import admitted
+from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.manual_worker import ManualWorker
 from tests.support.redis_cluster import Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
@@ -45,11 +45,11 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     rows.write.format("bulltask").option("url", urls["writer"]).mode("append").save()
     report = enqueue(spark.range(20), queues[0], name="send", data=["id"], url=urls["writer"])
     assert (report.rows, report.added) == (20, 20)
-    with admitted(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
-        hand = Hand(queue.context.broker, queue.context.broker.keys(queues[0]))
+    with allow_cluster(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
+        manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(queues[0]))
         for number in range(15):  # the first ten are those of the write
-            hand.complete(number)
-        hand.close()
+            manual_worker.complete(number)
+        manual_worker.close()
 
     source = {"url": urls["reader"], "queue": "*"}
     jobs = spark.read.format("bulltask").options(**source, state="wait,completed").load()

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.tables.rebuild import derived_silver
-from tests.support.batch_lake import NEVER, BatchLake, many, slices
-from tests.support.job_histories import cut, far, histories, noise
+from tests.support.batch_lake import NEVER, BatchLake, histories_in_queues, split_randomly
+from tests.support.job_histories import far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import arrow_rows, assert_same
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -22,17 +22,21 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 def test_silver_of_all_events_is_what_batches_wrote_in_150_random_histories(
     spark: SparkSession, is_given_up: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    dice = random.Random(11)
-    told = many("whole", 60, lambda seed: histories(seed, 4))
-    told += many("holes", 60, lambda seed: cut(histories(seed, 4), random.Random(seed)))
-    told += many("noise", 30, lambda seed: noise(seed, 40))
-    late = [event for events in many("far", 20, lambda seed: far(seed, 2)) for event in events]
+    rng = random.Random(11)
+    told = histories_in_queues("whole", 60, lambda seed: histories(seed, 4))
+    told += histories_in_queues("holes", 60, lambda seed: remove_ranges(histories(seed, 4), random.Random(seed)))
+    told += histories_in_queues("noise", 30, lambda seed: random_events(seed, 40))
+    late = [
+        event
+        for events in histories_in_queues("far", 20, lambda seed: far_future_histories(seed, 2))
+        for event in events
+    ]
     lake = BatchLake()
-    lake.take(late)
-    for batch in zip(*(slices(events, 6, dice) for events in told), strict=True):
-        lake.take([event for part in batch for event in part])
+    lake.add_batch(late)
+    for batch in zip(*(split_randomly(events, 6, rng) for events in told), strict=True):
+        lake.add_batch([event for part in batch for event in part])
     give_up_ms = max(event.event_ms for events in told for event in events) - 700 if is_given_up else NEVER
-    lake.take([], give_up_ms)
+    lake.add_batch([], give_up_ms)
     with derived_silver(spark.createDataFrame(lake.bronze.combine_chunks()), give_up_ms) as silver:
         at_once = {table: frame.toArrow() for table, frame in silver.items()}
     for table, batchwise in ((ATTEMPTS, lake.latest_attempts()), (JOBS, lake.latest_jobs())):

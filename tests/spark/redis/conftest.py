@@ -19,19 +19,19 @@ Read = Callable[..., Rows]
 
 
 @pytest.fixture(scope="session")
-def lasting_cluster(
-    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+def session_cluster(
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as made:
-        lasting_processes.update(server.pid for server in made.servers)
+        session_processes.update(server.pid for server in made.servers)
         yield made
 
 
 @pytest.fixture
-def cluster(lasting_cluster: Cluster) -> Cluster:
+def cluster(session_cluster: Cluster) -> Cluster:
     """A cluster of three nodes, which is empty when the test starts. Do not harm it, and give slots back."""
-    lasting_cluster.flush()
-    return lasting_cluster
+    session_cluster.flush()
+    return session_cluster
 
 
 @pytest.fixture

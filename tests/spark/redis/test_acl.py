@@ -23,8 +23,8 @@ from bulltask.spark.source.options import EventsOptions, WriteOptions, read_opti
 from bulltask.spark.source.status import observe_streams
 from bulltask.transport.scripts.add import scan_fence
 from tests.conftest import ServerFactory
-from tests.support.hand import Hand
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
+from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import EVERY_STATE, add
 
 pytestmark = pytest.mark.redis
@@ -50,12 +50,12 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
 
 @pytest.fixture
-def used(queue: Queue, hand: Hand, redis_client: redis.Redis) -> list[str]:
+def used(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> list[str]:
     """Ids of jobs in all kinds of states; more than one task's worth of them has ended."""
     ids = add(queue, 6)
     for _ in range(3):
-        hand.complete()
-    hand.fail()
+        manual_worker.complete()
+    manual_worker.fail()
     add(queue, 1, delay=60)
     add(queue, 1, priority=3)
     redis_client.sadd("bulltask:{mail}:spark:w1", *ids)
@@ -72,8 +72,8 @@ def read_everything(url: str, ids: list[str]) -> None:
         other = BulltaskSource({"url": url, "queue": "mail", "table": table})
         reader = other.reader(other.schema())
         assert [batch for part in reader.partitions() for batch in reader.read(part)]
-    query = Query(url, eventsPerPartition="3", maxEventsPerTrigger="5")
-    query.run_dry()
+    query = FakeQuery(url, eventsPerPartition="3", maxEventsPerTrigger="5")
+    query.run_until_idle()
     assert len(query.events()) > 8
 
     options = read_options(WriteOptions, {"url": url, "queue": "mail"})

@@ -19,9 +19,9 @@ from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.stream import entries_since
-from tests.support.hand import Hand
-from tests.support.other_servers import admitted
-from tests.support.query import Query
+from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.fake_query import FakeQuery
+from tests.support.manual_worker import ManualWorker
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
@@ -47,7 +47,7 @@ def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
     """Ids of ten jobs in each queue."""
     ids: dict[str, list[str]] = {}
     for name in queues:
-        with admitted(Queue(name, cluster.url_of(name))) as queue:
+        with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
             ids[name] = add(queue, 10)
     return ids
 
@@ -82,11 +82,11 @@ def test_jobs_that_have_ended_are_read_in_parallel(
     read: Callable[..., Any], reader_of: Callable[..., DataSourceReader], cluster: Cluster
 ) -> None:
     name = cluster.queues(1)[2]
-    with admitted(Queue(name, cluster.url_of(name))) as queue:
+    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 20)
-        hand = Hand(queue.context.broker, queue.context.broker.keys(name))
-        ended = {hand.complete({"n": 1}) for _ in range(12)} | {hand.fail() for _ in range(8)}
-        hand.close()
+        manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(name))
+        ended = {manual_worker.complete({"n": 1}) for _ in range(12)} | {manual_worker.fail() for _ in range(8)}
+        manual_worker.close()
     options = {"queue": name, "numPartitions": "4", "minRowsPerPartition": "2"}
     assert len(reader_of(**options).partitions()) > 2
     assert {row["id"] for row in read(**options)} == ended
@@ -102,12 +102,12 @@ def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], fille
 
 def test_every_event_of_all_nodes_comes_once_in_a_stream(broker_url: str, queues: list[str]) -> None:
     chance = random.Random(3)
-    query = Query(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
     for number in range(10):
         some = chance.sample(queues, 3)
         write(broker_url, some, 10 * number, 10 * number + chance.randrange(1, 6))
         query.batch(chance.randrange(5, 30))
-    query.run_dry()
+    query.run_until_idle()
     assert not query.gaps()
     options = read_options(WriteOptions, {"url": broker_url})
     with Connection(options.config) as connection:
@@ -127,11 +127,11 @@ def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
 
 def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, queues: list[str]) -> None:
     name = queues[3]
-    with admitted(Queue(name, cluster.url_of(name))) as queue:
+    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
         ids = add(queue, 3)
-        hand = Hand(queue.context.broker, queue.context.broker.keys(name))
-        hand.complete(5)
-        hand.close()
+        manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(name))
+        manual_worker.complete(5)
+        manual_worker.close()
     options = read_options(WriteOptions, {"url": broker_url, "queue": name})
     [found] = JobLookup(options.config, options.keys(name), None, 1).look_up(iter([pa.array([*ids, "nobody"])]))
     assert [one["state"] for one in found.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]

@@ -16,8 +16,8 @@ from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.scripts.add import WriteFence
 from bulltask.transport.scripts.queue import state_size
 from tests.support.certificates import Certificates
-from tests.support.other_servers import admitted
-from tests.support.query import Query
+from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
@@ -52,7 +52,7 @@ def queues(cluster: Cluster) -> list[str]:
     """A queue on each node, with five jobs."""
     names = cluster.queues(1)
     for name in names:
-        with admitted(Queue(name, cluster.url_of(name))) as queue:
+        with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
             add(queue, 5)
     return names
 
@@ -62,8 +62,8 @@ def options(url: str) -> WriteOptions:
 
 
 def test_a_reader_finds_all_nodes_over_tls(user: MakeUser, queues: list[str]) -> None:
-    query = Query(user(READER), queue="*")
-    query.run_dry()
+    query = FakeQuery(user(READER), queue="*")
+    query.run_until_idle()
     assert sorted(row["queue"] for row in query.rows if row["event"] == "added") == sorted(queues * 5)
 
 

@@ -29,8 +29,8 @@ from bulltask.transport.scripts.queue import scan_queues, state_size
 from bulltask.transport.scripts.stream import span_end
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
-from tests.support.other_servers import admitted
-from tests.support.query import Query
+from tests.support.cluster_and_sentinel import allow_cluster
+from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
@@ -41,12 +41,10 @@ COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "nam
 
 
 @pytest.fixture(scope="module")
-def moving(
-    session_mark: str, lasting_processes: set[int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+def moving(session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster whose slots move."""
     with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOUR) as made:
-        lasting_processes.update(server.pid for server in made.servers)
+        session_processes.update(server.pid for server in made.servers)
         yield made
 
 
@@ -64,7 +62,7 @@ def broker_url(cluster: Cluster) -> str:
 @pytest.fixture
 def ids(cluster: Cluster) -> list[str]:
     """Jobs of the queue ``mail``."""
-    with admitted(Queue("mail", cluster.url_of("mail"))) as queue:
+    with allow_cluster(Queue("mail", cluster.url_of("mail"))) as queue:
         return add(queue, 30)
 
 
@@ -205,7 +203,7 @@ def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
 ) -> None:
     first, second, _ = sorted(range(3), key=lambda number: cluster.servers[number].port)
     name = next(one for one in cluster.queues(1) if cluster.owner(cluster.slot(one)) == second)
-    with admitted(Queue(name, cluster.url_of(name))) as queue:
+    with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 1)
     begun = 0
 
@@ -223,14 +221,14 @@ def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
 
 def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster: Cluster, broker_url: str) -> None:
     slot = cluster.slot("mail")
-    query = Query(broker_url, queue="*", batch="5", eventsPerPartition="9")
+    query = FakeQuery(broker_url, queue="*", batch="5", eventsPerPartition="9")
     for number in range(6):
         write(broker_url, 10 * number, 10 * (number + 1))
         end = query.plan(most=15)
         move(cluster, slot)
         query.rows += query.read(end)
         query.offset = end
-    query.run_dry()
+    query.run_until_idle()
     entries: Any = cluster.client_of("mail").xrange("bull:{mail}:events")
     assert query.events() == [one for one, _ in entries]
     assert len(query.events()) == 120
@@ -261,7 +259,7 @@ def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: 
     with Cluster.started(tmp_path, FLAVOUR, replicas=1, node_timeout_ms=2_000) as cluster:
         number = cluster.owner(cluster.slot("mail"))
         url = cluster.servers[(number + 1) % 3].url
-        query = Query(url)
+        query = FakeQuery(url)
         assert write(url, 0, 10) == WriteCounts(10, 10, 0)
         assert cluster.clients[number].wait(1, 20_000) == 1
         options = read_options(WriteOptions, {"url": url, "queue": "mail"})
@@ -270,6 +268,6 @@ def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: 
             cluster.servers[number].kill()
             assert connection.run(state_size(options.keys("mail"), "wait")) == 10
         assert write(url, 0, 20) == WriteCounts(20, 10, 10)
-        query.run_dry()
+        query.run_until_idle()
         assert sum(row["event"] == "added" for row in query.rows) == 20
         assert not query.gaps()

@@ -16,7 +16,7 @@ from bulltask.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from tests.conftest import ServerFactory
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 
 pytestmark = pytest.mark.redis
@@ -82,7 +82,7 @@ def test_a_stream_waits_for_a_restarted_server_and_continues(server_factory: Ser
     server = server_factory(appendonly=True, extra=["--appendfsync", "always"])
     with redis.Redis.from_url(server.url) as client:
         client.xadd("bull:{mail}:events", {"event": "paused"})
-        query = Query(server.url)
+        query = FakeQuery(server.url)
         client.xadd("bull:{mail}:events", {"event": "paused"})
         end = query.plan()
     for step in (query.plan, lambda: query.read(end)):
@@ -102,5 +102,5 @@ def test_a_stream_with_a_wrong_address_fails_at_once(server_factory: ServerFacto
     server.stop()
     began = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
-        Query(server.url)
+        FakeQuery(server.url)
     assert time.monotonic() - began < 30

@@ -23,7 +23,7 @@ from bulltask.spark.source.ranges import expected_rows
 from bulltask.spark.source.schemas import EVENTS
 from bulltask.transport.call import Call
 from tests.support.event_streams import Streams
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -65,7 +65,7 @@ def connection(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dis
     super(Disturbed, made).__exit__()
 
 
-class FewColumns(Query):
+class FewColumns(FakeQuery):
     """A query of what these tests look at."""
 
     schema = StructType([field for field in EVENTS.fields if field.name in ("queue", "event_id", "event", "extra")])

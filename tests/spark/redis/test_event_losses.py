@@ -13,7 +13,7 @@ import redis
 
 from bulltask.errors import EventsLostError
 from tests.support.event_writing import fill
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
 
 pytestmark = pytest.mark.redis
 
@@ -96,7 +96,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
     )
 
 
-def told(query: Query) -> list[tuple[str, dict[str, Any]]]:
+def told(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
     """The gap rows, with their ids."""
     ids = [row["event_id"] for row in query.rows if row["event"] == "bulltask.gap"]
     return list(zip(ids, query.gaps(), strict=True))
@@ -113,7 +113,7 @@ def test_a_loss_before_a_batch_is_planned_stops_the_query_or_is_a_row(
     broker_url: str, redis_client: redis.Redis, case: Case
 ) -> None:
     ids = fill(redis_client, 20)
-    query = Query(broker_url, queue="*")
+    query = FakeQuery(broker_url, queue="*")
     query.batch(5)
 
     more = case.harm(redis_client)
@@ -122,7 +122,7 @@ def test_a_loss_before_a_batch_is_planned_stops_the_query_or_is_a_row(
         query.plan()
     gap = expected(case, redis_client)
     query.restart(failOnDataLoss="false", gapRows="true")
-    query.run_dry()
+    query.run_until_idle()
     assert told(query) == [(ids[4], gap)]
     assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
     assert len(query.events()) + case.lost == len(ids) + len(more)
@@ -133,7 +133,7 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     broker_url: str, redis_client: redis.Redis, case: Case
 ) -> None:
     ids = fill(redis_client, 20)
-    query = Query(broker_url)
+    query = FakeQuery(broker_url)
     query.batch(5)
     end = query.plan()
     (part,) = query.reader.partitions(query.offset, end)
@@ -149,17 +149,17 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     assert late == sorted(query.rows[5:], key=lambda row: bool(row["extra"])), "whichever of the two found it"
     assert told(query) == [(ids[4], expected(case, redis_client))]
     query.offset = end
-    query.run_dry()
+    query.run_until_idle()
     assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
     assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == len(ids) + len(more)
 
 
 def test_a_query_without_gap_rows_continues_with_what_is_left(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
-    query = Query(broker_url, failOnDataLoss="false")
+    query = FakeQuery(broker_url, failOnDataLoss="false")
     query.batch(5)
     trim(redis_client)
-    query.run_dry()
+    query.run_until_idle()
     assert (query.events(), query.gaps()) == (ids[:5] + ids[16:], [])
 
 
@@ -167,13 +167,13 @@ def test_a_deleted_stream_is_reported_once_and_later_events_are_read(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     fill(redis_client, 20)
-    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
-    query.run_dry()
+    query = FakeQuery(broker_url, failOnDataLoss="false", gapRows="true")
+    query.run_until_idle()
     delete(redis_client)
     assert query.batch()
     assert not query.batch()
     late = fill(redis_client, 3)
-    query.run_dry()
+    query.run_until_idle()
     # No unread entries are known, but there may have been some.
     assert [(gap["lost"], gap["exact"]) for gap in query.gaps()] == [("0", "false")]
     assert query.events()[20:] == late
@@ -183,7 +183,7 @@ def test_what_is_trimmed_before_the_first_batch_is_lost_although_spark_asks_agai
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     ids = fill(redis_client, 20)
-    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    query = FakeQuery(broker_url, failOnDataLoss="false", gapRows="true")
     end = query.plan()
     trim(redis_client)
     query.restart()  # Spark was killed, and stores ends of batches only
@@ -195,7 +195,7 @@ def test_what_is_trimmed_before_the_first_batch_is_lost_although_spark_asks_agai
 
 def test_entries_deleted_between_planning_and_reading_are_counted(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
-    query = Query(broker_url, failOnDataLoss="false", gapRows="true")
+    query = FakeQuery(broker_url, failOnDataLoss="false", gapRows="true")
     end = query.plan()
     redis_client.xdel(STREAM, *ids[5:8])
     query.rows = query.read(end)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo
 from bulltask.errors import EventsLostError
 from bulltask.queue import Queue
 from bulltask.spark.source.events_source import EventsPartition
-from tests.support.hand import Hand
+from tests.support.manual_worker import ManualWorker
 
 pytestmark = pytest.mark.redis
 
@@ -59,13 +59,13 @@ def everything(client: redis.Redis) -> Rows:
     return [as_row(entry_id, fields) for entry_id, fields in reply]
 
 
-def live(queue: Queue, hand: Hand) -> None:
+def live(queue: Queue, manual_worker: ManualWorker) -> None:
     """Events of every kind that the official scripts write for these moves."""
     for number in range(20):
         queue.add("send", {"n": number})
     for number in range(8):
-        hand.complete({"n": number})
-    hand.fail("it broke")
+        manual_worker.complete({"n": number})
+    manual_worker.fail("it broke")
     job = queue.add("later", None, delay=3_600)
     queue.update_job_progress(job.id, {"percent": 50})
     queue.pause()
@@ -83,9 +83,9 @@ def fill(client: redis.Redis, count: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"batch": "7", "eventsPerPartition": "20"}])
 def test_events_are_the_entries_of_the_stream_in_their_order(
-    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis, options: dict[str, str]
+    read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, options: dict[str, str]
 ) -> None:
-    live(queue, hand)
+    live(queue, manual_worker)
 
     rows = read(table="events", **options)
 
@@ -153,11 +153,13 @@ def test_an_event_with_fields_that_are_no_utf8_is_shown(read: Read, redis_client
     assert (second["delay_until"], second["attempts_made"]) == (None, None)
 
 
-def test_counts_say_how_many_jobs_each_queue_has_in_each_state(read: Read, queue: Queue, hand: Hand) -> None:
+def test_counts_say_how_many_jobs_each_queue_has_in_each_state(
+    read: Read, queue: Queue, manual_worker: ManualWorker
+) -> None:
     for _ in range(5):
         queue.add("send")
-    hand.complete()
-    hand.take()
+    manual_worker.complete()
+    manual_worker.acquire()
     queue.add("later", None, delay=60)
 
     rows = read(table="counts", queue="mail,empty")

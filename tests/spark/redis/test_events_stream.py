@@ -15,9 +15,9 @@ from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.source.events_stream import EventsStreamReader, StreamPartition
 from bulltask.spark.source.ranges import EntryRange
 from tests.support.event_writing import fill
-from tests.support.foreign_queues import FOREIGN, write_foreign
-from tests.support.hand import Hand
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
+from tests.support.manual_worker import ManualWorker
+from tests.support.skipped_queues import SKIPPED_QUEUES, write_skipped_queues
 
 pytestmark = pytest.mark.redis
 
@@ -25,14 +25,14 @@ STREAM = "bull:{mail}:events"
 
 
 def test_the_events_of_real_jobs_come_once_and_in_their_order(
-    broker_url: str, queue: Queue, hand: Hand, redis_client: redis.Redis
+    broker_url: str, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    query = Query(broker_url, maxEventsPerTrigger="7", batch="3", eventsPerPartition="4")
+    query = FakeQuery(broker_url, maxEventsPerTrigger="7", batch="3", eventsPerPartition="4")
     for number in range(10):
         queue.add("send", {"n": number})
         query.batch()
-        hand.complete()
-    query.run_dry()
+        manual_worker.complete()
+    query.run_until_idle()
 
     entries: Any = redis_client.xrange(STREAM)
     assert query.events() == [entry_id for entry_id, _ in entries]
@@ -45,7 +45,7 @@ def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_a
 ) -> None:
     chance = random.Random(7)
     ids: dict[str, list[str]] = {"a": fill(redis_client, 40, "a"), "b": fill(redis_client, 5, "b")}
-    query = Query(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
     for number in range(30):
         name = chance.choice("ab" if number < 10 else "abc")
         ids.setdefault(name, []).extend(fill(redis_client, chance.randrange(20), name))
@@ -53,28 +53,28 @@ def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_a
         if chance.random() < 0.3:
             query.restart()
         assert list(query.offset["queues"]) == sorted(query.offset["queues"])
-    query.run_dry()
+    query.run_until_idle()
 
     assert {name: query.events(name) for name in ids} == ids
 
 
 def test_a_query_may_begin_with_the_next_event(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 5)
-    query = Query(broker_url, startingOffsets="latest")
+    query = FakeQuery(broker_url, startingOffsets="latest")
 
     late = fill(redis_client, 3)
-    query.run_dry()
+    query.run_until_idle()
 
     assert query.events() == late
 
 
 def test_an_available_now_query_ends_with_what_was_there(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25)
-    query = Query(broker_url, maxEventsPerTrigger="10")
+    query = FakeQuery(broker_url, maxEventsPerTrigger="10")
     query.reader.prepareForTriggerAvailableNow()
 
     fill(redis_client, 50)
-    query.run_dry()
+    query.run_until_idle()
 
     assert query.events() == ids
 
@@ -82,7 +82,7 @@ def test_an_available_now_query_ends_with_what_was_there(broker_url: str, redis_
 @pytest.mark.slow
 def test_a_budget_larger_than_one_scan_is_used_up(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25_100)
-    query = Query(broker_url, eventsPerPartition="11000")
+    query = FakeQuery(broker_url, eventsPerPartition="11000")
 
     query.batch(25_050)
 
@@ -91,7 +91,7 @@ def test_a_budget_larger_than_one_scan_is_used_up(broker_url: str, redis_client:
 
 def test_a_large_batch_is_cut_for_several_tasks(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 25)
-    query = Query(broker_url, eventsPerPartition="10")
+    query = FakeQuery(broker_url, eventsPerPartition="10")
 
     parts = query.reader.partitions(query.offset, query.plan())
 
@@ -105,12 +105,12 @@ def test_what_a_new_queue_lost_counts_if_it_came_up_while_the_query_ran(
     broker_url: str, redis_client: redis.Redis, queues: str, lost: list[str]
 ) -> None:
     fill(redis_client, 3)
-    query = Query(broker_url, queue="mail", failOnDataLoss="false", gapRows="true")
+    query = FakeQuery(broker_url, queue="mail", failOnDataLoss="false", gapRows="true")
     fill(redis_client, 30, "later")
     redis_client.xtrim("bull:{later}:events", 10, approximate=False)
 
     query.restart(queue=queues)
-    query.run_dry()
+    query.run_until_idle()
 
     assert [gap["lost"] for gap in query.gaps()] == lost
     assert len(query.events("later")) == 10
@@ -121,7 +121,7 @@ def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: 
         redis_client.xadd("bull:{slow}:events", {"event": "stalled"}, id=f"{second * 1000 + 1}-0")
         for number in range(10):
             redis_client.xadd("bull:{fast}:events", {"event": "stalled"}, id=f"{second * 1000 + 1}-{number}")
-    query = Query(broker_url, queue="slow,fast")
+    query = FakeQuery(broker_url, queue="slow,fast")
 
     query.batch(100)
 
@@ -130,8 +130,8 @@ def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: 
 
 
 def test_the_limit_of_a_batch_is_what_the_option_says(broker_url: str) -> None:
-    assert Query(broker_url, maxEventsPerTrigger="12").reader.getDefaultReadLimit() == ReadMaxRows(12)
-    assert isinstance(Query(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
+    assert FakeQuery(broker_url, maxEventsPerTrigger="12").reader.getDefaultReadLimit() == ReadMaxRows(12)
+    assert isinstance(FakeQuery(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
 def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> None:
@@ -147,25 +147,25 @@ def test_queues_that_a_lake_cannot_hold_are_skipped_and_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = {"mail": fill(redis_client, 5), "typed": fill(redis_client, 3, "typed")}
-    query = Query(broker_url, queue="*", skipForeignQueues="true", failOnDataLoss="false", gapRows="true")
+    query = FakeQuery(broker_url, queue="*", skipForeignQueues="true", failOnDataLoss="false", gapRows="true")
     query.batch(2)
     read = query.events("typed")
     lost = 3 - len(read)
     redis_client.delete("bull:{typed}:events")
-    write_foreign(redis_client)
+    write_skipped_queues(redis_client)
 
-    query.run_dry()
+    query.run_until_idle()
     ids["mail"] += fill(redis_client, 5)
-    query.run_dry()
+    query.run_until_idle()
     redis_client.delete("bull:{typed}:events")
     read += fill(redis_client, 4, "typed")
-    query.run_dry()
+    query.run_until_idle()
 
     assert (query.events("mail"), query.events("typed")) == (ids["mail"], read)
     assert {row["queue"] for row in query.rows} == {"mail", "typed"}
     assert [(gap["lost"], gap["reason"]) for gap in query.gaps()] == [(str(lost), "gone")]
-    assert len(caplog.messages) == len(FOREIGN), caplog.messages
-    for name in FOREIGN:
+    assert len(caplog.messages) == len(SKIPPED_QUEUES), caplog.messages
+    for name in SKIPPED_QUEUES:
         assert [name in message for message in caplog.messages].count(True) >= 1, name
 
 
@@ -175,7 +175,7 @@ def test_two_queues_with_one_user_name_fail_a_query_unless_it_skips_them(
     fill(redis_client, 5)
     redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
     with pytest.raises(ConfigError, match="both would be called 'mail'"):
-        Query(broker_url, queue="*")
+        FakeQuery(broker_url, queue="*")
 
 
 def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
@@ -184,15 +184,15 @@ def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
     fill(redis_client, 5)
     meta = "bull:{mail}:meta"
     redis_client.hset(meta, "opts.maxLenEvents", 747_000)
-    query = Query(broker_url)
-    query.run_dry()
+    query = FakeQuery(broker_url)
+    query.run_until_idle()
     redis_client.hset(meta, mapping={"opts.maxLenEvents": 10_000, "version": "bullmq:5.62.0"})  # as Node's new Queue()
-    query.run_dry()
-    query.run_dry()
+    query.run_until_idle()
+    query.run_until_idle()
     [message] = caplog.messages
     assert message.startswith("[BULLTASK_RING_SHORTENED] queue mail: opts.maxLenEvents was 747,000 and is 10,000 now")
     redis_client.hset(meta, "opts.maxLenEvents", 747_000)
-    query.run_dry()
+    query.run_until_idle()
     redis_client.hdel(meta, "opts.maxLenEvents")
-    query.run_dry()
+    query.run_until_idle()
     assert len(caplog.messages) == 2

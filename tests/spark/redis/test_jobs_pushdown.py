@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 
 from bulltask.queue import Queue
 from bulltask.spark.source.jobs_source import JobsPartition, PushdownJobsReader
-from tests.support.hand import Hand
-from tests.support.queue_contents import BASE, EVERY_STATE, add, age
+from tests.support.manual_worker import ManualWorker
+from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs
 
 pytestmark = pytest.mark.redis
 
@@ -35,14 +35,14 @@ def test_state_queue_and_times_reach_redis(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
-    hand: Hand,
+    manual_worker: ManualWorker,
     redis_client: redis.Redis,
     commands: Callable[[], list[str]],
 ) -> None:
     add(queue, 10)
-    ids = [hand.complete() for _ in range(8)]
-    hand.fail()
-    age(redis_client, "completed", lambda number: number)
+    ids = [manual_worker.complete() for _ in range(8)]
+    manual_worker.fail()
+    age_jobs(redis_client, "completed", lambda number: number)
     low, high = ms(redis_client, ids[2]), ms(redis_client, ids[5])
     reader = reader_of(state=EVERY_STATE, queue="mail,bills", pushdown="true")
     filters: list[Any] = [
@@ -73,11 +73,11 @@ def test_time_bounds_within_a_millisecond_are_rounded_so_that_no_row_is_lost(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
-    hand: Hand,
+    manual_worker: ManualWorker,
     redis_client: redis.Redis,
 ) -> None:
     add(queue, 1)
-    ended = ms(redis_client, hand.complete())
+    ended = ms(redis_client, manual_worker.complete())
     inside = timedelta(microseconds=400)
 
     def count(*filters: Any) -> int:

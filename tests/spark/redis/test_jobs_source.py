@@ -21,8 +21,8 @@ from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.spark.source.columns import hash_fields, job_batch
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema
-from tests.support.hand import Hand
-from tests.support.queue_contents import BASE, EVERY_STATE, add, age, in_redis
+from tests.support.manual_worker import ManualWorker
+from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs, ids_in_redis
 
 pytestmark = pytest.mark.redis
 
@@ -33,13 +33,13 @@ NUMBERS = ("delay_ms", "priority", "attempts_made", "attempts_started", "stalled
 Read = Callable[..., list[dict[str, Any]]]
 
 
-def one_of_each_state(queue: Queue, hand: Hand, broker_url: str) -> None:
+def one_of_each_state(queue: Queue, manual_worker: ManualWorker, broker_url: str) -> None:
     add(queue, 24)
     for number in range(12):
-        hand.complete({"n": number})
+        manual_worker.complete({"n": number})
     for number in range(6):
-        hand.fail(f"reason {number}")
-    hand.take()
+        manual_worker.fail(f"reason {number}")
+    manual_worker.acquire()
     add(queue, 11, delay=3_600)
     add(queue, 11, priority=3)
     with FlowProducer(broker_url) as flows:
@@ -64,13 +64,13 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_rows_of_every_state_are_what_redis_has(
-    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis, broker_url: str
+    read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, broker_url: str
 ) -> None:
-    one_of_each_state(queue, hand, broker_url)
+    one_of_each_state(queue, manual_worker, broker_url)
 
     rows = read(state=EVERY_STATE, **FINE)
 
-    ids = {state: in_redis(redis_client, state) for state in EVERY_STATE.split(",")}
+    ids = {state: ids_in_redis(redis_client, state) for state in EVERY_STATE.split(",")}
     assert [len(found) for found in ids.values()] == [5, 1, 0, 11, 11, 1, 12, 6]
     assert by_id(rows) == by_id([as_row(redis_client, state, one) for state, found in ids.items() for one in found])
 
@@ -85,7 +85,11 @@ def test_jobs_of_a_paused_queue_are_paused_ones(read: Read, queue: Queue) -> Non
 
 @pytest.mark.parametrize("state", ["completed", "failed", "wait", "delayed", "prioritized", "waiting-children"])
 def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
-    reader_of: Callable[..., DataSourceReader], queue: Queue, hand: Hand, redis_client: redis.Redis, state: str
+    reader_of: Callable[..., DataSourceReader],
+    queue: Queue,
+    manual_worker: ManualWorker,
+    redis_client: redis.Redis,
+    state: str,
 ) -> None:
     options = {"delayed": {"delay": 60}, "prioritized": {"priority": 1}}
     ids = add(queue, 20, **options.get(state, {}))
@@ -93,8 +97,8 @@ def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
         redis_client.zadd(BASE + state, dict.fromkeys(ids, 1))
     if state in {"completed", "failed"}:
         for _ in range(20):
-            (hand.complete if state == "completed" else hand.fail)()
-        age(redis_client, state, lambda number: number + 1)
+            (manual_worker.complete if state == "completed" else manual_worker.fail)()
+        age_jobs(redis_client, state, lambda number: number + 1)
 
     many = reader_of(state=state, minRowsPerPartition="5", numPartitions="3").partitions()
     one = reader_of(state=state, minRowsPerPartition="11", numPartitions="3").partitions()
@@ -108,16 +112,16 @@ def test_finished_jobs_are_split_by_time_and_those_of_one_time_stay_together(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
-    hand: Hand,
+    manual_worker: ManualWorker,
     redis_client: redis.Redis,
     hours: Callable[[int], int],
 ) -> None:
     ids = add(queue, 40)
     for _ in range(20):
-        hand.complete()
-        hand.fail()
-    age(redis_client, "completed", hours)
-    age(redis_client, "failed", hours)
+        manual_worker.complete()
+        manual_worker.fail()
+    age_jobs(redis_client, "completed", hours)
+    age_jobs(redis_client, "failed", hours)
     reader = reader_of(**FINE)
 
     parts = reader.partitions()
@@ -140,17 +144,17 @@ def test_nothing_to_read_is_one_partition_that_spark_accepts(
 
 
 def test_a_job_that_ends_between_plan_and_read_is_there_once(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, hand: Hand
+    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, manual_worker: ManualWorker
 ) -> None:
     ids = add(queue, 20)
     for _ in range(8):
-        hand.complete()
-    taken = hand.take()
+        manual_worker.complete()
+    taken = manual_worker.acquire()
     reader = reader_of(state=EVERY_STATE, **FINE)
 
     parts = reader.partitions()
-    hand.end(taken)
-    hand.fail()
+    manual_worker.finish(taken)
+    manual_worker.fail()
     late = add(queue, 3)
     rows = rows_of(reader, parts)
 
@@ -162,19 +166,19 @@ def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., Any],
     queue: Queue,
-    hand: Hand,
+    manual_worker: ManualWorker,
     redis_client: redis.Redis,
 ) -> None:
     add(queue, 5)
     for _ in range(3):
-        hand.complete()
-    age(redis_client, "completed", lambda number: number)
-    taken = hand.take()
+        manual_worker.complete()
+    age_jobs(redis_client, "completed", lambda number: number)
+    taken = manual_worker.acquire()
     reader = reader_of(state="active,completed")
 
     parts = reader.partitions()
-    hand.end(taken)
-    newest = max(redis_client.zscore(BASE + "completed", one) or 0 for one in in_redis(redis_client, "completed"))
+    manual_worker.finish(taken)
+    newest = max(redis_client.zscore(BASE + "completed", one) or 0 for one in ids_in_redis(redis_client, "completed"))
     redis_client.zadd(BASE + "completed", {taken: newest - 5_000})
     rows = rows_of(reader, parts)
 
@@ -183,11 +187,11 @@ def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
 
 
 def test_a_job_on_the_edge_of_what_is_recent_is_there_once(
-    read: Read, queue: Queue, hand: Hand, redis_client: redis.Redis
+    read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     ids = add(queue, 4)
     for _ in range(4):
-        hand.complete()
+        manual_worker.complete()
     scores = [1_760_000_010_000, 1_760_000_000_001, 1_760_000_000_000, 1_759_999_999_999]
     redis_client.zadd(BASE + "completed", dict(zip(ids, scores, strict=True)))
 
@@ -210,7 +214,11 @@ def test_all_states_of_a_queue_are_looked_at_in_one_transaction(
 
 @pytest.mark.slow
 def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, hand: Hand, broker_url: str
+    reader_of: Callable[..., DataSourceReader],
+    rows_of: Callable[..., Any],
+    queue: Queue,
+    manual_worker: ManualWorker,
+    broker_url: str,
 ) -> None:
     ids = set(add(queue, 600))
     begun, reads = threading.Event(), []
@@ -219,7 +227,7 @@ def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
         for number in range(600):
             if number == 50:
                 begun.set()
-            (hand.fail if number % 5 == 0 else hand.complete)()
+            (manual_worker.fail if number % 5 == 0 else manual_worker.complete)()
 
     worker = threading.Thread(target=work)
     worker.start()

@@ -16,9 +16,9 @@ from bulltask.queue import Queue
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOBS
 from bulltask.transport.broker import Broker
-from tests.support.hand import Hand
-from tests.support.mover import Mover
-from tests.support.queue_contents import EVERY_STATE, add, age
+from tests.support.load_generator import LoadGenerator
+from tests.support.manual_worker import ManualWorker
+from tests.support.queue_contents import EVERY_STATE, add, age_jobs
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
@@ -35,26 +35,26 @@ def test_reads_while_a_thousand_jobs_a_second_move_miss_none_and_have_none_twice
     reader_of: Callable[..., DataSourceReader],
     rows_of: Callable[..., list[dict[str, Any]]],
     queue: Queue,
-    hand: Hand,
+    manual_worker: ManualWorker,
     redis_client: redis.Redis,
 ) -> None:
     old = add(queue, 300)
     for _ in old:
-        hand.complete()
-    age(redis_client, "completed", lambda number: number + 1)  # they are cut by time
+        manual_worker.complete()
+    age_jobs(redis_client, "completed", lambda number: number + 1)  # they are cut by time
     broker: Broker = queue.context.broker
     reads = moved = took_ms = most = 0
-    with Mover(broker, hand.keys) as mover:
-        mover.wait_for(500)
+    with LoadGenerator(broker, manual_worker.keys) as load:
+        load.wait_for(500)
         while reads < READS or (moved < MOVED and reads < MOST_READS):
-            ended, there, began_ms = mover.ended[:], {*old, *mover.added}, mono_ms()
+            ended, there, began_ms = load.finished[:], {*old, *load.added}, mono_ms()
 
             reader = reader_of(FEW, **FINE)
             parts = reader.partitions()
             rows = rows_of(reader, parts)
 
             took_ms += mono_ms() - began_ms
-            moved += len(mover.ended) - len(ended)
+            moved += len(load.finished) - len(ended)
             reads += 1
             states = {row["id"]: row["state"] for row in rows}
             assert len(rows) == len(states), Counter(row["id"] for row in rows).most_common(3)

@@ -13,7 +13,7 @@ import pytest
 from bulltask import AsyncResult
 from bulltask.queue import FlowJob
 from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
-from tests.support.stage import Stage
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -61,42 +61,44 @@ CLOCKS_MS = 5000  # the hash has the worker's clock, the event Redis': the way b
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
     """Everything that a test with real workers needs; ended after it."""
-    made = Stage(broker_url, tmp_path, record_property)
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
 
-def events_of(stage: Stage) -> list[LifecycleEvent]:
+def events_of(harness: WorkerHarness) -> list[LifecycleEvent]:
     """The queue's stream as the source's table ``events`` has it."""
-    read: Any = stage.redis.xrange(stage.keys.events)
+    read: Any = harness.redis.xrange(harness.keys.events)
     found = []
     for entry_id, fields in read:
         ms, _, seq = entry_id.partition("-")
         if "jobId" in fields:
             more = {"name": fields.get("name"), "prev": fields.get("prev"), "failed_reason": fields.get("failedReason")}
-            found.append(LifecycleEvent(stage.keys.queue, fields["jobId"], int(ms), int(seq), fields["event"], **more))
+            found.append(
+                LifecycleEvent(harness.keys.queue, fields["jobId"], int(ms), int(seq), fields["event"], **more)
+            )
     return found
 
 
-def stalled_job(stage: Stage) -> AsyncResult[Any]:
+def stalled_job(harness: WorkerHarness) -> AsyncResult[Any]:
     """A job whose worker is killed, and the worker that runs it and all others then."""
-    first = stage.worker(TASKS, children=1, settings={"lock_duration": 1, "stalled_interval": 1})
-    job = stage.hold()
-    stage.started(job)
+    first = harness.worker(TASKS, children=1, settings={"lock_duration": 1, "stalled_interval": 1})
+    job = harness.hold()
+    harness.wait_for_start(job)
     os.kill(first.pid, signal.SIGKILL)
-    stage.worker(TASKS, settings={"stalled_interval": 1})  # its own locks last, however busy the machine is
-    stage.started(job, 2, timeout=60)
-    stage.open_gate("gate", 2)
+    harness.worker(TASKS, settings={"stalled_interval": 1})  # its own locks last, however busy the machine is
+    harness.wait_for_start(job, 2, timeout=60)
+    harness.open_gate("gate", 2)
     job.get(timeout=60)
     return job
 
 
-def jobs_of_every_fate(stage: Stage) -> dict[str, AsyncResult[Any]]:
-    send = stage.app.send_task
-    fates = {"stalled": stalled_job(stage)}
-    queue = stage.app.queue("default")
+def jobs_of_every_fate(harness: WorkerHarness) -> dict[str, AsyncResult[Any]]:
+    send = harness.app.send_task
+    fates = {"stalled": stalled_job(harness)}
+    queue = harness.app.queue("default")
     queue.pause()
     fates["paused"] = send("quick")
     queue.resume()
@@ -113,8 +115,8 @@ def jobs_of_every_fate(stage: Stage) -> dict[str, AsyncResult[Any]]:
         "rate limited": send("busy"),
         "waited for children": send("parent"),
     }
-    node = stage.app.flows().add(FlowJob("quick", "default", children=[FlowJob("quick", "default")]))
-    fates["parent of a flow"] = stage.app.result(node.job.id, "default")
+    node = harness.app.flows().add(FlowJob("quick", "default", children=[FlowJob("quick", "default")]))
+    fates["parent of a flow"] = harness.app.result(node.job.id, "default")
     for job in fates.values():
         try:
             job.get(timeout=60)
@@ -147,17 +149,17 @@ EXPECTED = {
 GIVEN_BACK = {"moved to delayed": 1, "moved to wait": 2, "rate limited": 1}
 
 
-def test_the_fold_of_real_events_is_what_the_hashes_say(stage: Stage) -> None:
-    fates = jobs_of_every_fate(stage)
-    rows = {job.job_id: job for job in lifecycle(events_of(stage))}
+def test_the_fold_of_real_events_is_what_the_hashes_say(harness: WorkerHarness) -> None:
+    fates = jobs_of_every_fate(harness)
+    rows = {job.job_id: job for job in lifecycle(events_of(harness))}
     assert {fate: outcomes(rows[job.id]) for fate, job in fates.items()} == EXPECTED
     assert len(rows) == len(fates) + 2, "and the children of the flows"
 
     names = {job.id: fate for fate, job in fates.items()}
     for job_id, row in rows.items():
-        reply: Any = stage.redis.hgetall(stage.keys.job(job_id))
+        reply: Any = harness.redis.hgetall(harness.keys.job(job_id))
         assert_hash_says(reply, row, GIVEN_BACK.get(names.get(job_id, ""), 0))
-    stage.note(jobs=len(rows), attempts=sum(len(row.attempts) for row in rows.values()))
+    harness.report(jobs=len(rows), attempts=sum(len(row.attempts) for row in rows.values()))
 
 
 def assert_hash_says(job: dict[str, str], row: JobRow, given_back: int) -> None:

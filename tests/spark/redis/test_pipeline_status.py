@@ -16,7 +16,7 @@ from bulltask.cli.main import main
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
 from bulltask.lake.lock import RunLock, writer_pid
-from tests.support.foreign_queues import FOREIGN, write_foreign
+from tests.support.skipped_queues import SKIPPED_QUEUES, write_skipped_queues
 
 pytestmark = [pytest.mark.redis]
 
@@ -117,7 +117,7 @@ def test_queues_that_cannot_be_recorded_are_counted_and_named_beside_the_others(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path, command: str
 ) -> None:
     write(redis_client, 10)
-    write_foreign(redis_client)
+    write_skipped_queues(redis_client)
     words = ["-b", broker_url, "pipeline", command, *(["--root", str(tmp_path)] if command == "status" else [])]
 
     as_json, shown = (CliRunner().invoke(main, [*words, *more]) for more in (["--json"], []))
@@ -125,8 +125,8 @@ def test_queues_that_cannot_be_recorded_are_counted_and_named_beside_the_others(
     assert as_json.exit_code == (0 if command == "status" else 1), as_json.output
     said = json.loads(as_json.output)
     assert [one["queue"] for one in said["queues"]] == ["mail", "odd"]
-    assert len(said["set_aside"]) == len(FOREIGN)
-    for name in FOREIGN:
+    assert len(said["set_aside"]) == len(SKIPPED_QUEUES)
+    for name in SKIPPED_QUEUES:
         assert any(name in one["queue"] and one["reason"] for one in said["set_aside"]), name
         assert name in shown.output
     assert "6 queues skipped, nothing of which is recorded:" in shown.output

@@ -16,7 +16,7 @@ from bulltask.queue import Queue
 from bulltask.spark.sink.writer import JobsWriter, TaskCommit, WriteCounts
 from bulltask.spark.source.options import StreamOptions, WriteOptions, read_options
 from tests.support.certificates import Certificates, TlsServer
-from tests.support.query import Query
+from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 
 pytestmark = pytest.mark.redis
@@ -38,9 +38,9 @@ def test_jobs_events_and_counts_are_read_over_tls(queue: Queue, read: Callable[.
 
 
 def test_a_stream_is_read_over_tls(queue: Queue, broker_url: str) -> None:
-    query = Query(broker_url)
+    query = FakeQuery(broker_url)
     ids = add(queue, 5)
-    query.run_dry()
+    query.run_until_idle()
     assert [row["job_id"] for row in query.rows if row["event"] == "added"] == ids
 
 
@@ -56,7 +56,7 @@ def test_jobs_are_written_over_tls(broker_url: str, queue: Queue) -> None:
 def test_a_certificate_that_is_refused_fails_the_plan_at_once(
     tls_server: TlsServer, certificates: Certificates, reader_of: Callable[..., DataSourceReader]
 ) -> None:
-    strange = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.strange_authority}"
+    strange = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.untrusted_authority}"
     with pytest.raises(BrokerAuthError, match="add ssl_ca_certs=FILE"):
         reader_of(url=strange).partitions()
 

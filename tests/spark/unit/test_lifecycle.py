@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask.spark.lifecycle.fold import JobRow, LifecycleEvent, lifecycle
-from tests.support.job_histories import cut, histories, noise
+from tests.support.job_histories import histories, random_events, remove_ranges
 
 
 def derive(*steps: str) -> JobRow:
@@ -141,7 +141,7 @@ def test_in_complete_histories_only_running_attempts_are_open(seed: int) -> None
 @given(st.integers(0, 10_000))
 def test_a_history_with_gaps_has_no_invented_times_or_outcomes(seed: int) -> None:
     whole = histories(seed, 5)
-    left = cut(whole, random.Random(seed))
+    left = remove_ranges(whole, random.Random(seed))
     times = {event.event_ms for event in left}
     ends = Counter(event.event for event in left)
     rows = lifecycle(left)
@@ -155,6 +155,6 @@ def test_a_history_with_gaps_has_no_invented_times_or_outcomes(seed: int) -> Non
 
 @given(st.integers(0, 10_000))
 def test_the_lifecycle_does_not_depend_on_the_order_of_events(seed: int) -> None:
-    events = noise(seed, 30)
+    events = random_events(seed, 30)
     shuffled = random.Random(seed).sample(events, len(events))
     assert lifecycle(shuffled) == lifecycle(events)

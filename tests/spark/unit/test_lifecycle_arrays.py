@@ -15,7 +15,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.tables import ATTEMPTS, JOBS
 from bulltask.spark.lifecycle.arrow_rows import attempts, jobs
 from bulltask.spark.lifecycle.fold import STATE_AFTER, LifecycleEvent, lifecycle
-from tests.support.job_histories import REASONS, cut, far, histories, noise
+from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
 from tests.support.silver_rows import COLUMNS, arrow_rows, assert_same, attempt_row, events_table, job_row
 
 ANY_EVENT = st.builds(
@@ -46,9 +46,11 @@ def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callabl
     seeds = range(700)
     events = [replace(event, queue=f"whole-{seed}") for seed in seeds for event in histories(seed, 2)]
     events += [
-        replace(event, queue=f"gaps-{seed}") for seed in seeds for event in cut(histories(seed, 2), random.Random(seed))
+        replace(event, queue=f"gaps-{seed}")
+        for seed in seeds
+        for event in remove_ranges(histories(seed, 2), random.Random(seed))
     ]
-    events += [replace(event, queue=f"noise-{seed}") for seed in seeds for event in noise(seed, 24)]
+    events += [replace(event, queue=f"noise-{seed}") for seed in seeds for event in random_events(seed, 24)]
     random.Random(0).shuffle(events)
     job_count, attempt_count = assert_arrays_are_fold(events)
     record_property("jobs", job_count)
@@ -64,7 +66,7 @@ def test_arrays_and_fold_agree_on_any_events(events: list[LifecycleEvent]) -> No
 
 
 def test_times_after_the_year_9999_become_the_end_of_that_year() -> None:
-    events = [replace(event, queue=f"far-{seed}") for seed in range(100) for event in far(seed, 3)]
+    events = [replace(event, queue=f"far-{seed}") for seed in range(100) for event in far_future_histories(seed, 3)]
     assert_arrays_are_fold(events)
     rows = jobs(events_table(events))
     ended = [moment for moment in rows["finished_at"].to_pylist() if moment is not None]

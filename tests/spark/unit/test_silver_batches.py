@@ -12,26 +12,26 @@ import pyarrow as pa
 import pytest
 
 from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
-from tests.support.batch_lake import AT_ONCE, NEVER, BatchLake, many, slices
-from tests.support.job_histories import cut, histories, noise
+from tests.support.batch_lake import IMMEDIATELY, NEVER, BatchLake, histories_in_queues, split_randomly
+from tests.support.job_histories import histories, random_events, remove_ranges
 from tests.support.silver_rows import arrow_rows, assert_same, attempt_row, job_row
 
 
-def derive_in_batches(event_lists: list[list[LifecycleEvent]], pieces: int, dice: random.Random) -> BatchLake:
+def derive_in_batches(event_lists: list[list[LifecycleEvent]], pieces: int, rng: random.Random) -> BatchLake:
     """Split each history into pieces; a batch has one piece of each, and may write inactive open jobs."""
     lake = BatchLake()
-    for batch in zip(*(slices(events, pieces, dice) for events in event_lists), strict=True):
+    for batch in zip(*(split_randomly(events, pieces, rng) for events in event_lists), strict=True):
         events = [event for part in batch for event in part]
-        dice.shuffle(events)
+        rng.shuffle(events)
         newest_ms = max((event.event_ms for event in events), default=0)
-        lake.take(events, dice.choice([NEVER, newest_ms - 700]))
-    lake.take([], AT_ONCE)
+        lake.add_batch(events, rng.choice([NEVER, newest_ms - 700]))
+    lake.add_batch([], IMMEDIATELY)
     return lake
 
 
 def assert_is_fold(lake: BatchLake, events: list[LifecycleEvent]) -> tuple[int, int]:
     """Assert that the latest rows equal those derived from all events; return the numbers of jobs and attempts."""
-    assert lake.carried == 0
+    assert lake.open_event_count == 0
     job_rows = lifecycle(events)
     attempt_rows = [attempt_row(attempt) for job in job_rows for attempt in job.attempts]
     assert_same(arrow_rows(lake.latest_attempts()), attempt_rows)
@@ -43,11 +43,11 @@ def assert_is_fold(lake: BatchLake, events: list[LifecycleEvent]) -> tuple[int, 
 def test_batches_derive_the_rows_of_all_events_in_600_random_histories(
     record_property: Callable[[str, object], None],
 ) -> None:
-    dice = random.Random(11)
-    event_lists = many("whole", 200, lambda seed: histories(seed, 3))
-    event_lists += many("gaps", 200, lambda seed: cut(histories(seed, 3), random.Random(seed)))
-    event_lists += many("noise", 200, lambda seed: noise(seed, 30))
-    lake = derive_in_batches(event_lists, 8, dice)
+    rng = random.Random(11)
+    event_lists = histories_in_queues("whole", 200, lambda seed: histories(seed, 3))
+    event_lists += histories_in_queues("gaps", 200, lambda seed: remove_ranges(histories(seed, 3), random.Random(seed)))
+    event_lists += histories_in_queues("noise", 200, lambda seed: random_events(seed, 30))
+    lake = derive_in_batches(event_lists, 8, rng)
     jobs, attempts = assert_is_fold(lake, [event for events in event_lists for event in events])
     for name, count in {"jobs": jobs, "attempts": attempts, "looked_up": lake.looked_up}.items():
         record_property(name, count)
@@ -59,16 +59,16 @@ def test_batches_derive_the_rows_of_all_events_in_600_random_histories(
 @pytest.mark.slow
 def test_batches_of_at_most_one_event_derive_the_same_rows() -> None:
     for seed in range(3):
-        events = [*histories(seed, 2), *noise(seed, 12)]
+        events = [*histories(seed, 2), *random_events(seed, 12)]
         lake = derive_in_batches([events], 2 * len(events), random.Random(seed))
         assert_is_fold(lake, events)
 
 
 def test_the_first_batch_of_a_lake_may_have_no_lifecycle_events() -> None:
     lake = BatchLake()
-    lake.take([])
-    lake.take([replace(event, event="progress") for event in history("added", "waiting")])
-    assert (lake.carried, lake.looked_up) == (0, 0)
+    lake.add_batch([])
+    lake.add_batch([replace(event, event="progress") for event in history("added", "waiting")])
+    assert (lake.open_event_count, lake.looked_up) == (0, 0)
     assert (lake.latest_attempts().num_rows, lake.latest_jobs().num_rows) == (0, 0)
 
 
@@ -96,7 +96,7 @@ def columns(rows: pa.Table | None, *names: str) -> list[tuple[Any, ...]]:
 def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
     lake = BatchLake()
     for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(HISTORY)]):
-        lake.take(HISTORY[first:last])
+        lake.add_batch(HISTORY[first:last])
     assert columns(lake.attempts, "life", "attempt", "outcome") == [
         ("1000-0", 1, "stalled"),
         ("1000-0", 2, "failed"),
@@ -107,7 +107,7 @@ def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
         ("1000-0", "completed", 3, 1),
         ("1110-0", "removed", 0, 0),
     ]
-    assert lake.carried == 0
+    assert lake.open_event_count == 0
     assert lake.looked_up == 1, "the manual retry"
     assert columns(lake.latest_jobs(), "life") == [("1000-0",), ("1110-0",)]
 
@@ -115,16 +115,16 @@ def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
 def test_a_job_that_is_given_up_is_rewritten_when_it_reappears() -> None:
     lake = BatchLake()
     events = history("added", "waiting", "active", "completed<active")
-    lake.take(events[:3])
-    assert lake.carried == 3
+    lake.add_batch(events[:3])
+    assert lake.open_event_count == 3
     other = replace(events[0], job_id="b", event_ms=9_000)
-    lake.take([other], give_up_ms=1_020)
-    assert lake.carried == 4, "the last event of job a is not older"
-    lake.take([replace(other, event="waiting", event_seq=1)], give_up_ms=1_021)
-    assert lake.carried == 2
+    lake.add_batch([other], give_up_ms=1_020)
+    assert lake.open_event_count == 4, "the last event of job a is not older"
+    lake.add_batch([replace(other, event="waiting", event_seq=1)], give_up_ms=1_021)
+    assert lake.open_event_count == 2
     assert columns(lake.attempts, "outcome", "ended_at") == [("open", None)]
     assert columns(lake.jobs, "job_id", "state") == [("a", "active")]
-    lake.take(events[3:])
+    lake.add_batch(events[3:])
     assert lake.looked_up == 1
     assert columns(lake.latest_attempts(), "outcome", "run_ms") == [("completed", 10)]
     assert columns(lake.latest_jobs(), "state", "total_ms") == [("completed", 30)]
@@ -134,34 +134,34 @@ def test_the_date_of_a_row_is_the_day_of_its_end_or_last_event() -> None:
     steps = history("added", "active", "waiting<active", "active", "completed<active")
     events = [replace(event, event_ms=86_400_000 * (20_000 + day)) for day, event in enumerate(steps)]
     lake = BatchLake()
-    lake.take(events)
+    lake.add_batch(events)
     assert columns(lake.attempts, "attempt", "dt") == [(1, "2024-10-06"), (2, "2024-10-08")]
     assert columns(lake.jobs, "dt") == [("2024-10-08",)]
     lake = BatchLake()
-    lake.take(events[:2], AT_ONCE)
+    lake.add_batch(events[:2], IMMEDIATELY)
     assert columns(lake.attempts, "dt") == columns(lake.jobs, "dt") == [("2024-10-05",)]
 
 
 def test_only_the_last_incarnation_of_a_job_remains_open() -> None:
     lake = BatchLake()
-    lake.take(history("added", "waiting", "active", "added", "waiting"))
+    lake.add_batch(history("added", "waiting", "active", "added", "waiting"))
     assert columns(lake.open_events, "event_ms") == [(1_030,), (1_040,)]
 
 
 def test_a_manual_retry_does_not_rewrite_earlier_incarnations() -> None:
     steps = ["added", "waiting", "active", "completed<active"]
     lake = BatchLake()
-    lake.take(history(*steps, *steps))
+    lake.add_batch(history(*steps, *steps))
     assert columns(lake.jobs, "life") == [("1000-0",), ("1040-0",)]
-    lake.take(history(*steps, *steps, "waiting<completed", "active", "completed<active")[8:])
+    lake.add_batch(history(*steps, *steps, "waiting<completed", "active", "completed<active")[8:])
     assert columns(lake.jobs, "life", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
 
 
 def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:
     lake = BatchLake()
     events = history("added", "waiting", "active", "completed<active", "removed<completed")
-    lake.take(events[:4])
-    lake.take(events[4:])
+    lake.add_batch(events[:4])
+    lake.add_batch(events[4:])
     assert lake.looked_up == 0
     assert columns(lake.jobs, "state") == [("completed",)]
 
@@ -169,8 +169,8 @@ def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:
 def test_an_open_job_without_new_events_stays_unchanged() -> None:
     lake = BatchLake()
     events = history("added", "waiting", "active")
-    lake.take(events)
+    lake.add_batch(events)
     before = lake.open_events
-    lake.take([replace(event, job_id="b") for event in history("added", "waiting", "active", "completed<active")])
+    lake.add_batch([replace(event, job_id="b") for event in history("added", "waiting", "active", "completed<active")])
     assert lake.open_events is not None
     assert lake.open_events.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it

@@ -11,8 +11,8 @@ import pytest
 
 from tests.spark.conftest import need_java, settings
 from tests.support.spark_jvm import spark_home
-from tests.support.stage import Stage
 from tests.support.worker import Worker
+from tests.support.worker_harness import WorkerHarness
 
 SPARK_TASKS = '''
 import signal
@@ -55,21 +55,21 @@ def work_long(self, gate):
         client.blpop(f"gate:{gate}", 600)
         yield from part
 
-    tell("start", job=self.request.id, **processes())
+    record("start", job=self.request.id, **processes())
     return spark.sparkContext.parallelize(range(2), 2).mapPartitions(wait).count()
 '''
 
 
 @pytest.fixture
-def stage(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[Stage]:
+def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
     """Everything that a test with real workers needs; ended after it."""
-    made = Stage(broker_url, tmp_path, record_property)
+    made = WorkerHarness(broker_url, tmp_path, record_property)
     yield made
     made.close()
 
 
 @pytest.fixture
-def spark_worker(stage: Stage, tmp_path: Path) -> Callable[..., Worker]:
+def spark_worker(harness: WorkerHarness, tmp_path: Path) -> Callable[..., Worker]:
     """Start a worker with one child, whose JVM starts quickly; takes more settings of bulltask."""
     need_java()
     home = spark_home(tmp_path / "home")
@@ -77,6 +77,6 @@ def spark_worker(stage: Stage, tmp_path: Path) -> Callable[..., Worker]:
     def start(**more: Any) -> Worker:
         conf = {**settings(tmp_path / "spark"), "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
         said = {"spark_master": "local[2]", "spark_conf": json.dumps(conf), **more}
-        return stage.worker(SPARK_TASKS, children=1, settings=said, environ={"SPARK_HOME": str(home)})
+        return harness.worker(SPARK_TASKS, children=1, settings=said, environ={"SPARK_HOME": str(home)})
 
     return start

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.processes import ended
-from tests.support.stage import Stage
-from tests.support.worker import Worker, wait_until_gone
+from tests.support.processes import has_exited
+from tests.support.worker import Worker, wait_until_exited
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [
     pytest.mark.spark,
@@ -22,28 +22,28 @@ LIMIT_S = 25  # time for Spark's own processes to start on a busy machine
 
 
 def test_a_soft_limit_cancels_the_jobs_work_on_spark_and_a_hard_one_ends_child_and_jvm(
-    stage: Stage, spark_worker: Callable[..., Worker]
+    harness: WorkerHarness, spark_worker: Callable[..., Worker]
 ) -> None:
     worker = spark_worker()
-    before = stage.app.send_task("add_up", kwargs={"numbers": 1000}).get(timeout=PATIENCE)
+    before = harness.app.send_task("add_up", kwargs={"numbers": 1000}).get(timeout=PATIENCE)
 
-    soft = stage.app.send_task("work_long", kwargs={"gate": "soft"}, soft_time_limit=LIMIT_S, max_retries=0)
-    tasks = [int(entry["pid"]) for entry in stage.journal.wait_for(2, PATIENCE, what="on spark", gate="soft")]
-    reason = stage.became("failed", soft, timeout=PATIENCE)["failedReason"]
+    soft = harness.app.send_task("work_long", kwargs={"gate": "soft"}, soft_time_limit=LIMIT_S, max_retries=0)
+    tasks = [int(entry["pid"]) for entry in harness.journal.wait_for(2, PATIENCE, what="on spark", gate="soft")]
+    reason = harness.wait_for_event("failed", soft, timeout=PATIENCE)["failedReason"]
     assert reason == f"task work_long ran longer than its soft time limit of {LIMIT_S} s"
     for pid in tasks:
-        wait_until_gone(pid, 60)
+        wait_until_exited(pid, 60)
     # Several calls over the child's connection to the JVM: it is in step.
     for numbers, total in ((10, 45), (1000, 499_500), (100, 4_950)):
-        after = stage.app.send_task("add_up", kwargs={"numbers": numbers}).get(timeout=PATIENCE)
+        after = harness.app.send_task("add_up", kwargs={"numbers": numbers}).get(timeout=PATIENCE)
         assert (after["total"], after["jvm"], after["child"]) == (total, before["jvm"], before["child"])
     assert not worker.logged("Child killed")
 
-    hard = stage.app.send_task("work_long", kwargs={"gate": "hard"}, time_limit=LIMIT_S, max_retries=0)
-    tasks = [int(entry["pid"]) for entry in stage.journal.wait_for(2, PATIENCE, what="on spark", gate="hard")]
-    reason = stage.became("failed", hard, timeout=PATIENCE)["failedReason"]
+    hard = harness.app.send_task("work_long", kwargs={"gate": "hard"}, time_limit=LIMIT_S, max_retries=0)
+    tasks = [int(entry["pid"]) for entry in harness.journal.wait_for(2, PATIENCE, what="on spark", gate="hard")]
+    reason = harness.wait_for_event("failed", hard, timeout=PATIENCE)["failedReason"]
     assert reason == f"task work_long ran longer than its time limit of {LIMIT_S} s and its child was killed"
     for pid in (before["child"], before["jvm"], *tasks):
-        wait_until_gone(pid, 60)
-    assert ended(before["jvm"])
+        wait_until_exited(pid, 60)
+    assert has_exited(before["jvm"])
     assert worker.wait_for_line("Child killed", pid=before["child"], reason="hard_limit")

@@ -14,10 +14,10 @@ import pytest
 
 from bulltask import AsyncResult, PermanentError
 from bulltask.worker.exit_codes import ExitCode
-from tests.support.processes import ended, parent_of
-from tests.support.stage import Stage
+from tests.support.processes import has_exited, parent_of
 from tests.support.streams import Entry
-from tests.support.worker import Worker, wait_until_gone
+from tests.support.worker import Worker, wait_until_exited
+from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,32 +31,34 @@ PATIENCE = 120.0
 StartWorker = Callable[..., Worker]
 
 
-def progress_of(stage: Stage, job: AsyncResult[Any]) -> list[Any]:
+def progress_of(harness: WorkerHarness, job: AsyncResult[Any]) -> list[Any]:
     """The job's progress events, oldest first."""
-    return [json.loads(entry["data"]) for entry in stage.events.all(event="progress", jobId=job.id)]
+    return [json.loads(entry["data"]) for entry in harness.events.all(event="progress", jobId=job.id)]
 
 
-def on_spark(stage: Stage, gate: str, count: int) -> list[Entry]:
+def on_spark(harness: WorkerHarness, gate: str, count: int) -> list[Entry]:
     """Wait until so many of Spark's own tasks wait at the gate."""
-    return stage.journal.wait_for(count, PATIENCE, what="on spark", gate=gate)
+    return harness.journal.wait_for(count, PATIENCE, what="on spark", gate=gate)
 
 
-def run_long(stage: Stage, gate: str) -> AsyncResult[Any]:
-    return stage.app.send_task("work_long", kwargs={"gate": gate})
+def run_long(harness: WorkerHarness, gate: str) -> AsyncResult[Any]:
+    return harness.app.send_task("work_long", kwargs={"gate": gate})
 
 
-def wait_for_run(stage: Stage, job: AsyncResult[Any], gate: str, time: int = 1) -> tuple[dict[str, int], list[int]]:
+def wait_for_run(
+    harness: WorkerHarness, job: AsyncResult[Any], gate: str, time: int = 1
+) -> tuple[dict[str, int], list[int]]:
     """Wait until the job's ``time``-th run waits in Spark's tasks; the processes, and those of Spark's tasks."""
-    start = stage.started(job, time, PATIENCE)
-    at_gate = on_spark(stage, gate, 2 * time)[-2:]
+    start = harness.wait_for_start(job, time, PATIENCE)
+    at_gate = on_spark(harness, gate, 2 * time)[-2:]
     return {name: int(start[name]) for name in ("jvm", "child")}, [int(entry["pid"]) for entry in at_gate]
 
 
 def test_a_task_has_its_childs_session_and_its_job_reports_progress_while_its_lock_is_held(
-    stage: Stage, spark_worker: StartWorker
+    harness: WorkerHarness, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker()
-    first = stage.app.send_task("add_up", kwargs={"numbers": 1000})
+    first = harness.app.send_task("add_up", kwargs={"numbers": 1000})
     found = first.get(timeout=PATIENCE)
     jvm = found["jvm"]
     assert found["total"] == 499_500
@@ -66,71 +68,71 @@ def test_a_task_has_its_childs_session_and_its_job_reports_progress_while_its_lo
     assert os.getpgid(jvm) == jvm, "Ctrl-Z in the worker's terminal does not stop it"
     assert found["sigint"] == "bulltask.worker.child.main", "Spark's own handler is not left behind"
 
-    last = progress_of(stage, first)[-1]
+    last = progress_of(harness, first)[-1]
     assert last == {"progress": 100.0, "stages": 2, "stages_done": 2, "tasks": 5, "tasks_done": 5}
-    assert json.loads(stage.field(first, "progress")) == last
+    assert json.loads(harness.field(first, "progress")) == last
 
-    stopped = stage.app.send_task("stop_it")
+    stopped = harness.app.send_task("stop_it")
     assert stopped.get(timeout=PATIENCE) == "stopped"
-    assert progress_of(stage, stopped) == ["nearly"], "what a task says itself stays"
+    assert progress_of(harness, stopped) == ["nearly"], "what a task says itself stays"
 
-    again = stage.app.send_task("add_up", kwargs={"numbers": 10}).get(timeout=PATIENCE)
+    again = harness.app.send_task("add_up", kwargs={"numbers": 10}).get(timeout=PATIENCE)
     assert (again["total"], again["jvm"], again["child"]) == (45, jvm, found["child"])
-    assert not [line for line in worker.complaints() if "threads" in line["event"]], "it was forked"
+    assert not [line for line in worker.warnings() if "threads" in line["event"]], "it was forked"
 
-    lost = run_long(stage, "lost")
-    _, tasks = wait_for_run(stage, lost, "lost")
-    stage.redis.set(stage.keys.lock(lost.id), "another worker's")
+    lost = run_long(harness, "lost")
+    _, tasks = wait_for_run(harness, lost, "lost")
+    harness.redis.set(harness.keys.lock(lost.id), "another worker's")
     for pid in tasks:
-        wait_until_gone(pid, 60)
+        wait_until_exited(pid, 60)
     worker.wait_for_line("Lock lost", timeout=60, job_id=lost.id)
 
     worker.send(signal.SIGTERM)
-    wait_until_gone(found["child"], PATIENCE)
-    assert ended(jvm), "the child waits for its JVM"
+    wait_until_exited(found["child"], PATIENCE)
+    assert has_exited(jvm), "the child waits for its JVM"
     assert worker.wait(PATIENCE) == ExitCode.OK
 
 
 def test_a_job_runs_again_when_its_child_or_jvm_dies_and_is_released_at_a_deadline_and_no_jvm_is_left(
-    stage: Stage, spark_worker: StartWorker
+    harness: WorkerHarness, spark_worker: StartWorker
 ) -> None:
     worker = spark_worker(shutdown_timeout=0.5)
-    job = run_long(stage, "crashes")
-    first, tasks = wait_for_run(stage, job, "crashes")
+    job = run_long(harness, "crashes")
+    first, tasks = wait_for_run(harness, job, "crashes")
     os.kill(first["child"], signal.SIGKILL)
-    stage.note(jvm_gone_s=round(max(wait_until_gone(pid, 30) for pid in [first["jvm"], *tasks]), 2))
+    harness.report(jvm_gone_s=round(max(wait_until_exited(pid, 30) for pid in [first["jvm"], *tasks]), 2))
 
-    second, tasks = wait_for_run(stage, job, "crashes", 2)
-    assert stage.field(job, "atm") in {None, "0"}, "the run that was cut off is no attempt"
+    second, tasks = wait_for_run(harness, job, "crashes", 2)
+    assert harness.field(job, "atm") in {None, "0"}, "the run that was cut off is no attempt"
     os.kill(second["jvm"], signal.SIGKILL)
     for pid in (second["child"], *tasks):
-        wait_until_gone(pid, 30)
+        wait_until_exited(pid, 30)
 
-    third, _ = wait_for_run(stage, job, "crashes", 3)
+    third, _ = wait_for_run(harness, job, "crashes", 3)
     assert len({run[name] for run in (first, second, third) for name in run}) == 6
-    assert "the JVM of this child has ended (signal 9)" in stage.field(job, "stacktrace")
-    stage.open_gate("crashes", 2)
+    assert "the JVM of this child has ended (signal 9)" in harness.field(job, "stacktrace")
+    harness.open_gate("crashes", 2)
     assert job.get(timeout=PATIENCE) == 2
 
-    cut_off = run_long(stage, "cut off")
-    last, tasks = wait_for_run(stage, cut_off, "cut off")
+    cut_off = run_long(harness, "cut off")
+    last, tasks = wait_for_run(harness, cut_off, "cut off")
     assert last == third
     assert worker.stop(PATIENCE) == ExitCode.OK
-    stage.note(jvm_gone_after_stop_s=round(max(wait_until_gone(pid, 30) for pid in [last["jvm"], *tasks]), 2))
-    assert stage.redis.lrange(stage.keys.wait, 0, -1) == [cut_off.id]
-    assert stage.field(cut_off, "atm") in {None, "0"}
+    harness.report(jvm_gone_after_stop_s=round(max(wait_until_exited(pid, 30) for pid in [last["jvm"], *tasks]), 2))
+    assert harness.redis.lrange(harness.keys.wait, 0, -1) == [cut_off.id]
+    assert harness.field(cut_off, "atm") in {None, "0"}
 
 
-def test_without_java_a_job_fails_once_and_says_what_to_install(stage: Stage, tmp_path: Path) -> None:
+def test_without_java_a_job_fails_once_and_says_what_to_install(harness: WorkerHarness, tmp_path: Path) -> None:
     source = """
     @app.task(spark=True, name="count", max_retries=3)
     def count():
         return "never"
     """
-    worker = stage.worker(source, children=1, environ={"JAVA_HOME": str(tmp_path)})
+    worker = harness.worker(source, children=1, environ={"JAVA_HOME": str(tmp_path)})
     said = f"JAVA_HOME={tmp_path} has no bin/java: set it to a JRE, 17 or newer"
     worker.wait_for_line("Tasks with spark=True will fail in this worker", tasks=["count"], error=said)
-    job = stage.app.send_task("count")
+    job = harness.app.send_task("count")
     with pytest.raises(PermanentError, match=re.escape(said)):
         job.get(timeout=PATIENCE)
-    assert stage.field(job, "atm") == "1"
+    assert harness.field(job, "atm") == "1"

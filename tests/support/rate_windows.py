@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["fullest"]
+__all__ = ["max_starts_per_window"]
 
 _EARLY_MS = 5
 """Moments are whole milliseconds, those of the limit's end too."""
 
 
-def fullest(starts_ms: Iterable[int], duration_ms: int) -> int:
+def max_starts_per_window(starts_ms: Iterable[int], duration_ms: int) -> int:
     """Return the largest number of starts in one window.
 
     As BullMQ counts: the first start opens a window, and the first one after its end the next.

@@ -12,10 +12,10 @@ from bulltask.spark.source.events_stream import EventsStreamReader
 from bulltask.spark.source.options import StreamOptions, read_options
 from bulltask.spark.source.schemas import EVENTS
 
-__all__ = ["Query"]
+__all__ = ["FakeQuery"]
 
 
-class Query:
+class FakeQuery:
     """What Spark does with a reader: offsets travel as JSON, tasks get copies, a restart makes a new reader."""
 
     schema = EVENTS
@@ -49,7 +49,7 @@ class Query:
         self.offset = end
         return moved
 
-    def run_dry(self) -> None:
+    def run_until_idle(self) -> None:
         for _ in range(100):
             if not self.batch():
                 return

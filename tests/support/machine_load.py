@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["at_this_pace"]
+__all__ = ["scale_to_load"]
 
 
-def at_this_pace(quiet: float) -> float:
+def scale_to_load(quiet: float) -> float:
     """How long may take now what takes so long at most on a machine that has nothing else to do.
 
     Twice as long for each process that wants a core: where four tests run at once, a worker's steps wait for theirs.

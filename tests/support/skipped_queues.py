@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis
 
-__all__ = ["FOREIGN", "write_foreign"]
+__all__ = ["SKIPPED_QUEUES", "write_skipped_queues"]
 
-FOREIGN = {
+SKIPPED_QUEUES = {
     "mail": b"mail",  # beside the queue {mail}
     "a\\x00b": b"{a\0b}",
     "a\\xff": b"{a\xff}",
@@ -17,11 +17,11 @@ FOREIGN = {
 """By a part of what a message calls them: their names."""
 
 
-def write_foreign(client: redis.Redis) -> None:
+def write_skipped_queues(client: redis.Redis) -> None:
     """Let there be all of them, with an event each; the events of ``typed`` are no stream."""
-    for name in FOREIGN.values():
+    for name in SKIPPED_QUEUES.values():
         client.hset(b"bull:" + name + b":meta", "version", "bullmq:5.62.0")
-        if name == FOREIGN["typed"]:
+        if name == SKIPPED_QUEUES["typed"]:
             client.set(b"bull:" + name + b":events", "no stream")
         else:
             client.xadd(b"bull:" + name + b":events", {"event": "stalled", "jobId": "1"})

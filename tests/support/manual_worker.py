@@ -9,29 +9,29 @@ from bulltask.transport.broker import Broker
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
-__all__ = ["Hand"]
+__all__ = ["ManualWorker"]
 
 
-class Hand:
+class ManualWorker:
     """A worker's hand on one queue.
 
     Attributes:
         token: locks what it takes.
     """
 
-    token = "hand"
+    token = "manual-worker"
 
     def __init__(self, broker: Broker, keys: QueueKeys) -> None:
         self._broker, self.keys = broker, keys
         self._client = broker.client()
-        self._claim = FetchOptions(self.token, 30_000, "by hand")
+        self._claim = FetchOptions(self.token, 30_000, "manual")
 
-    def take(self) -> str:
+    def acquire(self) -> str:
         """Take the next job; its id, ``""`` when there is none."""
         self._client.connect()
         return self._client.run(move_to_active(self.keys, self._claim, self._broker.clock.now_ms())).job_id
 
-    def end(self, job_id: str, value: Any = None, *, failure: str | None = None) -> None:
+    def finish(self, job_id: str, value: Any = None, *, failure: str | None = None) -> None:
         """Complete a taken job with ``value``, or fail it."""
         ok = failure is None
         text = json.dumps(value) if ok else str(failure)
@@ -44,14 +44,14 @@ class Hand:
 
     def complete(self, value: Any = None) -> str:
         """Take the next job and complete it; its id."""
-        job_id = self.take()
-        self.end(job_id, value)
+        job_id = self.acquire()
+        self.finish(job_id, value)
         return job_id
 
     def fail(self, reason: str = "no") -> str:
         """Take the next job and fail it; its id."""
-        job_id = self.take()
-        self.end(job_id, failure=reason)
+        job_id = self.acquire()
+        self.finish(job_id, failure=reason)
         return job_id
 
     def close(self) -> None:

@@ -25,16 +25,16 @@ from bulltask.queue.flow_plan import FlowNode
 from bulltask.queue.job_fields import JobFields
 from bulltask.result import AsyncResult
 from tests.interop.differential.state import State, dump
-from tests.support.driven import Driven
+from tests.support.sync_facade import SyncFacade
 
-__all__ = ["HOUR_MS", "START_MS", "Awaited", "Side", "Signal"]
+__all__ = ["HOUR_MS", "START_MS", "ApiForm", "AwaitedResult", "Signal"]
 
 START_MS: Final = 1_700_000_000_000
 """The time of both sides; it stands still."""
 HOUR_MS: Final = 3_600_000
 
 
-class Side:
+class ApiForm:
     """One form of queue, flows, schedulers, events and results.
 
     Args:
@@ -58,7 +58,7 @@ class Side:
         self.base = f"{self.queue.qualified_name}:"
 
     def _plain(self, made: Any) -> Any:
-        return made if self._runner is None else Driven(made, self._runner)
+        return made if self._runner is None else SyncFacade(made, self._runner)
 
     # ---- what scenarios begin with -------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Side:
 
     def result(self, job: Job) -> Any:
         """The handle of a job's result."""
-        return job.result() if self._runner is None else Awaited(job.result(), self._runner)
+        return job.result() if self._runner is None else AwaitedResult(job.result(), self._runner)
 
     def worker(self, name: str) -> None:
         """A connection of a worker."""
@@ -143,7 +143,7 @@ class Side:
 
     def comparable(self, value: Any, ids: Sequence[str]) -> Any:
         """A result without what differs between the forms: ids, names, classes."""
-        if isinstance(value, Driven):
+        if isinstance(value, SyncFacade):
             value = value.target
         if isinstance(value, JobFields):
             value = value.id
@@ -194,7 +194,7 @@ class Signal:
         return bool(self._runner.run(asyncio.wait_for(self._event.wait(), 30)))
 
 
-class Awaited:
+class AwaitedResult:
     """The awaitable half of an ``AsyncResult``, as plain calls under the names of the other half."""
 
     def __init__(self, result: AsyncResult[Any], runner: asyncio.Runner) -> None:

@@ -58,13 +58,13 @@ class Malformed:
         self.wrong.append(f"{what}={text if len(text) < 60 else f'{text[:20]}…({len(text)})'}")
 
 
-def malformed_job(dice: random.Random, number: int, task: str, now_ms: int) -> Malformed:
+def malformed_job(rng: random.Random, number: int, task: str, now_ms: int) -> Malformed:
     """Make the job of that number; it names ``task``, unless that is what is wrong with it."""
-    job = Malformed(_id(dice, number), dice.choice(_PLACES))
-    options: dict[str, Any] = {"attempts": dice.choice([0, 1, 3])}
+    job = Malformed(_id(rng, number), rng.choice(_PLACES))
+    options: dict[str, Any] = {"attempts": rng.choice([0, 1, 3])}
     job.fields = {"name": task, "data": "{}", "timestamp": str(now_ms), "delay": "0", "priority": "0"}
-    for _ in range(dice.choice([1, 1, 1, 2, 3])):
-        _BREAKERS[dice.choice(tuple(_BREAKERS))](dice, job, options)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        _BREAKERS[rng.choice(tuple(_BREAKERS))](rng, job, options)
     job.fields.setdefault("opts", json.dumps(options))
     if job.fields["opts"] == _MISSING:
         del job.fields["opts"]
@@ -95,39 +95,39 @@ def store(redis: Any, keys: QueueKeys, job: Malformed, now_ms: int) -> None:
 _MISSING: Final = "\0missing"
 
 
-def _id(dice: random.Random, number: int) -> bytes:
+def _id(rng: random.Random, number: int) -> bytes:
     kinds = [b"bad-%d", b"bad-%d", b"bad-%d", b"b\xc3\xa4d-%d", b"b\xff\xfe-%d", b"a:b:c:d:%d", b"x" * 300 + b"-%d"]
-    return dice.choice(kinds) % number
+    return rng.choice(kinds) % number
 
 
-def _text(dice: random.Random) -> Text:
+def _text(rng: random.Random) -> Text:
     """What may stand in a field."""
-    return dice.choice(
+    return rng.choice(
         [
-            lambda: dice.choice(_NUMBERS),
-            lambda: str(dice.choice(_LARGE)),
-            lambda: dice.choice(["", "text", "null", "true", "[]", "{}", "{", '"text"', "5", "NaN", '{"a":NaN}']),
-            lambda: dice.choice([b"\xff\xfe\x00", b'{"a":"\xff"}', b"\xed\xa0\x80", b"\x00"]),
-            lambda: dice.choice([r'"\ud800"', r'{"\ud800":"\udfff"}', '[{"id":null}]', '{"id":5,"queueKey":[]}']),
-            lambda: "[" * (depth := dice.choice(_DEEP)) + "]" * depth,
-            lambda: '{"a":' * (depth := dice.choice(_DEEP)) + "1" + "}" * depth,
-            lambda: dice.choice(["x" * 200_000, "9" * 5_000]),
-            lambda: json.dumps(_json(dice)),
+            lambda: rng.choice(_NUMBERS),
+            lambda: str(rng.choice(_LARGE)),
+            lambda: rng.choice(["", "text", "null", "true", "[]", "{}", "{", '"text"', "5", "NaN", '{"a":NaN}']),
+            lambda: rng.choice([b"\xff\xfe\x00", b'{"a":"\xff"}', b"\xed\xa0\x80", b"\x00"]),
+            lambda: rng.choice([r'"\ud800"', r'{"\ud800":"\udfff"}', '[{"id":null}]', '{"id":5,"queueKey":[]}']),
+            lambda: "[" * (depth := rng.choice(_DEEP)) + "]" * depth,
+            lambda: '{"a":' * (depth := rng.choice(_DEEP)) + "1" + "}" * depth,
+            lambda: rng.choice(["x" * 200_000, "9" * 5_000]),
+            lambda: json.dumps(_json(rng)),
         ]
     )()
 
 
-def _json(dice: random.Random) -> Any:
+def _json(rng: random.Random) -> Any:
     """What may stand in the options."""
-    return dice.choice(
+    return rng.choice(
         [
-            lambda: dice.choice([None, True, False, "", "text", "5", "\ud800", [], {}, [None], -1, 0, 1.5, -0.0]),
-            lambda: dice.choice(_LARGE),
-            lambda: dice.choice([1e308, -1e308, 1e-300]),
-            lambda: {dice.choice(["age", "count", "limit", "type", "delay", "jitter", "id"]): _json(dice)},
-            lambda: {"type": dice.choice(["fixed", "exponential", "custom", 5, ""]), "delay": _json(dice)},
-            lambda: {name: _json(dice) for name in dice.sample(_RULE, 3)},
-            lambda: _nested(dice.choice(_DEEP[:3])),
+            lambda: rng.choice([None, True, False, "", "text", "5", "\ud800", [], {}, [None], -1, 0, 1.5, -0.0]),
+            lambda: rng.choice(_LARGE),
+            lambda: rng.choice([1e308, -1e308, 1e-300]),
+            lambda: {rng.choice(["age", "count", "limit", "type", "delay", "jitter", "id"]): _json(rng)},
+            lambda: {"type": rng.choice(["fixed", "exponential", "custom", 5, ""]), "delay": _json(rng)},
+            lambda: {name: _json(rng) for name in rng.sample(_RULE, 3)},
+            lambda: _nested(rng.choice(_DEEP[:3])),
         ]
     )()
 
@@ -139,62 +139,62 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def _break_field(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
-    name = dice.choice(_FIELDS)
-    if dice.random() < 0.2:
+def _break_field(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    name = rng.choice(_FIELDS)
+    if rng.random() < 0.2:
         job.fields.pop(name, None)
         if name == "opts":
             job.fields[name] = _MISSING
         job.note(name, "missing")
     else:
-        job.fields[name] = value = _text(dice)
+        job.fields[name] = value = _text(rng)
         job.note(name, value)
 
 
-def _break_option(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
-    name = dice.choice(_OPTIONS)
-    options[name] = value = _json(dice)
+def _break_option(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    name = rng.choice(_OPTIONS)
+    options[name] = value = _json(rng)
     job.note(f"opts.{name}", json.dumps(value))
 
 
-def _break_own_option(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
-    own = options["bulltask"] = {"v": 1, dice.choice(_OWN_OPTIONS): _json(dice)}
+def _break_own_option(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    own = options["bulltask"] = {"v": 1, rng.choice(_OWN_OPTIONS): _json(rng)}
     job.note("opts.bulltask", json.dumps(own))
 
 
-def _break_rule(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
-    rule = options["repeat"] = {name: _json(dice) for name in dice.sample(_RULE, dice.randint(1, 3))}
-    if dice.random() < 0.5:
+def _break_rule(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    rule = options["repeat"] = {name: _json(rng) for name in rng.sample(_RULE, rng.randint(1, 3))}
+    if rng.random() < 0.5:
         job.fields["rjk"] = "series"
     job.note("opts.repeat", json.dumps(rule))
 
 
-def _break_parent(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
-    parent = {"id": dice.choice(["none", "", 5, None]), "queueKey": dice.choice(["bull:{none}", "", 5, None, "x" * 99])}
-    parent[dice.choice(["fpof", "cpof", "idof", "rdof", "more"])] = _json(dice)
+def _break_parent(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    parent = {"id": rng.choice(["none", "", 5, None]), "queueKey": rng.choice(["bull:{none}", "", 5, None, "x" * 99])}
+    parent[rng.choice(["fpof", "cpof", "idof", "rdof", "more"])] = _json(rng)
     job.fields["parent"] = json.dumps(parent)
-    if dice.random() < 0.7:
-        job.fields["parentKey"] = dice.choice(["bull:{none}:none", "", "none", ":", "bull:{none}:"])
+    if rng.random() < 0.7:
+        job.fields["parentKey"] = rng.choice(["bull:{none}:none", "", "none", ":", "bull:{none}:"])
     job.note("parent", job.fields["parent"])
 
 
-def _break_key(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
-    job.kind = dice.choice([*_KINDS, "none"])
+def _break_key(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    job.kind = rng.choice([*_KINDS, "none"])
     job.note("key", job.kind)
 
 
-def _break_side_key(dice: random.Random, job: Malformed, _: dict[str, Any]) -> None:
-    end = dice.choice(_SIDE_KEYS)
+def _break_side_key(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+    end = rng.choice(_SIDE_KEYS)
     # A lock that is a string and never runs out is that of a job that runs, as far as anybody can tell.
-    kind = dice.choice(_KINDS[1:] if end == "lock" else _KINDS)
+    kind = rng.choice(_KINDS[1:] if end == "lock" else _KINDS)
     job.side[end] = kind
     job.note(f":{end}", kind)
 
 
-def _break_deduplication(dice: random.Random, job: Malformed, options: dict[str, Any]) -> None:
-    name = f"dd-{dice.getrandbits(32)}"
+def _break_deduplication(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+    name = f"dd-{rng.getrandbits(32)}"
     job.fields["deid"], options["de"] = name, {"id": name}
-    job.side[f"/de:{name}"] = kind = dice.choice(_KINDS[1:])
+    job.side[f"/de:{name}"] = kind = rng.choice(_KINDS[1:])
     job.note("de:", kind)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.support.programs import ROOT
-from tests.support.repeating import repeating
+from tests.support.rerun_command import rerun_command
 
 FAILS = """
 import pytest
@@ -25,7 +25,7 @@ def test_other():
 
 def test_a_test_that_fails_shows_the_command_that_repeats_it_with_its_seed(tmp_path: Path) -> None:
     (tmp_path / "test_fails.py").write_text(FAILS)
-    words = ["-p", "tests.support.repeating", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
+    words = ["-p", "tests.support.rerun_command", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "BULLTASK_TEST_SERVER": "redis"}
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
@@ -37,6 +37,6 @@ def test_a_test_that_fails_shows_the_command_that_repeats_it_with_its_seed(tmp_p
 
 
 def test_a_test_without_a_seed_is_repeated_by_its_name_alone() -> None:
-    assert repeating("tests/unit/test_a.py::test_b", [("jobs", 5)], {}) == (
+    assert rerun_command("tests/unit/test_a.py::test_b", [("jobs", 5)], {}) == (
         ".venv/bin/python -m pytest tests/unit/test_a.py::test_b"
     )

@@ -8,7 +8,7 @@ from bulltask.lake.report.build import Report, make_report
 from bulltask.lake.report.period import Period
 from tests.support.lake import LakeBuilder
 
-__all__ = ["DAY", "period", "reported", "values"]
+__all__ = ["DAY", "build_report", "period", "values"]
 
 
 def period(text: str) -> Period:
@@ -20,7 +20,7 @@ def period(text: str) -> Period:
 DAY = period("2026-11-22")
 
 
-def reported(lake: LakeBuilder, days: Period = DAY) -> Report:
+def build_report(lake: LakeBuilder, days: Period = DAY) -> Report:
     return make_report(lake.layout, days, made_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 

@@ -14,7 +14,7 @@ from bulltask.lake.layout import Layout, batch_of, ingest_id
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
 
-__all__ = ["STEPS", "die_before", "is_running", "step_of"]
+__all__ = ["STEPS", "interrupted_step", "is_running", "kill_before"]
 
 STEPS = ("plan", "bronze", "silver", "publish", "ledger", "commit")
 """Of a batch, in their order; during ``commit`` the batch is done, and Spark has not noted it."""
@@ -22,7 +22,7 @@ STEPS = ("plan", "bronze", "silver", "publish", "ledger", "commit")
 _OPERATIONS = ("os.rename", "os.remove", "shutil.rmtree")
 
 
-def die_before(pattern: str, number: int, *others: int) -> None:
+def kill_before(pattern: str, number: int, *others: int) -> None:
     """Kill this process before its n-th file operation of a kind, as if somebody had done so from outside.
 
     Args:
@@ -43,7 +43,7 @@ def die_before(pattern: str, number: int, *others: int) -> None:
     sys.addaudithook(look)
 
 
-def step_of(layout: Layout) -> tuple[str, str]:
+def interrupted_step(layout: Layout) -> tuple[str, str]:
     """Return one of `STEPS` and what shows it, of a driver that is dead."""
     left = Ledger(layout).publishing()
     if left is None or batch_of(left)[1] <= _last(layout.checkpoint / "commits"):

@@ -8,12 +8,16 @@ from collections.abc import Generator, Iterable, Mapping
 
 import pytest
 
-from tests.support.processes import MARK
+from tests.support.processes import SESSION_VARIABLE
 
-__all__ = ["SEED", "pytest_runtest_makereport", "repeating"]
+__all__ = ["SEED", "pytest_runtest_makereport", "rerun_command"]
 
 SEED = "BULLTASK_TEST_SEED"
-GIVEN = {name: value for name, value in sorted(os.environ.items()) if name.startswith("BULLTASK_") and name != MARK}
+GIVEN = {
+    name: value
+    for name, value in sorted(os.environ.items())
+    if name.startswith("BULLTASK_") and name != SESSION_VARIABLE
+}
 """What this run was asked for; a test may change its environment."""
 
 
@@ -22,16 +26,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Add the command to the report, below what the test has printed."""
     report = yield
     if report.failed:
-        report.sections.append(("To repeat it", repeating(item.nodeid, item.user_properties, GIVEN)))
+        report.sections.append(("To repeat it", rerun_command(item.nodeid, item.user_properties, GIVEN)))
     return report
 
 
-def repeating(nodeid: str, properties: Iterable[tuple[str, object]], given: Mapping[str, str]) -> str:
+def rerun_command(nodeid: str, properties: Iterable[tuple[str, object]], given: Mapping[str, str]) -> str:
     """Return the command, for a shell in the root of the repository.
 
     Args:
         nodeid: of the test.
-        properties: what it has recorded; its ``seed`` is what the fixture ``dice`` began with.
+        properties: what it has recorded; its ``seed`` is what the fixture ``rng`` began with.
         given: the settings of the run.
     """
     said = dict(given)

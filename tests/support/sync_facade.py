@@ -12,12 +12,12 @@ from bulltask.queue import AsyncJob, AsyncQueue
 from bulltask.queue.aio.repeatables import AsyncRepeatables
 from bulltask.queue.aio.schedulers import AsyncJobSchedulers
 
-__all__ = ["Driven"]
+__all__ = ["SyncFacade"]
 
 _DRIVEN = (AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
 
 
-class Driven:
+class SyncFacade:
     """An async object whose coroutines are awaited here: it looks like its sync twin."""
 
     def __init__(self, target: Any, runner: asyncio.Runner) -> None:
@@ -47,7 +47,7 @@ class Driven:
 
     def _wrapped(self, value: Any) -> Any:
         if isinstance(value, _DRIVEN):
-            return Driven(value, self._runner)
+            return SyncFacade(value, self._runner)
         if isinstance(value, list):
             return [self._wrapped(item) for item in value]
         return value

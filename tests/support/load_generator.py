@@ -14,14 +14,14 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_active, move_to_finished
 
-__all__ = ["Mover"]
+__all__ = ["LoadGenerator"]
 
 _KINDS: Final = (JobOptions(), JobOptions(), JobOptions(priority=3), JobOptions(delay_ms=20))
 _COMPLETES: Final = FinishOptions(True, b"1", {"count": -1}, 1)
 _FAILS: Final = FinishOptions(False, b"no", {"count": -1}, 1)
 
 
-class Mover:
+class LoadGenerator:
     """Takes and ends jobs of a queue, and adds one for each that it ends, in a thread of its own.
 
     Use it in a ``with`` block. Jobs wait, have a priority or a delay, and every fifth fails. Both lists only grow,
@@ -39,13 +39,13 @@ class Mover:
 
     def __init__(self, broker: Broker, keys: QueueKeys, hands: int = 50) -> None:
         self._broker, self._keys, self._hands = broker, keys, hands
-        self._claim = FetchOptions("mover", 30_000, "mover")
+        self._claim = FetchOptions("load", 30_000, "load")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._move)
         self._moved = threading.Condition()
         self._failure: BaseException | None = None
         self.added: list[str] = []
-        self.ended: list[str] = []
+        self.finished: list[str] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -62,9 +62,9 @@ class Mover:
     def wait_for(self, count: int) -> None:
         """Wait until it has ended so many jobs."""
         with self._moved:
-            over = self._moved.wait_for(lambda: len(self.ended) >= count or self._failure is not None, 60)
+            over = self._moved.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
         assert self._failure is None, self._failure
-        assert over, f"only {len(self.ended)} jobs have ended; {count} were to"
+        assert over, f"only {len(self.finished)} jobs have ended; {count} were to"
 
     def _move(self) -> None:
         client = self._broker.client()
@@ -75,7 +75,7 @@ class Mover:
                 calls = self._calls(held)
                 replies: list[Any] = client.run_many(calls)
                 with self._moved:
-                    self.ended += held
+                    self.finished += held
                     self.added += replies[len(calls) - self._hands :]
                     self._moved.notify_all()
                 held = [one.job_id for one in replies[: len(calls) - self._hands] if one.job_id]

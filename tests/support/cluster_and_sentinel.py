@@ -17,7 +17,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport.broker import Broker
 
-__all__ = ["CLUSTER_NODE", "admitted", "give_all_slots", "sentinel"]
+__all__ = ["CLUSTER_NODE", "allow_cluster", "assign_all_slots", "sentinel"]
 
 T = TypeVar("T", Queue, FlowProducer, AsyncFlowProducer)
 
@@ -25,14 +25,14 @@ CLUSTER_NODE = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "
 """Arguments that make a server a node of a cluster."""
 
 
-def give_all_slots(server: RedisServer) -> None:
+def assign_all_slots(server: RedisServer) -> None:
     """Make the node the whole cluster, so that it executes every command."""
     with redis.Redis.from_url(server.url) as plain:
         plain.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
         wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
 
 
-def admitted(made: T) -> T:
+def allow_cluster(made: T) -> T:
     """Let a queue or flows talk to the node of a cluster that has their keys; users are refused so far."""
     context = made.context if isinstance(made, Queue) else made._context
     config, url = context.broker.config, context.broker.endpoint.url

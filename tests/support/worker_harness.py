@@ -16,10 +16,10 @@ from bulltask.transport.keys import QueueKeys
 from tests.support.streams import Entry, Stream
 from tests.support.worker import Worker
 
-__all__ = ["Stage"]
+__all__ = ["WorkerHarness"]
 
 
-class Stage:
+class WorkerHarness:
     """Workers, the queue's events, the journal of the tasks, and a sender; `close` ends all of it.
 
     Args:
@@ -104,15 +104,15 @@ class Stage:
         """Let as many jobs pass that gate, now or later."""
         self._gates.rpush(f"gate:{gate}", *["open"] * times)
 
-    def started(self, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
+    def wait_for_start(self, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
         """Wait until the job has started for the ``count``-th time; the entry of that start."""
         return self.journal.wait_for(count, timeout, what="start", job=job.id)[-1]
 
-    def starts(self, job: AsyncResult[Any]) -> int:
+    def start_count(self, job: AsyncResult[Any]) -> int:
         """How often the job has started so far."""
         return len(self.journal.all(what="start", job=job.id))
 
-    def became(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
+    def wait_for_event(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
         """Wait for the ``count``-th event of this kind about the job."""
         return self.events.wait_for(count, timeout, event=event, jobId=job.id)[-1]
 
@@ -121,11 +121,11 @@ class Stage:
         marker = self.keys_of(queue).marker
 
         def idle() -> bool:
-            return len(self.waiting_for_jobs()) >= children and not self.redis.exists(marker)
+            return len(self.idle_connections()) >= children and not self.redis.exists(marker)
 
         wait_until(idle, 60.0, f"{children} idle children")
 
-    def waiting_for_jobs(self) -> set[str]:
+    def idle_connections(self) -> set[str]:
         """The ids of the connections that wait for a marker."""
         clients: Any = self.redis.client_list()
         return {client["id"] for client in clients if client["cmd"] == "bzpopmin" and "b" in client["flags"]}
@@ -134,7 +134,7 @@ class Stage:
         """A field of the job's hash."""
         return self.redis.hget(self.keys.job(job.id), name)
 
-    def note(self, **figures: object) -> None:
+    def report(self, **figures: object) -> None:
         """Keep what was measured for the report; ``pytest -s`` shows it."""
         for name, value in figures.items():
             self._record(name, value)
