@@ -1,4 +1,4 @@
-"""The shape of the code base: short files, short functions, no sleeping, nobody else's Lua in the repository."""
+"""Rules for the code base: short files, short functions, no ``time.sleep``, only bulltask's Lua scripts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES_OF_A_FILE = 400
-MOST_LINES_OF_A_FUNCTION = 40
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 40
 
 
-def product_files() -> list[Path]:
+def package_files() -> list[Path]:
     return sorted((ROOT / "bulltask").rglob("*.py"))
 
 
@@ -22,7 +22,7 @@ def all_files() -> list[Path]:
     return sorted(path for path in files if "node_modules" not in path.parts)
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
@@ -33,7 +33,7 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from ``def`` to the end; the docstring is left out, so that nobody saves on words."""
+    """Return the number of lines from ``def`` to the end, without the docstring."""
     lines = (function.end_lineno or 0) - function.lineno + 1
     first = function.body[0]
     if ast.get_docstring(function) is not None:
@@ -41,7 +41,7 @@ def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) ->
     return lines
 
 
-def calls_of_sleep(path: Path) -> Iterator[int]:
+def sleep_calls(path: Path) -> Iterator[int]:
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "sleep" in text else ():
         match node:
@@ -51,32 +51,32 @@ def calls_of_sleep(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_no_file_of_the_product_is_longer_than_400_lines() -> None:
-    sizes = {name_of(path): len(path.read_text().splitlines()) for path in product_files()}
-    assert {name: size for name, size in sizes.items() if size > MOST_LINES_OF_A_FILE} == {}
+def test_files_of_the_package_have_at_most_400_lines() -> None:
+    sizes = {relative_name(path): len(path.read_text().splitlines()) for path in package_files()}
+    assert {name: size for name, size in sizes.items() if size > MAX_FILE_LINES} == {}
 
 
-def test_no_function_of_the_product_is_longer_than_40_lines() -> None:
+def test_functions_of_the_package_have_at_most_40_lines() -> None:
     sizes = {
-        f"{name_of(path)}:{function.lineno} {function.name}": lines_without_docstring(function)
-        for path in product_files()
+        f"{relative_name(path)}:{function.lineno} {function.name}": lines_without_docstring(function)
+        for path in package_files()
         for function in functions(path)
     }
-    assert {name: size for name, size in sizes.items() if size > MOST_LINES_OF_A_FUNCTION} == {}
+    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
 
 
-def test_nobody_sleeps() -> None:
-    found = [f"{name_of(path)}:{line}" for path in all_files() for line in calls_of_sleep(path)]
-    assert found == [], "wait for the event itself (selector, condition, blocking read)"
+def test_no_code_calls_time_sleep() -> None:
+    calls = [f"{relative_name(path)}:{line}" for path in all_files() for line in sleep_calls(path)]
+    assert calls == [], "wait for the event itself (selector, condition, blocking read)"
 
 
-def test_no_lua_but_our_own_is_in_the_repository() -> None:
+def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:
     listed = subprocess.run(["git", "ls-files", "*.lua"], cwd=ROOT, capture_output=True, text=True, check=True)
     foreign = [name for name in listed.stdout.splitlines() if Path(name).parent != Path("bulltask/lua/own")]
-    assert foreign == [], "BullMQ's scripts come from its wheel while building; own ones live in bulltask/lua/own"
+    assert foreign == [], "BullMQ's scripts come from its wheel during the build; bulltask's are in bulltask/lua/own"
 
 
-def test_the_lock_files_name_no_package_index() -> None:
-    # A mirror's address in a lock file makes the install fail wherever that mirror cannot be reached.
+def test_lock_files_contain_no_package_index_url() -> None:
+    # A mirror's address in a lock file makes the install fail on a machine that cannot reach the mirror.
     assert "://" not in (ROOT / "requirements-dev.lock").read_text()
     assert '"resolved"' not in (ROOT / "tests/interop/package-lock.json").read_text()

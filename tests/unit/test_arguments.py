@@ -20,7 +20,7 @@ KINDS = [
     Parameter.KEYWORD_ONLY,
     Parameter.VAR_KEYWORD,
 ]
-PLACES = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+POSITIONAL = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
 VARIADIC = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
 NAMES = ["a", "b", "c", "d", "e", "args", "kwargs", "data"]
 
@@ -39,7 +39,7 @@ def arguments(function: Callable[..., Any], *, bind: bool = False) -> Arguments:
 
 
 def function_of(parameters: list[Parameter]) -> Callable[..., Any]:
-    """A function with this signature that returns the arguments it was called with, defaults filled in."""
+    """Return a function with this signature that returns its arguments, defaults filled in."""
     signature = inspect.Signature(parameters)
 
     def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def signatures(draw: st.DrawFn) -> list[Parameter]:
     optional = False
     for kind in KINDS:
         for _ in range(draw(st.integers(0, 1 if kind in VARIADIC else 2))):
-            # After the first place with a default all places have one; a name after *args may have one or not.
-            has_one = optional and kind in PLACES
-            optional = kind not in VARIADIC and (has_one or draw(st.booleans()))
+            # A positional parameter after one with a default needs a default; a keyword-only parameter does not.
+            needs_default = optional and kind in POSITIONAL
+            optional = kind not in VARIADIC and (needs_default or draw(st.booleans()))
             default: Any = draw(values) if optional else Parameter.empty
             parameters.append(Parameter(names.pop(), kind, default=default))
     return parameters
@@ -68,48 +68,48 @@ def signatures(draw: st.DrawFn) -> list[Parameter]:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[list[Parameter], tuple[Any, ...], dict[str, Any]]:
-    """A signature and a call that fits it."""
+    """Draw a signature and arguments that match it."""
     parameters = draw(signatures())
-    said = [p for p in parameters if p.kind not in VARIADIC and (p.default is Parameter.empty or draw(st.booleans()))]
-    places = [p for p in parameters if p.kind in PLACES]
-    first_gap = next((index for index, p in enumerate(places) if p not in said), len(places))
-    only_placed = sum(p.kind is Parameter.POSITIONAL_ONLY for p in places[:first_gap])
-    placed = places[: draw(st.integers(only_placed, first_gap))]
-    args = [draw(values) for _ in placed]
-    named = [p for p in said if p not in placed and p.kind is not Parameter.POSITIONAL_ONLY]
+    chosen = [p for p in parameters if p.kind not in VARIADIC and (p.default is Parameter.empty or draw(st.booleans()))]
+    positional = [p for p in parameters if p.kind in POSITIONAL]
+    first_gap = next((index for index, p in enumerate(positional) if p not in chosen), len(positional))
+    positional_only = sum(p.kind is Parameter.POSITIONAL_ONLY for p in positional[:first_gap])
+    by_position = positional[: draw(st.integers(positional_only, first_gap))]
+    args = [draw(values) for _ in by_position]
+    named = [p for p in chosen if p not in by_position and p.kind is not Parameter.POSITIONAL_ONLY]
     kwargs = {p.name: draw(values) for p in named}
     for p in parameters:
-        if p.kind is Parameter.VAR_POSITIONAL and placed == places:
+        if p.kind is Parameter.VAR_POSITIONAL and by_position == positional:
             args += draw(st.lists(values, max_size=3))
         if p.kind is Parameter.VAR_KEYWORD:
-            kwargs = draw(st.dictionaries(more_names(parameters, p.name), values, max_size=3)) | kwargs
+            kwargs = draw(st.dictionaries(collectable_names(parameters, p.name), values, max_size=3)) | kwargs
     return parameters, tuple(args), kwargs
 
 
-def more_names(parameters: list[Parameter], own: str) -> st.SearchStrategy[str]:
-    """Names that ``**kwargs`` may collect, its own among them.
+def collectable_names(parameters: list[Parameter], collector: str) -> st.SearchStrategy[str]:
+    """Return names that the parameter ``**collector`` may collect, also its own name.
 
-    A positional-only parameter's name may be one of them; but where that has a default, ``Signature.bind()`` of
-    Python 3.11 refuses the call.
+    The name of a positional-only parameter is included unless the parameter has a default: ``Signature.bind()`` of
+    Python 3.11 rejects such a call.
     """
     free = {p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY and p.default is Parameter.empty}
-    taken = {p.name for p in parameters} - free - {own}
+    taken = {p.name for p in parameters} - free - {collector}
     return st.sampled_from([name for name in [*NAMES, "f", "g"] if name not in taken])
 
 
 @given(calls())
-def test_a_call_is_the_same_after_a_round_trip_through_json(
+def test_a_call_survives_a_round_trip_through_json(
     call: tuple[list[Parameter], tuple[Any, ...], dict[str, Any]],
 ) -> None:
     parameters, args, kwargs = call
     function = function_of(parameters)
-    meant = function(*args, **kwargs)
+    expected = function(*args, **kwargs)
     stored = codec.encode(arguments(function).bind(args, kwargs))
-    again_args, again_kwargs = arguments(function).unbind(codec.decode(stored))
-    assert function(*again_args, **again_kwargs) == meant
+    read_args, read_kwargs = arguments(function).unbind(codec.decode(stored))
+    assert function(*read_args, **read_kwargs) == expected
 
 
-# --- what a Node developer would write --------------------------------------------------------------------------------
+# --- data as a Node developer would write it --------------------------------------------------------------------------
 
 
 def send(to: str, subject: str = "hi", *, urgent: bool = False) -> None: ...
@@ -121,7 +121,7 @@ def total(first: int, *rest: int) -> None: ...
 def note(**fields: object) -> None: ...
 
 
-def places(a: int = 1, b: int = 2, /, *more: int) -> None: ...
+def defaults(a: int = 1, b: int = 2, /, *more: int) -> None: ...
 
 
 def mixed(a: int, /, b: int, *more: int, c: int = 0, **rest: int) -> None: ...
@@ -161,9 +161,9 @@ def test_arguments_are_stored_by_parameter_name(
         (total, {"first": 1, "rest": 2}, (1, 2), {}),
         (total, {"first": 1, "rest": []}, (), {"first": 1}),
         (mixed, {"a": 1, "b": 2, "e": 5}, (1,), {"b": 2, "e": 5}),
-        (places, {"b": 5}, (1, 5), {}),
-        (places, {"more": [5]}, (1, 2, 5), {}),
-        (places, {"a": 5}, (5,), {}),
+        (defaults, {"b": 5}, (1, 5), {}),
+        (defaults, {"more": [5]}, (1, 2, 5), {}),
+        (defaults, {"a": 5}, (5,), {}),
     ],
 )
 def test_data_of_other_clients_matches_by_name_or_position(
@@ -173,7 +173,7 @@ def test_data_of_other_clients_matches_by_name_or_position(
 
 
 @pytest.mark.parametrize(
-    ("function", "data", "why"),
+    ("function", "data", "message"),
     [
         (send, {"subject": "x"}, "missing a required argument: 'to'"),
         (send, {"to": "a", "cc": "b"}, "unexpected keyword argument 'cc'"),
@@ -183,15 +183,15 @@ def test_data_of_other_clients_matches_by_name_or_position(
         (mixed, {"b": 2}, "missing a required argument: 'a'"),
     ],
 )
-def test_data_that_does_not_match_is_rejected_with_task_signature_and_argument(
-    function: Callable[..., Any], data: Any, why: str
+def test_mismatched_data_is_rejected_with_the_task_signature_and_argument(
+    function: Callable[..., Any], data: Any, message: str
 ) -> None:
-    with pytest.raises(InvalidJobError, match=why) as refused:
+    with pytest.raises(InvalidJobError, match=message) as caught:
         arguments(function).unbind(data)
-    assert "the job's data does not match t(" in str(refused.value)
+    assert "the job's data does not match t(" in str(caught.value)
 
 
-def test_a_call_with_wrong_arguments_raises_pythons_own_message() -> None:
+def test_a_call_with_wrong_arguments_raises_pythons_error_message() -> None:
     with pytest.raises(TypeError, match=r"^t\(\) got an unexpected keyword argument 'cc'$"):
         arguments(send).bind(("a",), {"cc": "b"})
     with pytest.raises(TypeError, match=r"^t\(\) missing a required argument: 'to'$"):

@@ -1,4 +1,4 @@
-"""The event loop of a child, without a server: slots, outages and the end."""
+"""A child's event loop, without a server: slots, outages and shutdown."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bulltask.worker.states import SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 FIELDS = [b"name", b"send", b"data", b"{}", b"opts", b'{"attempts":1}', b"timestamp", b"1", b"ats", b"1"]
-GONE = BrokerUnavailableError("gone")
+CONNECTION_LOST = BrokerUnavailableError("gone")
 
 
 class Child:
-    """An event loop with two slots; its connection gives the replies that the test chooses, and then none."""
+    """An event loop with two slots. Its connection returns the replies that a test sets, then ``None``."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = []
@@ -45,10 +45,10 @@ class Child:
         slots = Slots(1, 2)
         (block,) = slots.children
         block.reset()
-        me: Any = self
-        self.loop = AsyncLoop(block, me, settler, lambda: me, me, me)
+        fake: Any = self
+        self.loop = AsyncLoop(block, fake, settler, lambda: fake, fake, fake)
 
-    def begin(self, max_concurrent: int = 0) -> Slot:
+    def start_job(self, max_concurrent: int = 0) -> Slot:
         """Acquire a job and start its attempt."""
         slot = self.loop.free_slot(lambda: False)
         assert slot is not None
@@ -60,8 +60,8 @@ class Child:
         return slot
 
     def has_free_slot(self) -> bool:
-        answers = iter([False, True])
-        if (slot := self.loop.free_slot(lambda: next(answers))) is None:
+        stopping = iter([False, True])
+        if (slot := self.loop.free_slot(lambda: next(stopping))) is None:
             return False
         self.loop.done_with(slot)
         return True
@@ -70,7 +70,7 @@ class Child:
         self.gate.set()
         self.loop.wait_for_others(0)
 
-    # The attempts, the connection, the backoff and the wakeup pipe.
+    # This object is also the loop's attempts, connection, backoff and wakeup pipe.
 
     async def acall(self, *_: object) -> Outcome:
         await asyncio.get_running_loop().run_in_executor(None, self.gate.wait, 10)
@@ -102,58 +102,58 @@ class Child:
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    made = Child()
-    yield made
-    made.finish()
-    made.loop.drain()
+    fake = Child()
+    yield fake
+    fake.finish()
+    fake.loop.drain()
 
 
 def test_a_slot_is_free_again_when_its_job_is_settled(child: Child) -> None:
     child.gate.clear()
-    slots = {child.begin(), child.begin()}
+    slots = {child.start_job(), child.start_job()}
     assert len(slots) == 2
     assert not child.has_free_slot()
     child.finish()
     assert [slot.read().state for slot in slots] == [SlotState.FREE] * 2
     assert [type(event) for event in child.events] == [JobCompleted] * 2
     assert child.resets == 2
-    taken = [child.loop.free_slot(lambda: False) for _ in range(2)]
-    assert set(taken) == slots
-    for slot in taken:
+    free = [child.loop.free_slot(lambda: False) for _ in range(2)]
+    assert set(free) == slots
+    for slot in free:
         assert slot is not None
         child.loop.done_with(slot)
 
 
 def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:
     child.gate.clear()
-    child.begin(max_concurrent=1)
+    child.start_job(max_concurrent=1)
     assert not child.has_free_slot()
     child.finish()
     assert child.has_free_slot()
 
 
-def test_an_outcome_is_kept_during_an_outage_and_written_again(child: Child) -> None:
-    child.replies = [GONE, GONE]
-    child.begin()
+def test_an_outcome_is_kept_during_an_outage_and_written_afterwards(child: Child) -> None:
+    child.replies = [CONNECTION_LOST, CONNECTION_LOST]
+    child.start_job()
     child.finish()
     assert child.scripts == ["wakeNext:moveToFinished"] * 3
     assert child.pauses == 2
     assert [type(event) for event in child.events] == [JobCompleted]
 
 
-def test_a_job_whose_outcome_redis_refuses_fails_after_a_look_at_it(child: Child) -> None:
-    child.replies = [BrokerError("ERR the script stopped"), GONE, BrokerError("WRONGTYPE")]
-    child.begin()
+def test_a_job_whose_outcome_redis_rejects_is_read_again_and_fails(child: Child) -> None:
+    child.replies = [BrokerError("ERR the script stopped"), CONNECTION_LOST, BrokerError("WRONGTYPE")]
+    child.start_job()
     child.finish()
-    assert child.scripts[1:3] == ["", ""], "it asks until Redis answers, though with an error"
+    assert child.scripts[1:3] == ["", ""], "the child asks until Redis replies, even with an error"
     assert child.pauses == 1
     (event,) = child.events
     assert isinstance(event, JobFailed)
     assert event.error.startswith("the outcome of the job could not be stored")
 
 
-def test_the_thread_ends_with_the_child(child: Child) -> None:
-    child.begin()
+def test_the_loop_thread_ends_with_the_child(child: Child) -> None:
+    child.start_job()
     child.finish()
     child.loop.drain()
     assert child.scripts[-1] == "closed"

@@ -1,4 +1,4 @@
-"""One attempt at a job: what is checked before the task runs, and what its return value or error makes of the job."""
+"""One attempt at a job: the checks before the task runs, and the outcome after it returned or raised."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOW_MS = 1_700_000_000_000
 MONO_MS = 5_000
 
 
-class Ordered:
-    """A slot whose run the supervisor has cancelled, or not."""
+class FakeSlot:
+    """A slot with or without a cancel request of the supervisor."""
 
     token = "7:1"
     cancel_reason = CancelReason.NONE
@@ -33,7 +33,7 @@ class Ordered:
 
 
 class Cancellation:
-    """Keeps what it is given."""
+    """A cancellation that records its arguments."""
 
     def __init__(self) -> None:
         self.deadlines: list[Deadlines] = []
@@ -54,14 +54,14 @@ class Cancellation:
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     monkeypatch.setattr(App, "now_ms", lambda _: NOW_MS)
     monkeypatch.setattr(module, "mono_ms", lambda: MONO_MS)
-    made = App("tested")
+    app = App("tested")
 
-    @made.task(name="double")
+    @app.task(name="double")
     def double(number: int) -> int:
         return 2 * number
 
-    yield made
-    made.close()
+    yield app
+    app.close()
 
 
 @pytest.fixture
@@ -86,17 +86,19 @@ def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any
     return RunningJob.from_hash("mail", "7", flat)
 
 
-def begin(app: App, cancellation: Cancellation, taken: RunningJob) -> Attempt | Outcome:
-    return attempts(app, cancellation).begin(taken)
+def begin(app: App, cancellation: Cancellation, acquired: RunningJob) -> Attempt | Outcome:
+    return attempts(app, cancellation).begin(acquired)
 
 
-def run(app: App, cancellation: Cancellation, taken: RunningJob, reason: CancelReason = CancelReason.NONE) -> Outcome:
-    made = attempts(app, cancellation)
-    attempt = made.begin(taken)
+def run(
+    app: App, cancellation: Cancellation, acquired: RunningJob, reason: CancelReason = CancelReason.NONE
+) -> Outcome:
+    runner = attempts(app, cancellation)
+    attempt = runner.begin(acquired)
     assert isinstance(attempt, Attempt)
-    slot: Any = Ordered()
+    slot: Any = FakeSlot()
     slot.cancel_reason = reason
-    return made.call(attempt, slot)
+    return runner.call(attempt, slot)
 
 
 def test_a_task_runs_with_the_arguments_of_its_job(app: App, cancellation: Cancellation) -> None:
@@ -107,26 +109,26 @@ def test_a_task_runs_with_the_arguments_of_its_job(app: App, cancellation: Cance
 
 
 @pytest.mark.parametrize(("late_ms", "runs"), [(-1, True), (0, True), (1, False)])
-def test_a_job_expires_with_the_first_millisecond_after_its_time(
+def test_a_job_expires_one_millisecond_after_its_expiry_time(
     app: App, cancellation: Cancellation, late_ms: int, runs: bool
 ) -> None:
-    begun = begin(app, cancellation, job(bulltask={"expires": NOW_MS - late_ms}))
-    assert isinstance(begun, Attempt) == runs
-    if isinstance(begun, FailedOutcome):
-        assert begun.reason.startswith("the job expired 0.001 s before")
+    started_attempt = begin(app, cancellation, job(bulltask={"expires": NOW_MS - late_ms}))
+    assert isinstance(started_attempt, Attempt) == runs
+    if isinstance(started_attempt, FailedOutcome):
+        assert started_attempt.reason.startswith("the job expired 0.001 s before")
 
 
-def test_a_job_that_breaks_what_reads_it_fails_alone(
+def test_an_unexpected_error_while_decoding_fails_only_that_job(
     app: App, cancellation: Cancellation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decode(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("no reader expects this")
+        raise ZeroDivisionError("unexpected")
 
-    taken = job()
+    acquired = job()
     monkeypatch.setattr("bulltask.jobs.codec.decode", decode)
-    begun = begin(app, cancellation, taken)
-    assert isinstance(begun, FailedOutcome)
-    assert begun.reason == "ZeroDivisionError: no reader expects this"
+    started_attempt = begin(app, cancellation, acquired)
+    assert isinstance(started_attempt, FailedOutcome)
+    assert started_attempt.reason == "ZeroDivisionError: unexpected"
 
 
 @pytest.mark.parametrize(("started", "runs"), [(2, True), (3, False)])
@@ -152,13 +154,13 @@ def test_a_job_of_an_unknown_task_waits_longer_each_time(
         ({"softTimeLimit": 2_000, "timeLimit": 3_000}, (MONO_MS + 2_000, MONO_MS + 3_000, 3_000)),
     ],
 )
-def test_the_supervisor_learns_the_deadlines_of_a_run(
+def test_a_run_sets_the_deadlines_of_its_time_limits(
     app: App, cancellation: Cancellation, limits: dict[str, int], deadlines: tuple[int, int, int]
 ) -> None:
     run(app, cancellation, job(bulltask=limits))
-    (found,) = cancellation.deadlines
-    assert (found.soft_at_ms, found.hard_at_ms, found.hard_ms) == deadlines
-    assert not found.is_async
+    (stored,) = cancellation.deadlines
+    assert (stored.soft_at_ms, stored.hard_at_ms, stored.hard_ms) == deadlines
+    assert not stored.is_async
 
 
 def test_a_revoked_run_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs.backoff import Backoff, CustomBackoff, bullmq_delay_ms, bulltask_delay_ms, reconnect_delay_ms
 
-LONGEST_MS = 2**52
+MAX_DELAY_MS = 2**52
 HOUR_MS = 3_600_000
 
 delays = st.integers(0, 10**9)
@@ -42,7 +42,7 @@ def highest() -> float:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "least_ms", "base_ms", "most_ms"),
+    ("attempt", "min_ms", "base_ms", "max_ms"),
     [
         (1, 800, 1_000, 1_200),
         (2, 1_600, 2_000, 2_400),
@@ -62,15 +62,15 @@ def highest() -> float:
     ],
 )
 def test_the_default_backoff_doubles_from_1_s_up_to_1_h_with_20_percent_jitter(
-    attempt: int, least_ms: int, base_ms: int, most_ms: int
+    attempt: int, min_ms: int, base_ms: int, max_ms: int
 ) -> None:
-    assert bulltask_delay_ms(Backoff(), attempt, lowest) == least_ms
+    assert bulltask_delay_ms(Backoff(), attempt, lowest) == min_ms
     assert bulltask_delay_ms(Backoff(), attempt, middle) == base_ms
-    assert bulltask_delay_ms(Backoff(), attempt, highest) == most_ms
+    assert bulltask_delay_ms(Backoff(), attempt, highest) == max_ms
 
 
 @pytest.mark.parametrize("attempt", [0, -1])
-def test_before_the_first_attempt_the_delay_is_the_first_delay_without_jitter(attempt: int) -> None:
+def test_an_attempt_number_below_1_gives_the_first_delay_without_jitter(attempt: int) -> None:
     assert bulltask_delay_ms(Backoff(delay_ms=1_000), attempt, highest) == 1_000
     assert bulltask_delay_ms(Backoff(delay_ms=1_000, max_delay_ms=300), attempt, highest) == 300
 
@@ -85,34 +85,30 @@ def test_a_fixed_delay_is_constant(delay: int, jitter: float, cap: int | None, a
 def test_a_delay_is_never_negative_and_never_exceeds_the_maximum(backoff: Backoff, attempt: int, chance: float) -> None:
     delay = bulltask_delay_ms(backoff, attempt, lambda: chance)
     assert isinstance(delay, int)
-    assert 0 <= delay <= LONGEST_MS
+    assert 0 <= delay <= MAX_DELAY_MS
     if backoff.type == "exponential" and backoff.max_delay_ms is not None:
         assert delay <= backoff.max_delay_ms
 
 
 @given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
-def test_jitter_lengthens_or_shortens_by_at_most_its_share(
-    delay: int, jitter: float, attempt: int, chance: float
-) -> None:
+def test_jitter_changes_a_delay_by_at_most_its_fraction(delay: int, jitter: float, attempt: int, chance: float) -> None:
     base = delay * 2 ** (attempt - 1)
     got = bulltask_delay_ms(Backoff("exponential", delay, jitter, None), attempt, lambda: chance)
     assert base * (1 - jitter) - 1 <= got <= base * (1 + jitter) + 1
 
 
 @given(delay=delays, cap=st.none() | delays, attempt=attempts)
-def test_without_jitter_the_delay_never_shrinks_from_one_attempt_to_the_next(
-    delay: int, cap: int | None, attempt: int
-) -> None:
+def test_a_delay_without_jitter_never_shrinks(delay: int, cap: int | None, attempt: int) -> None:
     backoff = Backoff("exponential", delay, 0.0, cap)
     assert bulltask_delay_ms(backoff, attempt) <= bulltask_delay_ms(backoff, attempt + 1)
 
 
 @given(attempt=attempts)
-def test_a_custom_type_is_calculated_as_exponential(attempt: int) -> None:
-    assert bulltask_delay_ms(Backoff("mine"), attempt, middle) == bulltask_delay_ms(Backoff(), attempt, middle)
+def test_a_custom_type_is_computed_as_exponential(attempt: int) -> None:
+    assert bulltask_delay_ms(Backoff("fibonacci"), attempt, middle) == bulltask_delay_ms(Backoff(), attempt, middle)
 
 
-def test_each_delay_has_its_own_random_jitter() -> None:
+def test_every_delay_gets_new_random_jitter() -> None:
     assert len({bulltask_delay_ms(Backoff(delay_ms=10**6), 1) for _ in range(50)}) > 10
 
 
@@ -130,7 +126,7 @@ def test_a_fixed_backoff_of_another_client_without_jitter_is_constant(delay: int
 
 
 @pytest.mark.parametrize("kind", ["fixed", "exponential"])
-def test_jitter_in_a_job_of_another_client_only_shortens_the_delay(kind: str) -> None:
+def test_jitter_of_another_client_shortens_fixed_and_exponential_delays(kind: str) -> None:
     backoff = Backoff(kind, 1_000, 0.5, None)
     assert bullmq_delay_ms(backoff, 1, lowest) == 500
     assert bullmq_delay_ms(backoff, 1, middle) == 750
@@ -138,7 +134,7 @@ def test_jitter_in_a_job_of_another_client_only_shortens_the_delay(kind: str) ->
 
 
 @given(delay=delays, jitter=jitters, attempt=st.integers(1, 20), chance=chances)
-def test_the_delay_of_another_clients_job_is_between_its_shortened_and_its_full_length(
+def test_jitter_of_another_client_never_lengthens_the_delay(
     delay: int, jitter: float, attempt: int, chance: float
 ) -> None:
     full = delay * 2 ** (attempt - 1)
@@ -150,7 +146,7 @@ def test_the_delay_of_another_clients_job_is_between_its_shortened_and_its_full_
 def test_delays_of_other_clients_jobs_never_overflow(backoff: Backoff, attempt: int, chance: float) -> None:
     delay = bullmq_delay_ms(backoff, attempt, lambda: chance)
     assert isinstance(delay, int)
-    assert 0 <= delay <= LONGEST_MS
+    assert 0 <= delay <= MAX_DELAY_MS
 
 
 @pytest.mark.parametrize(
@@ -165,27 +161,27 @@ def test_delays_of_other_clients_jobs_never_overflow(backoff: Backoff, attempt: 
         ("exponential", 78_848, 0.5, 13, 0.7938960790634155, 289_679_601),
     ],
 )
-def test_with_the_same_random_number_the_delay_is_that_of_node(
+def test_a_delay_equals_nodes_for_the_same_random_number(
     kind: str, delay: int, jitter: float, attempt: int, chance: float, expected: int
 ) -> None:
-    # What Backoffs.calculate of bullmq 5.62.0 returned with Math.random replaced by `chance`.
+    # Expected: the result of Backoffs.calculate in bullmq 5.62.0 with Math.random replaced by `chance`.
     assert bullmq_delay_ms(Backoff(kind, delay, jitter, None), attempt, lambda: chance) == expected
 
 
 def test_an_unknown_backoff_type_of_another_client_counts_as_exponential() -> None:
-    assert bullmq_delay_ms(Backoff("theirs", 0, 0.0, None), 3) == 4_000
-    assert bullmq_delay_ms(Backoff("theirs", 200, 0.0, None), 3) == 800
+    assert bullmq_delay_ms(Backoff("linear", 0, 0.0, None), 3) == 4_000
+    assert bullmq_delay_ms(Backoff("linear", 200, 0.0, None), 3) == 800
 
 
-def test_no_delay_means_retry_at_once() -> None:
+def test_a_zero_delay_retries_immediately() -> None:
     assert bullmq_delay_ms(Backoff("fixed", 0, 0.0, None), 1) == 0
     assert bullmq_delay_ms(Backoff("exponential", 0, 0.5, None), 9) == 0
 
 
-# --- the wire ---------------------------------------------------------------------------------------------------------
+# --- the stored format ------------------------------------------------------------------------------------------------
 
 
-def test_the_stored_default_backoff_is_one_that_node_understands() -> None:
+def test_the_default_backoff_is_stored_in_nodes_format() -> None:
     expected = {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": HOUR_MS}
     assert Backoff().to_wire() == expected
 
@@ -211,7 +207,7 @@ def test_a_stored_backoff_is_read_back_unchanged(backoff: Backoff) -> None:
     assert Backoff.from_wire(json.loads(json.dumps(backoff.to_wire()))) == backoff
 
 
-def test_no_backoff_is_none() -> None:
+def test_a_missing_backoff_is_read_as_none() -> None:
     assert Backoff.from_wire(None) is None
 
 
@@ -227,7 +223,7 @@ def test_no_backoff_is_none() -> None:
         ({"type": "custom"}, Backoff("custom", 0, 0.0, None)),
         ({"type": "fixed", "delay": -5}, Backoff("fixed", 0, 0.0, None)),
         ({"type": "fixed", "delay": 10.4}, Backoff("fixed", 10, 0.0, None)),
-        ({"type": "fixed", "delay": 10**400}, Backoff("fixed", LONGEST_MS, 0.0, None)),
+        ({"type": "fixed", "delay": 10**400}, Backoff("fixed", MAX_DELAY_MS, 0.0, None)),
         ({"type": "fixed", "delay": 1, "jitter": None, "maxDelay": None}, Backoff("fixed", 1, 0.0, None)),
     ],
 )
@@ -236,7 +232,7 @@ def test_every_backoff_that_bullmq_stores_can_be_read(stored: object, expected: 
 
 
 @pytest.mark.parametrize(
-    ("stored", "named"),
+    ("stored", "reason"),
     [
         ("1000", "object"),
         (True, "object"),
@@ -254,8 +250,8 @@ def test_every_backoff_that_bullmq_stores_can_be_read(stored: object, expected: 
         ({"type": "fixed", "delay": 5, "maxDelay": {}}, "maxDelay"),
     ],
 )
-def test_a_malformed_stored_backoff_is_refused_with_its_reason(stored: object, named: str) -> None:
-    with pytest.raises(DecodeError, match=named):
+def test_a_malformed_stored_backoff_is_rejected_with_a_reason(stored: object, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason):
         Backoff.from_wire(stored)
 
 
@@ -274,11 +270,11 @@ def test_any_stored_value_is_either_read_or_rejected(stored: object) -> None:
     assert backoff is None or bullmq_delay_ms(backoff, 1) >= 0
 
 
-# --- the value --------------------------------------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "reason"),
     [
         ({"type": ""}, "type"),
         ({"type": 3}, "type"),
@@ -294,8 +290,8 @@ def test_any_stored_value_is_either_read_or_rejected(stored: object) -> None:
         ({"max_delay_ms": "1h"}, "max delay"),
     ],
 )
-def test_an_impossible_backoff_is_refused_with_its_reason(arguments: dict, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_an_invalid_backoff_is_rejected_with_a_reason(arguments: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         Backoff(**arguments)
 
 
@@ -304,12 +300,12 @@ def test_a_backoff_cannot_be_changed() -> None:
         Backoff().delay_ms = 5  # type: ignore[misc]
 
 
-def test_a_custom_strategy_may_answer_in_seconds_or_as_a_timedelta() -> None:
+def test_a_custom_strategy_may_return_seconds_or_a_timedelta() -> None:
     strategies: list[CustomBackoff] = [lambda n, exc: 0.5 * n, lambda n, exc: timedelta(seconds=n)]
     assert [strategy(2, ValueError()) for strategy in strategies] == [1.0, timedelta(seconds=2)]
 
 
-# --- the connection ---------------------------------------------------------------------------------------------------
+# --- reconnect delays -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attempt", "delay_ms"), [(1, 100), (2, 200), (5, 1_600), (9, 25_600), (10, 30_000)])
@@ -322,7 +318,8 @@ def test_the_reconnect_delay_has_20_percent_jitter(attempt: int, chance: float) 
     assert 80 <= reconnect_delay_ms(attempt, lambda: chance) <= 36_000
 
 
-def test_jitter_applies_to_the_maximum_reconnect_delay_so_that_workers_do_not_reconnect_all_at_once() -> None:
+def test_jitter_applies_to_the_maximum_reconnect_delay() -> None:
+    # Without jitter all workers would reconnect at the same time.
     assert reconnect_delay_ms(50, lowest) == 24_000
     assert reconnect_delay_ms(50, highest) == 36_000
 

@@ -19,28 +19,29 @@ def app_with(entries: object, **settings: Any) -> App:
     return app
 
 
-def entries(said: dict[str, Any], **settings: Any) -> list[BeatEntry]:
-    found = read_entries(app_with(said, **settings))
-    assert found is not None
-    return found
+def entries(definitions: dict[str, Any], **settings: Any) -> list[BeatEntry]:
+    parsed = read_entries(app_with(definitions, **settings))
+    assert parsed is not None
+    return parsed
 
 
-def one(**said: Any) -> BeatEntry:
-    return entries({"nightly": {"task": "clean", "schedule": 60, "args": (7,), **said}})[0]
+def entry(**fields: Any) -> BeatEntry:
+    return entries({"nightly": {"task": "clean", "schedule": 60, "args": (7,), **fields}})[0]
 
 
-def test_an_entry_of_celerys_shape_is_understood() -> None:
+def test_an_entry_in_celerys_format_is_read() -> None:
     schedule = crontab(hour=3, minute=0)
-    entry = one(schedule=schedule, kwargs={"hard": True}, options={"queue": "other", "expires": 60, "priority": 2})
-    assert (entry.name, entry.job.name, entry.job.queue) == ("nightly", "clean", "other")
-    assert json.loads(entry.job.data) == {"days": 7, "hard": True}
-    assert (entry.rule.pattern, entry.rule.tz, entry.rule.every_ms) == ("0 3 * * *", "UTC", None)
-    template = entry.job.options.to_template()
+    options = {"queue": "other", "expires": 60, "priority": 2}
+    nightly = entry(schedule=schedule, kwargs={"hard": True}, options=options)
+    assert (nightly.name, nightly.job.name, nightly.job.queue) == ("nightly", "clean", "other")
+    assert json.loads(nightly.job.data) == {"days": 7, "hard": True}
+    assert (nightly.rule.pattern, nightly.rule.tz, nightly.rule.every_ms) == ("0 3 * * *", "UTC", None)
+    template = nightly.job.options.to_template()
     assert (template["priority"], template["bulltask"]) == (2, {"v": 1, "ttl": 60_000})
 
 
-def test_queue_and_options_of_the_task_count_where_the_entry_says_none() -> None:
-    assert (one().job.queue, one().job.options.priority) == ("night", 7)
+def test_an_entry_defaults_to_the_queue_and_options_of_its_task() -> None:
+    assert (entry().job.queue, entry().job.options.priority) == ("night", 7)
 
 
 @pytest.mark.parametrize(
@@ -54,38 +55,38 @@ def test_queue_and_options_of_the_task_count_where_the_entry_says_none() -> None
         ("@daily", None, "@daily"),
     ],
 )
-def test_a_schedule_is_seconds_a_timedelta_a_crontab_or_a_pattern(
+def test_a_schedule_may_be_seconds_a_timedelta_a_crontab_or_a_pattern(
     schedule: object, every_ms: int | None, pattern: str | None
 ) -> None:
-    rule = one(schedule=schedule).rule
+    rule = entry(schedule=schedule).rule
     assert (rule.every_ms, rule.pattern) == (every_ms, pattern)
 
 
-def test_patterns_are_in_the_apps_time_zone() -> None:
-    said = {"nightly": {"task": "clean", "schedule": crontab(hour=3, minute=0), "args": [7]}}
-    assert entries(said, timezone="Europe/Berlin")[0].rule.tz == "Europe/Berlin"
+def test_a_pattern_uses_the_apps_time_zone() -> None:
+    definitions = {"nightly": {"task": "clean", "schedule": crontab(hour=3, minute=0), "args": [7]}}
+    assert entries(definitions, timezone="Europe/Berlin")[0].rule.tz == "Europe/Berlin"
 
 
-def test_a_task_may_be_named_by_itself_or_be_unknown_here() -> None:
+def test_a_task_may_be_a_task_object_or_an_unknown_name() -> None:
     app = app_with(None)
     app.conf.beat_schedule = {
         "a": {"task": app.tasks["clean"], "schedule": 1, "args": [7]},
-        "b": {"task": "elsewhere", "schedule": 1, "kwargs": {"x": 1}},
-        "c": {"task": "elsewhere", "schedule": 1, "args": [1, 2]},
+        "b": {"task": "unknown", "schedule": 1, "kwargs": {"x": 1}},
+        "c": {"task": "unknown", "schedule": 1, "args": [1, 2]},
     }
-    found = read_entries(app)
-    assert found is not None
-    assert [entry.job.name for entry in found] == ["clean", "elsewhere", "elsewhere"]
-    assert [json.loads(entry.job.data) for entry in found] == [{"days": 7}, {"x": 1}, [1, 2]]
+    parsed = read_entries(app)
+    assert parsed is not None
+    assert [entry.job.name for entry in parsed] == ["clean", "unknown", "unknown"]
+    assert [json.loads(entry.job.data) for entry in parsed] == [{"days": 7}, {"x": 1}, [1, 2]]
 
 
-def test_no_schedule_is_not_the_same_as_an_empty_one() -> None:
+def test_a_missing_schedule_differs_from_an_empty_one() -> None:
     assert read_entries(app_with(None)) is None
     assert read_entries(App("shop")) is None
     assert read_entries(app_with({})) == []
 
 
-def test_the_digest_tells_entries_apart_and_is_the_same_for_the_same() -> None:
+def test_only_equal_entries_have_equal_digests() -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"schedule": 61},
@@ -96,15 +97,15 @@ def test_the_digest_tells_entries_apart_and_is_the_same_for_the_same() -> None:
         {"options": {"expires": 5}},
         {"task": "other"},
     ]
-    digests = [one(**change).digest for change in changes]
+    digests = [entry(**change).digest for change in changes]
     assert len(set(digests)) == len(changes)
-    assert digests == [one(**change).digest for change in changes]
+    assert digests == [entry(**change).digest for change in changes]
     other_zone = entries({"n": {"task": "clean", "args": [7], "schedule": "@daily"}}, timezone="Asia/Tokyo")[0]
-    assert other_zone.digest != one(schedule="@daily").digest
+    assert other_zone.digest != entry(schedule="@daily").digest
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ("clean", "must be a dictionary"),
         ({}, "the key 'task' is missing"),
@@ -129,18 +130,18 @@ def test_the_digest_tells_entries_apart_and_is_the_same_for_the_same() -> None:
         ({"task": "clean", "schedule": 1, "args": [1], "relative": True}, "relative intervals are not supported"),
     ],
 )
-def test_a_wrong_entry_is_refused_by_its_name(entry: object, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_an_invalid_entry_is_rejected_with_its_name(entry: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_entries(app_with({"nightly": entry}))
     assert "beat_schedule['nightly']" in str(caught.value)
 
 
-def test_names_are_those_of_job_schedulers() -> None:
+def test_a_name_with_too_many_colons_is_rejected() -> None:
     with pytest.raises(ConfigError, match="more than three ':'"):
         read_entries(app_with({"a:b:c:d:e": {"task": "clean", "schedule": 1, "args": [1]}}))
 
 
-@pytest.mark.parametrize("said", ["x", [], 5, {1: {}}])
-def test_the_setting_is_a_dictionary(said: object) -> None:
+@pytest.mark.parametrize("value", ["x", [], 5, {1: {}}])
+def test_the_setting_must_be_a_dictionary(value: object) -> None:
     with pytest.raises(ConfigError, match="beat_schedule must be a dictionary of entries by name"):
-        App("shop", beat_schedule=said)
+        App("shop", beat_schedule=value)

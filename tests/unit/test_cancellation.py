@@ -1,4 +1,4 @@
-"""Where a cancel request reaches a run, and where it must not."""
+"""A cancel request is raised in the task's code of its run, and nowhere else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMITS = TimeLimits(1_000, 2_000)
 
 
 class Child:
-    """The parts of a child that cancellation needs, and a supervisor."""
+    """The parts of a child and of a supervisor that cancellation needs."""
 
     def __init__(self) -> None:
         block = Slots(1, 1).children[0]
@@ -57,7 +57,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_cancel_request_is_raised_once_in_the_tasks_code_after_spark_was_cancelled(child: Child) -> None:
+def test_a_cancel_request_is_raised_once_after_spark_jobs_were_cancelled(child: Child) -> None:
     child.begin()
     seen = []
 
@@ -66,7 +66,7 @@ def test_a_cancel_request_is_raised_once_in_the_tasks_code_after_spark_was_cance
             child.request()
         except SoftTimeLimitExceeded as exc:
             seen.append(str(exc))
-        child.request()  # the signal comes again
+        child.request()  # sends the signal again
         return "value"
 
     assert child.call(task) == "value"
@@ -75,9 +75,9 @@ def test_a_cancel_request_is_raised_once_in_the_tasks_code_after_spark_was_cance
     assert child.slot.read().acknowledged
 
 
-def test_a_request_before_the_call_is_raised_instead_of_it(child: Child) -> None:
+def test_a_request_before_the_call_prevents_the_call(child: Child) -> None:
     child.begin()
-    child.request()  # a Spark session is being started, say
+    child.request()  # for example while a Spark session starts
     assert not child.slot.read().acknowledged
     called = []
     with pytest.raises(SoftTimeLimitExceeded):
@@ -108,7 +108,7 @@ def test_a_request_for_an_earlier_run_is_ignored(child: Child) -> None:
     assert child.call(task) == "value"
 
 
-def test_the_childs_own_signal_handlers_are_not_interrupted_and_the_next_signal_cancels_the_task(child: Child) -> None:
+def test_a_request_inside_a_signal_handler_is_raised_on_the_next_signal(child: Child) -> None:
     child.begin()
     done = []
 
@@ -121,15 +121,15 @@ def test_the_childs_own_signal_handlers_are_not_interrupted_and_the_next_signal_
 
         def task() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-            done.append("went on")
-            os.kill(os.getpid(), signal.SIGUSR2)  # as the supervisor does until it is heard
+            done.append("continued")
+            os.kill(os.getpid(), signal.SIGUSR2)  # as the supervisor does until the child acknowledges
             done.append("never")
 
         with pytest.raises(SoftTimeLimitExceeded):
             child.call(task)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert done == ["closed", "went on"]
+    assert done == ["closed", "continued"]
 
 
 def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) -> None:
@@ -140,7 +140,7 @@ def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) ->
 
     def task() -> str:
         thing = Thing()
-        weakref.finalize(thing, child.request)  # exceptions in it are printed and dropped
+        weakref.finalize(thing, child.request)  # Python prints and drops exceptions in a finalizer
         reference = weakref.ref(thing, lambda _: child.request())
         del thing
         assert reference() is None
@@ -152,7 +152,7 @@ def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) ->
         child.call(task)
 
 
-def test_a_stronger_reason_replaces_a_weaker_one_and_a_revocation_counts_whatever_the_task_does(child: Child) -> None:
+def test_a_revocation_replaces_a_soft_limit_and_always_cancels(child: Child) -> None:
     run = child.begin()
 
     def task() -> str:
@@ -166,7 +166,7 @@ def test_a_stronger_reason_replaces_a_weaker_one_and_a_revocation_counts_whateve
     assert isinstance(run.resolve(ValueError()), TaskCancelled)
 
 
-def test_the_hard_limit_of_a_plain_function_is_left_to_the_supervisor(child: Child) -> None:
+def test_the_hard_limit_of_a_sync_task_is_not_raised_in_the_child(child: Child) -> None:
     child.begin()
 
     def task() -> str:
@@ -197,11 +197,11 @@ async def test_an_async_run_is_cancelled_and_ends_with_the_exception_of_the_reas
     }
     assert type(run.resolve(raised)) is ended[cause]
     after = run.resolve(None)
-    assert (after is None) == (cause is CancelReason.SOFT_LIMIT), "a task that returns has made good a soft limit only"
-    await asyncio.sleep(0)  # nothing of it is left for the child's own awaits
+    assert (after is None) == (cause is CancelReason.SOFT_LIMIT), "a task that returns completes after a soft limit"
+    await asyncio.sleep(0)  # the cancellation does not reach later awaits
 
 
-async def test_without_the_signal_the_event_loop_finds_the_request_by_polling(child: Child) -> None:
+async def test_the_event_loop_finds_a_request_by_polling_if_the_signal_is_lost(child: Child) -> None:
     run = child.begin()
     child.cancellation.enter_async(run)
     child.slot.request_cancel(child.slot.read().run, CancelReason.SOFT_LIMIT)

@@ -1,4 +1,4 @@
-"""Arguments and replies of single calls, where a test with a server cannot see the difference."""
+"""Arguments and replies of single calls, for details that a test with a server would not notice."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_bloc
 KEYS = QueueKeys("bull", "{mail}", "mail")
 NOW_MS = 1_700_000_000_000
 CONFIG = Conf({}, {}).freeze()
-REFUSED = BrokerUnavailableError("nothing listens")
+UNREACHABLE = BrokerUnavailableError("connection refused")
 
 
-def quarantine_call(**given: bool) -> Call[bool]:
-    claim = FetchOptions.from_config(CONFIG, KEYS, "token", "")
-    finish = move_to_finished(KEYS, "7", claim, malformed_finish("no name", {"count": 1}), fetch_next=False, now_ms=1)
-    return quarantine(KEYS, finish, "token", **given)
+def quarantine_call(**options: bool) -> Call[bool]:
+    fetch = FetchOptions.from_config(CONFIG, KEYS, "token", "")
+    finish = move_to_finished(KEYS, "7", fetch, malformed_finish("no name", {"count": 1}), fetch_next=False, now_ms=1)
+    return quarantine(KEYS, finish, "token", **options)
 
 
-def test_a_read_waits_at_least_a_millisecond_because_zero_means_for_ever() -> None:
+def test_a_blocking_read_waits_at_least_a_millisecond() -> None:
+    # Redis waits forever for 0.
     assert [read_blocking(KEYS, "0-0", block_ms).args[4] for block_ms in (-5, 0, 1, 7)] == [1, 1, 1, 7]
 
 
-def test_a_single_entry_shows_that_the_place_is_retained() -> None:
+def test_the_retention_check_reads_a_single_entry() -> None:
     assert is_retained(KEYS, "5-0").args[-2:] == ("COUNT", 1)
 
 
-def test_the_size_of_a_state_is_that_of_its_list_or_sorted_set() -> None:
+def test_the_size_of_a_state_is_read_from_its_list_or_sorted_set() -> None:
     assert state_size(KEYS, "wait").args == ("LLEN", KEYS.wait)
     assert state_size(KEYS, "delayed").args == ("ZCARD", KEYS.delayed)
 
 
-def test_a_page_of_failed_children_has_as_many_as_were_asked_for() -> None:
+def test_a_page_of_failed_children_has_the_requested_size() -> None:
     assert children(KEYS, "7", "failed", 10, ("0", 0)).args[-2:] == (0, 9)
 
 
@@ -67,7 +68,7 @@ def test_every_field_of_a_repeatable_job_is_read() -> None:
     assert read_repeatable(KEYS, "k").parse_reply(reply) == {"name": "daily", "every": "5000", "tz": "Europe/Berlin"}
 
 
-def test_a_log_keeps_at_most_a_thousand_million_lines() -> None:
+def test_a_log_keeps_at_most_a_billion_lines() -> None:
     assert [add_log(KEYS, "7", "x", keep, None).args[-1] for keep in (5, 10**9, 10**15, 0)] == [5, 10**9, 10**9, ""]
 
 
@@ -76,12 +77,12 @@ def test_a_job_of_another_worker_is_not_quarantined() -> None:
         quarantine_call().parse_reply(-6)
 
 
-def test_a_job_is_quarantined_whether_its_hash_is_malformed_or_not() -> None:
-    plain, careful = quarantine_call().args, quarantine_call(only_malformed=True).args
-    assert [pair for pair in zip(plain, careful, strict=True) if pair[0] != pair[1]] == [("", "1")]
+def test_only_malformed_changes_one_argument_of_the_quarantine_script() -> None:
+    always, only_malformed = quarantine_call().args, quarantine_call(only_malformed=True).args
+    assert [pair for pair in zip(always, only_malformed, strict=True) if pair[0] != pair[1]] == [("", "1")]
 
 
-def test_a_revoked_job_without_a_deduplication_id_costs_two_calls() -> None:
+def test_revoking_a_job_without_a_deduplication_id_takes_two_calls() -> None:
     operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
     next(operation)
     operation.send([b"{}"])
@@ -99,19 +100,19 @@ def test_revoking_quarantines_a_job_only_if_its_hash_is_malformed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "text"),
+    ("error", "text"),
     [
         ("NOPERM User app has no permissions to run the 'evalsha' command", "ACL SETUSER app +evalsha"),
         ("No permissions to access a key", "ACL SETUSER app ~bull:*"),
         ("The user executing the script can't run this command or subcommand", "docs/how-to/spark.md"),
     ],
 )
-def test_a_refusal_of_the_acl_comes_with_what_to_grant(refusal: str, text: str) -> None:
-    assert text in acl_advice(refusal, "redis://app:secret@there:6379/0")
+def test_an_acl_error_names_the_permission_to_grant(error: str, text: str) -> None:
+    assert text in acl_advice(error, "redis://app:secret@redis:6379/0")
 
 
 class Socket:
-    """A socket that has a timeout."""
+    """A fake socket with a timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
@@ -124,7 +125,7 @@ class Socket:
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, 4.0), (10.0, 4.0), (2.0, 2.0)])
-def test_a_reply_is_read_until_its_deadline_and_no_longer(
+def test_reading_a_reply_shortens_the_socket_timeout_to_its_deadline(
     monkeypatch: pytest.MonkeyPatch, before: float | None, after: float
 ) -> None:
     monkeypatch.setattr("bulltask.transport.endpoint.mono_ms", lambda: 1_000)
@@ -135,21 +136,21 @@ def test_a_reply_is_read_until_its_deadline_and_no_longer(
     assert parser._sock.timeout == after
 
 
-def test_a_waiter_bears_an_outage_for_two_rechecks_after_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_result_tolerates_an_outage_for_two_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     monkeypatch.setattr("bulltask.transport.results.mono_ms", lambda: now_ms)
     tolerance = _OutageTolerance()
     with pytest.raises(BrokerUnavailableError):
-        tolerance.pause_ms(REFUSED)
+        tolerance.pause_ms(UNREACHABLE)
     tolerance.record_success()
     now_ms += 2 * RECHECK_MS - 1
-    assert tolerance.pause_ms(REFUSED) > 0
+    assert tolerance.pause_ms(UNREACHABLE) > 0
     now_ms += 1
     with pytest.raises(BrokerUnavailableError):
-        tolerance.pause_ms(REFUSED)
+        tolerance.pause_ms(UNREACHABLE)
 
 
-def test_a_producer_connects_before_it_reads_the_servers_clock() -> None:
+def test_a_producer_connects_before_reading_the_servers_clock() -> None:
     clock = SimpleNamespace(now_ms=lambda: 0)
 
     class Client:
@@ -160,16 +161,16 @@ def test_a_producer_connects_before_it_reads_the_servers_clock() -> None:
             return ["7" for _ in calls]
 
     pool: Any = SimpleNamespace(client=lambda _: nullcontext(Client()))
-    asleep: Any = None
-    fixed: Any = clock
+    sleep: Any = None
+    fake_clock: Any = clock
     added: list[int] = []
-    producer = Producer(pool, asleep, lambda _: KEYS, fixed, CONFIG)
+    producer = Producer(pool, sleep, lambda _: KEYS, fake_clock, CONFIG)
     producer._add = lambda part, now_ms: added.append(now_ms) or []  # type: ignore[method-assign,func-returns-value]
     producer.send([NewJob("mail", "7", "send", b"{}", JobOptions())])
     assert added == [NOW_MS]
 
 
-def test_connections_of_workers_name_the_queues_that_are_served() -> None:
+def test_served_queues_are_read_from_the_names_of_worker_connections() -> None:
     lines = [
         "id=1 name=bull:bWFpbA== db=0",
         "id=2 name=bull:c21z:w:worker db=0",
@@ -197,21 +198,21 @@ def jobs_of(sizes: list[int]) -> list[NewJob]:
     ],
 )
 def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list[int], parts: list[int]) -> None:
-    found = list(_parts(jobs_of(sizes)))
-    assert [len(part) for part in found] == parts
-    assert [len(job.data) for part in found for job in part] == sizes
+    result = list(_parts(jobs_of(sizes)))
+    assert [len(part) for part in result] == parts
+    assert [len(job.data) for part in result for job in part] == sizes
 
 
-def test_a_fenced_call_has_the_keys_and_arguments_of_the_plain_one() -> None:
+def test_an_idempotent_add_has_the_keys_and_arguments_of_plain_adds() -> None:
     jobs = [NewJob("mail", job_id, "send", b"{}", JobOptions()) for job_id in ("7", "8")]
     (fenced,) = add_jobs_once(KEYS, jobs, NOW_MS, WriteFence("w1", 60_000))
     calls = [add_job(KEYS, job, NOW_MS) for job in jobs]
     assert calls[0].script is not None
     first = calls[0].script.key_count + 1
-    words = [
-        word for job, call in zip(jobs, calls, strict=True) for word in (job.id, KEYS.job(job.id), *call.args[first:])
+    job_args = [
+        arg for job, call in zip(jobs, calls, strict=True) for arg in (job.id, KEYS.job(job.id), *call.args[first:])
     ]
-    assert fenced.args == (first, KEYS.fence("w1"), *calls[0].args[1:first], 60_000, *words)
+    assert fenced.args == (first, KEYS.fence("w1"), *calls[0].args[1:first], 60_000, *job_args)
 
 
 def test_a_pool_keeps_ten_idle_clients() -> None:
@@ -223,33 +224,33 @@ def test_a_pool_keeps_ten_idle_clients() -> None:
     assert pool._lend(None) not in lent
 
 
-def test_a_job_that_cannot_be_read_is_in_its_first_attempt() -> None:
+def test_a_malformed_job_counts_as_in_its_first_attempt() -> None:
     broken = RunningJob.broken("mail", "7", "no name")
     assert (broken.attempts_started, broken.attempts_made, broken.malformed) == (1, 0, True)
 
 
 @pytest.mark.parametrize(
-    ("fault", "across"),
+    ("error", "cross_slot"),
     [
         (ClusterCrossSlotError("Keys in request don't hash to the same slot"), True),
         (ResponseError("Script attempted to access a non local key in a cluster node"), True),
         (ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
     ],
 )
-def test_only_keys_of_several_slots_are_explained_as_such(fault: ResponseError, across: bool) -> None:
-    assert (CROSS_SLOT in str(reply_error(fault, "redis://there"))) == across
+def test_only_a_cross_slot_error_is_explained_as_cross_slot(error: ResponseError, cross_slot: bool) -> None:
+    assert (CROSS_SLOT in str(reply_error(error, "redis://server"))) == cross_slot
 
 
 @pytest.mark.parametrize(("counted", "missing"), [(3, 1), (5, None), (9, None)])
-def test_a_stream_that_has_trimmed_less_than_was_read_is_another_one(counted: int, missing: int | None) -> None:
-    follower = Follower(KEYS, "1-0", "there")
+def test_a_gap_is_counted_unless_the_stream_was_replaced(counted: int, missing: int | None) -> None:
+    follower = Follower(KEYS, "1-0", "server")
     follower._count = counted
     gap = follower._gap("1-0", StreamInfo(2, "9-0", 6, deleted=False), [("8-0", {})])
     assert gap == StreamGap("1-0", "8-0", missing)
 
 
-def test_what_answers_in_another_protocol_is_not_taken_for_a_server_that_is_gone() -> None:
-    error = connection_error(InvalidResponse("HTTP/1.1 400"), "redis://there", connecting=True)
+def test_a_reply_in_another_protocol_is_marked_as_answered() -> None:
+    error = connection_error(InvalidResponse("HTTP/1.1 400"), "redis://server", connecting=True)
     assert isinstance(error, BrokerUnavailableError)
     assert error.answered
 
@@ -258,12 +259,12 @@ def budget(**settings: Any) -> RetryBudget:
     return RetryBudget(replace(CONFIG, **settings), [NewJob("mail", "7", "send", b"{}", JobOptions())])
 
 
-def test_a_try_has_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_gets_half_of_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bulltask.transport.produce.mono_ms", lambda: 1_000)
     assert budget(publish_timeout_ms=8_000).next_deadline_ms() == 5_000
     assert budget(publish_timeout_ms=8_000, publish_retries=0).next_deadline_ms() == 9_000
 
 
-def test_without_a_limit_of_time_the_whole_pause_is_waited() -> None:
-    waits = budget(publish_timeout_ms=None, reconnect_delay_ms=100, reconnect_delay_max_ms=100)
-    assert 80 <= waits.pause_ms(REFUSED) <= 120
+def test_pauses_are_not_shortened_without_a_publish_timeout() -> None:
+    unlimited = budget(publish_timeout_ms=None, reconnect_delay_ms=100, reconnect_delay_max_ms=100)
+    assert 80 <= unlimited.pause_ms(UNREACHABLE) <= 120
