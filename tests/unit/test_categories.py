@@ -1,4 +1,4 @@
-"""Real exceptions of real libraries, raised by a server on 127.0.0.1 that answers as badly as it is asked to."""
+"""Categories of real exceptions: those of HTTP clients come from a misbehaving server on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T, P, U = ErrorCategory.TRANSIENT, ErrorCategory.PERMANENT, ErrorCategory.UNKNOW
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 Get = Callable[[str], BaseException]
 
-# Self-signed for "localhost" until 2126, made for this file with `openssl req -x509`; it opens nothing anywhere.
+# Self-signed for "localhost" until 2126, created with `openssl req -x509`; only this file uses the key.
 CERTIFICATE = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg47/ESjuabwrE9bTK
@@ -76,8 +76,8 @@ rDZpN3em/Ke9I8zynfVRnExluNSg95LSqEWcPjMxNT8=
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-class Bad(BaseHTTPRequestHandler):
-    """``/status/503?retry_after=7`` answers so; the other paths break the protocol in one way each."""
+class FaultyHandler(BaseHTTPRequestHandler):
+    """Replies to ``/status/503?retry_after=7`` as requested; each other path breaks the protocol in one way."""
 
     ended = threading.Event()
 
@@ -115,34 +115,34 @@ class Bad(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def send_garbage(self, *_: object) -> None:
-        self.wfile.write(b"this is no HTTP\r\n\r\n")
+        self.wfile.write(b"this is not HTTP\r\n\r\n")
 
     def send_late(self, *_: object) -> None:
-        self.ended.wait(30)  # until the client has given up and the fixture ends
+        self.ended.wait(30)  # until the client has timed out and the fixture ends
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-class Quiet(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        pass  # clients that hang up are the point
+        pass  # disconnecting clients are expected
 
 
-def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+def serve(server: ThreadingHTTPServer) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"127.0.0.1:{server.server_port}"
-    Bad.ended.set()
+    FaultyHandler.ended.set()
     server.shutdown()
     thread.join()
     server.server_close()
-    Bad.ended.clear()
+    FaultyHandler.ended.clear()
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    yield from serving(Quiet(("127.0.0.1", 0), Bad))
+    yield from serve(QuietServer(("127.0.0.1", 0), FaultyHandler))
 
 
 @pytest.fixture(scope="module")
@@ -151,57 +151,59 @@ def untrusted_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     pem.write_text(CERTIFICATE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    server = Quiet(("127.0.0.1", 0), Bad)
+    server = QuietServer(("127.0.0.1", 0), FaultyHandler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    yield from serving(server)
+    yield from serve(server)
 
 
 @pytest.fixture(scope="module")
 def closed_address() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
 
 
-def raised(call: Callable[[], object]) -> BaseException:
+def catch(call: Callable[[], object]) -> BaseException:
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what the test is about
+    except BaseException as error:  # noqa: BLE001 - the test checks any exception
         return error
     raise AssertionError(f"nothing was raised, but {result!r} returned")
 
 
-def patience(url: str) -> float:
+def read_timeout(url: str) -> float:
     return 0.2 if url.endswith("/late") else 10
 
 
 def by_httpx(url: str) -> BaseException:
-    return raised(
-        lambda: httpx.get(url, follow_redirects=True, trust_env=False, timeout=patience(url)).raise_for_status().json()
-    )
+    def get() -> object:
+        response = httpx.get(url, follow_redirects=True, trust_env=False, timeout=read_timeout(url))
+        return response.raise_for_status().json()
+
+    return catch(get)
 
 
 def by_requests(url: str) -> BaseException:
     def get() -> object:
         with requests.Session() as session:
             session.trust_env = False
-            response = session.get(url, timeout=patience(url))
+            response = session.get(url, timeout=read_timeout(url))
             response.raise_for_status()
             return response.json()
 
-    return raised(get)
+    return catch(get)
 
 
 def by_urllib(url: str) -> BaseException:
     def get() -> object:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=patience(url)) as response:
+        with opener.open(url, timeout=read_timeout(url)) as response:
             return json.loads(response.read())
 
-    error = raised(get)
+    error = catch(get)
     if isinstance(error, urllib.error.HTTPError):
         error.close()
     return error
@@ -209,11 +211,11 @@ def by_urllib(url: str) -> BaseException:
 
 def by_aiohttp(url: str) -> BaseException:
     async def get() -> object:
-        limit = aiohttp.ClientTimeout(total=patience(url))
+        limit = aiohttp.ClientTimeout(total=read_timeout(url))
         async with aiohttp.ClientSession(raise_for_status=True, timeout=limit) as session, session.get(url) as response:
             return await response.json()
 
-    return raised(lambda: asyncio.run(get()))
+    return catch(lambda: asyncio.run(get()))
 
 
 any_client = pytest.mark.parametrize("get", [by_httpx, by_requests, by_urllib, by_aiohttp])
@@ -223,13 +225,13 @@ any_client = pytest.mark.parametrize("get", [by_httpx, by_requests, by_urllib, b
 
 @any_client
 @pytest.mark.parametrize("status", [500, 501, 502, 503, 504, 507, 599, 429, 408, 425])
-def test_server_errors_rate_limits_and_slowness_are_transient(get: Get, status: int, address: str) -> None:
+def test_http_server_errors_timeouts_and_rate_limits_are_transient(get: Get, status: int, address: str) -> None:
     assert categorize_error(get(f"http://{address}/status/{status}")) is T
 
 
 @any_client
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 409, 410, 413, 422, 451])
-def test_other_client_errors_are_permanent(get: Get, status: int, address: str) -> None:
+def test_other_http_client_errors_are_permanent(get: Get, status: int, address: str) -> None:
     assert categorize_error(get(f"http://{address}/status/{status}")) is P
 
 
@@ -245,7 +247,7 @@ def test_a_missing_invalid_or_late_response_is_transient(get: Get, path: str, ad
 
 
 @any_client
-def test_a_body_that_ends_early_is_transient(get: Get, address: str) -> None:
+def test_a_truncated_body_is_transient(get: Get, address: str) -> None:
     assert categorize_error(get(f"http://{address}/short")) is T
 
 
@@ -264,7 +266,7 @@ def test_a_body_that_cannot_be_decompressed_is_permanent(get: Get, address: str)
     assert categorize_error(get(f"http://{address}/body/application/json?encoding=gzip")) is P
 
 
-def test_a_body_of_another_type_is_permanent_unless_its_status_says_otherwise(address: str) -> None:
+def test_a_body_of_an_unexpected_content_type_is_permanent(address: str) -> None:
     assert categorize_error(by_aiohttp(f"http://{address}/body/text/html")) is P
 
 
@@ -286,12 +288,12 @@ def test_other_tls_handshake_failures_are_transient(get: Get, address: str) -> N
 
 def test_redis_behind_an_untrusted_certificate_is_permanent(untrusted_address: str) -> None:
     with redis.Redis.from_url(f"rediss://{untrusted_address}", socket_timeout=5) as client:
-        error = raised(client.ping)
+        error = catch(client.ping)
     assert isinstance(error, redis.ConnectionError)
     assert categorize_error(error) is P
 
 
-def test_an_http_error_made_by_hand_without_a_response_is_unknown() -> None:
+def test_an_http_error_without_a_response_is_unknown() -> None:
     assert categorize_error(requests.HTTPError("something")) is U
 
 
@@ -305,7 +307,7 @@ def test_errors_of_unknown_clients_are_categorized_by_their_response(address: st
     assert categorize_error(ApiError(httpx.Response(404))) is P
 
 
-def test_a_code_or_status_that_may_be_anything_is_not_taken_for_http() -> None:
+def test_code_and_status_attributes_are_not_treated_as_http_statuses() -> None:
     class OddError(Exception):
         code, status = 503, 503
 
@@ -316,7 +318,7 @@ def test_a_code_or_status_that_may_be_anything_is_not_taken_for_http() -> None:
 
 NETWORK = "ECONNREFUSED ECONNRESET ECONNABORTED EPIPE EHOSTUNREACH ENETUNREACH ENETDOWN ETIMEDOUT EADDRINUSE"
 RESOURCES = "ENOSPC EDQUOT EMFILE ENFILE ENOMEM ENOBUFS EAGAIN EINTR EIO EBUSY EDEADLK ENOLCK ESTALE"
-WRONG_USE = "ENOENT EACCES EPERM EISDIR ENOTDIR EINVAL EBADF ENAMETOOLONG ELOOP EROFS"
+PROGRAMMING_ERRORS = "ENOENT EACCES EPERM EISDIR ENOTDIR EINVAL EBADF ENAMETOOLONG ELOOP EROFS"
 
 
 @pytest.mark.parametrize("name", f"{NETWORK} {RESOURCES}".split())
@@ -324,12 +326,12 @@ def test_network_and_resource_errnos_are_transient(name: str) -> None:
     assert categorize_error(OSError(getattr(errno, name), "x")) is T
 
 
-@pytest.mark.parametrize("name", WRONG_USE.split())
+@pytest.mark.parametrize("name", PROGRAMMING_ERRORS.split())
 def test_errnos_of_programming_errors_are_permanent(name: str) -> None:
     assert categorize_error(OSError(getattr(errno, name), "x")) is P
 
 
-def test_an_errno_counts_in_subclasses_of_oserror_too() -> None:
+def test_the_errno_of_an_oserror_subclass_sets_the_category() -> None:
     class DriverError(OSError):
         pass
 
@@ -342,27 +344,27 @@ def test_a_full_disk_is_transient() -> None:
         with Path("/dev/full").open("w") as full:
             full.write("x")
 
-    assert categorize_error(raised(fill)) is T
+    assert categorize_error(catch(fill)) is T
 
 
 def test_a_name_that_cannot_be_resolved_is_transient() -> None:
     def resolve() -> object:
         return socket.getaddrinfo("nobody", 80, flags=socket.AI_NUMERICHOST)
 
-    error = raised(resolve)
+    error = catch(resolve)
     assert isinstance(error, socket.gaierror)
     assert categorize_error(error) is T
     assert categorize_error(urllib.error.URLError(error)) is T
 
 
-def wait_for_nothing() -> None:
+def wait_until_timeout() -> None:
     async def wait() -> None:
         await asyncio.wait_for(asyncio.Event().wait(), 0.001)
 
     asyncio.run(wait())
 
 
-def cancel_oneself() -> None:
+def cancel_current_task() -> None:
     async def cancelled() -> None:
         asyncio.current_task().cancel()  # type: ignore[union-attr]
         await asyncio.Event().wait()
@@ -379,50 +381,50 @@ def read_from_a_short_stream() -> None:
     asyncio.run(read())
 
 
-def cancelled_future() -> None:
+def read_cancelled_future() -> None:
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
     future.cancel()
     future.result()
 
 
-def read_without_data() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        one.setblocking(False)
-        one.recv(1)
+def read_from_idle_socket() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        left.recv(1)
 
 
-def read_too_late() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        one.settimeout(0.001)
-        one.recv(1)
+def read_until_timeout() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.settimeout(0.001)
+        left.recv(1)
 
 
 def write_to_a_closed_socket() -> None:
-    one, other = socket.socketpair()
-    with one:
-        other.close()
-        one.send(b"x")
+    left, right = socket.socketpair()
+    with left:
+        right.close()
+        left.send(b"x")
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        wait_for_nothing,
-        cancel_oneself,
+        wait_until_timeout,
+        cancel_current_task,
         read_from_a_short_stream,
-        cancelled_future,
+        read_cancelled_future,
         lambda: concurrent.futures.Future[None]().result(0.001),
         lambda: subprocess.run(["tail", "-f", "/dev/null"], timeout=0.001, check=True),
-        read_without_data,
-        read_too_late,
+        read_from_idle_socket,
+        read_until_timeout,
         write_to_a_closed_socket,
         lambda: bytearray(sys.maxsize),
     ],
 )
-def test_timeouts_cancellation_lost_peers_and_lack_of_memory_are_transient(call: Callable[[], object]) -> None:
-    assert categorize_error(raised(call)) is T
+def test_timeouts_cancellation_closed_sockets_and_memory_errors_are_transient(call: Callable[[], object]) -> None:
+    assert categorize_error(catch(call)) is T
 
 
 def test_a_timeout_of_multiprocessing_is_transient() -> None:
@@ -458,7 +460,7 @@ def test_a_timeout_of_multiprocessing_is_transient() -> None:
         ("", U),
     ],
 )
-def test_error_replies_of_redis(reply: str, category: ErrorCategory) -> None:
+def test_error_replies_of_redis_are_categorized_by_their_code(reply: str, category: ErrorCategory) -> None:
     error = BaseParser.parse_error(reply)
     assert isinstance(error, redis.RedisError)
     assert categorize_error(error) is category
@@ -487,13 +489,13 @@ def test_error_replies_of_redis(reply: str, category: ErrorCategory) -> None:
         (redis.RedisError("x"), U),
     ],
 )
-def test_errors_of_redis_py(error: BaseException, category: ErrorCategory) -> None:
+def test_errors_of_redis_py_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
 def test_an_unreachable_redis_is_transient(closed_address: str) -> None:
     with redis.Redis.from_url(f"redis://{closed_address}") as client:
-        assert categorize_error(raised(client.ping)) is T
+        assert categorize_error(catch(client.ping)) is T
 
 
 @pytest.mark.parametrize(
@@ -517,29 +519,29 @@ def test_an_unreachable_redis_is_transient(closed_address: str) -> None:
         (errors.PayloadTooLargeError(), P),
         (errors.JobExpiredError(), P),
         (errors.InvalidJobError(), P),
-        (errors.TaskError("failed elsewhere"), U),
+        (errors.TaskError("failed"), U),
     ],
 )
-def test_errors_of_bulltask_itself(error: BaseException, category: ErrorCategory) -> None:
+def test_errors_of_bulltask_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
 # --- databases --------------------------------------------------------------------------------------------------------
 
 
-def kind(name: str, *bases: type[BaseException], **attributes: object) -> type[Any]:
-    """A class as a library that is not installed here defines it."""
+def exception_class(name: str, *bases: type[BaseException], **attributes: object) -> type[Any]:
+    """Return an exception class named like one of a library that may not be installed."""
     module, _, last = name.rpartition(".")
     return type(last, bases or (Exception,), {"__module__": module, **attributes})
 
 
-PsycopgError = kind("psycopg.DatabaseError")
-PsycopgOperational = kind("psycopg.OperationalError", PsycopgError)
-PsycopgInternal = kind("psycopg.InternalError", PsycopgError)
-MySQLOperational = kind("pymysql.err.OperationalError")
-AlchemyOperational = kind("sqlalchemy.exc.OperationalError")
-DjangoOperational = kind("django.db.utils.OperationalError")
-AsyncpgError = kind("asyncpg.exceptions._base.PostgresError")
+PsycopgError = exception_class("psycopg.DatabaseError")
+PsycopgOperational = exception_class("psycopg.OperationalError", PsycopgError)
+PsycopgInternal = exception_class("psycopg.InternalError", PsycopgError)
+MySQLOperational = exception_class("pymysql.err.OperationalError")
+AlchemyOperational = exception_class("sqlalchemy.exc.OperationalError")
+DjangoOperational = exception_class("django.db.utils.OperationalError")
+AsyncpgError = exception_class("asyncpg.exceptions._base.PostgresError")
 
 
 @pytest.fixture
@@ -553,7 +555,7 @@ def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_locked_sqlite_database_is_transient(database: sqlite3.Connection, tmp_path: Path) -> None:
     database.execute("BEGIN EXCLUSIVE")
     other = sqlite3.connect(tmp_path / "jobs.db", timeout=0)
-    error = raised(lambda: other.execute("INSERT INTO jobs VALUES (1, 'x')"))
+    error = catch(lambda: other.execute("INSERT INTO jobs VALUES (1, 'x')"))
     other.close()
     assert str(error) == "database is locked"
     assert categorize_error(error) is T
@@ -570,21 +572,21 @@ def test_a_locked_sqlite_database_is_transient(database: sqlite3.Connection, tmp
         "SELECT ?",
     ],
 )
-def test_wrong_statements_and_constraints_of_sqlite_are_permanent(database: sqlite3.Connection, statement: str) -> None:
-    assert categorize_error(raised(lambda: database.execute(statement))) is P
+def test_statement_and_constraint_errors_of_sqlite_are_permanent(database: sqlite3.Connection, statement: str) -> None:
+    assert categorize_error(catch(lambda: database.execute(statement))) is P
 
 
 def test_a_read_only_sqlite_database_is_permanent(database: sqlite3.Connection, tmp_path: Path) -> None:
     reader = sqlite3.connect(f"file:{tmp_path}/jobs.db?mode=ro", uri=True)
-    error = raised(lambda: reader.execute("INSERT INTO jobs VALUES (1, 'x')"))
+    error = catch(lambda: reader.execute("INSERT INTO jobs VALUES (1, 'x')"))
     reader.close()
     assert categorize_error(error) is P
 
 
 def test_a_file_that_is_not_an_sqlite_database_is_permanent(tmp_path: Path) -> None:
-    (tmp_path / "x.db").write_text("no database at all, but long enough to be looked at by SQLite. " * 20)
+    (tmp_path / "x.db").write_text("not a database, but long enough for SQLite to read. " * 20)
     connection = sqlite3.connect(tmp_path / "x.db")
-    error = raised(lambda: connection.execute("SELECT * FROM jobs"))
+    error = catch(lambda: connection.execute("SELECT * FROM jobs"))
     connection.close()
     assert categorize_error(error) is P
 
@@ -628,41 +630,41 @@ def test_sqlite_errors_without_a_code_are_categorized_by_their_message(text: str
 )
 @pytest.mark.parametrize("attribute", ["sqlstate", "pgcode"])
 @pytest.mark.parametrize("base", [PsycopgOperational, PsycopgInternal, PsycopgError, AsyncpgError])
-def test_the_sqlstate_has_precedence_over_the_type(
+def test_the_sqlstate_has_precedence_over_the_exception_type(
     base: type[Exception], attribute: str, state: str, category: ErrorCategory
 ) -> None:
-    assert categorize_error(kind("psycopg.errors.Some", base, **{attribute: state})("x")) is category
+    assert categorize_error(exception_class("psycopg.errors.Some", base, **{attribute: state})("x")) is category
 
 
 @pytest.mark.parametrize("state", ["XX000", "", "0", None, 40001])
-def test_with_an_unknown_sqlstate_the_type_decides(state: object) -> None:
-    assert categorize_error(kind("psycopg.errors.Some", PsycopgOperational, sqlstate=state)("x")) is T
-    assert categorize_error(kind("psycopg.errors.Some", PsycopgInternal, sqlstate=state)("x")) is U
+def test_an_unknown_sqlstate_is_ignored(state: object) -> None:
+    assert categorize_error(exception_class("psycopg.errors.Some", PsycopgOperational, sqlstate=state)("x")) is T
+    assert categorize_error(exception_class("psycopg.errors.Some", PsycopgInternal, sqlstate=state)("x")) is U
 
 
 @pytest.mark.parametrize(
     ("number", "category"),
     [
         (1040, T),  # too many connections
-        (1203, T),  # too many of this user
+        (1203, T),  # too many connections of this user
         (1205, T),  # lock wait timeout
         (1213, T),  # deadlock
         (2003, T),  # cannot connect
         (2006, T),  # gone away
         (2013, T),  # lost during query
-        (9999, T),  # OperationalError as such
+        (9999, T),  # unknown number: the type decides
         (1045, P),  # access denied
         (1049, P),  # unknown database
         (1054, P),  # unknown column
         (3819, P),  # check constraint
     ],
 )
-def test_the_error_number_of_mysql_has_precedence_over_the_type(number: int, category: ErrorCategory) -> None:
+def test_the_error_number_of_mysql_has_precedence_over_the_exception_type(number: int, category: ErrorCategory) -> None:
     assert categorize_error(MySQLOperational(number, "x")) is category
 
 
-def test_a_deadlock_that_mysql_calls_internal_is_transient() -> None:
-    assert categorize_error(kind("MySQLdb.InternalError")(1213, "Deadlock found")) is T
+def test_a_deadlock_reported_as_a_mysql_internal_error_is_transient() -> None:
+    assert categorize_error(exception_class("MySQLdb.InternalError")(1213, "Deadlock found")) is T
 
 
 @pytest.mark.parametrize(
@@ -679,7 +681,7 @@ def test_a_failed_connection_to_postgres_is_categorized_by_its_message(text: str
     assert categorize_error(PsycopgOperational(text)) is category
 
 
-def alchemy(original: BaseException) -> BaseException:
+def sqlalchemy_error(original: BaseException) -> BaseException:
     quoted = "[SQL: INSERT INTO notes VALUES ('syntax error, access denied, no such table')]"
     error: BaseException = AlchemyOperational(f"{original} {quoted}")
     error.orig = original  # type: ignore[attr-defined]
@@ -687,16 +689,16 @@ def alchemy(original: BaseException) -> BaseException:
     return error
 
 
-def test_sqlalchemy_errors_are_categorized_by_the_drivers_error_not_by_the_quoted_statement() -> None:
-    assert categorize_error(alchemy(PsycopgOperational("server closed the connection"))) is T
-    assert categorize_error(alchemy(sqlite3.OperationalError("database is locked"))) is T
-    assert categorize_error(alchemy(sqlite3.OperationalError("no such table: t"))) is P
-    assert categorize_error(alchemy(MySQLOperational(1045, "Access denied"))) is P
+def test_sqlalchemy_errors_are_categorized_by_the_drivers_error() -> None:
+    assert categorize_error(sqlalchemy_error(PsycopgOperational("server closed the connection"))) is T
+    assert categorize_error(sqlalchemy_error(sqlite3.OperationalError("database is locked"))) is T
+    assert categorize_error(sqlalchemy_error(sqlite3.OperationalError("no such table: t"))) is P
+    assert categorize_error(sqlalchemy_error(MySQLOperational(1045, "Access denied"))) is P
 
 
 def test_django_errors_are_categorized_by_the_drivers_error(database: sqlite3.Connection) -> None:
     outer = DjangoOperational("no such table: nothing")
-    outer.__cause__ = raised(lambda: database.execute("SELECT * FROM nothing"))
+    outer.__cause__ = catch(lambda: database.execute("SELECT * FROM nothing"))
     assert categorize_error(outer) is P
 
 
@@ -717,7 +719,7 @@ def test_django_errors_are_categorized_by_the_drivers_error(database: sqlite3.Co
     ],
 )
 def test_db_api_exception_names_match_in_any_package(name: str, category: ErrorCategory) -> None:
-    assert categorize_error(kind(name)("x")) is category
+    assert categorize_error(exception_class(name)("x")) is category
 
 
 # --- validation, parsing, configuration, bugs -------------------------------------------------------------------------
@@ -732,7 +734,7 @@ def overflow() -> None:
 
 
 def open_zip(opener: Callable[[io.BytesIO], object]) -> Callable[[], object]:
-    return lambda: opener(io.BytesIO(b"not packed at all, and long enough to be looked at" * 20))
+    return lambda: opener(io.BytesIO(b"not an archive, but long enough to be read as one" * 20))
 
 
 @pytest.mark.parametrize(
@@ -761,8 +763,8 @@ def open_zip(opener: Callable[[io.BytesIO], object]) -> Callable[[], object]:
         open_zip(lambda file: tarfile.TarFile(fileobj=file)),
     ],
 )
-def test_wrong_values_data_and_programs_are_permanent(call: Callable[[], object]) -> None:
-    assert categorize_error(raised(call)) is P
+def test_invalid_data_and_programming_errors_are_permanent(call: Callable[[], object]) -> None:
+    assert categorize_error(catch(call)) is P
 
 
 @pytest.mark.parametrize(
@@ -783,13 +785,13 @@ def test_wrong_values_data_and_programs_are_permanent(call: Callable[[], object]
         RecursionError(),
         csv.Error(),
         http.client.InvalidURL(),
-        kind("marshmallow.exceptions.ValidationError")(),
-        kind("django.core.exceptions.ImproperlyConfigured")(),
-        kind("_pickle.UnpicklingError")(),
-        kind("yaml.scanner.ScannerError", kind("yaml.error.YAMLError"))(),
+        exception_class("marshmallow.exceptions.ValidationError")(),
+        exception_class("django.core.exceptions.ImproperlyConfigured")(),
+        exception_class("_pickle.UnpicklingError")(),
+        exception_class("yaml.scanner.ScannerError", exception_class("yaml.error.YAMLError"))(),
     ],
 )
-def test_types_of_wrong_values_and_programs_are_permanent(error: BaseException) -> None:
+def test_exception_types_for_invalid_data_and_bugs_are_permanent(error: BaseException) -> None:
     assert categorize_error(error) is P
 
 
@@ -808,7 +810,7 @@ class BusinessError(Exception):
         KeyboardInterrupt(),
     ],
 )
-def test_everything_else_is_unknown(error: BaseException) -> None:
+def test_all_other_exceptions_are_unknown(error: BaseException) -> None:
     assert categorize_error(error) is U
 
 
@@ -828,33 +830,33 @@ def test_everything_else_is_unknown(error: BaseException) -> None:
         (smtplib.SMTPRecipientsRefused({"a@b": (550, b"no such user"), "c@d": (450, b"greylisted")}), T),
     ],
 )
-def test_smtp_4yz_is_transient_and_5yz_permanent(error: BaseException, category: ErrorCategory) -> None:
+def test_smtp_4xx_is_transient_and_5xx_permanent(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
-# --- what the task says, and causes -----------------------------------------------------------------------------------
+# --- explicit categories, and causes ----------------------------------------------------------------------------------
 
 
 def from_cause(outer: BaseException, cause: BaseException) -> BaseException:
-    def raise_it() -> None:
+    def raise_outer() -> None:
         raise outer from cause
 
-    return raised(raise_it)
+    return catch(raise_outer)
 
 
-def test_transient_error_and_permanent_error_decide() -> None:
+def test_transient_error_and_permanent_error_set_the_category() -> None:
     assert categorize_error(TransientError("not deployed yet")) is T
     assert categorize_error(PermanentError("insufficient funds")) is P
 
 
-def test_they_decide_anywhere_in_the_chain_of_causes() -> None:
+def test_an_explicit_category_counts_anywhere_in_the_chain_of_causes() -> None:
     assert categorize_error(from_cause(TransientError(), ValueError())) is T
     assert categorize_error(from_cause(ValueError(), TransientError())) is T
     assert categorize_error(from_cause(PermanentError(), ConnectionError())) is P
     assert categorize_error(from_cause(RuntimeError(), from_cause(ConnectionError(), PermanentError()))) is P
 
 
-def test_of_two_of_them_the_outer_one_decides() -> None:
+def test_the_outermost_explicit_category_has_precedence() -> None:
     assert categorize_error(from_cause(TransientError(), PermanentError())) is T
     assert categorize_error(from_cause(PermanentError(), TransientError())) is P
 
@@ -874,7 +876,7 @@ def test_an_exception_passed_as_an_argument_counts_as_the_cause() -> None:
     assert categorize_error(BusinessError(TransientError())) is T
 
 
-def test_the_implicit_context_does_not_count() -> None:
+def test_the_implicit_exception_context_is_ignored() -> None:
     def fail(first: BaseException, second: BaseException) -> BaseException:
         def handle() -> None:
             try:
@@ -882,7 +884,7 @@ def test_the_implicit_context_does_not_count() -> None:
             except BaseException:  # noqa: BLE001
                 raise second  # noqa: B904
 
-        return raised(handle)
+        return catch(handle)
 
     error = fail(ConnectionResetError(), BusinessError())
     assert isinstance(error.__context__, ConnectionResetError)
@@ -891,14 +893,14 @@ def test_the_implicit_context_does_not_count() -> None:
     assert categorize_error(fail(PermanentError(), TimeoutError())) is T
 
 
-def test_a_cycle_of_causes_ends() -> None:
-    one, two = BusinessError("1"), BusinessError("2")
-    one.__cause__, two.__cause__ = two, one
-    assert categorize_error(one) is U
-    assert retry_after_ms(one, now=NOW) is None
+def test_a_cycle_of_causes_does_not_loop_forever() -> None:
+    first, second = BusinessError("1"), BusinessError("2")
+    first.__cause__, second.__cause__ = second, first
+    assert categorize_error(first) is U
+    assert retry_after_ms(first, now=NOW) is None
 
 
-def test_explicit_category_ignores_everything_else() -> None:
+def test_explicit_category_considers_only_transient_and_permanent_error() -> None:
     assert explicit_category(from_cause(RuntimeError(), PermanentError())) is P
     assert explicit_category(TransientError()) is T
     assert explicit_category(ValueError()) is None
@@ -923,7 +925,7 @@ def test_an_unknown_error_with_the_message_of_a_lost_connection_is_transient(
     assert categorize_error(ExceptionGroup("several", [RuntimeError(text), TimeoutError()])) is T
 
 
-def test_messages_of_known_errors_and_quoted_statements_do_not_count() -> None:
+def test_messages_of_known_errors_and_quoted_statements_are_ignored() -> None:
     text = "connection refused"
     assert categorize_error(ValueError(text)) is P
     assert categorize_error(from_cause(RuntimeError(text), KeyError())) is P
@@ -963,10 +965,10 @@ def test_an_asyncio_task_group_is_categorized_by_its_members(closed_address: str
             group.create_task(client.get(f"http://{closed_address}/1"))
             group.create_task(client.get(f"http://{closed_address}/2"))
 
-    assert categorize_error(raised(lambda: asyncio.run(fetch_both()))) is T
+    assert categorize_error(catch(lambda: asyncio.run(fetch_both()))) is T
 
 
-def test_a_group_that_is_the_cause_of_its_own_member_ends() -> None:
+def test_a_group_that_causes_one_of_its_members_is_unknown() -> None:
     member = BusinessError()
     group = ExceptionGroup("circle", [member, ConnectionError()])
     member.__cause__ = group
@@ -995,7 +997,7 @@ def test_a_rule_may_be_a_type_some_types_a_name_or_a_function(match: Any) -> Non
     rules = Categorizer()
     rules.register(match, *([] if callable(match) and not isinstance(match, type) else [T]))
     assert rules.categorize(BusinessError("no funds")) is T
-    assert rules.categorize(kind("other.DeepError", BusinessError)("no funds")) is T
+    assert rules.categorize(exception_class("other.DeepError", BusinessError)("no funds")) is T
     assert rules.categorize(ValueError("other")) is P
 
 
@@ -1025,7 +1027,7 @@ def test_a_name_matches_types_defined_in_c() -> None:
     assert rules.categorize(csv.Error()) is T
 
 
-def test_newer_rules_have_precedence_and_all_rules_over_known_exceptions() -> None:
+def test_newer_rules_precede_older_rules_and_built_in_categories() -> None:
     rules = Categorizer()
     rules.register(LookupError, T)
     assert rules.categorize(KeyError()) is T
@@ -1034,7 +1036,7 @@ def test_newer_rules_have_precedence_and_all_rules_over_known_exceptions() -> No
     assert rules.categorize(IndexError()) is T
 
 
-def test_transient_error_and_permanent_error_have_precedence_over_rules() -> None:
+def test_explicit_categories_have_precedence_over_rules() -> None:
     rules = Categorizer()
     rules.register(Exception, T)
     assert rules.categorize(PermanentError()) is P
@@ -1055,7 +1057,7 @@ def test_a_rule_that_returns_unknown_ends_the_search() -> None:
     assert rules.categorize(from_cause(ConnectionError(), TimeoutError())) is U
 
 
-def test_a_copy_is_independent() -> None:
+def test_a_copy_of_a_categorizer_is_independent() -> None:
     first = Categorizer()
     first.register(BusinessError, T)
     second = first.copy()
@@ -1066,7 +1068,7 @@ def test_a_copy_is_independent() -> None:
 
 
 @pytest.mark.parametrize("rule", [lambda exc: exc.no_such_attribute, lambda exc: "sometimes", lambda: T])
-def test_a_rule_that_raises_is_skipped_with_a_note(rule: Any) -> None:
+def test_a_rule_that_fails_is_skipped_with_a_note(rule: Any) -> None:
     rules = Categorizer()
     rules.register(rule)
     error = ConnectionError()
@@ -1099,10 +1101,10 @@ def test_a_category_may_be_given_as_a_string() -> None:
     assert rules.categorize(BusinessError()) is T
 
 
-# --- nothing breaks the judge -----------------------------------------------------------------------------------------
+# --- robustness -------------------------------------------------------------------------------------------------------
 
 
-class Nasty(Exception):
+class UnreadableError(Exception):
     args = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
@@ -1115,9 +1117,9 @@ class Nasty(Exception):
     reason = orig = sqlstate = pgcode = status_code = errno = response
 
 
-def test_an_exception_whose_every_attribute_raises_is_unknown() -> None:
-    assert categorize_error(Nasty()) is U
-    assert retry_after_ms(Nasty(), now=NOW) is None
+def test_an_exception_whose_attributes_raise_is_unknown() -> None:
+    assert categorize_error(UnreadableError()) is U
+    assert retry_after_ms(UnreadableError(), now=NOW) is None
 
 
 odd_values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers()) | st.just(ValueError())
@@ -1130,13 +1132,13 @@ odd_values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st
         odd_values,
     ),
 )
-def test_odd_attributes_never_raise(base: type[Exception], attributes: dict[str, object]) -> None:
-    error = kind("odd.Error", base, **attributes)("x")
+def test_unexpected_attribute_values_never_raise(base: type[Exception], attributes: dict[str, object]) -> None:
+    error = exception_class("odd.Error", base, **attributes)("x")
     assert isinstance(categorize_error(error), ErrorCategory)
     assert retry_after_ms(error, now=NOW) is None
 
 
-def test_the_libraries_are_recognised_without_being_imported() -> None:
+def test_categories_import_only_bulltask_and_the_standard_library() -> None:
     for file in Path(errors.__file__).parent.joinpath("categories").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -1156,18 +1158,18 @@ def test_retry_after_of_a_busy_server_is_respected(get: Get, status: int, addres
 
 @any_client
 @pytest.mark.parametrize("path", ["status/503", "status/500?retry_after=7", "status/404?retry_after=7", "nothing"])
-def test_without_the_header_or_with_another_status_there_is_no_retry_after(get: Get, path: str, address: str) -> None:
+def test_retry_after_is_none_without_the_header_or_for_other_statuses(get: Get, path: str, address: str) -> None:
     assert retry_after_ms(get(f"http://{address}/{path}"), now=NOW) is None
 
 
-def busy(value: str) -> BaseException:
+def busy_error(value: str) -> BaseException:
     request = httpx.Request("GET", "http://127.0.0.1/")
     response = httpx.Response(429, headers={"retry-after": value}, request=request)
-    return raised(response.raise_for_status)
+    return catch(response.raise_for_status)
 
 
 @pytest.mark.parametrize(
-    ("value", "asked_ms"),
+    ("value", "expected_ms"),
     [
         ("0", 0),
         ("120", 120_000),
@@ -1189,46 +1191,47 @@ def busy(value: str) -> BaseException:
         ("Fri, 99 May 2026 12:00:30 GMT", None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date_of_at_most_an_hour(value: str, asked_ms: int | None) -> None:
-    assert retry_after_ms(busy(value), now=NOW) == asked_ms
-    assert retry_after_ms(busy(value), now=round(NOW.timestamp() * 1000)) == asked_ms
+def test_retry_after_may_be_seconds_or_a_date_up_to_an_hour(value: str, expected_ms: int | None) -> None:
+    assert retry_after_ms(busy_error(value), now=NOW) == expected_ms
+    assert retry_after_ms(busy_error(value), now=round(NOW.timestamp() * 1000)) == expected_ms
 
 
 @given(value=st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0")))
-def test_any_header_is_either_parsed_or_ignored(value: str) -> None:
-    asked = retry_after_ms(kind("x.Error", response=kind_of_response(value))("x"), now=NOW)
-    assert asked is None or 0 <= asked <= 3_600_000
+def test_any_retry_after_header_is_either_parsed_or_ignored(value: str) -> None:
+    delay_ms = retry_after_ms(exception_class("x.Error", response=response_with(value))("x"), now=NOW)
+    assert delay_ms is None or 0 <= delay_ms <= 3_600_000
 
 
-def kind_of_response(value: str) -> object:
+def response_with(value: str) -> object:
     return type("Response", (), {"status_code": 429, "headers": {"Retry-After": value}})()
 
 
 @given(moment=st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001
-def test_a_date_is_relative_to_now(moment: datetime) -> None:
-    whole = moment.replace(microsecond=0)
-    expected = min(max(timedelta(), whole - NOW), timedelta(hours=1))
-    assert retry_after_ms(busy(format_datetime(whole, usegmt=True)), now=NOW) == expected / timedelta(milliseconds=1)
+def test_a_retry_after_date_is_relative_to_now(moment: datetime) -> None:
+    date = moment.replace(microsecond=0)
+    expected = min(max(timedelta(), date - NOW), timedelta(hours=1))
+    error = busy_error(format_datetime(date, usegmt=True))
+    assert retry_after_ms(error, now=NOW) == expected / timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize(
-    ("said", "asked_ms"),
+    ("value", "expected_ms"),
     [(5, 5_000), (0.25, 250), (timedelta(hours=6), 21_600_000), (0, 0), (-1, None), (float("nan"), None), ("5", None)],
 )
-def test_retry_after_of_a_transient_error_has_no_maximum(said: Any, asked_ms: int | None) -> None:
-    assert retry_after_ms(TransientError("later", retry_after=said), now=NOW) == asked_ms
-    assert retry_after_ms(from_cause(BusinessError(), TransientError(retry_after=said)), now=NOW) == asked_ms
+def test_retry_after_of_a_transient_error_has_no_maximum(value: Any, expected_ms: int | None) -> None:
+    assert retry_after_ms(TransientError("later", retry_after=value), now=NOW) == expected_ms
+    assert retry_after_ms(from_cause(BusinessError(), TransientError(retry_after=value)), now=NOW) == expected_ms
 
 
 def test_retry_after_of_a_transient_error_has_precedence_over_the_header() -> None:
-    assert retry_after_ms(from_cause(TransientError(retry_after=1), busy("60")), now=NOW) == 1_000
-    assert retry_after_ms(from_cause(TransientError("later"), busy("60")), now=NOW) == 60_000
+    assert retry_after_ms(from_cause(TransientError(retry_after=1), busy_error("60")), now=NOW) == 1_000
+    assert retry_after_ms(from_cause(TransientError("later"), busy_error("60")), now=NOW) == 60_000
 
 
-def test_in_a_group_the_longest_delay_wins() -> None:
+def test_a_group_has_the_longest_retry_after_of_its_members() -> None:
     members = [TransientError(retry_after=1), ExceptionGroup("inner", [TransientError(retry_after=3)]), ValueError()]
     assert retry_after_ms(ExceptionGroup("several", members), now=NOW) == 3_000
 
 
-def test_an_ordinary_error_has_no_retry_after() -> None:
+def test_other_errors_have_no_retry_after() -> None:
     assert retry_after_ms(ConnectionError(), now=NOW) is None

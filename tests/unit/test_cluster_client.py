@@ -1,4 +1,4 @@
-"""How calls get to the nodes of a cluster, without one."""
+"""Sending of calls to the nodes of a fake cluster."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MAIL, NEWS = "{mail}", "{news}"  # slots 4,247 and 5,161
 
 
 class Nodes:
-    """Both nodes: which were asked what, and what they say instead of their port."""
+    """Two fake nodes. They record calls and reply with their port, or with an error that a test has set."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, str]] = []
-        self.faults: list[tuple[int, str, BrokerError]] = []
+        self.calls: list[tuple[int, str]] = []
+        self.errors: list[tuple[int, str, BrokerError]] = []
 
-    def answer(self, port: int, call: Call[Any]) -> Any:
+    def reply(self, port: int, call: Call[Any]) -> Any:
         name = str(call.args[0])
-        self.asked.append((port, name))
-        for fault in self.faults:
-            if fault[:2] == (port, name):
-                self.faults.remove(fault)
-                return fault[2]
+        self.calls.append((port, name))
+        for planned in self.errors:
+            if planned[:2] == (port, name):
+                self.errors.remove(planned)
+                return planned[2]
         return MAP if name == "CLUSTER" else f"{name} of {port}"
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    made = Nodes()
+    fake = Nodes()
 
     class Node:
         def __init__(self, endpoint: Endpoint, _: object) -> None:
@@ -55,17 +55,17 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
             return result
 
         def try_many(self, calls: list[Call[Any]]) -> list[Any]:
-            return [made.answer(self.port, call) for call in calls]
+            return [fake.reply(self.port, call) for call in calls]
 
     monkeypatch.setattr(cluster, "Client", Node)
-    return made
+    return fake
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr(cluster, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=found.append)))
-    return found
+    waits: list[float] = []
+    monkeypatch.setattr(cluster, "threading", SimpleNamespace(Event=lambda: SimpleNamespace(wait=waits.append)))
+    return waits
 
 
 @pytest.fixture
@@ -74,45 +74,45 @@ def client(nodes: Nodes) -> ClusterClient:
 
 
 def try_again() -> BrokerError:
-    fault = TryAgainError("TRYAGAIN multiple keys")
-    error = reply_error(fault, "redis://there")
-    error.__cause__ = fault
+    cause = TryAgainError("TRYAGAIN multiple keys")
+    error = reply_error(cause, "redis://server")
+    error.__cause__ = cause
     return error
 
 
-def test_each_call_goes_to_the_node_of_its_key_and_results_are_in_order(client: ClusterClient) -> None:
+def test_calls_go_to_the_node_of_their_key_and_results_keep_the_order(client: ClusterClient) -> None:
     calls: list[Call[Any]] = [command("GET", NEWS), command("TTL", MAIL), command("TYPE", NEWS), command("INFO")]
     assert client.run_many(calls) == ["GET of 7002", "TTL of 7001", "TYPE of 7002", "INFO of 7001"]
     assert client.run(command("GET", MAIL)) == "GET of 7001"
 
 
-def test_a_call_to_a_node_returns_what_that_node_says(client: ClusterClient) -> None:
+def test_run_at_sends_the_call_to_the_given_node(client: ClusterClient) -> None:
     assert client.run_at(RIGHT, command("INFO")) == "INFO of 7002"
     assert client.nodes() == {LEFT: MAP, RIGHT: MAP}
 
 
-@pytest.mark.parametrize("fault", [BrokerNotReadyError("LOADING"), BrokerUnavailableError("gone")])
-def test_the_map_comes_from_the_next_node_if_one_does_not_serve(
-    client: ClusterClient, nodes: Nodes, fault: BrokerError
+@pytest.mark.parametrize("error", [BrokerNotReadyError("LOADING"), BrokerUnavailableError("gone")])
+def test_the_slot_map_is_read_from_the_next_node_if_a_node_fails(
+    client: ClusterClient, nodes: Nodes, error: BrokerError
 ) -> None:
     client.run_many([command("GET", MAIL), command("GET", NEWS)])
-    nodes.faults = [(LEFT[1], "CLUSTER", fault)]
-    nodes.asked.clear()
+    nodes.errors = [(LEFT[1], "CLUSTER", error)]
+    nodes.calls.clear()
     client._map = None
     assert client.run(command("GET", NEWS)) == "GET of 7002"
-    assert nodes.asked == [(7001, "CLUSTER"), (7002, "CLUSTER"), (7002, "GET")]
+    assert nodes.calls == [(7001, "CLUSTER"), (7002, "CLUSTER"), (7002, "GET")]
 
 
-def test_a_call_that_no_node_can_serve_yet_is_repeated_after_longer_and_longer_pauses(
+def test_a_call_is_repeated_with_growing_pauses_after_tryagain(
     client: ClusterClient, nodes: Nodes, pauses: list[float]
 ) -> None:
-    nodes.faults = [(LEFT[1], "GET", try_again()) for _ in range(3)]
+    nodes.errors = [(LEFT[1], "GET", try_again()) for _ in range(3)]
     assert client.run(command("GET", MAIL)) == "GET of 7001"
     first = cluster._FIRST_PAUSE_MS / 1000
     assert pauses == [first, 2 * first, 4 * first]
 
 
-def test_a_cluster_without_a_node_that_answers_is_an_error(client: ClusterClient, nodes: Nodes) -> None:
-    nodes.faults = [(LEFT[1], "CLUSTER", BrokerUnavailableError("gone"))]
+def test_an_unreachable_cluster_raises_broker_unavailable_error(client: ClusterClient, nodes: Nodes) -> None:
+    nodes.errors = [(LEFT[1], "CLUSTER", BrokerUnavailableError("gone"))]
     with pytest.raises(BrokerUnavailableError, match="gone"):
         client.run(command("GET", MAIL))

@@ -1,4 +1,4 @@
-"""Which calls go to which node of a Redis Cluster, worked out without one."""
+"""Routing of calls by their hash slots, without a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAIL, NEWS = QueueKeys("bull", "{mail}"), QueueKeys("bull", "{news}")
 SLOT, OTHER = 4_247, 5_161  # CLUSTER KEYSLOT {mail}, {news}
 
 
-def test_all_keys_of_a_queue_with_braces_are_in_one_slot() -> None:
+def test_all_keys_of_a_queue_with_a_hash_tag_are_in_one_slot() -> None:
     keys = [MAIL.wait, MAIL.events, MAIL.job("1"), MAIL.fence("w1"), MAIL.own]
     assert slot_of([command("EXISTS", key) for key in keys]) == SLOT
 
@@ -37,23 +37,23 @@ def test_all_keys_of_a_queue_with_braces_are_in_one_slot() -> None:
         command("HMGET", MAIL.job("1"), "name"),
         command("XINFO", "STREAM", MAIL.events),
         command("EVALSHA", "sha", 1, MAIL.events, "argument"),
-        command("EVAL_RO", "body", 2, MAIL.events, MAIL.wait, NEWS.wait),  # the last one is an argument
+        command("EVAL_RO", "body", 2, MAIL.events, MAIL.wait, NEWS.wait),  # the last key is an argument
         span_end(MAIL, "0-0", "+", 5),
     ],
 )
-def test_the_keys_of_every_kind_of_call_are_found(call: Call[Any]) -> None:
+def test_the_slot_of_every_kind_of_call_is_found(call: Call[Any]) -> None:
     assert slot_of([call]) == SLOT
 
 
-@pytest.mark.parametrize("words", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0)])
-def test_calls_without_keys_have_no_slot(words: tuple[str, ...]) -> None:
-    assert slot_of([command(*words)]) is None
+@pytest.mark.parametrize("args", [("SCAN", "0"), ("INFO",), ("EVAL", "return 1", 0)])
+def test_calls_without_keys_have_no_slot(args: tuple[str, ...]) -> None:
+    assert slot_of([command(*args)]) is None
 
 
-def test_the_calls_of_a_transaction_stay_together() -> None:
+def test_the_calls_of_a_transaction_are_routed_together() -> None:
     first: Call[Any] = command("EXISTS", MAIL.wait)
     second: Call[Any] = command("EXISTS", NEWS.wait)
-    calls = [first, *atomic([first, first], "here"), second, *atomic([second], "here")]
+    calls = [first, *atomic([first, first], "server"), second, *atomic([second], "server")]
     assert list(route_calls(calls)) == [
         RoutedCall((0,), SLOT),
         RoutedCall((1, 2, 3, 4), SLOT),
@@ -62,62 +62,62 @@ def test_the_calls_of_a_transaction_stay_together() -> None:
     ]
 
 
-def test_a_transaction_over_several_slots_is_refused_with_advice() -> None:
-    bare = QueueKeys("bull", "mail")
-    calls = atomic([command("EXISTS", bare.wait), command("EXISTS", bare.events)], "here")
+def test_a_transaction_across_slots_is_rejected_with_advice() -> None:
+    untagged = QueueKeys("bull", "mail")
+    calls = atomic([command("EXISTS", untagged.wait), command("EXISTS", untagged.events)], "server")
     with pytest.raises(BrokerError, match=r"bull:mail:wait and others .* \(queue_hash_tag=True"):
         list(route_calls(calls))
 
 
-def test_a_prefix_with_braces_keeps_a_queue_together_as_well() -> None:
+def test_a_prefix_with_a_hash_tag_keeps_a_queue_in_one_slot() -> None:
     keys = QueueKeys("{bull}", "mail")
     assert slot_of([command("EXISTS", key) for key in (keys.wait, keys.events, keys.own)]) is not None
 
 
-def test_the_map_says_who_has_a_slot() -> None:
+def test_the_slot_map_returns_the_address_of_a_slot() -> None:
     reply = [
         [8_000, 16_383, [b"10.0.0.2", 7_002, b"id"], [b"10.0.0.9", 7_009, b"replica"]],
         [0, 5_999, [b"", 7_001, b"id"]],
         [6_500, 7_000, [None, 7_003, b"id"]],
     ]
-    found = slots(("me", 1)).parse_reply(reply)
-    assert found == SlotMap(
-        (0, 6_500, 8_000), (5_999, 7_000, 16_383), (("me", 7_001), ("me", 7_003), ("10.0.0.2", 7_002))
+    slot_map = slots(("seed", 1)).parse_reply(reply)
+    assert slot_map == SlotMap(
+        (0, 6_500, 8_000), (5_999, 7_000, 16_383), (("seed", 7_001), ("seed", 7_003), ("10.0.0.2", 7_002))
     )
-    asked = {slot: found.address(slot)[1] for slot in (0, 5_999, 6_500, 7_000, 8_000, 16_383)}
-    assert asked == {0: 7_001, 5_999: 7_001, 6_500: 7_003, 7_000: 7_003, 8_000: 7_002, 16_383: 7_002}
-    for nobodys in (6_000, 6_499, 7_001, 7_999):
-        with pytest.raises(BrokerNotReadyError, match=f"slot {nobodys}"):
-            found.address(nobodys)
+    ports = {slot: slot_map.address(slot)[1] for slot in (0, 5_999, 6_500, 7_000, 8_000, 16_383)}
+    assert ports == {0: 7_001, 5_999: 7_001, 6_500: 7_003, 7_000: 7_003, 8_000: 7_002, 16_383: 7_002}
+    for unassigned in (6_000, 6_499, 7_001, 7_999):
+        with pytest.raises(BrokerNotReadyError, match=f"slot {unassigned}"):
+            slot_map.address(unassigned)
 
 
 @pytest.mark.parametrize(
-    ("fault", "moving"),
+    ("cause", "moving"),
     [
         (MovedError("3 10.0.0.2:7002"), False),
         (AskError("3 10.0.0.2:7002"), True),
-        (ResponseError("MOVED 3 10.0.0.2:7002"), False),  # of redis-py 5
+        (ResponseError("MOVED 3 10.0.0.2:7002"), False),  # as redis-py 5 raises it
         (ResponseError("ASK 3 10.0.0.2:7002"), True),
     ],
 )
-def test_redirects_are_read_from_every_kind_of_reply(fault: ResponseError, moving: bool) -> None:
-    error = reply_error(fault, "redis://here")
+def test_redirects_are_read_from_errors_of_all_redis_py_versions(cause: ResponseError, moving: bool) -> None:
+    error = reply_error(cause, "redis://server")
     assert isinstance(error, SlotRedirectError)
     assert (error.slot, error.host, error.port, error.moving) == (3, "10.0.0.2", 7_002, moving)
 
 
 @pytest.mark.parametrize(
-    "fault", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
+    "cause", [TryAgainError("Multiple keys"), ResponseError("TRYAGAIN Multiple keys"), ClusterDownError("is down")]
 )
-def test_transient_errors_of_a_cluster_are_recognised(fault: ResponseError) -> None:
-    error = reply_error(fault, "redis://here")
-    error.__cause__ = fault
+def test_transient_errors_of_a_cluster_are_recognised(cause: ResponseError) -> None:
+    error = reply_error(cause, "redis://server")
+    error.__cause__ = cause
     assert is_transient_in_cluster(error)
-    other = reply_error(BusyLoadingError("loading"), "redis://here")
+    other = reply_error(BusyLoadingError("loading"), "redis://server")
     other.__cause__ = BusyLoadingError("loading")
     assert not is_transient_in_cluster(other)
 
 
 def test_a_cluster_without_slots_is_not_ready() -> None:
     with pytest.raises(BrokerNotReadyError, match="no slots yet"):
-        slots(("me", 1)).parse_reply([])
+        slots(("seed", 1)).parse_reply([])

@@ -50,7 +50,7 @@ def test_an_encoded_value_is_decoded_to_the_same_value(value: Any) -> None:
     assert decode(encode(value)) == value
 
 
-def test_the_text_is_what_json_stringify_writes() -> None:
+def test_values_are_encoded_like_json_stringify() -> None:
     assert encode({"b": [1, 2.5, None, True], "a": "é\n"}) == '{"b":[1,2.5,null,true],"a":"é\\n"}'.encode()
 
 
@@ -78,7 +78,7 @@ def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "culprit"),
+    ("value", "message"),
     [
         (float("nan"), "value is nan"),
         ({"a": [0, float("-inf")]}, "value['a'][1] is -inf"),
@@ -95,18 +95,18 @@ def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
         (object, "value is of type builtins.type"),
     ],
 )
-def test_a_value_that_json_does_not_have_is_rejected_with_the_path_to_it(value: object, culprit: str) -> None:
-    with pytest.raises(EncodeError) as refused:
+def test_a_value_without_a_json_type_is_rejected_with_its_path(value: object, message: str) -> None:
+    with pytest.raises(EncodeError) as caught:
         encode(value)
-    assert culprit in str(refused.value)
+    assert message in str(caught.value)
 
 
-def test_messages_name_the_value() -> None:
+def test_an_encode_error_names_the_value() -> None:
     with pytest.raises(EncodeError, match=r"^the arguments of task f\['x'\] is of type builtins\.bytes"):
         encode({"x": b""}, what="the arguments of task f")
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_rejected() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(EncodeError, match="contains itself"):
@@ -135,7 +135,7 @@ def mixed(levels: int) -> Any:
 
 
 @pytest.mark.parametrize("nested", [lists, objects, mixed])
-def test_values_may_be_nested_500_levels_deep_and_no_deeper(nested: Callable[[int], Any]) -> None:
+def test_values_may_be_nested_up_to_500_levels_deep(nested: Callable[[int], Any]) -> None:
     text = encode(nested(500))
     assert encode(decode(text)) == text
     for levels in (501, 700, 5_000):
@@ -145,13 +145,13 @@ def test_values_may_be_nested_500_levels_deep_and_no_deeper(nested: Callable[[in
             decode(levels * b"[" + levels * b"]", what="data of job 7")
 
 
-def test_a_value_with_many_items_is_not_taken_for_a_nested_one() -> None:
+def test_a_wide_value_does_not_count_as_deeply_nested() -> None:
     wide = {"rows": [{"n": [number]} for number in range(5_000)]}
     assert decode(encode(wide)) == wide
     assert decode(encode(5_000 * "[{")) == 5_000 * "[{"
 
 
-def test_the_limit_counts_bytes_not_characters() -> None:
+def test_the_size_limit_counts_bytes() -> None:
     assert len(encode("é" * 4, limit=10)) == 10
     with pytest.raises(PayloadTooLargeError, match=r"value is 12 bytes of JSON, more than the limit of 10"):
         encode("é" * 5, limit=10)
@@ -166,7 +166,7 @@ def test_the_size_limit_counts_escapes() -> None:
 
 
 @given(values)
-def test_any_json_text_is_read_as_json_reads_it(value: Any) -> None:
+def test_json_text_is_decoded_like_the_json_module(value: Any) -> None:
     assert decode(json.dumps(value)) == value
     assert decode(json.dumps(value).encode()) == value
     assert decode(f"\n\t{json.dumps(value, indent=1)} \r\n") == value
@@ -191,16 +191,16 @@ def test_a_missing_value_is_none() -> None:
         "NaN",
         '{"a":Infinity}',
         "-Infinity",
-        pytest.param("9" * 5000, id="too long an integer"),
+        pytest.param("9" * 5000, id="integer too long"),
     ],
 )
-def test_text_that_is_not_json_is_rejected_and_named(data: bytes | str) -> None:
+def test_invalid_json_is_rejected_with_the_name_of_the_value(data: bytes | str) -> None:
     with pytest.raises(DecodeError, match=r"^data of job 7 is not valid JSON: "):
         decode(data, what="data of job 7")
 
 
 @given(st.binary())
-def test_any_stored_text_can_be_decoded(data: bytes) -> None:
+def test_any_bytes_can_be_decoded_as_text(data: bytes) -> None:
     assert isinstance(decode_text(data), str)
 
 

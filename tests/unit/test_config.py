@@ -45,18 +45,18 @@ COUNTS = [
 ]
 
 
-def conf(**given: Any) -> Conf:
-    return Conf(given, {})
+def conf(**values: Any) -> Conf:
+    return Conf(values, {})
 
 
-def config(**given: Any) -> Config:
-    return conf(**given).freeze()
+def config(**values: Any) -> Config:
+    return conf(**values).freeze()
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_settings_have_the_documented_defaults() -> None:
     assert dataclasses.asdict(config(worker_concurrency=2)) == {
         "broker_url": "redis://localhost:6379/0",
         "prefix": "bull",
@@ -119,7 +119,7 @@ def test_the_default_concurrency_is_one_child_per_usable_core() -> None:
     assert config(worker_concurrency="7").concurrency == 7
 
 
-def test_a_lock_is_renewed_twice_in_half_its_duration_unless_set_otherwise() -> None:
+def test_the_default_lock_renew_time_is_half_the_lock_duration() -> None:
     assert config(lock_duration=20).renew_ms == 10_000
     assert config(lock_duration=20, lock_renew_time=3).renew_ms == 3_000
 
@@ -133,7 +133,7 @@ def test_every_setting_has_a_help_text_and_a_valid_default(name: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("value", [object(), "\x00", -1, [object()]])
-def test_every_setting_rejects_invalid_values_and_is_named_in_the_error(name: str, value: Any) -> None:
+def test_every_setting_rejects_invalid_values_with_its_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         conf(**{name: value})
 
@@ -143,24 +143,24 @@ def test_every_setting_rejects_invalid_values_and_is_named_in_the_error(name: st
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", [7, 7.0, "7", "7.0", timedelta(seconds=7)])
-def test_a_duration_is_seconds_a_string_of_seconds_or_a_timedelta(name: str, value: object) -> None:
+def test_a_duration_may_be_seconds_a_string_or_a_timedelta(name: str, value: object) -> None:
     others = {"broker_reconnect_delay_max": 60}
     assert getattr(config(**{**others, name: value}), SETTINGS[name].field) == 7_000
 
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", [-1, "-1", float("nan"), "nan", float("inf"), True, timedelta(-1), "soon", 2**60])
-def test_a_duration_is_finite_and_not_negative(name: str, value: object) -> None:
+def test_a_duration_must_be_finite_and_not_negative(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be "):
         conf(**{name: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "least"),
+    ("name", "value", "minimum"),
     [("lock_duration", 0.999, "1 s"), ("drain_delay", 0.05, r"0\.1 s"), ("stalled_interval", 0, "1 s")],
 )
-def test_an_invalid_duration_is_rejected(name: str, value: object, least: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least {least}, not {value}"):
+def test_a_duration_below_its_minimum_is_rejected(name: str, value: object, minimum: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least {minimum}, not {value}"):
         conf(**{name: value})
 
 
@@ -190,34 +190,34 @@ def test_a_maximum_delay_must_not_be_shorter_than_the_first_delay(first: str) ->
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", ["5.5", 5.5, True, "many", -5])
-def test_a_count_is_an_integer_within_its_bounds(name: str, value: object) -> None:
+def test_a_count_must_be_an_integer_within_its_bounds(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be an integer (from|of) "):
         conf(**{name: value})
 
 
 @pytest.mark.parametrize(
-    ("value", "meant"),
+    ("value", "expected"),
     [("1", True), ("TRUE", True), ("yes", True), ("on", True), ("0", False), ("false", False), (False, False)],
 )
-def test_a_flag_is_true_false_or_one_of_the_usual_words(value: object, meant: bool) -> None:
-    assert config(queue_hash_tag=value).queue_hash_tag is meant
+def test_a_flag_may_be_a_boolean_or_a_common_word(value: object, expected: bool) -> None:
+    assert config(queue_hash_tag=value).queue_hash_tag is expected
 
 
 @pytest.mark.parametrize(
-    ("value", "share"), [(True, 0.2), (False, 0.0), (0, 0.0), (0.5, 0.5), ("0.3", 0.3), ("true", 0.2), ("False", 0.0)]
+    ("value", "jitter"), [(True, 0.2), (False, 0.0), (0, 0.0), (0.5, 0.5), ("0.3", 0.3), ("true", 0.2), ("False", 0.0)]
 )
-def test_jitter_is_a_flag_or_a_share(value: object, share: float) -> None:
-    assert config(task_retry_jitter=value).retry_jitter == share
+def test_jitter_may_be_a_flag_or_a_fraction(value: object, jitter: float) -> None:
+    assert config(task_retry_jitter=value).retry_jitter == jitter
 
 
 @pytest.mark.parametrize("value", [1.1, -0.1, "half", None, float("nan")])
-def test_jitter_is_at_most_the_whole_delay(value: object) -> None:
+def test_jitter_must_be_between_0_and_1(value: object) -> None:
     with pytest.raises(ConfigError, match="task_retry_jitter must be true, false or a share from 0 to 1"):
         conf(task_retry_jitter=value)
 
 
 @pytest.mark.parametrize("value", ["shop.tasks, mail", ["shop.tasks", "mail"], ("shop.tasks", "mail")])
-def test_names_are_a_list_or_a_comma_separated_string(value: object) -> None:
+def test_names_may_be_a_list_or_a_comma_separated_string(value: object) -> None:
     assert config(include=value).include == ("shop.tasks", "mail")
 
 
@@ -250,17 +250,17 @@ def test_a_worker_name_must_be_a_valid_connection_name() -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://:pw@h:1/2", "unix:///tmp/r.sock", "embedded://"])
-def test_a_broker_url_has_one_of_four_schemes(url: str) -> None:
+def test_a_broker_url_may_have_one_of_four_schemes(url: str) -> None:
     assert config(broker_url=url).broker_url == url
 
 
-def test_a_broker_url_may_name_certificates() -> None:
+def test_a_broker_url_may_contain_tls_options() -> None:
     url = "rediss://h/0?ssl_ca_certs=a.pem&ssl_certfile=b.pem&ssl_keyfile=b.key&ssl_check_hostname=false"
     assert config(broker_url=url).broker_url == url
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         ("redis://h?ssl_ca_certs=a.pem", "must start with rediss:// to use TLS and ssl_ca_certs"),
         ("rediss://h?ssl_ca_cert=a.pem", "unknown option ssl_ca_cert; did you mean 'ssl_ca_certs'"),
@@ -269,13 +269,13 @@ def test_a_broker_url_may_name_certificates() -> None:
         ("rediss://h?ssl_keyfile=b.key", "has ssl_keyfile without ssl_certfile"),
     ],
 )
-def test_a_tls_option_without_effect_is_rejected(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_tls_option_without_effect_is_rejected(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(broker_url=url)
 
 
 @pytest.mark.parametrize(
-    ("url", "says"),
+    ("url", "message"),
     [
         (
             "redis://:pw@h/shop",
@@ -294,33 +294,33 @@ def test_a_tls_option_without_effect_is_rejected(url: str, says: str) -> None:
         ("", "must start with redis://.*, not empty"),
     ],
 )
-def test_a_broker_url_with_an_invalid_database_or_port_is_rejected(url: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"broker_url {says}"):
+def test_a_broker_url_with_an_invalid_database_or_port_is_rejected(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"broker_url {message}"):
         conf(broker_url=url)
 
 
 @pytest.mark.parametrize("url", ["redis://h/0", "redis://h/15/", "redis://h:1/", "redis://[::1]:2/3", "redis://h?db=2"])
-def test_a_broker_url_may_name_its_database(url: str) -> None:
+def test_a_broker_url_may_contain_a_database_number(url: str) -> None:
     assert config(broker_url=url).broker_url == url
 
 
 @pytest.mark.parametrize(
     "settings", [{"task_default_queue": "a:b"}, {"limiter": {"a:b": "1/s"}}, {"limiter": "a:b=1/s"}]
 )
-def test_a_setting_names_queues_as_everything_else_does(settings: dict[str, object]) -> None:
+def test_settings_reject_a_queue_name_with_a_colon(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"queue name 'a:b' has a ':'"):
         conf(**settings)
 
 
 def test_an_invalid_broker_url_is_shown_without_its_password() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as caught:
         conf(broker_url="amqp://guest:secret@host//")
-    assert "redis://" in str(refused.value)
-    assert "host" in str(refused.value)
-    assert "secret" not in str(refused.value)
+    assert "redis://" in str(caught.value)
+    assert "host" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
-# --- who wins ---------------------------------------------------------------------------------------------------------
+# --- precedence -------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_overrides_the_environment_which_overrides_code() -> None:
@@ -332,13 +332,13 @@ def test_the_command_line_overrides_the_environment_which_overrides_code() -> No
     assert settings.freeze().lock_ms == 70_000
 
 
-def test_the_environment_is_that_of_the_process_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_the_environment_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BULLTASK_MAX_CRASHES", "9")
     monkeypatch.setenv("BULLTASK_APP", "not a setting")
     assert Conf({}).freeze().max_crashes == 9
 
 
-def test_a_wrong_value_in_the_environment_is_refused_at_once() -> None:
+def test_an_invalid_value_in_the_environment_is_rejected_immediately() -> None:
     with pytest.raises(ConfigError, match=r"^max_crashes must be an integer from 1 to 1000, not 'two'"):
         Conf({}, {"BULLTASK_MAX_CRASHES": "two"})
 
@@ -350,7 +350,7 @@ def test_none_overrides_a_default() -> None:
 # --- changing and freezing --------------------------------------------------------------------------------------------
 
 
-def test_several_settings_can_be_set_at_once() -> None:
+def test_update_sets_several_settings() -> None:
     settings = conf()
     settings.update({"lock_duration": 5}, {"prefix": "b"}, max_crashes=3)
     assert (settings.lock_duration, settings.prefix, settings.max_crashes) == (5, "b", 3)
@@ -359,18 +359,18 @@ def test_several_settings_can_be_set_at_once() -> None:
 @pytest.mark.parametrize("name", ["lock_durration", "lockDuration", "worker_concurency"])
 def test_an_unknown_setting_is_rejected_with_a_suggestion(name: str) -> None:
     settings = conf()
-    wanted = r"unknown setting '\w+'; did you mean '(lock_duration|worker_concurrency)'\?"
-    with pytest.raises(ConfigError, match=wanted):
+    message = r"unknown setting '\w+'; did you mean '(lock_duration|worker_concurrency)'\?"
+    with pytest.raises(ConfigError, match=message):
         setattr(settings, name, 1)
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError, match=message):
         settings.update({name: 1})
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError, match=message):
         settings.override(name, 1)
-    with pytest.raises(AttributeError, match=wanted):
+    with pytest.raises(AttributeError, match=message):
         getattr(settings, name)
 
 
-def test_an_unknown_setting_unlike_any_other_gets_no_suggestion() -> None:
+def test_an_unknown_setting_without_a_similar_name_gets_no_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"^unknown setting 'zzz'$"):
         conf(zzz=1)
 
@@ -382,7 +382,7 @@ def test_a_rejected_value_changes_nothing() -> None:
     assert settings.max_crashes == 3
 
 
-def test_frozen_settings_stay_as_they_are() -> None:
+def test_frozen_settings_cannot_be_changed() -> None:
     settings = conf(max_crashes=3)
     frozen = settings.freeze()
     with pytest.raises(ConfigError, match="cannot set max_crashes: the app has already sent a job or started a worker"):
@@ -401,7 +401,7 @@ def test_settings_that_cannot_be_frozen_can_still_be_corrected() -> None:
     assert settings.freeze().renew_ms == 2_000
 
 
-def test_settings_can_be_listed_and_shown_without_passwords() -> None:
+def test_dir_and_repr_show_settings_without_passwords() -> None:
     settings = conf(broker_url="redis://:secret@host/0", max_crashes=3)
     assert set(SETTINGS) <= set(dir(settings))
     assert "max_crashes" in repr(settings)

@@ -14,19 +14,19 @@ BERLIN, NEW_YORK = zone_of("Europe/Berlin"), zone_of("America/New_York")
 YEAR_MS = 366 * 86_400_000
 
 
-def following(pattern: str, after: str, zone: tzinfo = UTC, count: int = 1) -> list[str]:
-    """The next moments after a local one, as local times with their offset."""
+def next_times(pattern: str, after: str, zone: tzinfo = UTC, count: int = 1) -> list[str]:
+    """Return the next times after a local time, as local times with their UTC offset."""
     moment = datetime.fromisoformat(after)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=zone)
     ms: int | None = round(moment.timestamp() * 1000)
-    found = []
+    times = []
     for _ in range(count):
         assert ms is not None
         ms = Cron.parse(pattern).next_ms(ms, zone)
         assert ms is not None
-        found.append(datetime.fromtimestamp(ms / 1000, zone).isoformat(sep=" ").replace("+00:00", ""))
-    return found
+        times.append(datetime.fromtimestamp(ms / 1000, zone).isoformat(sep=" ").replace("+00:00", ""))
+    return times
 
 
 def number(low: int, high: int) -> st.SearchStrategy[str]:
@@ -40,7 +40,7 @@ def span(low: int, high: int) -> st.SearchStrategy[str]:
 
 def field(low: int, high: int) -> st.SearchStrategy[str]:
     atom = st.just("*") | number(low, high) | span(low, high)
-    stepped = st.tuples(atom, st.integers(1, high)).map(lambda it: f"{it[0]}/{it[1]}")
+    stepped = st.tuples(atom, st.integers(1, high)).map(lambda pair: f"{pair[0]}/{pair[1]}")
     return st.lists(atom | stepped, min_size=1, max_size=3).map(",".join)
 
 
@@ -66,7 +66,7 @@ ZONES = st.sampled_from([UTC, BERLIN, NEW_YORK, zone_of("Australia/Sydney"), zon
         ("0 12 * * 7", "2026-05-01", "2026-05-03 12:00:00"),
         ("0 12 * * sun", "2026-05-01", "2026-05-03 12:00:00"),
         ("0 0 ? * 1", "2026-05-01", "2026-05-04 00:00:00"),
-        ("0 0 13 * 5", "2026-05-02", "2026-05-08 00:00:00"),  # either will do, as in cron
+        ("0 0 13 * 5", "2026-05-02", "2026-05-08 00:00:00"),  # the day of month or the weekday must match, as in cron
         ("0 0 L * *", "2028-02-01", "2028-02-29 00:00:00"),
         ("0 0 15,L * *", "2026-05-16", "2026-05-31 00:00:00"),
         ("0 0 * * 5L", "2026-05-01", "2026-05-29 00:00:00"),
@@ -77,20 +77,20 @@ ZONES = st.sampled_from([UTC, BERLIN, NEW_YORK, zone_of("Australia/Sydney"), zon
         ("@yearly", "2026-05-01", "2027-01-01 00:00:00"),
         ("@daily", "2026-05-01 00:00", "2026-05-02 00:00:00"),
         ("@hourly", "2026-05-01 10:02", "2026-05-01 11:00:00"),
-        ("12 * * *", "2026-05-01 11:02", "2026-05-01 12:00:00"),  # what is left out in front is "every"
+        ("12 * * *", "2026-05-01 11:02", "2026-05-01 12:00:00"),  # missing first fields mean "every"
         ("59 59 23 31 12 *", "2026-12-31 23:59:59", "2027-12-31 23:59:59"),
     ],
 )
-def test_a_pattern_fires_when_its_fields_say(pattern: str, after: str, expected: str) -> None:
-    assert following(pattern, after) == [expected]
+def test_a_pattern_fires_at_the_next_matching_time(pattern: str, after: str, expected: str) -> None:
+    assert next_times(pattern, after) == [expected]
 
 
-def test_a_pattern_that_can_never_fire_says_so() -> None:
+def test_a_pattern_that_never_fires_has_no_next_time() -> None:
     assert Cron.parse("0 0 31 2,4 *").next_ms(0, UTC) is None
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     [
         ("", "must have 5 fields"),
         ("* * * * * * *", "must have 5 fields"),
@@ -115,76 +115,76 @@ def test_a_pattern_that_can_never_fire_says_so() -> None:
         ("@reboot", "'@reboot' is no|'reb' is no"),
     ],
 )
-def test_an_invalid_pattern_is_rejected_with_the_invalid_part(pattern: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_an_invalid_pattern_is_rejected_with_the_invalid_part(pattern: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         Cron.parse(pattern)
     assert repr(pattern) in str(caught.value)
 
 
-# --- clocks that change -----------------------------------------------------------------------------------------------
+# --- daylight saving time ---------------------------------------------------------------------------------------------
 
 
-def test_in_berlin_a_skipped_time_fires_an_hour_later() -> None:
-    assert following("30 2 * * *", "2026-03-28 12:00", BERLIN, 2) == [
+def test_a_time_skipped_in_berlin_fires_an_hour_later() -> None:
+    assert next_times("30 2 * * *", "2026-03-28 12:00", BERLIN, 2) == [
         "2026-03-29 03:30:00+02:00",
         "2026-03-30 02:30:00+02:00",
     ]
 
 
-def test_in_berlin_a_repeated_time_fires_once() -> None:
-    assert following("30 2 * * *", "2026-10-24 12:00", BERLIN, 2) == [
+def test_a_time_repeated_in_berlin_fires_once() -> None:
+    assert next_times("30 2 * * *", "2026-10-24 12:00", BERLIN, 2) == [
         "2026-10-25 02:30:00+02:00",
         "2026-10-26 02:30:00+01:00",
     ]
 
 
-def test_in_berlin_every_half_hour_follows_real_time() -> None:
-    assert following("*/30 * * * *", "2026-10-25 01:30", BERLIN, 5) == [
+def test_an_interval_of_half_an_hour_follows_elapsed_time_in_berlin() -> None:
+    assert next_times("*/30 * * * *", "2026-10-25 01:30", BERLIN, 5) == [
         "2026-10-25 02:00:00+02:00",
         "2026-10-25 02:30:00+02:00",
         "2026-10-25 02:00:00+01:00",
         "2026-10-25 02:30:00+01:00",
         "2026-10-25 03:00:00+01:00",
     ]
-    assert following("*/30 * * * *", "2026-03-29 01:00", BERLIN, 2) == [
+    assert next_times("*/30 * * * *", "2026-03-29 01:00", BERLIN, 2) == [
         "2026-03-29 01:30:00+01:00",
         "2026-03-29 03:00:00+02:00",
     ]
 
 
-def test_in_new_york_a_skipped_time_fires_an_hour_later() -> None:
-    assert following("30 2 * * *", "2026-03-07 12:00", NEW_YORK, 2) == [
+def test_a_time_skipped_in_new_york_fires_an_hour_later() -> None:
+    assert next_times("30 2 * * *", "2026-03-07 12:00", NEW_YORK, 2) == [
         "2026-03-08 03:30:00-04:00",
         "2026-03-09 02:30:00-04:00",
     ]
 
 
-def test_in_new_york_a_repeated_time_fires_once() -> None:
-    assert following("30 1 * * *", "2026-10-31 12:00", NEW_YORK, 2) == [
+def test_a_time_repeated_in_new_york_fires_once() -> None:
+    assert next_times("30 1 * * *", "2026-10-31 12:00", NEW_YORK, 2) == [
         "2026-11-01 01:30:00-04:00",
         "2026-11-02 01:30:00-05:00",
     ]
 
 
 def test_a_skipped_hour_moved_onto_a_listed_hour_fires_once() -> None:
-    assert following("0 2,3 * * *", "2026-03-29 00:00", BERLIN, 2) == [
+    assert next_times("0 2,3 * * *", "2026-03-29 00:00", BERLIN, 2) == [
         "2026-03-29 03:00:00+02:00",
         "2026-03-30 02:00:00+02:00",
     ]
 
 
-def test_noon_stays_noon_across_both_changes() -> None:
+def test_noon_stays_noon_across_clock_changes() -> None:
     for start in ("2026-03-27 12:00", "2026-10-23 12:00"):
-        for moment in following("0 12 * * *", start, BERLIN, 4):
+        for moment in next_times("0 12 * * *", start, BERLIN, 4):
             assert " 12:00:00" in moment
 
 
-# --- what holds for every pattern -------------------------------------------------------------------------------------
+# --- properties of all patterns ---------------------------------------------------------------------------------------
 
 
 @given(PATTERNS, MOMENTS, ZONES)
 @settings(deadline=None)
-def test_each_next_time_is_a_full_second_and_later_than_the_one_before(pattern: str, now: int, zone: tzinfo) -> None:
+def test_each_next_time_is_a_full_second_later_than_the_previous_time(pattern: str, now: int, zone: tzinfo) -> None:
     first = Cron.parse(pattern).next_ms(now, zone)
     assert first is not None
     assert first > now
@@ -196,7 +196,7 @@ def test_each_next_time_is_a_full_second_and_later_than_the_one_before(pattern: 
 
 @given(PATTERNS, MOMENTS, ZONES, st.integers(0, YEAR_MS))
 @settings(deadline=None)
-def test_the_next_time_is_the_same_from_any_time_before_it(pattern: str, now: int, zone: tzinfo, ahead: int) -> None:
+def test_the_next_time_is_the_same_for_any_earlier_start(pattern: str, now: int, zone: tzinfo, ahead: int) -> None:
     cron = Cron.parse(pattern)
     first = cron.next_ms(now, zone)
     assert first is not None
@@ -207,23 +207,23 @@ def test_the_next_time_is_the_same_from_any_time_before_it(pattern: str, now: in
 
 @given(field(0, 59), field(0, 23), field(1, 31), MOMENTS)
 @settings(deadline=None)
-def test_in_utc_no_matching_minute_is_missed(minutes: str, hours: str, days: str, now: int) -> None:
+def test_no_matching_minute_is_missed_in_utc(minutes: str, hours: str, days: str, now: int) -> None:
     pattern = f"{minutes} {hours} {days} * *"
-    found = Cron.parse(pattern).next_ms(now, UTC)
-    assert found is not None
-    fits = named(minutes, 0, 59), named(hours, 0, 23), named(days, 1, 31)
+    fires_ms = Cron.parse(pattern).next_ms(now, UTC)
+    assert fires_ms is not None
+    matching = field_values(minutes, 0, 59), field_values(hours, 0, 23), field_values(days, 1, 31)
     minute = datetime.fromtimestamp(now // 60_000 * 60 + 60, UTC)
-    for _ in range(3 * 1440):  # three days are looked at minute by minute
-        if minute.timestamp() * 1000 >= found:
+    for _ in range(3 * 1440):  # check three days minute by minute
+        if minute.timestamp() * 1000 >= fires_ms:
             break
         assert not all(
-            value in values for values, value in zip(fits, (minute.minute, minute.hour, minute.day), strict=True)
+            value in values for values, value in zip(matching, (minute.minute, minute.hour, minute.day), strict=True)
         )
         minute += timedelta(minutes=1)
 
 
-def named(text: str, low: int, high: int) -> set[int]:
-    """The values of a field, worked out in another way than the product does."""
+def field_values(text: str, low: int, high: int) -> set[int]:
+    """Return the values of a field, computed in another way than in bulltask."""
     values = set()
     for part in text.split(","):
         ends, _, step = part.partition("/")
@@ -238,13 +238,13 @@ def named(text: str, low: int, high: int) -> set[int]:
 # --- zones ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_zone_is_found_by_its_name_in_any_case_and_by_an_offset() -> None:
+def test_a_time_zone_is_found_by_its_name_in_any_case_and_by_an_offset() -> None:
     assert str(zone_of("europe/berlin")) == "Europe/Berlin"
     assert zone_of("utc") is UTC
     assert zone_of("UTC-3:30").utcoffset(None) == timedelta(hours=-3, minutes=-30)
 
 
 @pytest.mark.parametrize("name", ["Europe/Atlantis", "Europe", "../../etc/passwd", "", "UTC+99", "\0"])
-def test_an_unknown_time_zone_is_rejected_and_named(name: str) -> None:
+def test_an_unknown_time_zone_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match="unknown timezone"):
         zone_of(name)

@@ -41,7 +41,7 @@ from bulltask.schedule.cron import Cron
         ({"day_of_week": "0-6", "day_of_month": "13", "minute": 0, "hour": 0}, "0 0 13 * *"),
     ],
 )
-def test_celerys_fields_become_a_cron_pattern(fields: dict[str, Any], pattern: str) -> None:
+def test_celerys_crontab_fields_become_a_cron_pattern(fields: dict[str, Any], pattern: str) -> None:
     assert crontab(**fields).pattern == pattern
     Cron.parse(pattern)
 
@@ -53,7 +53,7 @@ def test_the_first_two_fields_can_be_positional() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"minute": 60}, "minute must be numbers from 0 to 59"),
         ({"minute": "60"}, "minute '60' is not within 0-59"),
@@ -74,12 +74,12 @@ def test_the_first_two_fields_can_be_positional() -> None:
         ({"day_of_week": "mon,tue", "day_of_month": "1-7"}, "days that match both"),
     ],
 )
-def test_a_crontab_that_is_invalid_or_has_no_cron_pattern_is_rejected(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_crontab_without_a_valid_cron_pattern_is_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         crontab(**fields)
 
 
-def test_equal_crontabs_are_equal() -> None:
+def test_crontabs_with_the_same_pattern_are_equal() -> None:
     assert crontab(0, 1) == crontab("0", [1])
     assert len({crontab(0, 1), crontab("0", "1"), crontab(0, 2)}) == 2
     assert repr(crontab(0, 1)) == "<crontab 0 1 * * *>"
@@ -94,12 +94,12 @@ SETS = st.tuples(
 
 
 @given(SETS, st.integers(0, 4_000_000_000_000))
-def test_the_pattern_fires_at_the_first_minute_in_all_fields(sets: tuple[frozenset[int], ...], now: int) -> None:
+def test_the_pattern_fires_at_the_first_matching_minute(sets: tuple[frozenset[int], ...], now: int) -> None:
     minutes, hours, days, months = sets
     pattern = crontab(minutes, hours, day_of_month=days, month_of_year=months).pattern
-    found = Cron.parse(pattern).next_ms(now, UTC)
-    assert found is not None
-    fires = datetime.fromtimestamp(found / 1000, UTC)
+    fires_ms = Cron.parse(pattern).next_ms(now, UTC)
+    assert fires_ms is not None
+    fires = datetime.fromtimestamp(fires_ms / 1000, UTC)
     assert fires.minute in minutes
     assert fires.hour in hours
     assert fires.day in days

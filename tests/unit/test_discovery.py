@@ -35,34 +35,34 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         del sys.modules[name]
 
 
-def found(spec: str) -> str:
+def app_name(spec: str) -> str:
     return find_app(spec, App).name
 
 
-def problem(spec: str) -> str:
-    with pytest.raises(AppNotFoundError) as missing:
+def error_message(spec: str) -> str:
+    with pytest.raises(AppNotFoundError) as caught:
         find_app(spec, App)
-    return str(missing.value)
+    return str(caught.value)
 
 
 # --- every form of -A -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["app", "bulltask", "application", "celery", "whatever"])
-def test_a_module_has_an_app_of_any_name_if_it_is_the_only_one(write: Write, name: str) -> None:
-    write(shop=f"{APP}{name} = App('it')")
-    assert found("shop") == "it"
+def test_the_only_app_of_a_module_may_have_any_name(write: Write, name: str) -> None:
+    write(shop=f"{APP}{name} = App('wanted')")
+    assert app_name("shop") == "wanted"
 
 
 @pytest.mark.parametrize("name", ["app", "bulltask", "application"])
-def test_a_usual_name_wins_over_others(write: Write, name: str) -> None:
-    write(shop=f"{APP}aaa = App('other')\n{name} = App('it')\nzzz = App('other')")
-    assert found("shop") == "it"
+def test_an_app_with_a_usual_name_has_precedence(write: Write, name: str) -> None:
+    write(shop=f"{APP}aaa = App('other')\n{name} = App('wanted')\nzzz = App('other')")
+    assert app_name("shop") == "wanted"
 
 
 def test_one_app_under_two_names_is_one_app(write: Write) -> None:
-    write(shop=f"{APP}one = two = App('it')")
-    assert found("shop") == "it"
+    write(shop=f"{APP}first = second = App('wanted')")
+    assert app_name("shop") == "wanted"
 
 
 @pytest.mark.parametrize(
@@ -70,40 +70,40 @@ def test_one_app_under_two_names_is_one_app(write: Write) -> None:
 )
 def test_an_app_is_found_by_name_factory_or_attribute(write: Write, spec: str) -> None:
     write(
-        shop=f"{APP}main = App('it')\nother = App('other')\ndef make(): return main\n"
+        shop=f"{APP}main = App('wanted')\nother = App('other')\ndef make(): return main\n"
         "class Holder:\n    main = main\n    make = staticmethod(make)\n"
     )
-    assert found(spec) == "it"
+    assert app_name(spec) == "wanted"
 
 
 @pytest.mark.parametrize("sub", ["app", "bulltask", "tasks", "main", "worker"])
 def test_a_package_without_an_app_is_searched_for_usual_submodules(write: Write, sub: str) -> None:
-    write(shop="", **{f"shop__{sub}": f"{APP}app = App('it')"})
-    assert found("shop") == "it"
+    write(shop="", **{f"shop__{sub}": f"{APP}app = App('wanted')"})
+    assert app_name("shop") == "wanted"
 
 
 def test_a_submodule_can_be_named_with_dots_or_a_colon(write: Write) -> None:
-    write(shop="", shop__jobs=f"{APP}queue = App('it')")
-    assert found("shop.jobs") == found("shop.jobs:queue") == found("shop.jobs.queue") == "it"
+    write(shop="", shop__jobs=f"{APP}queue = App('wanted')")
+    assert app_name("shop.jobs") == app_name("shop.jobs:queue") == app_name("shop.jobs.queue") == "wanted"
 
 
 def test_a_namespace_package_is_searched_too(write: Write) -> None:
-    write(shop__tasks=f"{APP}app = App('it')")
-    assert found("shop") == "it"
+    write(shop__tasks=f"{APP}app = App('wanted')")
+    assert app_name("shop") == "wanted"
 
 
-# --- what was tried ---------------------------------------------------------------------------------------------------
+# --- error messages ---------------------------------------------------------------------------------------------------
 
 
 def test_a_module_that_does_not_exist_is_reported_with_the_directory(write: Write, tmp_path: Path) -> None:
-    text = problem("shop")
+    text = error_message("shop")
     assert text.startswith(f"no bulltask App found for 'shop'; tried, from {tmp_path}:")
     assert "\n  - shop: cannot be imported (No module named 'shop')" in text
 
 
 def test_the_error_lists_every_submodule_that_was_tried(write: Write) -> None:
     write(shop="", shop__tasks="x = 1")
-    lines = problem("shop").splitlines()[1:]
+    lines = error_message("shop").splitlines()[1:]
     assert lines == [
         "  - shop: has no App",
         "  - shop.app: does not exist",
@@ -114,30 +114,30 @@ def test_the_error_lists_every_submodule_that_was_tried(write: Write) -> None:
     ]
 
 
-def test_several_apps_are_an_error_that_lists_them(write: Write) -> None:
+def test_several_apps_raise_an_error_that_lists_them(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", shop__tasks="from shop import one")
-    assert problem("shop") == "shop has several apps (one, two): choose one with -A shop:NAME"
+    assert error_message("shop") == "shop has several apps (one, two): choose one with -A shop:NAME"
 
 
-def test_a_wrong_name_is_an_error_that_lists_the_apps(write: Write) -> None:
+def test_an_unknown_name_raises_an_error_that_lists_the_apps(write: Write) -> None:
     write(shop=f"{APP}one = App('1')\ntwo = App('2')", empty="")
-    assert "shop: has no 'three'; its apps are one, two" in problem("shop:three")
-    assert "empty: has no 'app'; it has no App" in problem("empty:app")
-    assert "shop: has no 'py'; its apps are one, two" in problem("shop.py")
+    assert "shop: has no 'three'; its apps are one, two" in error_message("shop:three")
+    assert "empty: has no 'app'; it has no App" in error_message("empty:app")
+    assert "shop: has no 'py'; its apps are one, two" in error_message("shop.py")
 
 
-def test_an_object_that_is_not_an_app_is_an_error_with_its_type(write: Write) -> None:
+def test_an_object_that_is_not_an_app_raises_an_error_with_its_type(write: Write) -> None:
     write(shop="app = 5\ndef make(): return 'text'")
-    assert "shop:app is int, not an App" in problem("shop:app")
-    assert "shop:make is str, not an App" in problem("shop:make")
+    assert "shop:app is int, not an App" in error_message("shop:app")
+    assert "shop:make is str, not an App" in error_message("shop:make")
 
 
 @pytest.mark.parametrize("spec", [":app", "", "..shop", "shop tasks", "shop/tasks.py"])
-def test_an_invalid_module_name_is_an_error(write: Write, spec: str) -> None:
-    assert "is not a module name" in problem(spec)
+def test_an_invalid_module_name_raises_an_error(write: Write, spec: str) -> None:
+    assert "is not a module name" in error_message(spec)
 
 
-# --- errors of the user's own code ------------------------------------------------------------------------------------
+# --- errors in the user's code ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", ["shop", "shop:app", "shop.app"])
@@ -151,7 +151,7 @@ def test_an_invalid_module_name_is_an_error(write: Write, spec: str) -> None:
         ("def", SyntaxError),
     ],
 )
-def test_an_error_inside_the_users_module_is_shown_as_it_is(
+def test_an_error_in_the_users_module_is_raised_unchanged(
     write: Write, spec: str, code: str, error: type[Exception]
 ) -> None:
     write(shop=code)
@@ -160,13 +160,13 @@ def test_an_error_inside_the_users_module_is_shown_as_it_is(
     assert not isinstance(raised.value, AppNotFoundError)
 
 
-def test_an_error_inside_a_submodule_is_shown_as_it_is(write: Write) -> None:
+def test_an_error_in_a_submodule_is_raised_unchanged(write: Write) -> None:
     write(shop="", shop__tasks="import does_not_exist_xyz")
     with pytest.raises(ModuleNotFoundError, match="does_not_exist_xyz"):
         find_app("shop", App)
 
 
-def test_an_error_inside_a_factory_is_shown_as_it_is(write: Write) -> None:
+def test_an_error_in_a_factory_is_raised_unchanged(write: Write) -> None:
     write(shop="def make(): raise KeyError('from the factory')")
     with pytest.raises(KeyError, match="from the factory"):
         find_app("shop:make", App)
@@ -182,28 +182,28 @@ def test_the_current_directory_is_importable_first(tmp_path: Path, monkeypatch: 
     assert sys.path[0] == str(tmp_path.resolve())
     before = list(sys.path)
     work_in()
-    assert sys.path == before, "once is enough"
+    assert sys.path == before, "the directory is added once"
     (tmp_path / "sub").mkdir()
     work_in("sub")
     assert sys.path[0] == str(tmp_path.resolve() / "sub")
 
 
-def test_related_modules_are_imported_where_they_exist(write: Write) -> None:
+def test_related_modules_are_imported_if_they_exist(write: Write) -> None:
     write(shop="", shop__tasks="x = 1", mail="")
     assert import_related(["shop", "mail"], "tasks") == ["shop.tasks"]
     assert "shop.tasks" in sys.modules
     assert import_related(lambda: ["mail"], None) == ["mail"]
 
 
-def test_an_error_in_a_related_module_is_shown_as_it_is(write: Write) -> None:
+def test_an_error_in_a_related_module_is_raised_unchanged(write: Write) -> None:
     write(shop="", shop__tasks="import does_not_exist_xyz")
     with pytest.raises(ModuleNotFoundError, match="does_not_exist_xyz"):
         import_related(["shop"], "tasks")
-    with pytest.raises(ModuleNotFoundError, match="not_there"):
-        import_related(["not_there"], "tasks")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        import_related(["no_such_module"], "tasks")
 
 
-def test_a_worker_imports_what_the_app_includes_and_discovers(write: Write) -> None:
+def test_load_tasks_imports_included_and_discovered_modules(write: Write) -> None:
     write(shop="", shop__tasks="", mail__jobs="", stock="", more="")
     app = App("a", include="stock, more")
     app.autodiscover_tasks(["shop"])
@@ -212,7 +212,7 @@ def test_a_worker_imports_what_the_app_includes_and_discovers(write: Write) -> N
 
 
 def test_the_apps_settings_may_still_change_while_tasks_are_imported(write: Write) -> None:
-    write(shop=f"{APP}app = App('it', include=['late'])", late="from shop import app\napp.conf.max_crashes = 9")
+    write(shop=f"{APP}app = App('wanted', include=['late'])", late="from shop import app\napp.conf.max_crashes = 9")
     app = find_app("shop", App)
     app.load_tasks()
     assert app.config.max_crashes == 9

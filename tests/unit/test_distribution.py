@@ -1,4 +1,4 @@
-"""Which of pytest-xdist's workers runs what."""
+"""The distribution of test files over pytest-xdist's workers."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from tests.support.distribution import FIRST, UNITS, sort_longest_first, unit
 ROOT = Path(__file__).parents[2]
 
 
-def test_files_that_need_java_are_three_units_as_more_jvms_at_a_time_take_too_much_memory() -> None:
+def test_files_that_need_java_are_in_three_units() -> None:
+    # More JVMs at a time would need too much memory.
     files = [path for path in sorted((ROOT / "tests" / "spark").rglob("test_*.py")) if "mark.spark" in path.read_text()]
     units = {str(path.relative_to(ROOT)): unit(f"{path.relative_to(ROOT)}::test_it") for path in files}
     assert set(units.values()) == set(FIRST[:3]), units
     with_session = {path for path in units if "spark: SparkSession" in (ROOT / path).read_text()}
-    apart = with_session - {path for path, name in units.items() if name == FIRST[0]}
-    assert apart == {"tests/spark/local/test_pipeline_killed.py"}, "it has a session of its own"
+    separate = with_session - {path for path, name in units.items() if name == FIRST[0]}
+    assert separate == {"tests/spark/local/test_pipeline_killed.py"}, "this file starts a separate session"
 
 
-def test_names_of_files_and_directories_are_those_that_are_there() -> None:
-    begins = [begin for begin, _ in UNITS] + [name for name in FIRST if "/" in name]
-    assert [begin for begin in begins if not (ROOT / begin).exists()] == []
+def test_files_and_directories_of_units_exist() -> None:
+    prefixes = [prefix for prefix, _ in UNITS] + [name for name in FIRST if "/" in name]
+    assert [prefix for prefix in prefixes if not (ROOT / prefix).exists()] == []
 
 
-def test_the_longest_units_begin_first_and_others_keep_their_order() -> None:
+def test_the_longest_units_start_first_and_others_keep_their_order() -> None:
     class Item:
         def __init__(self, nodeid: str) -> None:
             self.nodeid = nodeid

@@ -1,4 +1,4 @@
-"""The documentation says what the code does: its snippets run, its tables are the code's, its links lead somewhere."""
+"""The documentation matches the code: snippets run, tables are up to date, links work."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs/tutorial/first-steps.md"
 SIGNALS = ROOT / "docs/reference/signals.md"
+CONFIGURATION = ROOT / "docs/reference/configuration.md"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")],
     key=lambda path: path.as_posix(),
 )
 DOCS = ("tutorial", "how-to", "reference", "explanation")
-"""Where a page is, beside the index and the decisions."""
+"""Directories of all pages but the index and the ADRs."""
 NODE_URL = "redis://localhost:6379"
 
 METHODS = {
@@ -63,10 +64,10 @@ METHODS = {
     "ignore": "ignores it",
     "child_changed": "wakes up",
 }
-"""What the page about signals calls the supervisor's methods."""
+"""The beginning of each supervisor method's description in the table of signals."""
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
@@ -75,77 +76,77 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def file_block(page: Path, language: str, name: str) -> str:
-    """The block that begins with ``# name``."""
+    """Return the block that begins with ``# name``."""
     return next(block for block in blocks(page, language) if block.startswith(f"# {name}\n"))
 
 
 def rows(page: Path, section: str) -> list[list[str]]:
-    """The cells of all tables in a section, without their heads."""
+    """Return the cells of all tables in a section, without the header rows."""
     text = re.split(r"^#+ ", page.read_text().partition(f"# {section}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     tables = re.findall(r"^\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split(" |")] for table in tables for line in table.splitlines()]
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return the text of a page without code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def in_code(text: str) -> list[str]:
+def inline_code(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
 
 
-# ---- Python snippets ------------------------------------------------------------------------------------------------
+# ---- Python snippets -------------------------------------------------------------------------------------------------
 
 
-class Anything(types.ModuleType):
-    """Stands in for a library that a snippet uses; everything in it is a class without use."""
+class FakeLibrary(types.ModuleType):
+    """A fake library for snippets. Each attribute is another fake or an empty exception class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Anything(name) if name.islower() else type(name, (Exception,), {})
+        return FakeLibrary(name) if name.islower() else type(name, (Exception,), {})
 
     def __call__(self, *_: object, **__: object) -> Any:
-        return Anything("result")
+        return FakeLibrary("result")
 
 
-GIVEN: Mapping[str, Mapping[str, Any]] = {
+SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
     "docs/tutorial/first-steps.md": {},
-    "docs/how-to/coming-from-celery.md": {"download": Anything("download")},
+    "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
     "docs/reference/configuration.md": {},
     "docs/how-to/embedded-server.md": {"App": App},
     "docs/how-to/errors-and-retries.md": {
-        name: Anything(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
+        name: FakeLibrary(name) for name in ("httpx", "URL", "BANK", "balance", "botocore", "order_id", "download")
     }
     | {name: type(name, (Exception,), {}) for name in ("InsufficientFunds", "Throttled", "Overloaded")},
-    "docs/how-to/flows.md": {"parts_of": Anything("parts_of")},
-    "docs/explanation/guarantees.md": {"bank": Anything("bank"), "outbox": []},
+    "docs/how-to/flows.md": {"parts_of": FakeLibrary("parts_of")},
+    "docs/explanation/guarantees.md": {"bank": FakeLibrary("bank"), "outbox": []},
     "docs/how-to/interop-node.md": {},
     "docs/how-to/migrating-from-bull.md": {},
     "docs/reference/mixed-versions.md": {},
     "docs/reference/official-python.md": {},
-    "docs/reference/queue-events.md": {"pager": Anything("pager")},
+    "docs/reference/queue-events.md": {"pager": FakeLibrary("pager")},
     "docs/reference/queues.md": {},
     "docs/how-to/revoking.md": {},
     "docs/how-to/schedules.md": {},
     "docs/how-to/time-limits.md": {
-        name: Anything(name) for name in ("draw", "remove_temporary_files", "walk", "save_what_is_there")
+        name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_what_is_there")
     },
     "docs/reference/workers.md": {},
-    "docs/how-to/observability.md": {"pager": Anything("pager")},
+    "docs/how-to/observability.md": {"pager": FakeLibrary("pager")},
 }
-"""What the snippets of a page may use without making it."""
+"""Names that the snippets of a page may use without a definition."""
 
 
 PROGRAMS = {"README.md", "docs/tutorial/first-steps.md"}
-"""Pages whose snippets are programs for a worker, and are run as such."""
+"""Pages whose snippets are programs that run with a worker."""
 
 
-def unknown_names(code: types.CodeType, there: Collection[str]) -> Iterator[str]:
-    # What was stored counts even if it is gone: ``except … as error`` deletes its name.
-    known = {*there, *(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME")}
+def unknown_names(code: types.CodeType, defined: Collection[str]) -> Iterator[str]:
+    # A name that was deleted again counts too: ``except … as error`` deletes its name.
+    known = {*defined, *(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME")}
     for instruction in dis.get_instructions(code):
         name = str(instruction.argval)
         if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and name not in known and not hasattr(builtins, name):
@@ -156,11 +157,11 @@ def unknown_names(code: types.CodeType, there: Collection[str]) -> Iterator[str]
 
 
 def run_snippets(page: Path) -> None:
-    """Run a page's snippets one after the other; each but those that make an app of their own gets a fresh one."""
-    names: dict[str, Any] = {**GIVEN[name_of(page)], "__name__": page.stem.replace("-", "_")}
+    """Run a page's snippets in order. ``app`` is a new app for each snippet."""
+    names: dict[str, Any] = {**SNIPPET_NAMES[relative_name(page)], "__name__": page.stem.replace("-", "_")}
     for block in blocks(page, "python"):
         names["app"] = App("documented")
-        code = compile(block, name_of(page), "exec", dont_inherit=True)
+        code = compile(block, relative_name(page), "exec", dont_inherit=True)
         exec(code, names)
         assert list(unknown_names(code, names)) == [], block
         if title := re.match(r"# (\w+)\.py\n", block):
@@ -170,8 +171,8 @@ def run_snippets(page: Path) -> None:
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("name", sorted(GIVEN.keys() - PROGRAMS))
-def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
+@pytest.mark.parametrize("name", sorted(SNIPPET_NAMES.keys() - PROGRAMS))
+def test_every_python_snippet_runs_and_uses_no_undefined_name(
     name: str, broker_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
@@ -179,16 +180,16 @@ def test_every_python_snippet_runs_and_uses_no_name_that_is_not_there(
     run_snippets(ROOT / name)
 
 
-def test_no_page_has_python_snippets_that_nobody_runs() -> None:
-    assert {name_of(page) for page in PAGES if blocks(page, "python")} == GIVEN.keys()
+def test_python_snippets_of_all_pages_are_run() -> None:
+    assert {relative_name(page) for page in PAGES if blocks(page, "python")} == SNIPPET_NAMES.keys()
 
 
-# ---- the README's example, and the tutorial -------------------------------------------------------------------------
+# ---- the README's example, and the tutorial --------------------------------------------------------------------------
 
 
 @pytest.fixture
-def worker_of(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Save a page's programs in ``tmp_path`` and start the worker with the page's command."""
+def start_worker(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Return a function that saves a page's programs in ``tmp_path`` and starts a worker with the page's command."""
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
     with ExitStack() as stack:
 
@@ -197,9 +198,9 @@ def worker_of(broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 if title := re.match(r"# (\w+\.py)\n", block):
                     (tmp_path / title[1]).write_text(block)
                 else:
-                    exec(compile(block, name_of(page), "exec", dont_inherit=True), {"__name__": page.stem})
-            words = shlex.split(next(block for block in blocks(page, "sh") if block.startswith("bulltask worker")))
-            process = subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+                    exec(compile(block, relative_name(page), "exec", dont_inherit=True), {"__name__": page.stem})
+            args = shlex.split(next(block for block in blocks(page, "sh") if block.startswith("bulltask worker")))
+            process = subprocess.Popen([sys.executable, "-m", *args], cwd=tmp_path, stderr=subprocess.DEVNULL)
             stack.callback(stop, process)
 
         yield start
@@ -210,83 +211,83 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     assert process.wait(20) == ExitCode.OK
 
 
-def run_program(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=30, check=False)
+def run_program(args: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(args, cwd=directory, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("page", [README, TUTORIAL], ids=name_of)
-def test_the_programs_of_a_page_print_what_it_says(
-    worker_of: Callable[[Path], None], tmp_path: Path, page: Path
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=relative_name)
+def test_the_programs_of_a_page_print_the_documented_output(
+    start_worker: Callable[[Path], None], tmp_path: Path, page: Path
 ) -> None:
-    worker_of(page)
+    start_worker(page)
     programs = [path for path in sorted(tmp_path.glob("*.py")) if path.name != "tasks.py"]
     assert programs
     for program in programs:
-        printed = run_program([sys.executable, program.name], tmp_path)
-        said = re.findall(r"print\(.*\)\s+# (.*)$", program.read_text(), re.MULTILINE)
-        assert printed.stderr == ""
-        assert printed.stdout == "".join(f"{line}\n" for comment in said for line in re.split(r", (?=Hello)", comment))
+        run = run_program([sys.executable, program.name], tmp_path)
+        comments = re.findall(r"print\(.*\)\s+# (.*)$", program.read_text(), re.MULTILINE)
+        assert run.stderr == ""
+        assert run.stdout == "".join(f"{line}\n" for comment in comments for line in re.split(r", (?=Hello)", comment))
 
 
 @pytest.mark.interop
-def test_the_readmes_node_program_gets_the_answer_it_says(
-    worker_of: Callable[[Path], None],
+def test_the_readmes_node_program_prints_the_documented_output(
+    start_worker: Callable[[Path], None],
     node_client: None,  # noqa: F811
     broker_url: str,
     tmp_path: Path,
 ) -> None:
-    worker_of(README)
+    start_worker(README)
     program = blocks(README, "js")[0]
     assert NODE_URL in program
     (tmp_path / "program.mjs").write_text(program.replace(NODE_URL, broker_url.removesuffix("/0")))
     (tmp_path / "node_modules").symlink_to(NODE_FOLDER / "node_modules")
     node = shutil.which("node")
     assert node is not None
-    done = run_program([node, "program.mjs"], tmp_path)
-    assert done.stdout.split() == re.findall(r"console\.log\(.*// (.*)$", program, re.MULTILINE), done.stderr
+    run = run_program([node, "program.mjs"], tmp_path)
+    assert run.stdout.split() == re.findall(r"console\.log\(.*// (.*)$", program, re.MULTILINE), run.stderr
 
 
-def test_the_readmes_programs_are_as_short_as_it_says() -> None:
+def test_the_readmes_programs_are_as_short_as_documented() -> None:
     tasks = [line for line in file_block(README, "python", "tasks.py").splitlines() if line.strip()]
     node = [line for line in blocks(README, "js")[0].splitlines() if line.strip()]
     assert len(tasks) <= 20
     assert len(node) <= 10
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_has_at_most_1300_words() -> None:
     assert len(README.read_text().split()) <= 1300
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_wherever_a_page_installs_bullmq_it_names_the_tested_version(page: Path) -> None:
-    wanted = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["bullmq"]
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_pages_install_the_tested_version_of_bullmq(page: Path) -> None:
+    tested = json.loads((NODE_FOLDER / "package.json").read_text())["dependencies"]["bullmq"]
     for command in re.findall(r"npm install[^`]*", page.read_text()):
         versions = re.findall(r"\sbullmq(?:@(\S+))?", command)
-        assert versions == [wanted] * len(versions)
+        assert versions == [tested] * len(versions)
     if any("from 'bullmq'" in block for block in blocks(page, "js")):
-        assert f"npm install bullmq@{wanted}" in page.read_text()
+        assert f"npm install bullmq@{tested}" in page.read_text()
 
 
-# ---- signals, exit codes, commands ----------------------------------------------------------------------------------
+# ---- signals, exit codes, commands -----------------------------------------------------------------------------------
 
 
 def documented_signals() -> dict[signal.Signals, tuple[str, str]]:
-    """Signal to the texts of the table for supervisor and child, but for the line of all others."""
+    """Return the table of signals: the texts for supervisor and child by signal, without the row "all others"."""
     lines = rows(SIGNALS, "Signals")
     named = [row for row in lines if "all others" not in row[0]]
     assert len(named) == len(lines) - 1
-    return {signal.Signals[f"SIG{name}"]: (row[1], row[2]) for row in named for name in in_code(row[0])}
+    return {signal.Signals[f"SIG{name}"]: (row[1], row[2]) for row in named for name in inline_code(row[0])}
 
 
-def caught(pid: int, *masks: str) -> set[signal.Signals]:
-    """The signals that a process has handlers for, or that are in other masks of the kernel's."""
+def handled_signals(pid: int, *masks: str) -> set[signal.Signals]:
+    """Return the signals that a process has handlers for, or those in the given signal masks of ``/proc``."""
     status = Path(f"/proc/{pid}/status").read_text()
-    found = re.findall(rf"^(?:{'|'.join(masks or ['SigCgt'])}):\s+(\w+)$", status, re.MULTILINE)
-    return {number for number in signal.Signals if any(int(mask, 16) >> (number - 1) & 1 for mask in found)}
+    values = re.findall(rf"^(?:{'|'.join(masks or ['SigCgt'])}):\s+(\w+)$", status, re.MULTILINE)
+    return {number for number in signal.Signals if any(int(mask, 16) >> (number - 1) & 1 for mask in values)}
 
 
-def test_the_table_of_signals_is_the_supervisors() -> None:
+def test_the_table_of_signals_matches_the_supervisor() -> None:
     table = documented_signals()
     assert table.keys() == SIGNAL_METHODS.keys()
     for number, method in SIGNAL_METHODS.items():
@@ -294,7 +295,7 @@ def test_the_table_of_signals_is_the_supervisors() -> None:
 
 
 @pytest.mark.process
-def test_worker_and_child_catch_the_signals_that_the_table_says_they_catch(broker_url: str, tmp_path: Path) -> None:
+def test_worker_and_child_handle_the_documented_signals(broker_url: str, tmp_path: Path) -> None:
     table = documented_signals()
     handles = ("ends", "ignores", "logs", "checks")
     by_child = {number for number, (_, child) in table.items() if child.startswith(handles)}
@@ -305,58 +306,56 @@ def test_worker_and_child_catch_the_signals_that_the_table_says_they_catch(broke
         child = worker.wait_for_line("Child started")[0]["pid"]
 
         def handled() -> set[signal.Signals]:
-            return caught(child, "SigCgt", "SigIgn") & table.keys()
+            return handled_signals(child, "SigCgt", "SigIgn") & table.keys()
 
         wait_until(lambda: handled() == by_child, what=f"handlers of the child: {handled()}, not {by_child}")
-        assert caught(worker.pid) == table.keys()
+        assert handled_signals(worker.pid) == table.keys()
         assert worker.stop() == ExitCode.OK
     finally:
         worker.close()
 
 
-def test_the_documented_exit_codes_are_the_workers() -> None:
-    codes = {int(row[0]): in_code(row[1])[0] for row in rows(SIGNALS, "Exit codes")}
+def test_documented_exit_codes_match_the_worker() -> None:
+    codes = {int(row[0]): inline_code(row[1])[0] for row in rows(SIGNALS, "Exit codes")}
     assert codes == {int(code): code.name for code in ExitCode}
 
 
 def test_every_command_is_documented() -> None:
-    said = (
+    documented = (
         set(re.findall(r"bulltask ([\w-]+)", (ROOT / "docs/how-to/coming-from-celery.md").read_text()))
         & COMMANDS.keys()
     )
-    assert said == COMMANDS.keys(), "docs/how-to/coming-from-celery.md says which commands there are"
+    assert documented == COMMANDS.keys(), "docs/how-to/coming-from-celery.md lists the commands"
 
 
-# ---- settings, flags, options ---------------------------------------------------------------------------------------
+# ---- settings, flags, options ----------------------------------------------------------------------------------------
 
 
 def test_the_table_of_settings_is_up_to_date() -> None:
-    page = (ROOT / "docs/reference/configuration.md").read_text()
+    page = CONFIGURATION.read_text()
     script = runpy.run_path(str(ROOT / "docs/settings_table.py"))
     assert script["written"](page) == page, "run: .venv/bin/python docs/settings_table.py"
 
 
-def test_locks_are_renewed_as_often_as_the_page_of_settings_says() -> None:
+def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     app = App("documented")
     backoff = ReconnectBackoff(Bus(), app.config)
     heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), backoff)
-    said = re.search(
-        r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(ROOT / "docs/reference/configuration.md")
-    )
-    assert said is not None
-    assert [float(seconds) * 1000 for seconds in said.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
+    match = re.search(r"every quarter of `lock_duration` \(([\d.]+) s of (\d+)\)", prose(CONFIGURATION))
+    assert match is not None
+    assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
 
 
-def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings() -> None:
+def test_the_page_of_requirements_has_reasons_and_current_defaults() -> None:
     page = ROOT / "docs/explanation/requirements.md"
     table = [row for row in rows(page, "Differences from the requirements") if not row[0].startswith("**")]
     assert [row for row in table if len(row) != 3 or not all(row)] == []
-    said = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
+    settings = re.findall(r"`(\w+)=([\w.]+)`", "".join(row[1] for row in table))
     defaults = {row.name: str(row.default) for row in SETTINGS.values()}
-    assert {name: value for name, value in said if name in defaults and value != defaults[name]} == {
+    assert {name: value for name, value in settings if name in defaults and value != defaults[name]} == {
         "queue_hash_tag": "False"
     }
-    words = (
+    topics = (
         "progress",
         "log keeps",
         "categories",
@@ -367,81 +366,77 @@ def test_the_page_of_requirements_gives_reasons_and_the_defaults_of_the_settings
         "Job ids",
         "stall",
     )
-    assert [word for word in words if not any(word.lower() in row[0].lower() for row in table)] == []
+    assert [topic for topic in topics if not any(topic.lower() in row[0].lower() for row in table)] == []
 
 
 def test_every_flag_of_the_worker_is_documented() -> None:
-    said = set(in_code(prose(ROOT / "docs/reference/configuration.md")))
+    documented = set(inline_code(prose(CONFIGURATION)))
     options = [*worker_command.command.params, *main.params]
     flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
-    assert flags - said - {"--help", "-h", "--version"} == set()
+    assert flags - documented - {"--help", "-h", "--version"} == set()
 
 
-def test_every_flag_of_migrate_bull_is_documented_and_no_other() -> None:
+def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
     page = ROOT / "docs/how-to/migrating-from-bull.md"
-    said = {name for row in rows(page, "Options") for name in in_code(row[0]) if name.startswith("--")}
+    documented = {name for row in rows(page, "Options") for name in inline_code(row[0]) if name.startswith("--")}
     options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
-    assert said == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
+    assert documented == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
     codes = {int(row[0]) for row in rows(page, "Options") if row[0].isdigit()}
     assert codes == {0, 1, 2, migrate_bull.EXIT_REFUSED, migrate_bull.EXIT_SKIPPED}
 
 
 def test_every_option_of_a_task_is_documented() -> None:
-    said = {
-        name for row in rows(ROOT / "docs/reference/configuration.md", "Options of a task") for name in in_code(row[0])
-    }
-    assert said == {field.name for field in fields(TaskOptions)} - {"endless"} | {"name", "bind"}
+    documented = {name for row in rows(CONFIGURATION, "Options of a task") for name in inline_code(row[0])}
+    assert documented == {field.name for field in fields(TaskOptions)} - {"endless"} | {"name", "bind"}
 
 
 def test_every_option_of_a_call_is_documented() -> None:
-    said = {
-        name for row in rows(ROOT / "docs/reference/configuration.md", "Options of a call") for name in in_code(row[0])
-    }
-    assert said == {field.name for field in fields(CallOptions)}
+    documented = {name for row in rows(CONFIGURATION, "Options of a call") for name in inline_code(row[0])}
+    assert documented == {field.name for field in fields(CallOptions)}
 
 
-def test_what_the_celery_page_says_that_context_and_request_have_is_there() -> None:
+def test_methods_of_the_context_on_the_celery_page_exist() -> None:
     text = (ROOT / "docs/how-to/coming-from-celery.md").read_text()
     methods = set(re.findall(r"self\.(\w+)\(", text))
     assert methods <= {"update_state"} | set(dir(Context))  # update_state is Celery's
 
 
-# ---- names and links ------------------------------------------------------------------------------------------------
+# ---- names and links -------------------------------------------------------------------------------------------------
 
 
 def resolves(dotted: str) -> bool:
-    """True when a dotted name leads to a module or to something in one."""
+    """Return whether a dotted name is a module or an attribute in a module."""
     parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         try:
-            found: Any = importlib.import_module(".".join(parts[:end]))
+            value: Any = importlib.import_module(".".join(parts[:end]))
         except ModuleNotFoundError:
             continue
         for part in parts[end:]:
-            found = getattr(found, part, None)
-        return found is not None
+            value = getattr(value, part, None)
+        return value is not None
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_name_of_ours_that_a_page_mentions_exists(page: Path) -> None:
-    names = {found for found in in_code(prose(page)) if re.fullmatch(r"bulltask(\.[A-Za-z_]\w*)+", found)}
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_every_bulltask_name_that_a_page_mentions_exists(page: Path) -> None:
+    names = {code for code in inline_code(prose(page)) if re.fullmatch(r"bulltask(\.[A-Za-z_]\w*)+", code)}
     assert sorted(name for name in names if not resolves(name)) == []
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of a page's headings; the site has these and others."""
+    """Return the anchors that GitHub creates for a page's headings; the site has these and more."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_link_inside_the_repository_leads_somewhere_on_github(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_every_link_inside_the_repository_works_on_github(page: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")
-        there = page.parent / file if file else page
-        if "://" not in target and not (there.is_file() and (not anchor or anchor in anchors(there))):
+        path = page.parent / file if file else page
+        if "://" not in target and not (path.is_file() and (not anchor or anchor in anchors(path))):
             broken.append(target)
     assert broken == []
 
@@ -456,12 +451,12 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_every_page_is_reachable_from_the_index() -> None:
     docs = ROOT / "docs"
     index = (docs / "index.md").read_text()
-    pages = [page.relative_to(docs).as_posix() for room in DOCS for page in (docs / room).glob("*.md")]
+    pages = [page.relative_to(docs).as_posix() for folder in DOCS for page in (docs / folder).glob("*.md")]
     assert [page for page in pages if f"({page})" not in index] == []
     assert [page.name for page in docs.glob("*.md")] == ["index.md"]
 
 
-def test_the_changelog_has_the_form_that_it_claims() -> None:
+def test_the_changelog_has_the_format_of_keep_a_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     kinds = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[0] == "[Unreleased]"

@@ -62,16 +62,16 @@ def kinds() -> list[type[Event]]:
     ]
 
 
-def test_the_events_and_the_order_of_their_fields_are_these() -> None:
-    found = {
+def test_event_classes_have_the_expected_fields_in_order() -> None:
+    fields = {
         kind.__name__: " ".join(field.name for field in dataclasses.fields(kind))  # type: ignore[arg-type]
         for kind in kinds()
     }
-    assert found == FIELDS
+    assert fields == FIELDS
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_an_event_can_neither_be_changed_nor_grow(name: str) -> None:
+def test_an_event_cannot_be_changed_or_extended(name: str) -> None:
     kind = getattr(events, name)
     event = kind(*range(len(FIELDS[name].split())))
     assert issubclass(kind, Event)
@@ -80,35 +80,35 @@ def test_an_event_can_neither_be_changed_nor_grow(name: str) -> None:
         setattr(event, FIELDS[name].split()[0], "other")
 
 
-def test_a_listener_hears_its_own_class_of_events_only() -> None:
+def test_a_listener_receives_only_events_of_its_class() -> None:
     bus = Bus()
-    heard: list[object] = []
-    bus.subscribe(JobPickedUp, heard.append)
+    received: list[object] = []
+    bus.subscribe(JobPickedUp, received.append)
     bus.emit(RECONNECTING)
     bus.emit(PICKED_UP)
-    assert heard == [PICKED_UP]
+    assert received == [PICKED_UP]
 
 
-def test_a_listener_of_the_base_class_hears_everything() -> None:
+def test_a_listener_of_the_base_class_receives_all_events() -> None:
     bus = Bus()
-    heard: list[object] = []
-    bus.subscribe(Event, heard.append)
+    received: list[object] = []
+    bus.subscribe(Event, received.append)
     bus.emit(RECONNECTING)
     bus.emit(PICKED_UP)
-    assert heard == [RECONNECTING, PICKED_UP]
+    assert received == [RECONNECTING, PICKED_UP]
 
 
 def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
     bus = Bus()
-    heard: list[object] = []
-    bus.subscribe(JobPickedUp, lambda _: heard.append("first"))
-    bus.subscribe(Event, lambda _: heard.append("second"))
-    bus.subscribe(JobPickedUp, lambda _: heard.append("third"))
+    received: list[object] = []
+    bus.subscribe(JobPickedUp, lambda _: received.append("first"))
+    bus.subscribe(Event, lambda _: received.append("second"))
+    bus.subscribe(JobPickedUp, lambda _: received.append("third"))
     bus.emit(PICKED_UP)
-    assert heard == ["first", "second", "third"]
+    assert received == ["first", "second", "third"]
 
 
-def test_a_bus_wants_only_what_somebody_listens_to() -> None:
+def test_a_bus_wants_only_events_with_a_listener() -> None:
     bus = Bus()
     assert not bus.wants(JobPickedUp)
     bus.subscribe(JobPickedUp, lambda _: None)
@@ -118,26 +118,26 @@ def test_a_bus_wants_only_what_somebody_listens_to() -> None:
     assert bus.wants(JobCompleted)
 
 
-def test_a_subscription_counts_from_the_next_event_on() -> None:
+def test_a_new_listener_receives_only_later_events() -> None:
     bus = Bus()
-    heard: list[object] = []
+    received: list[object] = []
     bus.emit(PICKED_UP)
-    bus.subscribe(JobPickedUp, heard.append)
+    bus.subscribe(JobPickedUp, received.append)
     bus.emit(PICKED_UP)
-    assert heard == [PICKED_UP]
+    assert received == [PICKED_UP]
 
 
 def broken(_: Event) -> None:
     raise ValueError("no disk")
 
 
-def test_a_listener_that_raises_breaks_neither_the_caller_nor_the_other_listeners() -> None:
+def test_a_listener_that_raises_does_not_affect_caller_or_other_listeners() -> None:
     bus = Bus()
-    heard: list[object] = []
+    received: list[object] = []
     bus.subscribe(JobPickedUp, broken)
-    bus.subscribe(JobPickedUp, heard.append)
+    bus.subscribe(JobPickedUp, received.append)
     bus.emit(PICKED_UP)
-    assert heard == [PICKED_UP]
+    assert received == [PICKED_UP]
 
 
 def test_a_listener_that_raises_is_reported_once_for_each_class_of_event() -> None:
@@ -151,27 +151,27 @@ def test_a_listener_that_raises_is_reported_once_for_each_class_of_event() -> No
 
 
 def test_an_error_handler_that_raises_does_not_break_the_caller() -> None:
-    def no_better(name: str, event: Event, exc: Exception) -> None:
+    def fail_too(name: str, event: Event, exc: Exception) -> None:
         raise RuntimeError(name) from exc
 
-    bus = Bus(on_error=no_better)
+    bus = Bus(on_error=fail_too)
     bus.subscribe(JobPickedUp, broken)
     bus.emit(PICKED_UP)
 
 
-def test_a_request_to_exit_passes_through_a_listener() -> None:
-    def leave(_: Event) -> None:
+def test_system_exit_in_a_listener_is_raised() -> None:
+    def exit_process(_: Event) -> None:
         raise SystemExit(3)
 
     bus = Bus()
-    bus.subscribe(JobPickedUp, leave)
+    bus.subscribe(JobPickedUp, exit_process)
     with pytest.raises(SystemExit):
         bus.emit(PICKED_UP)
 
 
-def test_threads_that_emit_while_others_subscribe_lose_no_listener() -> None:
+def test_concurrent_emits_and_subscriptions_lose_no_listener() -> None:
     bus, started, stop = Bus(), threading.Event(), threading.Event()
-    heard: list[object] = []
+    received: list[object] = []
 
     def emit() -> None:
         while not stop.is_set():
@@ -184,11 +184,11 @@ def test_threads_that_emit_while_others_subscribe_lose_no_listener() -> None:
     assert started.wait(10)
     for _ in range(200):
         bus.subscribe(JobPickedUp, lambda _: None)
-    bus.subscribe(JobCompleted, heard.append)
+    bus.subscribe(JobCompleted, received.append)
     stop.set()
     for thread in threads:
         thread.join()
     done = JobCompleted("1", "mail", "mail.send", 1.0, None)
     bus.emit(done)
-    assert heard == [done]
+    assert received == [done]
     assert len(bus._routes[JobPickedUp] if JobPickedUp in bus._routes else bus._route(JobPickedUp)) == 200

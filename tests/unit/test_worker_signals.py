@@ -44,7 +44,7 @@ def wakeup_pipe() -> Iterator[WakeupPipe]:
     made.close()
 
 
-# ---- the queue ------------------------------------------------------------------------------------------------------
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 
 def test_signals_come_out_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> None:
@@ -87,7 +87,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(wakeup_pipe: WakeupPipe) -> None
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-# ---- the origin -----------------------------------------------------------------------------------------------------
+# ---- the origin ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_has_the_interpreters_own_options() -> None:
@@ -111,7 +111,7 @@ def test_a_closed_terminal_is_noticed_and_a_missing_one_is_not() -> None:
         os.close(saved)
 
 
-# ---- the fleet ------------------------------------------------------------------------------------------------------
+# ---- the fleet -------------------------------------------------------------------------------------------------------
 
 Life = Callable[[ChildBlock], None]
 
@@ -220,7 +220,7 @@ def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_by_stopping_the_last_chi
     assert not any(isinstance(event, ChildDied | ChildExited) for event in made.emitted), "they were told to"
 
 
-# ---- stacks ---------------------------------------------------------------------------------------------------------
+# ---- stacks ----------------------------------------------------------------------------------------------------------
 
 
 async def deepest(inside: threading.Event) -> None:
