@@ -95,13 +95,13 @@ if not TYPE_CHECKING:  # type checkers would take every name for one that is the
     def __getattr__(name: str) -> object:
         """Look a public name up, or a module such as ``bulltask.errors`` that nobody has imported yet."""
         if name in _HOME:
-            found = getattr(importlib.import_module(_HOME[name]), name)
+            value = getattr(importlib.import_module(_HOME[name]), name)
         elif name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         else:
-            found = importlib.import_module(f"{__name__}.{name}")
-        globals()[name] = found  # asked for once
-        return found
+            value = importlib.import_module(f"{__name__}.{name}")
+        globals()[name] = value  # asked for once
+        return value
 
 
 def __dir__() -> list[str]:

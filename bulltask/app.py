@@ -357,14 +357,14 @@ def _decorate(
     name: str | None,
     options: Mapping[str, Any],
 ) -> Any:
-    given = dict(options)
-    if "max_retries" in given and given["max_retries"] is None:
-        given["endless"] = True
-    said = TaskOptions.of(given)
+    settings = dict(options)
+    if "max_retries" in settings and settings["max_retries"] is None:
+        settings["endless"] = True
+    task_options = TaskOptions.of(settings)
 
     def decorate(target: Callable[..., Any]) -> AnyTask[Any, Any]:
         kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
-        task = kind(target, name or task_name(target), said, sender, bind=bind)
+        task = kind(target, name or task_name(target), task_options, sender, bind=bind)
         add(task)
         return task
 

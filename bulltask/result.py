@@ -204,9 +204,9 @@ def _rebuild(reason: str, trace: str) -> Exception | None:
     kind = _loaded_class(_class_name(reason, trace))
     if kind is None:
         return None
-    made = [exc for args in _possible_args(kind, reason) if (exc := _without_init(kind, args)) is not None]
-    exact = [exc for exc in made if str(exc) == reason or not exc.args]
-    near = [exc for exc in made if reason in str(exc)]
+    candidates = [exc for args in _possible_args(kind, reason) if (exc := _without_init(kind, args)) is not None]
+    exact = [exc for exc in candidates if str(exc) == reason or not exc.args]
+    near = [exc for exc in candidates if reason in str(exc)]
     return next(iter(exact + near), None)
 
 
@@ -232,10 +232,10 @@ def _class_name(reason: str, trace: str) -> str:
 
 def _loaded_class(name: str) -> type[Exception] | None:
     module_name, _, class_name = name.rpartition(".")
-    found = getattr(sys.modules.get(module_name or "builtins"), "__dict__", {}).get(class_name)
-    if not (isinstance(found, type) and issubclass(found, Exception) and found.__name__ == class_name):
+    cls = getattr(sys.modules.get(module_name or "builtins"), "__dict__", {}).get(class_name)
+    if not (isinstance(cls, type) and issubclass(cls, Exception) and cls.__name__ == class_name):
         return None
-    return None if issubclass(found, _AMBIGUOUS) else found
+    return None if issubclass(cls, _AMBIGUOUS) else cls
 
 
 def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object, ...]]:

@@ -33,5 +33,5 @@ def value_class(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type
         cls: The class; omit it to pass options.
         kw_only: Make all fields keyword-only.
     """
-    made = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
-    return made if cls is None else made(cls)
+    decorator = dataclass(slots=True, unsafe_hash=True, kw_only=kw_only)
+    return decorator if cls is None else decorator(cls)

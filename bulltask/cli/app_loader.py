@@ -37,10 +37,10 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
     if before.get("workdir"):
         os.chdir(before["workdir"])
     work_in()
-    found = find_app(spec, App)
+    loaded = find_app(spec, App)
     if url := broker or before.get("broker"):
-        found.conf.override("broker_url", url)
-    return spec, found
+        loaded.conf.override("broker_url", url)
+    return spec, loaded
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:

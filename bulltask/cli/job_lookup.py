@@ -122,15 +122,15 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
     with app.broker.pool.client() as client:
         near = sorted({*named, *_bare(_served(client, config), config)} - {""})
-        if found := _with_job(client, app, job_id, near):
-            return found
+        if queues := _with_job(client, app, job_id, near):
+            return queues
         rest = set(_bare(_every(client, config), config)) - set(near)
         return _with_job(client, app, job_id, sorted(rest))
 
 
 def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
     calls = [command("EXISTS", app.broker.keys(queue).job(job_id), parse_reply=bool) for queue in queues]
-    return [queue for queue, there in zip(queues, client.run_many(calls), strict=True) if there] if calls else []
+    return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
 
 
 def _served(client: Client, config: Config) -> set[str]:
@@ -142,18 +142,18 @@ def _served(client: Client, config: Config) -> set[str]:
 
 def _every(client: Client, config: Config) -> set[str]:
     """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a bound."""
-    cursor, found = "0", set[str]()
+    cursor, queues = "0", set[str]()
     for _ in range(PAGES):
         cursor, some = client.run(scan_queues(config.prefix, cursor))
-        found.update(some)
+        queues.update(some)
         if cursor == "0":
-            return found
+            return queues
     click.echo(
         f"Redis has more than the {PAGES * 1000:,} keys that were scanned for names of queues, so there may be more"
         " queues: choose one with --queue",
         err=True,
     )
-    return found
+    return queues
 
 
 def _bare(wires: Iterable[str], config: Config) -> list[str]:

@@ -62,10 +62,10 @@ def command(
     again.
     """
     check_queue_name(queue)
-    found = _queue(ctx, app, broker, target or queue)
+    target_queue = _queue(ctx, app, broker, target or queue)
     options["states"] = tuple(state.strip() for state in states.split(",") if state.strip())
     try:
-        migration = BullMigration(found, queue, source_prefix=bull_prefix, **options)
+        migration = BullMigration(target_queue, queue, source_prefix=bull_prefix, **options)
     except (ConfigError, InvalidNameError) as exc:
         raise click.UsageError(str(exc)) from exc
     try:
@@ -115,14 +115,15 @@ def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
     if plan.layout is QueueLayout.EMPTY:
         click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} the queue's name in Bull?")
         return
-    click.echo("\n" + "\n".join(f"  {place:<10}{plan.info.sizes[place]:>12,}" for place in PLACES) + "\n")
+    click.echo("\n" + "\n".join(f"  {suffix:<10}{plan.info.sizes[suffix]:>12,}" for suffix in PLACES) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")
     if limit and limit < plan.outcome.total_moved:
         click.echo(f"  but at most {limit:,} of them (--limit)")
-    for one in plan.repeatables:
-        click.echo(f"  repeatable {one.key!r} " + (one.problem or f"-> job scheduler {one.scheduler_id!r}"))
-        if one.manual:
-            click.echo(f"    to create it manually: {one.manual}")
+    for repeatable in plan.repeatables:
+        outcome = repeatable.problem or f"-> job scheduler {repeatable.scheduler_id!r}"
+        click.echo(f"  repeatable {repeatable.key!r} {outcome}")
+        if repeatable.manual:
+            click.echo(f"    to create it manually: {repeatable.manual}")
     if plan.pauses:
         click.echo("  The target will be paused, because Bull's queue is: resume it when you are ready.")
     _show_skipped(plan.outcome, in_place=plan.in_place)
@@ -155,10 +156,10 @@ def _show_report(report: MigrationReport, plan: MigrationPlan) -> None:
     click.echo(f"Migrated {outcome.total_moved:,} jobs, created {len(report.schedulers)} job schedulers")
     _show_moves(outcome, "were converted:" if plan.in_place else "became")
     _show_skipped(outcome, in_place=plan.in_place)
-    for one in report.repeatables_skipped:
-        click.echo(f"  repeatable {one.key!r} skipped: {one.problem}")
-        if one.manual:
-            click.echo(f"    to create it manually: {one.manual}")
+    for repeatable in report.repeatables_skipped:
+        click.echo(f"  repeatable {repeatable.key!r} skipped: {repeatable.problem}")
+        if repeatable.manual:
+            click.echo(f"    to create it manually: {repeatable.manual}")
     if not plan.in_place:
         click.echo(f"  {plan.source}: {before:,} jobs before, {after:,} after")
     click.echo(f"  {plan.target}: {report.target_before:,} jobs before, {report.target_after:,} after")

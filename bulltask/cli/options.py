@@ -129,10 +129,10 @@ def days(text: str) -> list[date]:
 def moment(text: str) -> datetime:
     """Parse ``2026-11-22`` or ``2026-11-22T14:00``; a time without an offset is UTC."""
     try:
-        found = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(f"invalid time {text!r}: write it like 2026-11-22 or 2026-11-22T14:00") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def seconds(text: str) -> float:

@@ -22,8 +22,8 @@ _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head, in aligned columns; columns of numbers are aligned to the right."""
     rows = [[one_line(text) for text in row] for row in rows]
-    widths = [max(len(row[place]) for row in (head, *rows)) for place in range(len(head))]
-    right = [bool(rows) and all(_NUMBER.fullmatch(row[place]) for row in rows) for place in range(len(head))]
+    widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
+    right = [bool(rows) and all(_NUMBER.fullmatch(row[index]) for row in rows) for index in range(len(head))]
     lines = [
         "  ".join(
             text.rjust(width) if to_right else text.ljust(width)
@@ -36,13 +36,13 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def safe(text: str) -> str:
     """Escape the control characters of a text from a job, which a terminal would obey; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
-def in_one_line(text: str, most: int = 255) -> str:
+def in_one_line(text: str, max_chars: int = 255) -> str:
     """Return a safe text with its white space collapsed, cut after ``most`` characters."""
     line = " ".join(safe(text).split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
 def stamp(moment: datetime | None) -> str:

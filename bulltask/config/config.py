@@ -198,13 +198,13 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: The file cannot be read.
     """
     names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
-    found = concealed({names[variable]: text for variable, text in environ.items() if variable in names})
-    if "broker_url" not in found and (path := environ.get(URL_FILE)):
+    settings = concealed({names[variable]: text for variable, text in environ.items() if variable in names})
+    if "broker_url" not in settings and (path := environ.get(URL_FILE)):
         try:
-            found["broker_url"] = SecretUrl(Path(path).read_text().strip())
+            settings["broker_url"] = SecretUrl(Path(path).read_text().strip())
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"the file that {URL_FILE} names cannot be read: {exc}") from exc
-    return found
+    return settings
 
 
 assert {row.field for row in SETTINGS.values()} == {field.name for field in fields(Config)}

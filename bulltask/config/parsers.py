@@ -106,10 +106,10 @@ def flag(value: Any, name: str) -> bool:
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
-    meant = value if isinstance(value, bool) else {**WORDS, "1": True, "0": False}.get(str(value).lower())
-    if meant is None:
+    parsed = value if isinstance(value, bool) else {**WORDS, "1": True, "0": False}.get(str(value).lower())
+    if parsed is None:
         raise ConfigError(f"{name} must be true or false, not {value!r}")
-    return meant
+    return parsed
 
 
 def plain_text(value: Any, name: str) -> str:
@@ -176,18 +176,18 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
     try:
-        said = json.loads(value) if isinstance(value, str) else value
+        settings = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        said = None
+        settings = None
     # Messages show no values: they may be passwords.
-    if not isinstance(said, Mapping):
+    if not isinstance(settings, Mapping):
         raise ConfigError(f"{name} must be a dictionary or a JSON object as a string, not {type(value).__name__}")
-    for key, one in said.items():
+    for key, item in settings.items():
         if not str(key).startswith("spark."):
             raise ConfigError(f"{name} must only have settings that begin with 'spark.', not {key!r}")
-        if not isinstance(one, str | int | float):
-            raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(one).__name__}")
-    return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in said.items()}
+        if not isinstance(item, str | int | float):
+            raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(item).__name__}")
+    return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
 
 
 def url(value: Any, name: str) -> SecretUrl:
@@ -291,12 +291,12 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
-    meant = _read_retention(value) if isinstance(value, str) else value
-    if isinstance(meant, bool):
-        return {"count": 0} if meant else KEEP_ALL
-    if isinstance(meant, int) and meant >= 0:
-        meant = {"count": meant}
-    if isinstance(meant, Mapping) and isinstance(stored := keep_option(meant, name), dict):
+    parsed = _read_retention(value) if isinstance(value, str) else value
+    if isinstance(parsed, bool):
+        return {"count": 0} if parsed else KEEP_ALL
+    if isinstance(parsed, int) and parsed >= 0:
+        parsed = {"count": parsed}
+    if isinstance(parsed, Mapping) and isinstance(stored := keep_option(parsed, name), dict):
         return stored
     raise ConfigError(f"{name} must be true, false, a number of jobs, or {{'age': seconds, 'count': n}}, not {value!r}")
 

@@ -59,13 +59,13 @@ def _is_limit(part: Any) -> bool:
 
 
 def _by_queue(text: str, name: str) -> Limits:
-    found: dict[str, Mapping[str, int] | None] = {}
+    limits: dict[str, Mapping[str, int] | None] = {}
     for part in text.split(","):
         queue, _, limit = (word.strip() for word in part.rpartition("="))
-        if (queue or EVERY_QUEUE) in found:
+        if (queue or EVERY_QUEUE) in limits:
             raise ConfigError(f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r}")
-        found[queue or EVERY_QUEUE] = _limit(limit, f"{name} of queue {queue!r}" if queue else name)
-    return found
+        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name} of queue {queue!r}" if queue else name)
+    return limits
 
 
 def _limit(value: Any, name: str) -> Mapping[str, int] | None:
@@ -80,12 +80,12 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
     return _checked(int(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3]], name)
 
 
-def _checked(most: Any, duration: Any, name: str) -> Mapping[str, int]:
-    if not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= _MOST:
-        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MOST}, not {most!r}")
+def _checked(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
+    if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MOST:
+        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MOST}, not {max_jobs!r}")
     if not (duration_ms := to_ms(duration, f"the duration of {name}")):
         raise ConfigError(f"the duration of {name} must be at least 0.001 s, not {duration!r}")
-    return {"max": most, "duration": duration_ms}
+    return {"max": max_jobs, "duration": duration_ms}
 
 
 def _wrong(value: Any, name: str) -> ConfigError:

@@ -104,11 +104,11 @@ class SecretUrl:
         hidden = self._url[: _login_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
-    def at(self, place: str) -> SecretUrl:
+    def at(self, host_and_port: str) -> SecretUrl:
         """Return the same URL with another host and port."""
         parts = urlsplit(self._url)
-        login, mark, _ = parts.netloc.rpartition("@")
-        return SecretUrl(parts._replace(netloc=f"{login}{mark}{place}").geturl())
+        login, separator, _ = parts.netloc.rpartition("@")
+        return SecretUrl(parts._replace(netloc=f"{login}{separator}{host_and_port}").geturl())
 
     def __str__(self) -> str:
         return self._shown
@@ -151,9 +151,9 @@ def redact_url(url: str) -> str:
     Args:
         url: A broker URL, valid or not, with or without a scheme; or several, separated by commas or semicolons.
     """
-    scheme, mark, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
     if not _SCHEME.fullmatch(scheme):  # not a scheme: it is part of the password
-        scheme, mark, rest = "", "", url
+        scheme, separator, rest = "", "", url
     login_ends = _login_end(scheme, rest)
     shown = rest
     if login_ends >= 0:
@@ -162,7 +162,7 @@ def redact_url(url: str) -> str:
         keep = f"{user}:" if colon and user and not set(user) & set("/?#@") else ""
         shown = f"{keep}{HIDDEN}{rest[login_ends:]}"
     path, question, query = shown.partition("?")
-    return f"{scheme}{mark}{path}{question}{'&'.join(map(_redact_option, query.split('&')))}"
+    return f"{scheme}{separator}{path}{question}{'&'.join(map(_redact_option, query.split('&')))}"
 
 
 def redact_text(text: str, *, json: bool = False) -> str:
@@ -174,7 +174,7 @@ def redact_text(text: str, *, json: bool = False) -> str:
     """
     if "://" not in text:
         return text
-    return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda found: redact_url(found[0]), text)
+    return (_URL_IN_JSON if json else _URL_IN_TEXT).sub(lambda match: redact_url(match[0]), text)
 
 
 def redact_command(words: Iterable[str]) -> str:

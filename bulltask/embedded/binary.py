@@ -68,24 +68,24 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
     Raises:
         BrokerUnavailableError: There is none; the message names the three solutions.
     """
-    refused: list[str] = []
+    rejected: list[str] = []
     for path in _candidates():
-        found = _ask_version(path)
-        if found is None:
-            refused.append(f"{path} does not start")
-        elif found.version < OLDEST:
-            refused.append(f"{found} ({path}) is too old")
-        elif flavour is None or found.flavour == flavour:
-            return found
+        binary = _ask_version(path)
+        if binary is None:
+            rejected.append(f"{path} does not start")
+        elif binary.version < OLDEST:
+            rejected.append(f"{binary} ({path}) is too old")
+        elif flavour is None or binary.flavour == flavour:
+            return binary
     wanted = flavour.capitalize() if flavour else "Valkey or Redis"
-    seen = f" ({'; '.join(refused)})" if refused else ""
+    seen = f" ({'; '.join(rejected)})" if rejected else ""
     raise BrokerUnavailableError(f"no {wanted} server program was found{seen}: {_WAYS_OUT}")
 
 
 def _candidates() -> list[Path]:
     on_path = (shutil.which(name) for name in ("valkey-server", "redis-server"))
-    found = [_from_wheel(), *(Path(path).absolute() for path in on_path if path)]
-    return [path for path in found if path is not None]
+    paths = [_from_wheel(), *(Path(path).absolute() for path in on_path if path)]
+    return [path for path in paths if path is not None]
 
 
 def _from_wheel() -> Path | None:

@@ -110,9 +110,9 @@ def _start_or_join(data: DataDirectory) -> str:
     binary = find_binary()
     with _start_lock(data):
         # Of any line: two environments with different servers installed must not start one each.
-        found = data.running()
-        if found is not None and _join(*found):
-            return found[1].url
+        running = data.running()
+        if running is not None and _join(*running):
+            return running[1].url
         for other in data.left_behind(binary):
             log.warning("%s cannot read the data of another server that was used more recently, in %s", binary, other)
         return _start_here(binary, data.directory(binary))

@@ -63,8 +63,8 @@ class Bus:
 
     def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
         routes = self._routes  # read before the list: a subscribe() in between replaces this dict
-        routes[kind] = found = tuple(call for wanted, call in self._subscribed if issubclass(kind, wanted))
-        return found
+        routes[kind] = listeners = tuple(call for wanted, call in self._subscribed if issubclass(kind, wanted))
+        return listeners
 
     def _report(self, listener: Listener, event: Event, exc: Exception) -> None:
         name = f"{getattr(listener, '__module__', '?')}.{getattr(listener, '__qualname__', type(listener).__name__)}"

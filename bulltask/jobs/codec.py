@@ -173,15 +173,15 @@ def _of_dict(value: dict[Any, Any]) -> str | None:
             return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
         # The path is built while returning: most values have no problem, and then no string is made. Each level is one
         # call, so MAX_LEVELS take half of Python's stack.
-        if (kind := type(item)) not in _ATOMS and (found := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
-            return f"[{key!r}]{found}"
+        if (kind := type(item)) not in _ATOMS and (problem := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
+            return f"[{key!r}]{problem}"
     return None
 
 
 def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
     for index, item in enumerate(value):
-        if (kind := type(item)) not in _ATOMS and (found := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
-            return f"[{index}]{found}"
+        if (kind := type(item)) not in _ATOMS and (problem := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
+            return f"[{index}]{problem}"
     return None
 
 

@@ -50,11 +50,11 @@ def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
     return _bounded(text, TRACE_CHARS)
 
 
-def bounded_traces(traces: Sequence[str], most: int | None) -> list[str]:
+def bounded_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
     """Return the newest ``most`` tracebacks (``None``: all) that fit into the job."""
     kept: list[str] = []
     room = TRACES_CHARS
-    for trace in reversed(traces if most is None else traces[len(traces) - min(most, len(traces)) :]):
+    for trace in reversed(traces if max_traces is None else traces[len(traces) - min(max_traces, len(traces)) :]):
         text = _bounded(trace, TRACE_CHARS)  # any client may have written it
         room -= len(text)
         if room < 0:
@@ -63,8 +63,8 @@ def bounded_traces(traces: Sequence[str], most: int | None) -> list[str]:
     return kept[::-1]
 
 
-def _bounded(text: str, most: int) -> str:
-    if len(text) <= most:
+def _bounded(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
         return text
-    rest = most - len(_LEFT_OUT)
-    return f"{text[: rest // 2]}{_LEFT_OUT}{text[-(rest - rest // 2) :]}"
+    kept_chars = max_chars - len(_LEFT_OUT)
+    return f"{text[: kept_chars // 2]}{_LEFT_OUT}{text[-(kept_chars - kept_chars // 2) :]}"

@@ -322,7 +322,7 @@ class RunningJob:
         """
         return Backoff.from_wire(self.opts.get("backoff"))
 
-    def retry_delay_ms(self, made: int) -> int:
+    def retry_delay_ms(self, attempts_made: int) -> int:
         """Return the delay that the job's backoff prescribes after ``made`` failed attempts.
 
         Raises:
@@ -331,7 +331,7 @@ class RunningJob:
         backoff = self.backoff()
         if backoff is None:
             return 0
-        return bulltask_delay_ms(backoff, made) if self.is_ours else bullmq_delay_ms(backoff, made)
+        return bulltask_delay_ms(backoff, attempts_made) if self.is_ours else bullmq_delay_ms(backoff, attempts_made)
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
         """Return BullMQ's fields for a failed attempt: the raw reason, and one traceback per attempt that has one."""
@@ -352,10 +352,10 @@ class RunningJob:
     def traces(self) -> list[str]:
         """Return the tracebacks of earlier attempts; malformed ones are dropped, so that the job can still fail."""
         try:
-            found = codec.decode(self.stacktrace)
+            traces = codec.decode(self.stacktrace)
         except DecodeError:
             return []
-        return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
+        return [text for text in traces if isinstance(text, str)] if isinstance(traces, list) else []
 
     def trace_limit(self) -> int | None:
         """Return how many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
@@ -374,10 +374,10 @@ def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
 
 
 def _object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:
-    found = codec.decode(raw.get(name, b"{}"), what=f"field {name.decode()} of job {job_id}")
-    if not isinstance(found, dict):
+    value = codec.decode(raw.get(name, b"{}"), what=f"field {name.decode()} of job {job_id}")
+    if not isinstance(value, dict):
         raise DecodeError(f"field {name.decode()} of job {job_id} is not a JSON object")
-    return found
+    return value
 
 
 def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:

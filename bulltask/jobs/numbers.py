@@ -47,7 +47,7 @@ def counter(raw: bytes) -> int:
     digits = raw.removeprefix(b"-")
     if not (digits.isdigit() and len(digits) <= _DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
         raise ValueError(f"not a counter: {raw[:40]!r}")
-    found = int(raw)
-    if not -(2**63) <= found < 2**63 - 1:
+    value = int(raw)
+    if not -(2**63) <= value < 2**63 - 1:
         raise ValueError(f"a counter at its end: {raw[:40]!r}")
-    return max(-MOST, min(found, MOST))
+    return max(-MOST, min(value, MOST))

@@ -115,17 +115,17 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
     flags = [name for name in FAILURE_FLAGS if given.get(name)]
     if len(flags) > 1:
         raise ConfigError(f"the options {', '.join(flags)} exclude each other: use only one of them")
-    found: dict[str, object] = {}
+    wire: dict[str, object] = {}
     for name, (stored, read) in STORED.items():
         if (value := given.get(name)) is None:
             continue
-        if (wire := read(value, name)) is not None:
-            found[stored] = wire
-    backoff = found.get("backoff")
+        if (stored_value := read(value, name)) is not None:
+            wire[stored] = stored_value
+    backoff = wire.get("backoff")
     if isinstance(backoff, dict):
         check_strategy(backoff["type"], strategies)
         warn_of_long_delay(backoff.get("delay", 0), "the delay of backoff")
-    return found
+    return wire
 
 
 def link_to_parent(
@@ -189,10 +189,10 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
     Raises:
         PayloadTooLargeError: A limit is exceeded.
     """
-    most = options.more.get("sizeLimit")
-    if isinstance(most, int) and len(data) > most:
+    size_limit = options.more.get("sizeLimit")
+    if isinstance(size_limit, int) and len(data) > size_limit:
         raise PayloadTooLargeError(
-            f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {most:,}"
+            f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {size_limit:,}"
         )
     # The options are encoded only if that can matter, because it takes longer than the rest of a send.
     if limit is not None and len(data) + _LONGEST_REST + _LONGEST_ESCAPE * text_chars(options) > limit:

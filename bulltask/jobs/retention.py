@@ -52,8 +52,8 @@ def stored_keep(wanted: object) -> Mapping[str, int] | None:
         return {key: bound for key in ("count", "age") if (bound := number(wanted.get(key))) is not None}
     if isinstance(wanted, bool):
         return {"count": 0} if wanted else KEEP_ALL
-    most = number(wanted)
-    return None if most is None else {"count": most}
+    count = number(wanted)
+    return None if count is None else {"count": count}
 
 
 def _whole(value: Any, name: str, *, low: int) -> int:

@@ -55,19 +55,19 @@ class BullJob:
         Raises:
             DecodeError: They are not a JSON object.
         """
-        found = codec.decode(self.fields.get("opts", b"{}"), what="the text of its options")
-        if not isinstance(found, dict):
+        value = codec.decode(self.fields.get("opts", b"{}"), what="the text of its options")
+        if not isinstance(value, dict):
             raise DecodeError("its options are not a JSON object")
-        return found
+        return value
 
     @property
     def repeat(self) -> Mapping[str, Any] | None:
         """The repeat options, if this is the next job of a repeatable job."""
         try:
-            found = self.opts.get("repeat")
+            value = self.opts.get("repeat")
         except DecodeError:
             return None
-        return found if isinstance(found, dict) else None
+        return value if isinstance(value, dict) else None
 
     @cached_property
     def origin(self) -> JobOrigin:

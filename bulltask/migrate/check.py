@@ -100,7 +100,7 @@ class JobCheck:
 
     def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
         state = _BECOMES[job.place]
-        made = convert(job, state, self._options.default_name)
+        conversion = convert(job, state, self._options.default_name)
         debounced = job.fields.get("deid")
         change = JobConversion(
             id=job.id,
@@ -108,10 +108,10 @@ class JobCheck:
             place=job.place,
             state=state,
             read=job.fields,
-            fields=made.fields,
-            dropped=made.dropped,
-            priority=made.priority,
-            score=made.finished,
+            fields=conversion.fields,
+            dropped=conversion.dropped,
+            priority=conversion.priority,
+            score=conversion.finished,
             debounce_id=None if debounced is None else debounced.decode("utf-8", "surrogateescape"),
         )
-        return change, made
+        return change, conversion

@@ -132,8 +132,8 @@ def _fields(job: BullJob, state: str, default_name: str, notes: set[str]) -> dic
     if "data" not in job.fields:
         fields["data"] = b"{}"
     # BullMQ also counts the attempt that succeeds.
-    if made := job.number("attemptsMade") + (state == "completed"):
-        fields["atm"] = fields["ats"] = str(made).encode()
+    if attempts_made := job.number("attemptsMade") + (state == "completed"):
+        fields["atm"] = fields["ats"] = str(attempts_made).encode()
     if stalled := job.number("stalledCounter"):
         fields["stc"] = str(stalled).encode()
     added = job.fields.get("timestamp") or str(_whole(job.opts.get("timestamp"), 0)).encode()
@@ -146,12 +146,12 @@ def _fields(job: BullJob, state: str, default_name: str, notes: set[str]) -> dic
 
 def _ending(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
     score = str(int(float(job.score))).encode() if job.score else b""
-    found = {"finishedOn": job.fields.get("finishedOn") or score or job.fields.get("processedOn") or added}
+    fields = {"finishedOn": job.fields.get("finishedOn") or score or job.fields.get("processedOn") or added}
     if state == "completed" and "returnvalue" not in job.fields:
-        found["returnvalue"] = b"null"
+        fields["returnvalue"] = b"null"
     if state == "failed" and not job.fields.get("failedReason"):
-        found["failedReason"] = _reason(job)
-    return found
+        fields["failedReason"] = _reason(job)
+    return fields
 
 
 def _delay_ms(job: BullJob, state: str) -> int:
@@ -173,19 +173,19 @@ def _reason(job: BullJob) -> bytes:
 
 def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
     """Return empty fields, which BullMQ does not store."""
-    found = []
+    names = []
     if job.fields.get("stacktrace") in {b"null", b"[]", b""}:
-        found.append("stacktrace")
+        names.append("stacktrace")
     if state != "completed" and job.fields.get("returnvalue") in {b"null", b""}:
-        found.append("returnvalue")
+        names.append("returnvalue")
     if state != "failed" and job.fields.get("failedReason") == b"":
-        found.append("failedReason")
+        names.append("failedReason")
     try:
         codec.decode(job.fields.get("progress"))
     except DecodeError:
-        found.append("progress")
+        names.append("progress")
         notes.add("progress")
-    return found
+    return names
 
 
 def _whole(value: object, otherwise: int) -> int:

@@ -54,8 +54,8 @@ def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
 
 def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
     """Read a queue without its jobs."""
-    found = client.run_many([key_type(keys.base + suffix) for suffix in _TYPED])
-    types = dict(zip(_TYPED, found, strict=True))
+    key_types = client.run_many([key_type(keys.base + suffix) for suffix in _TYPED])
+    types = dict(zip(_TYPED, key_types, strict=True))
     sizes = [size_of(keys.base + place, types[place]) for place in PLACES]
     meta = client.run(get_meta(keys)) if types["meta"] == "hash" else {}
     if "data" in meta:

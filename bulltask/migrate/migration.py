@@ -99,13 +99,13 @@ class BullMigration:
             before = count_target(client, self.target)
             self._prepare(client, plan)
             outcome = MigrationOutcome()
-            made, skipped = self._schedulers(client, plan, outcome)
+            scheduler_ids, skipped = self._schedulers(client, plan, outcome)
             self._move(client, plan, outcome, on_progress)
             self._clean_up(client, outcome)
             after = inspect_queue(client, self.source).sizes
             return MigrationReport(
                 outcome=outcome,
-                schedulers=made,
+                schedulers=scheduler_ids,
                 repeatables_skipped=skipped,
                 before=plan.info.sizes,
                 after=after,
@@ -131,8 +131,8 @@ class BullMigration:
         self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome
     ) -> tuple[list[str], list[BullRepeatable]]:
         """Convert the repeatable jobs; return the ids of the schedulers, and the jobs that are skipped."""
-        made, skipped = list[str](), list[BullRepeatable]()
-        maker = BullRepeatables(client, self.source, self.target, self._context.broker.endpoint.safe_url)
+        scheduler_ids, skipped = list[str](), list[BullRepeatable]()
+        converter = BullRepeatables(client, self.source, self.target, self._context.broker.endpoint.safe_url)
         for planned in plan.repeatables:
             if planned.problem:
                 skipped.append(planned)
@@ -146,11 +146,11 @@ class BullMigration:
             except DecodeError as exc:
                 skipped.append(replace(planned, problem=f"its next job is broken: {exc}"))
                 continue
-            if maker.convert(planned, job, conversion, self._context.now_ms()):
-                made.append(planned.scheduler_id)
+            if converter.convert(planned, job, conversion, self._context.now_ms()):
+                scheduler_ids.append(planned.scheduler_id)
             if planned.place == "delayed":
                 outcome.moved["delayed"] += 1
-        return made, skipped
+        return scheduler_ids, skipped
 
     def _move(self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome, on_progress: OnProgress) -> None:
         check = JobCheck(self._options, only_bulls=plan.only_bulls, outcome=outcome)

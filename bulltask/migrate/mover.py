@@ -89,21 +89,21 @@ class Mover:
         return stay
 
     def _jobs(self, jobs: Sequence[BullJob], first: int, tries: int = _TRIES) -> int:
-        wanted, rank = list[tuple[JobConversion, Conversion]](), first
+        selected, rank = list[tuple[JobConversion, Conversion]](), first
         for job in jobs:
-            found = self._check.change(job)
-            if found:
-                wanted.append((replace(found[0], rank=rank), found[1]))
-            rank += found is None or not self._leaves(found[0])
+            checked = self._check.change(job)
+            if checked:
+                selected.append((replace(checked[0], rank=rank), checked[1]))
+            rank += checked is None or not self._leaves(checked[0])
         if self._end is not None:
-            wanted = wanted[: self._end - self._outcome.total_moved]
-        replies: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in wanted])
-        stay, changed = len(jobs) - len(wanted), set[str]()
-        for (change, made), reply in zip(wanted, replies, strict=True):
+            selected = selected[: self._end - self._outcome.total_moved]
+        replies: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in selected])
+        stay, changed = len(jobs) - len(selected), set[str]()
+        for (change, conversion), reply in zip(selected, replies, strict=True):
             if reply is MoveResult.CHANGED and tries > 1:
                 changed.add(change.id)
             else:
-                stay += self._count(change, made, reply)
+                stay += self._count(change, conversion, reply)
         if changed:
             page = [(job.id, job.score) for job in jobs if job.id in changed]
             jobs = read_jobs(self._client, self._source, jobs[0].place, page)
@@ -120,11 +120,11 @@ class Mover:
             return convert_bull_job(self._source, change)
         return move_bull_job(self._source, self._target, change)
 
-    def _count(self, change: JobConversion, made: Conversion, reply: MoveResult) -> bool:
+    def _count(self, change: JobConversion, conversion: Conversion, reply: MoveResult) -> bool:
         """Count a job; return whether it is still in its place."""
         if reply is MoveResult.DONE:
             self._outcome.moved[change.state] += 1
-            self._outcome.notes.update(made.notes)
+            self._outcome.notes.update(conversion.notes)
             return not self._leaves(change)
         if reply in _SKIPPED:
             self._outcome.skip(_SKIPPED[reply], change.id)

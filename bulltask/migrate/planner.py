@@ -63,13 +63,13 @@ class Planner:
     def plan(self, on_progress: Callable[[int, int], object]) -> MigrationPlan:
         """Read all jobs and return the plan."""
         info = inspect_queue(self._client, self._source)
-        found = self._read(info, on_progress)
-        layout = detect_layout(info, found.origins)
-        outcome, repeating = found.sure, found.repeating
+        scan = self._read(info, on_progress)
+        layout = detect_layout(info, scan.origins)
+        outcome, repeating = scan.sure, scan.repeating
         if self._in_place or layout is QueueLayout.MIXED:
-            outcome.skip_all(SkipReason.BULLMQ, found.unsure_ids)
+            outcome.skip_all(SkipReason.BULLMQ, scan.unsure_ids)
         else:
-            outcome.add(found.unsure)
+            outcome.add(scan.unsure)
         repeatables = self._repeatables(info, layout, repeating)
         target_jobs = 0 if self._in_place else count_target(self._client, self._target)
         target_paused = "paused" in self._client.run(get_meta(self._target))
@@ -89,29 +89,29 @@ class Planner:
 
     def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Found:
         """Check every job; count those of unknown origin apart from the others."""
-        found, total = _Found(), sum(info.sizes.values())
+        scan, total = _Found(), sum(info.sizes.values())
         sides = [
             (unsure, outcome, JobCheck(self._options, only_bulls=not unsure, outcome=outcome))
-            for unsure, outcome in ((False, found.sure), (True, found.unsure))
+            for unsure, outcome in ((False, scan.sure), (True, scan.unsure))
         ]
         for _, jobs in iter_jobs(self._client, self._source, info):
-            found.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
-            found.unsure_ids += [job.id for job in jobs if _is_unsure(job)]
-            found.origins.update(job.origin for job in jobs)
+            scan.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
+            scan.unsure_ids += [job.id for job in jobs if _is_unsure(job)]
+            scan.origins.update(job.origin for job in jobs)
             for unsure, outcome, check in sides:
                 side = [job for job in jobs if _is_unsure(job) is unsure]
                 self._count([change for job in side if (change := check.change(job))], outcome)
-            on_progress(found.origins.total(), total)
-        return found
+            on_progress(scan.origins.total(), total)
+        return scan
 
     def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
         taken = self._taken([change.new_id for change, _ in changes])
-        for (change, made), is_taken in zip(changes, taken, strict=True):
+        for (change, conversion), is_taken in zip(changes, taken, strict=True):
             if is_taken:
                 outcome.skip(SkipReason.ID_TAKEN, change.id)
             else:
                 outcome.moved[change.state] += 1
-                outcome.notes.update(made.notes)
+                outcome.notes.update(conversion.notes)
 
     def _taken(self, ids: list[str]) -> list[bool]:
         if self._in_place:
@@ -120,7 +120,7 @@ class Planner:
         return self._client.run_many(calls)
 
     def _repeatables(self, info: QueueInfo, layout: QueueLayout, repeating: dict[str, BullJob]) -> list[BullRepeatable]:
-        found = plan_repeatables(
+        repeatables = plan_repeatables(
             info.repeats,
             repeating,
             self._context.queue,
@@ -128,7 +128,7 @@ class Planner:
             asked="delayed" in self._options.states,
         )
         # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
-        return found if layout is not QueueLayout.MIXED else [one for one in found if one.job_id]
+        return [repeatable for repeatable in repeatables if repeatable.job_id or layout is not QueueLayout.MIXED]
 
     def _refusals(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
         source = self._source.base[:-1]

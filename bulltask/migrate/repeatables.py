@@ -42,7 +42,7 @@ class BullRepeatables:
     target: QueueKeys
     shown: str
 
-    def convert(self, planned: BullRepeatable, job: BullJob, made: Conversion, now_ms: int) -> bool:
+    def convert(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> bool:
         """Create the scheduler and remove the repeatable job; repeating this is safe.
 
         Returns:
@@ -51,7 +51,7 @@ class BullRepeatables:
         calls: list[Call[Any]] = []
         exists = self.client.run(get_job_scheduler(self.target, planned.scheduler_id)) is not None
         if not exists:
-            calls += self._scheduler(planned, job, made, now_ms)
+            calls += self._scheduler(planned, job, conversion, now_ms)
         makes = exists or bool(calls)
         calls.append(command("ZREM", self.source.repeat, planned.key))
         if planned.place == "delayed":
@@ -62,7 +62,7 @@ class BullRepeatables:
                 raise result
         return makes
 
-    def _scheduler(self, planned: BullRepeatable, job: BullJob, made: Conversion, now_ms: int) -> list[Call[Any]]:
+    def _scheduler(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> list[Call[Any]]:
         rule, waits = planned.rule, planned.place == "delayed"
         assert rule is not None
         if rule.every_ms is not None:
@@ -75,11 +75,11 @@ class BullRepeatables:
         over = (rule.limit is not None and count > rule.limit) or (rule.pattern is not None and first_ms is None)
         if over:
             return []
-        template = {name: value for name, value in made.opts.items() if name not in _OF_ONE_JOB}
+        template = {name: value for name, value in conversion.opts.items() if name not in _OF_ONE_JOB}
         options = iteration_options(
             template, {**rule.to_wire(), "count": count}, planned.scheduler_id, first_ms, now_ms
         )
-        name = (made.fields.get("name") or job.fields.get("name", b"")).decode("utf-8", "replace")
+        name = (conversion.fields.get("name") or job.fields.get("name", b"")).decode("utf-8", "replace")
         data = job.fields.get("data", b"{}")
         iteration = Iteration(first_ms, data, options)
         return [add_job_scheduler(self.target, planned.scheduler_id, rule, (name, template), iteration, now_ms)]
@@ -98,11 +98,11 @@ def plan_repeatables(
         asked: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
-    found = []
+    repeatables = []
     for key, next_ms in repeats:
         job = by_moment.get((key, next_ms)) or jobs.get(_job_id(key, next_ms))
-        found.append(_plan(key, next_ms, job, queue, timezone, asked=asked))
-    return found
+        repeatables.append(_plan(key, next_ms, job, queue, timezone, asked=asked))
+    return repeatables
 
 
 def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> BullRepeatable:

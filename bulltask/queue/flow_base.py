@@ -71,27 +71,27 @@ class FlowBase:
 
     def _added(self, roots: Sequence[Planned], job_class: Callable[[QueueContext, Any], J]) -> list[FlowNode[J]]:
         contexts: dict[str, QueueContext] = {}
-        made: dict[Planned, FlowNode[J]] = {}
+        nodes: dict[Planned, FlowNode[J]] = {}
         for planned in reversed(list(in_order(roots))):  # children before their parents
             job = planned.job
             if not isinstance(planned.result, str):
                 continue
             context = contexts.setdefault(job.queue, QueueContext(job.queue, lambda: self._context.broker, None))
-            below = tuple(made[child] for child in planned.children if child in made)
-            made[planned] = FlowNode(job_class(context, sent_job(job, planned.result)), below)
-        return [made[root] for root in roots]
+            children = tuple(nodes[child] for child in planned.children if child in nodes)
+            nodes[planned] = FlowNode(job_class(context, sent_job(job, planned.result)), children)
+        return [nodes[root] for root in roots]
 
     def _reader(self, queue: str, job_id: str, depth: int, max_children: int) -> FlowReader:
         return FlowReader(lambda: self._context.broker, queue, job_id, depth, max_children)
 
     def _tree(self, levels: list[list[ReadNode]], job_class: Callable[[QueueContext, Any], J]) -> FlowNode[J] | None:
-        made: dict[ReadNode, FlowNode[J]] = {}
+        nodes: dict[ReadNode, FlowNode[J]] = {}
         for level in reversed(levels):  # children before their parents
             for node in level:
-                below = tuple(made[child] for child in node.children if child in made)
+                children = tuple(nodes[child] for child in node.children if child in nodes)
                 if node.stored is not None:
-                    made[node] = FlowNode(job_class(node.context, node.stored), below)
-        return made.get(levels[0][0])
+                    nodes[node] = FlowNode(job_class(node.context, node.stored), children)
+        return nodes.get(levels[0][0])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"

@@ -189,9 +189,9 @@ def _check_ids(roots: Sequence[Planned], config: Config) -> None:
     seen: set[tuple[str, str]] = set()
     for planned in in_order(roots):
         job = planned.job
-        place = (wire_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
-        if place in seen:
+        key = (wire_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
+        if key in seen:
             raise InvalidNameError(
                 f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent"
             )
-        seen.add(place)
+        seen.add(key)

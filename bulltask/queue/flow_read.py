@@ -85,8 +85,8 @@ class FlowReader:
             levels.append(below)
 
     def _read_level(self, level: list[ReadNode], *, with_children: bool) -> Operation[None]:
-        found: list[Any] = yield [read_job(node.context.keys, node.job_id) for node in level]
-        for node, stored in zip(level, found, strict=True):
+        jobs: list[Any] = yield [read_job(node.context.keys, node.job_id) for node in level]
+        for node, stored in zip(level, jobs, strict=True):
             node.stored = stored
         todo = [(node, kind, ("0", 0)) for node in level if with_children and node.stored for kind in KINDS]
         while todo:

@@ -110,17 +110,17 @@ class FlowSending:
         queues = {planned.job.queue for planned in self._all} - self._memory.described
         for queue in sorted(queues):
             batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
-        there = batch.add(self._traces())
-        found = batch.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
+        traces = batch.add(self._traces())
+        parent_exists = batch.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
         existing = batch.add(
             [call for planned in chosen for call in existing_job(self._keys(planned.job.queue), planned.job.id)]
         )
         if batch.calls:
             results: list[Any] = yield batch.calls
             self._memory.described |= queues
-            if any(there(results)):
+            if any(traces(results)):
                 return True
-            for root, exists in zip(parents, found(results), strict=True):
+            for root, exists in zip(parents, parent_exists(results), strict=True):
                 if not exists:
                     raise ParentNotFoundError(root.job.id, self._keys(root.job.queue).name, "Nothing was added.")
             replies = existing(results)
@@ -169,11 +169,11 @@ class FlowSending:
             if isinstance(root.result, str) and root.result != root.job.id
             for child in in_order(root.children)
         }
-        refused = [it for it in self._all if isinstance(it.result, BulltaskError) and it not in expected]
-        if not refused:
+        rejected = [it for it in self._all if isinstance(it.result, BulltaskError) and it not in expected]
+        if not rejected:
             return
         added = sum(isinstance(planned.result, str) for planned in self._all)
-        error = next((it.result for it in refused if isinstance(it.result, BrokerError)), refused[0].result)
+        error = next((it.result for it in rejected if isinstance(it.result, BrokerError)), rejected[0].result)
         assert isinstance(error, BulltaskError)
         if added == 0:
             raise self._across_slots() if is_across_slots(error) else error

@@ -60,13 +60,13 @@ class JobPages:
             self._left = 2 * (yield from execute(state_size(self._context.keys, state))) + _REMEMBERED * self._size
         while self._left > 0:
             call = page_after(self._context.keys, state, self._place, self._size, asc=self._asc)
-            found, self._place = yield from execute(call)
-            if not found:
+            ids, self._place = yield from execute(call)
+            if not ids:
                 return []
-            self._left -= len(found)
+            self._left -= len(ids)
             # If a whole page of jobs had left, page_after() went back so far that no job is missed: skip known ones.
-            fresh = [job_id for job_id in found if not any(job_id in page for page in self._seen)]
-            self._seen.append(frozenset(found))
-            if fresh:
-                return fresh
+            new_ids = [job_id for job_id in ids if not any(job_id in page for page in self._seen)]
+            self._seen.append(frozenset(ids))
+            if new_ids:
+                return new_ids
         return []

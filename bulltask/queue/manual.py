@@ -121,38 +121,38 @@ def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool)
     running = _running(job)
     keep = running.keep("removeOnComplete", job.context.broker.config.keep_completed)
     finish = FinishOptions(True, encoded, keep, running.attempts)
-    found = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
+    next_job = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
     job.change(returnvalue=codec.decode(encoded))
-    return found
+    return next_job
 
 
 def fail(
     job: JobFields, error: BaseException | str, token: str | None, *, countdown: Duration | None, fetch_next: bool
 ) -> Operation[StoredJob | None]:
     """End a failed attempt and return the next job."""
-    chosen_ms = None if countdown is None else to_ms(countdown, "countdown")
+    countdown_ms = None if countdown is None else to_ms(countdown, "countdown")
     running, now_ms, fetch = _running(job), job.context.now_ms(), _fetch_options(job, token)
-    made, attempts = running.attempts_made + 1, running.attempts
+    attempts_made, attempts = running.attempts_made + 1, running.attempts
     if isinstance(error, Retry):  # raised by self.retry() in code that is also a task
-        chosen_ms = error.delay_ms if chosen_ms is None else chosen_ms
+        countdown_ms = error.delay_ms if countdown_ms is None else countdown_ms
         attempts = attempts if error.max_retries is None else min(attempts, error.max_retries + 1)
         error = error.exc or error
     fields = running.failure_fields(*_reason_and_trace(error))
-    if made >= attempts or job.is_discarded or _is_permanent(error):
+    if attempts_made >= attempts or job.is_discarded or _is_permanent(error):
         keep = running.keep("removeOnFail", job.context.broker.config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, running.attempts, fields)
-        found = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
+        next_job = yield from _finish(job, running, finish, token, fetch_next=fetch_next)
     else:
-        found, keys = None, job.context.keys
-        delay_ms = _retry_delay_ms(running, error, now_ms) if chosen_ms is None else chosen_ms
+        next_job, keys = None, job.context.keys
+        delay_ms = _retry_delay_ms(running, error, now_ms) if countdown_ms is None else countdown_ms
         if delay_ms:
             call = scripts.move_to_delayed(keys, job.id, fetch.token, delay_ms, failure=fields, now_ms=now_ms)
         else:
             call = scripts.retry_job(keys, job.id, fetch.token, lifo=running.lifo, fields=fields, now_ms=now_ms)
         yield from execute(call)
-        job.change(attempts_made=made, delay_ms=delay_ms)
+        job.change(attempts_made=attempts_made, delay_ms=delay_ms)
     job.change(failed_reason=fields[1], stacktrace=tuple(codec.decode(fields[3])))
-    return found
+    return next_job
 
 
 def delay(job: JobFields, wait: Duration, token: str | None) -> Operation[None]:
@@ -178,13 +178,13 @@ def wait_for_children(job: JobFields, token: str | None) -> Operation[bool]:
     return True
 
 
-def check_stalled(context: QueueContext, most: int | None) -> Operation[list[str]]:
+def check_stalled(context: QueueContext, max_stalled_count: int | None) -> Operation[list[str]]:
     """Move jobs whose lock has expired back to waiting and return their ids."""
     config = context.broker.config
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
-        raise ConfigError(f"max_stalled_count must be 0 or more, not {most!r}")
-    allowed = config.max_stalled_count if most is None else most
-    call = scripts.move_stalled_jobs_to_wait(context.keys, allowed, config.stalled_interval_ms, context.now_ms())
+    limit = config.max_stalled_count if max_stalled_count is None else max_stalled_count
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise ConfigError(f"max_stalled_count must be 0 or more, not {limit!r}")
+    call = scripts.move_stalled_jobs_to_wait(context.keys, limit, config.stalled_interval_ms, context.now_ms())
     return (yield from execute(call))
 
 
@@ -203,10 +203,10 @@ def _finish(
 
 def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
     """Return the token and worker name of the job, with which the next one is acquired, too."""
-    own = job.token if token is None else token
-    if not own:
+    lock_token = job.token if token is None else token
+    if not lock_token:
         raise ConfigError(f"job {job.id} was not acquired by get_next_job(): pass the token of its lock")
-    return FetchOptions.from_config(job.context.broker.config, job.context.keys, own, job.processed_by or "")
+    return FetchOptions.from_config(job.context.broker.config, job.context.keys, lock_token, job.processed_by or "")
 
 
 def _running(job: JobFields) -> RunningJob:
@@ -230,8 +230,8 @@ def _running(job: JobFields) -> RunningJob:
 
 def _retry_delay_ms(running: RunningJob, error: BaseException | str, now_ms: int) -> int:
     """Return the job's backoff, or the delay that the error asks for if that is longer; as in a worker."""
-    asked_ms = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
-    return max(running.retry_delay_ms(running.attempts_made + 1), asked_ms or 0)
+    retry_after = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
+    return max(running.retry_delay_ms(running.attempts_made + 1), retry_after or 0)
 
 
 def _reason_and_trace(error: BaseException | str) -> tuple[str, str]:

@@ -49,23 +49,23 @@ def states_of(names: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: There is no such state.
     """
-    found: dict[str, None] = {}
+    states: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:
         if state not in ALL_STATES and state != "wait":
             raise ConfigError(f"there is no state {state!r}; there are {', '.join(ALL_STATES)}")
-        found[str(state)] = None
-    if "waiting" in found:
-        found["paused"] = None
-    return list(found) or list(ALL_STATES)
+        states[str(state)] = None
+    if "waiting" in states:
+        states["paused"] = None
+    return list(states) or list(ALL_STATES)
 
 
 def read_jobs(context: QueueContext, ids: Sequence[str]) -> Operation[list[StoredJob]]:
     """Read jobs by their ids, in that order; jobs that are gone are left out."""
-    keys, found = context.keys, list[StoredJob]()
+    keys, jobs = context.keys, list[StoredJob]()
     for start in range(0, len(ids), _JOBS_PER_ROUND_TRIP):
         calls = [read_job(keys, job_id) for job_id in ids[start : start + _JOBS_PER_ROUND_TRIP]]
-        found += [stored for stored in (yield calls) if stored is not None]
-    return found
+        jobs += [stored for stored in (yield calls) if stored is not None]
+    return jobs
 
 
 def get_job_ids(

@@ -151,12 +151,12 @@ def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo)
         BrokerError: Redis cannot be reached or refuses. Trying again is safe: the id depends only on the time.
         DecodeError, ConfigError: The rule is malformed.
     """
-    found = next_repeat(job, now_ms, zone)
-    if found is None:
+    following = next_repeat(job, now_ms, zone)
+    if following is None:
         return
-    key = yield from execute(update_repeatable_job_millis(keys, found.next_ms, found.hashed_key, found.key))
+    key = yield from execute(update_repeatable_job_millis(keys, following.next_ms, following.hashed_key, following.key))
     if key:
-        yield from execute(add_repeated_job(keys, _job(job, found, key, now_ms), now_ms))
+        yield from execute(add_repeated_job(keys, _job(job, following, key, now_ms), now_ms))
 
 
 def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None:
@@ -187,16 +187,16 @@ def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None
     return NextRepeat(next_ms, str(rule.get("key") or key_digest(key)), key, rule)
 
 
-def _job(job: RunningJob, found: NextRepeat, key: str, now_ms: int) -> RepeatedJob:
+def _job(job: RunningJob, following: NextRepeat, key: str, now_ms: int) -> RepeatedJob:
     part = _checksum(job.name, _own_id(job), key) if _has_oldest_format(key) else key
-    job_id = iteration_id(part, found.next_ms)
+    job_id = iteration_id(part, following.next_ms)
     options = {name: value for name, value in job.opts.items() if name != "repeatJobKey"}
     options |= {
-        "repeat": found.rule,
+        "repeat": following.rule,
         "jobId": job_id,
-        "delay": max(0, found.next_ms - now_ms),
+        "delay": max(0, following.next_ms - now_ms),
         "timestamp": now_ms,
-        "prevMillis": found.next_ms,
+        "prevMillis": following.next_ms,
     }
     return RepeatedJob(key, job_id, job.name, job.data, options)
 

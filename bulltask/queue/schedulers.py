@@ -69,10 +69,10 @@ def put(
 def list_all(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Operation[list[Scheduler]]:
     """Read schedulers in the order of their next jobs, a thousand per round trip."""
     rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, start, end, asc=asc))
-    found: list[Scheduler] = []
+    schedulers: list[Scheduler] = []
     for first in range(0, len(rows), _PER_ROUND_TRIP):
-        found += yield [read_scheduler(keys, *row) for row in rows[first : first + _PER_ROUND_TRIP]]
-    return found
+        schedulers += yield [read_scheduler(keys, *row) for row in rows[first : first + _PER_ROUND_TRIP]]
+    return schedulers
 
 
 def _first_ms(rule: Repeat, now_ms: int) -> int | None:

@@ -46,13 +46,13 @@ def find_app(spec: str, kind: type[A]) -> A:
     tried: list[str] = []
     if ":" in spec:
         module_name, _, name = spec.partition(":")
-        found = _named(module_name, name, kind, tried)
+        app = _named(module_name, name, kind, tried)
     else:
-        found = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
-    if found is None:
+        app = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
+    if app is None:
         lines = "".join(f"\n  - {line}" for line in tried)
         raise AppNotFoundError(f"no bulltask App found for {spec!r}; tried, from {Path.cwd()}:{lines}")
-    return found
+    return app
 
 
 def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None) -> list[str]:
@@ -76,18 +76,18 @@ def _named(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | 
     module = _import(module_name, tried)
     if module is None:
         return None
-    found: Any = module
+    value: Any = module
     for part in name.removesuffix("()").split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             tried.append(f"{module_name}: has no {name!r}; {_apps_in(module, kind)}")
             return None
-        found = getattr(found, part)
-    if name.endswith("()") or inspect.isfunction(found):
-        found = found()
-    if not isinstance(found, kind):
-        tried.append(f"{module_name}:{name} is {type(found).__name__}, not an App")
+        value = getattr(value, part)
+    if name.endswith("()") or inspect.isfunction(value):
+        value = value()
+    if not isinstance(value, kind):
+        tried.append(f"{module_name}:{name} is {type(value).__name__}, not an App")
         return None
-    return found
+    return value
 
 
 def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
@@ -95,9 +95,9 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     if module is None:
         return None
     for name in ATTRIBUTES:
-        found = getattr(module, name, None)
-        if isinstance(found, kind):
-            return found
+        value = getattr(module, name, None)
+        if isinstance(value, kind):
+            return value
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
@@ -116,8 +116,8 @@ def _in_submodules(module_name: str, kind: type[A], tried: list[str]) -> A | Non
         full = f"{module_name}.{name}"
         if importlib.util.find_spec(full) is None:
             tried.append(f"{full}: does not exist")
-        elif (found := _in_module(full, kind, tried)) is not None:
-            return found
+        elif (app := _in_module(full, kind, tried)) is not None:
+            return app
     return None
 
 

@@ -172,17 +172,17 @@ class TaskOptions:
 
     def backoff(self, config: Config) -> Backoff:
         """Return the backoff that is stored in the task's jobs."""
-        most_ms = config.retry_backoff_max_ms
+        max_ms = config.retry_backoff_max_ms
         if self.retry_backoff_max is not None:
-            most_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
+            max_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
         jitter = config.retry_jitter
         if self.retry_jitter is not None:
             jitter = jitter_share(self.retry_jitter, "retry_jitter")
         if self._is_fixed:
             delay_ms = to_ms(CELERYS_DELAY_S if self.default_retry_delay is None else self.default_retry_delay)
-            return Backoff("fixed", delay_ms, 0.0, most_ms)
+            return Backoff("fixed", delay_ms, 0.0, max_ms)
         first_ms = self._first_ms()
-        return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, most_ms)
+        return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, max_ms)
 
     def _first_ms(self) -> int | None:
         """Return the first delay if ``retry_backoff`` sets one."""
@@ -310,8 +310,8 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
-    said = {**_stored_names(task), **_stored_names(call)}
-    stored = stored_options(said, config.backoff_strategies) if said else {}
+    given = {**_stored_names(task), **_stored_names(call)}
+    stored = stored_options(given, config.backoff_strategies) if given else {}
     parent, timestamp_ms = (
         link_to_parent(call.parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag),
         stored.get("timestamp"),

@@ -40,10 +40,10 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._own[task.name] = task
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
-        found = self._own.get(name) or self._shared.get(name)
-        if found is None:
+        task = self._own.get(name) or self._shared.get(name)
+        if task is None:
             raise UnknownTaskError(f"unknown task {name!r}{did_you_mean(name, self)}")
-        return found
+        return task
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the task, or ``default``. Builds no message, because it is on the worker's hot path."""
@@ -60,9 +60,9 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         return len(set(self._own) | set(self._shared))
 
 
-def _is_same_function(one: AnyTask[Any, Any], other: AnyTask[Any, Any]) -> bool:
+def _is_same_function(first: AnyTask[Any, Any], second: AnyTask[Any, Any]) -> bool:
     """Compare by location, or by module and name: an edit moves a function, and a file may be imported twice."""
-    if one.location == other.location:
+    if first.location == second.location:
         return True
-    module, name = one.function.__module__, one.function.__qualname__
-    return "<lambda>" not in name and (module, name) == (other.function.__module__, other.function.__qualname__)
+    module, name = first.function.__module__, first.function.__qualname__
+    return "<lambda>" not in name and (module, name) == (second.function.__module__, second.function.__qualname__)

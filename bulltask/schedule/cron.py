@@ -140,9 +140,9 @@ class Cron:
         earliest = after_ms // 1000 + 1
         first = datetime.fromtimestamp(earliest, zone).date()
         for day in self._days_from(first):
-            found = self._on_day(day, zone, earliest)
-            if found is not None:
-                return found * 1000
+            time_s = self._on_day(day, zone, earliest)
+            if time_s is not None:
+                return time_s * 1000
         return None
 
     def _days_from(self, day: date) -> Iterator[date]:
@@ -177,9 +177,9 @@ class Cron:
             clock = datetime.fromtimestamp(start, zone)
             following = start + _HOUR - clock.minute * 60 - clock.second
             if following > earliest and self._fires_in(clock.hour, previous, came_here=earliest <= start):
-                found = self._in_hour(start, following, clock, earliest)
-                if found is not None:
-                    return found
+                time_s = self._in_hour(start, following, clock, earliest)
+                if time_s is not None:
+                    return time_s
             previous, start = clock.hour, following
         return None
 
@@ -202,8 +202,8 @@ class Cron:
             at_minute = self.minutes.at_or_after(minute + 1)
         if at_minute is None:
             return None
-        found = zero + at_minute * 60 + self.seconds.values[0]
-        return found if found < end else None
+        time_s = zero + at_minute * 60 + self.seconds.values[0]
+        return time_s if time_s < end else None
 
 
 def _midnight(day: date, zone: tzinfo) -> int:
@@ -213,8 +213,8 @@ def _midnight(day: date, zone: tzinfo) -> int:
 
 def _nth(text: str) -> tuple[str, int]:
     """Split a day of week into the weekday and the number behind ``#``."""
-    weekday, said, number = text.partition("#")
-    if not said:
+    weekday, hash_mark, number = text.partition("#")
+    if not hash_mark:
         return text, 0
     if re.search("[,/-]", weekday) or not re.fullmatch("[1-5]", number):
         raise ValueError(f"day of week {text!r} must be one weekday and a number from 1 to 5, such as 1#2")
@@ -223,14 +223,14 @@ def _nth(text: str) -> tuple[str, int]:
 
 def _field(kind: _Kind, text: str) -> _Field:
     if kind.names:
-        text = re.sub("[A-Za-z]{3}", lambda found: str(_named(kind, found[0])), text)
+        text = re.sub("[A-Za-z]{3}", lambda match: str(_named(kind, match[0])), text)
     if "*" in text and "?" in text:
         raise ValueError(f"{kind.name} {text!r} has both * and ?, which Node.js rejects")
     values: list[int] = []
     last: list[int] = []
     for part in text.split(","):
-        if (of := re.fullmatch(kind.last, part)) is not None:
-            last.append(int(of[1] or 0) % 7)
+        if (match := re.fullmatch(kind.last, part)) is not None:
+            last.append(int(match[1] or 0) % 7)
         else:
             values += _span(kind, part)
     return _Field(tuple(sorted(set(values))), len(values) + len(last), frozenset(last))
@@ -244,15 +244,15 @@ def _named(kind: _Kind, name: str) -> int:
 
 def _span(kind: _Kind, part: str) -> list[int]:
     """Return the values of ``*``, ``5`` or ``1-5``, with or without ``/step``; ``5/10`` starts at 5."""
-    said, stepped, step = part.partition("/")
-    if said in kind.wild:
-        said = f"{kind.low}-{kind.high}"
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", said)
-    if found is None or (stepped and not re.fullmatch("0*[1-9][0-9]*", step)):
+    range_text, slash, step = part.partition("/")
+    if range_text in kind.wild:
+        range_text = f"{kind.low}-{kind.high}"
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", range_text)
+    if match is None or (slash and not re.fullmatch("0*[1-9][0-9]*", step)):
         raise ValueError(f"{part!r} is not a valid {kind.name}")
-    low = int(found[1])
-    single = found[2] is None and not stepped
-    high = low if single else int(found[2] or kind.high)
+    low = int(match[1])
+    single = match[2] is None and not slash
+    high = low if single else int(match[2] or kind.high)
     if not kind.low <= low <= high <= kind.high:
         raise ValueError(f"{kind.name} {part!r} is not within {kind.low}-{kind.high}")
     if kind.high != 7:
@@ -268,8 +268,8 @@ def _within(days: _Field, months: _Field) -> _Field:
     """Drop days that the only month of a pattern does not have."""
     if months.count != 1:
         return days
-    most = _LONGEST[months.values[0]]
-    if days.values and days.values[0] > most:
+    last_day = _LONGEST[months.values[0]]
+    if days.values and days.values[0] > last_day:
         raise ValueError(f"month {months.values[0]} has no day {days.values[0]}")
-    beyond = sum(value > most for value in days.values)
-    return _Field(tuple(value for value in days.values if value <= most), days.count - beyond, days.last)
+    beyond = sum(value > last_day for value in days.values)
+    return _Field(tuple(value for value in days.values if value <= last_day), days.count - beyond, days.last)

@@ -83,31 +83,31 @@ def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
     return "*", f"{min(weekdays)}#{week}"
 
 
-def _values(name: str, said: Said, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
-    if isinstance(said, bool) or not isinstance(said, int | str | Iterable):
-        raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {said!r}")
-    if isinstance(said, str):
+def _values(name: str, value: Said, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
+    if isinstance(value, bool) or not isinstance(value, int | str | Iterable):
+        raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {value!r}")
+    if isinstance(value, str):
         # "*" means weekdays 0 to 6: with 7, the other number for Sunday, "*/2" would be a different set of days.
-        parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in said.split(",")]
+        parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in value.split(",")]
         return frozenset().union(*parts)
-    values = frozenset([said] if isinstance(said, int) else said)
+    values = frozenset([value] if isinstance(value, int) else value)
     if not values or not all(isinstance(value, int) and low <= value <= high for value in values):
-        raise ConfigError(f"crontab: {name} must be numbers from {low} to {high}, not {said!r}")
+        raise ConfigError(f"crontab: {name} must be numbers from {low} to {high}, not {value!r}")
     return values
 
 
 def _span(name: str, part: str, low: int, high: int, last: int, names: tuple[str, ...]) -> frozenset[int]:
     """Return the values of ``*``, ``3``, ``mon``, ``1-5`` or ``fri-mon``, with or without ``/step``."""
-    found = re.fullmatch(r"(\*|\w+)(?:-(\w+))?(?:/(\d+))?", part)
-    if found is None or (found[1] == "*" and found[2]) or (found[3] and int(found[3]) < 1):
+    match = re.fullmatch(r"(\*|\w+)(?:-(\w+))?(?:/(\d+))?", part)
+    if match is None or (match[1] == "*" and match[2]) or (match[3] and int(match[3]) < 1):
         raise ConfigError(f"crontab: {name} must be *, */n, n, n-m or n-m/k, not {part!r}")
-    step = int(found[3] or 1)
-    if found[1] == "*":
+    step = int(match[3] or 1)
+    if match[1] == "*":
         return frozenset(range(low, last + 1, step))
-    first = _number(name, found[1], low, high, names)
-    if found[2] is None:
-        return frozenset(range(first, last + 1, step)) if found[3] else frozenset([first])
-    end = _number(name, found[2], low, high, names)
+    first = _number(name, match[1], low, high, names)
+    if match[2] is None:
+        return frozenset(range(first, last + 1, step)) if match[3] else frozenset([first])
+    end = _number(name, match[2], low, high, names)
     if first <= end:
         return frozenset(range(first, end + 1, step))
     around = [*range(first, last + 1), *range(low, end + 1)]  # 22-4, fri-mon

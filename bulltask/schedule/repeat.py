@@ -146,8 +146,8 @@ class Repeat:
         """
         assert self.pattern is not None
         zone = default_zone if self.tz is None else zone_of(self.tz, "tz")
-        found = Cron.parse(self.pattern).next_ms(max(after_ms, self.start_ms or 0), zone)
-        return None if found is None or (self.end_ms is not None and found > self.end_ms) else found
+        time_ms = Cron.parse(self.pattern).next_ms(max(after_ms, self.start_ms or 0), zone)
+        return None if time_ms is None or (self.end_ms is not None and time_ms > self.end_ms) else time_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,9 +275,9 @@ def _number(wire: Mapping[str, Any], name: str) -> int | None:
     value = wire.get(name)
     if value is None:
         return None
-    if (found := number(value)) is None:
+    if (parsed := number(value)) is None:
         raise DecodeError(f"opts.repeat.{name} is not a number: {_short(value)}")
-    return found
+    return parsed
 
 
 def _moment(wire: Mapping[str, Any], name: str) -> int | None:

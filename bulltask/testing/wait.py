@@ -27,8 +27,8 @@ def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str 
     """
     deadline = time.monotonic() + timeout
     never = threading.Event()
-    while not (answer := condition()):
+    while not (result := condition()):
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"{what} did not happen within {timeout:g} s (last result: {answer!r})")
+            raise TimeoutError(f"{what} did not happen within {timeout:g} s (last result: {result!r})")
         never.wait(0.01)
-    return answer
+    return result

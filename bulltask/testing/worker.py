@@ -79,15 +79,15 @@ class WorkerProcess:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        made = cls(process, log)
+        worker = cls(process, log)
         try:
-            made._wait_for("Worker started", 1, timeout)
+            worker._wait_for("Worker started", 1, timeout)
             if "--paused" in options:
-                made._wait_for("Worker paused", 1, timeout)
+                worker._wait_for("Worker paused", 1, timeout)
         except BaseException:
-            made.close()
+            worker.close()
             raise
-        return made
+        return worker
 
     @property
     def text(self) -> str:
@@ -97,8 +97,8 @@ class WorkerProcess:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """Its log lines so far, oldest first; ``event`` names what happened."""
-        found = (line for line in self.text.splitlines() if line.startswith("{") and line.endswith("}"))
-        return [json.loads(line) for line in found]
+        lines = (line for line in self.text.splitlines() if line.startswith("{") and line.endswith("}"))
+        return [json.loads(line) for line in lines]
 
     @property
     def is_running(self) -> bool:

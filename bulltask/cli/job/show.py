@@ -42,17 +42,17 @@ def command(
     """
     if no_redis and lake is None:
         raise click.UsageError("--no-redis needs --lake")
-    found = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
-    history = None if lake is None else _in_lake(lake, job_id, queue, found)
-    if found is None and history is None:
+    job = None if no_redis else _in_redis(load_app_or_broker(ctx, options), job_id, queue, lake)
+    history = None if lake is None else _in_lake(lake, job_id, queue, job)
+    if job is None and history is None:
         click.echo(_not_found(job_id, queue, lake, searched_redis=not no_redis), err=True)
         ctx.exit(EXIT_UNKNOWN)
     if options["as_json"]:
-        click.echo(json.dumps(_to_json(job_id, found, history), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_to_json(job_id, job, history), indent=2, ensure_ascii=False))
         return
     from bulltask.cli.job.show_page import page  # noqa: PLC0415 - with what it shows
 
-    click.echo("\n".join(page(job_id, found, history)))
+    click.echo("\n".join(page(job_id, job, history)))
 
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> FoundJob | None:
@@ -75,23 +75,23 @@ def _queues_of(lake: Path) -> list[str]:
     return History(lake).queues()
 
 
-def _in_lake(lake: Path, job_id: str, queue: str | None, found: FoundJob | None) -> JobHistory | None:
+def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: FoundJob | None) -> JobHistory | None:
     from bulltask.lake import History  # noqa: PLC0415 - slow
 
     history = History(lake)
-    if found is None:
+    if redis_job is None:
         return history.job(job_id, queue)
     try:
-        return history.job(job_id, found.job.queue)
+        return history.job(job_id, redis_job.job.queue)
     except ConfigError:  # Redis has the queue, the lake has nothing of it yet
         return None
 
 
-def _to_json(job_id: str, found: FoundJob | None, history: JobHistory | None) -> dict[str, Any]:
+def _to_json(job_id: str, redis_job: FoundJob | None, history: JobHistory | None) -> dict[str, Any]:
     from bulltask.lake.records import to_json  # noqa: PLC0415 - slow
 
-    queue = found.job.queue if found else history and history.queue
-    return {"id": job_id, "queue": queue, "redis": found and found.to_json(), "history": to_json(history)}
+    queue = redis_job.job.queue if redis_job else history and history.queue
+    return {"id": job_id, "queue": queue, "redis": redis_job and redis_job.to_json(), "history": to_json(history)}
 
 
 def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_redis: bool) -> str:

@@ -19,33 +19,33 @@ _NAME_WIDTH: Final = 11
 _REASON_WIDTH: Final = 100
 
 
-def page(job_id: str, found: FoundJob | None, history: JobHistory | None) -> Iterator[str]:
+def page(job_id: str, redis_job: FoundJob | None, history: JobHistory | None) -> Iterator[str]:
     """Yield the lines about a job.
 
     Args:
         job_id: Its id.
-        found: The job in Redis; ``None`` only where there is a history.
+        redis_job: The job in Redis; ``None`` only if there is a history.
         history: The job in the lake.
     """
-    name, state, moment = _head(found, history)
-    queue = found.job.queue if found else history.queue if history else ""
+    name, state, moment = _head(redis_job, history)
+    queue = redis_job.job.queue if redis_job else history.queue if history else ""
     yield f"{in_one_line(name or '(name unknown)')} {in_one_line(job_id)}, queue {in_one_line(queue)}"
     when = "" if moment is None else f", {ago(moment, datetime.now(UTC))}"
-    sources = [source for source, has in (("Redis", found), ("the lake", history)) if has]
+    sources = [source for source, has in (("Redis", redis_job), ("the lake", history)) if has]
     yield f"{state}{when} (from {' and '.join(sources)})"
     yield ""
-    yield from _named(_redis_fields(found) if found else [])
+    yield from _named(_redis_fields(redis_job) if redis_job else [])
     if history:
-        yield from _named(_lake_fields(history, all_fields=found is None))
-    for title, lines in _sections(found, history):
+        yield from _named(_lake_fields(history, all_fields=redis_job is None))
+    for title, lines in _sections(redis_job, history):
         if lines:
             yield from ("", title, *(f"  {line}" for line in lines))
 
 
-def _head(found: FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
+def _head(redis_job: FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
     """Return the job's name, its state, and since when it is in that state."""
-    if found:
-        return found.job.name, found.state, found.finished_at or found.started_at or found.added_at
+    if redis_job:
+        return redis_job.job.name, redis_job.state, redis_job.finished_at or redis_job.started_at or redis_job.added_at
     assert history is not None
     if (job := history.job) is not None:
         return job.name, job.state, job.seen_at
@@ -58,12 +58,12 @@ def _head(found: FoundJob | None, history: JobHistory | None) -> tuple[str | Non
     return name, "unknown", None
 
 
-def _redis_fields(found: FoundJob) -> list[tuple[str, object]]:
-    job = found.job
+def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
+    job = redis_job.job
     return [
-        ("added", stamp(found.added_at)),
-        ("started", found.started_at and f"{stamp(found.started_at)} by {job.processed_by or 'a worker'}"),
-        ("finished", found.finished_at and stamp(found.finished_at)),
+        ("added", stamp(redis_job.added_at)),
+        ("started", redis_job.started_at and f"{stamp(redis_job.started_at)} by {job.processed_by or 'a worker'}"),
+        ("finished", redis_job.finished_at and stamp(redis_job.finished_at)),
         ("delay", job.delay_ms and length(job.delay_ms / 1000)),
         ("priority", job.priority),
         ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
@@ -100,17 +100,19 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
     return rows
 
 
-def _sections(found: FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
+def _sections(redis_job: FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
     if history:
         yield "Attempts", _attempts(history)
         yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.lives[1:]]
         yield "Events", [_event(event.at, event.event, event.prev, event.reason) for event in history.events]
-    traces = found.job.stacktrace if found else history.snapshot.stacktrace if history and history.snapshot else ()
+    snapshot = history.snapshot if history else None
+    traces = redis_job.job.stacktrace if redis_job else snapshot.stacktrace if snapshot else ()
     for number, trace in enumerate(traces, 1):
         yield f"Traceback {number} of {len(traces)}", safe(trace).rstrip().splitlines()
-    if found:
-        more = "" if len(found.logs) == found.log_lines else f" (the last {len(found.logs)} of {found.log_lines})"
-        yield f"Logs{more}", [line for text in found.logs for line in safe(text).splitlines()]
+    if redis_job:
+        shown, total = len(redis_job.logs), redis_job.log_lines
+        more = "" if shown == total else f" (the last {shown} of {total})"
+        yield f"Logs{more}", [line for text in redis_job.logs for line in safe(text).splitlines()]
 
 
 def _attempts(history: JobHistory) -> list[str]:
@@ -118,15 +120,15 @@ def _attempts(history: JobHistory) -> list[str]:
         return []
     rows = [
         (
-            str(one.attempt),
-            stamp(one.started_at),
-            length(one.wait),
-            length(one.run),
-            one.outcome,
-            in_one_line(one.worker or "-"),
-            in_one_line(one.reason or "", _REASON_WIDTH),
+            str(attempt.attempt),
+            stamp(attempt.started_at),
+            length(attempt.wait),
+            length(attempt.run),
+            attempt.outcome,
+            in_one_line(attempt.worker or "-"),
+            in_one_line(attempt.reason or "", _REASON_WIDTH),
         )
-        for one in history.attempts
+        for attempt in history.attempts
     ]
     return as_table(("", "started (UTC)", "waited", "ran", "outcome", "worker", "reason"), rows).splitlines()
 

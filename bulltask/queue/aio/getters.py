@@ -37,8 +37,8 @@ class AsyncQueueGetters(QueueBase):
             end: Index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
             asc: Oldest first.
         """
-        found = await self._context.arun(read.get_jobs(self._context, states, start, end, asc=asc))
-        return [AsyncJob(self._context, stored) for stored in found]
+        jobs = await self._context.arun(read.get_jobs(self._context, states, start, end, asc=asc))
+        return [AsyncJob(self._context, stored) for stored in jobs]
 
     async def get_job_ids(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
@@ -114,8 +114,8 @@ class AsyncQueueGetters(QueueBase):
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
-        found = await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
-        return Metrics(found.count, found.previous_ms, found.previous_count, found.data, found.points)
+        metrics = await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
+        return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
 
     async def get_workers(self) -> list[ClientInfo]:
         """Return the connected workers, in Python and Node; one entry per connection."""

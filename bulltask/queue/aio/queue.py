@@ -212,8 +212,8 @@ class AsyncQueue(AsyncQueueGetters):
         stored: list[bytes | None] = await self._context.arun(
             command("HMGET", self._context.keys.meta, "max", "duration")
         )
-        most, duration_ms = stored
-        return RateLimit(int(float(most)), float(duration_ms) / 1000) if most and duration_ms else None
+        max_jobs, duration_ms = stored
+        return RateLimit(int(float(max_jobs)), float(duration_ms) / 1000) if max_jobs and duration_ms else None
 
     async def remove_global_rate_limit(self) -> bool:
         """Remove the global rate limit; false if there was none."""

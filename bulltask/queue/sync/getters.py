@@ -38,8 +38,8 @@ class QueueGetters(QueueBase):
             end: Index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
             asc: Oldest first.
         """
-        found = self._context.run(read.get_jobs(self._context, states, start, end, asc=asc))
-        return [Job(self._context, stored) for stored in found]
+        jobs = self._context.run(read.get_jobs(self._context, states, start, end, asc=asc))
+        return [Job(self._context, stored) for stored in jobs]
 
     def get_job_ids(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
@@ -113,8 +113,8 @@ class QueueGetters(QueueBase):
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
-        found = self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
-        return Metrics(found.count, found.previous_ms, found.previous_count, found.data, found.points)
+        metrics = self._context.run(scripts.get_metrics(self._context.keys, kind, start, end))
+        return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
 
     def get_workers(self) -> list[ClientInfo]:
         """Return the connected workers, in Python and Node; one entry per connection."""

@@ -211,8 +211,8 @@ class Queue(QueueGetters):
     def get_global_rate_limit(self) -> RateLimit | None:
         """Return the global rate limit, ``None`` if there is none."""
         stored: list[bytes | None] = self._context.run(command("HMGET", self._context.keys.meta, "max", "duration"))
-        most, duration_ms = stored
-        return RateLimit(int(float(most)), float(duration_ms) / 1000) if most and duration_ms else None
+        max_jobs, duration_ms = stored
+        return RateLimit(int(float(max_jobs)), float(duration_ms) / 1000) if max_jobs and duration_ms else None
 
     def remove_global_rate_limit(self) -> bool:
         """Remove the global rate limit; false if there was none."""
