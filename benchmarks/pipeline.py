@@ -115,7 +115,7 @@ class Watch(threading.Thread):
                 steps = " ".join(f"{name} {ms}" for name, ms in head.steps_ms.items())
                 print(
                     f"{time.monotonic() - self.began:6.1f} s  batch {number:3}  {events:8,} events  "
-                    f"{sum(head.steps_ms.values()):6} ms ({steps})  behind {lag:8,}  carried {head.carried:,}",
+                    f"{sum(head.steps_ms.values()):6} ms ({steps})  behind {lag:8,}  open {head.open_job_events:,}",
                     flush=True,
                 )
 

@@ -176,7 +176,7 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
     for task, its in of_task.items():
         runs = merge_histograms(row["run_counts"] for row in its)
         last = sum(row["completed"] + row["failed"] for row in its)
-        again = sum(row["retried"] + row["stalled"] + row["parked"] for row in its)
+        again = sum(row["retried"] + row["stalled"] + row["waiting_children"] for row in its)
         if runs:
             found[task] = _Task((last + again) / last if last else 1.0, *mean_and_variance(runs))
     return found

@@ -107,7 +107,7 @@ class History:
         return JobHistory(
             id=job_id,
             queue=queues[0],
-            lives=_lives(rows[JOBS]),
+            incarnations=_incarnations(rows[JOBS]),
             attempts=_attempts(rows[ATTEMPTS]),
             events=_events(rows[EVENTS]),
             snapshot=PastSnapshot.of(snapshots[-1]) if snapshots else None,
@@ -193,10 +193,10 @@ class History:
         return f"<History {self.root}>"
 
 
-def _lives(rows: list[Row]) -> tuple[PastJob, ...]:
+def _incarnations(rows: list[Row]) -> tuple[PastJob, ...]:
     best: dict[str | None, Row] = {}
     for row in sorted(rows, key=rank_of):
-        best[row["life"]] = row
+        best[row["incarnation"]] = row
     ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
     return tuple(PastJob.of(row) for row in ordered)
 
@@ -204,7 +204,7 @@ def _lives(rows: list[Row]) -> tuple[PastJob, ...]:
 def _attempts(rows: list[Row]) -> tuple[PastAttempt, ...]:
     best: dict[tuple[str | None, int], Row] = {}
     for row in sorted(rows, key=lambda row: (row["as_of"], row["ended_at"] or row["as_of"], row["outcome"])):
-        best[row["life"], row["attempt"]] = row
+        best[row["incarnation"], row["attempt"]] = row
     ordered = sorted(best.values(), key=lambda row: (row["started_at"] or row["as_of"], row["attempt"]))
     return tuple(PastAttempt.of(row) for row in ordered)
 

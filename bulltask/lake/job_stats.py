@@ -30,7 +30,7 @@ Every = Literal["hour", "day"]
 _ROWS_AT_ONCE: Final = 500_000
 """How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
 
-_KEY: Final = ["queue", "job_id", "life"]
+_KEY: Final = ["queue", "job_id", "incarnation"]
 _OF_JOB: Final = ["name", "state", "seen_at"]
 _COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
 

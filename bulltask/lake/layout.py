@@ -102,9 +102,9 @@ class Layout:
         return self.own("checkpoint")
 
     @property
-    def carry(self) -> Path:
+    def open_jobs(self) -> Path:
         """The events of open jobs, for the next batch."""
-        return self.own("carry")
+        return self.own("open_jobs")
 
     def days(self, table: Table) -> list[date]:
         """Return the days that a table has directories for, in order."""

@@ -67,10 +67,10 @@ class BatchRecord:
         lost: the number of events ever lost of each queue.
         attempts: rows added to ``silver.attempts``.
         jobs: rows added to ``silver.jobs``.
-        carry: the ``ingest_id`` of the batch that wrote the events of the jobs that are open after this one; ``None``
-            for none.
-        carried: the number of these events.
-        oldest_ms: time of the oldest of them; 0 for none.
+        open_jobs_ingest: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
+            batch; ``None`` if no jobs are open.
+        open_job_events: The number of these events.
+        oldest_ms: The time of the oldest of them; 0 if no jobs are open.
         steps_ms: how long each step took.
         queries: the last batch number of each Spark query that has written to the lake, by the beginning of its id.
     """
@@ -85,8 +85,8 @@ class BatchRecord:
     lost: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     jobs: int = 0
-    carry: str | None = None
-    carried: int = 0
+    open_jobs_ingest: str | None = None
+    open_job_events: int = 0
     oldest_ms: int = 0
     steps_ms: Mapping[str, int] = field(default_factory=dict)
     queries: Mapping[str, int] = field(default_factory=dict)

@@ -36,7 +36,7 @@ class JobFilter(TypedDict, total=False):
             never ended, the time of their last event counts.
         until: jobs that ended before this time.
         text: a part of the failure reason, ignoring case.
-        error_key: the kind of failure, as in ``silver.jobs.error_key``.
+        error_fingerprint: the kind of failure, as in ``silver.jobs.error_fingerprint``.
     """
 
     id: str | None
@@ -46,7 +46,7 @@ class JobFilter(TypedDict, total=False):
     since: datetime | date | None
     until: datetime | date | None
     text: str | None
-    error_key: str | None
+    error_fingerprint: str | None
 
 
 class SearchPosition(NamedTuple):
@@ -55,7 +55,7 @@ class SearchPosition(NamedTuple):
     seen_us: int
     queue: str
     job_id: str
-    life: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class JobQuery:
     since: datetime | None = None
     until: datetime | None = None
     text: str | None = None
-    error_key: str | None = None
+    error_fingerprint: str | None = None
 
     @classmethod
     def of(cls, where: Mapping[str, Any]) -> Self:
@@ -111,8 +111,8 @@ class JobQuery:
         """
         try:
             parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-            seen_us, queue, job_id, life, checksum = parts
-            position = SearchPosition(int(seen_us), str(queue), str(job_id), str(life))
+            seen_us, queue, job_id, incarnation, checksum = parts
+            position = SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation))
         except (ValueError, TypeError) as exc:
             raise ConfigError(
                 f"invalid cursor {cursor!r}: use that of the previous page, or none for the first"
@@ -124,7 +124,7 @@ class JobQuery:
     @property
     def _checksum(self) -> int:
         """Identifies the search. Times are left out: "an hour ago" is another time on each page."""
-        filters = (self.id, self.name, self.state, self.queue, self.text, self.error_key)
+        filters = (self.id, self.name, self.state, self.queue, self.text, self.error_fingerprint)
         return zlib.crc32(repr(filters).encode())
 
 

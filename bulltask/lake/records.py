@@ -35,12 +35,12 @@ class PastJob:
         run: seconds that it ran, in all attempts.
         total: seconds from ``created_at`` to ``finished_at``.
         reason: the failure reason.
-        error_key: first line of the reason with ``#`` for quotes, numbers and hex.
+        error_fingerprint: first line of the reason with ``#`` for quotes, numbers and hex.
         parent_key: Redis key of its parent job, from a snapshot.
         data_bytes: size of its data, from a snapshot.
         source: ``events`` or ``snapshot``.
         as_of: the time of the last event that the row contains.
-        life: id of the event that added it, which identifies the incarnation.
+        incarnation: id of the event that added it, which identifies the incarnation.
     """
 
     id: str
@@ -57,12 +57,12 @@ class PastJob:
     run: float | None
     total: float | None
     reason: str | None
-    error_key: str | None
+    error_fingerprint: str | None
     parent_key: str | None
     data_bytes: int | None
     source: str | None
     as_of: datetime
-    life: str | None
+    incarnation: str | None
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -83,12 +83,12 @@ class PastJob:
             run=_seconds(row["run_ms"]),
             total=_seconds(row["total_ms"]),
             reason=row["final_reason"],
-            error_key=row["error_key"],
+            error_fingerprint=row["error_fingerprint"],
             parent_key=row["parent_key"],
             data_bytes=row["data_bytes"],
             source=row["source"],
             as_of=row["as_of"],
-            life=row["life"],
+            incarnation=row["incarnation"],
         )
 
 
@@ -98,7 +98,7 @@ class PastAttempt:
 
     Attributes:
         attempt: its number, from 1.
-        life: the incarnation of the job; see :class:`PastJob`.
+        incarnation: the incarnation of the job; see :class:`PastJob`.
         queued_at: since when it waited; ``None`` if that is unknown, like the next two.
         started_at: when a worker acquired it.
         ended_at: when it ended.
@@ -107,13 +107,13 @@ class PastAttempt:
         outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its end is
             unknown.
         reason: the reason of a final failure; events do not contain the reason of a retried attempt.
-        error_key: as in :class:`PastJob`.
+        error_fingerprint: as in :class:`PastJob`.
         worker: the worker's name, from a snapshot.
         source: ``events`` or ``snapshot``.
     """
 
     attempt: int
-    life: str | None
+    incarnation: str | None
     queued_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
@@ -121,7 +121,7 @@ class PastAttempt:
     run: float | None
     outcome: str
     reason: str | None
-    error_key: str | None
+    error_fingerprint: str | None
     worker: str | None
     source: str | None
 
@@ -129,7 +129,9 @@ class PastAttempt:
     def of(cls, row: Row) -> Self:
         """Build it from a table row."""
         row = _in_utc(row)
-        same = ("attempt life queued_at started_at ended_at outcome reason error_key worker source").split()
+        same = (
+            "attempt incarnation queued_at started_at ended_at outcome reason error_fingerprint worker source"
+        ).split()
         return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in same})
 
 
@@ -252,7 +254,7 @@ class JobHistory:
     Attributes:
         id: the job's id.
         queue: the queue, without BullMQ's braces.
-        lives: the ended jobs with this id, newest first; empty until it ends, several if the id was used again.
+        incarnations: the ended jobs with this id, newest first; empty until it ends, several if the id was used again.
         attempts: the attempts of all of them, in order.
         events: the events of all of them, in order.
         snapshot: the newest snapshot; ``None`` if there is none.
@@ -260,7 +262,7 @@ class JobHistory:
 
     id: str
     queue: str
-    lives: tuple[PastJob, ...]
+    incarnations: tuple[PastJob, ...]
     attempts: tuple[PastAttempt, ...]
     events: tuple[PastEvent, ...]
     snapshot: PastSnapshot | None
@@ -268,7 +270,7 @@ class JobHistory:
     @property
     def job(self) -> PastJob | None:
         """The newest job with this id; ``None`` until it has ended."""
-        return self.lives[0] if self.lives else None
+        return self.incarnations[0] if self.incarnations else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _MORE: Final = 16
 
 _DAYS_AT_ONCE: Final = 16
 
-_ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id", "alive")]
+_ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id", "incarnation_or_empty")]
 
 Row = dict[str, Any]
 
@@ -70,7 +70,7 @@ def seen_expression() -> Any:
 
 def key_of(row: Row) -> tuple[str, str, str | None]:
     """Return the key of a row, which all rows of one incarnation of a job share."""
-    return row["queue"], row["job_id"], row["life"]
+    return row["queue"], row["job_id"], row["incarnation"]
 
 
 def rank_of(row: Row) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
         [day for day in reader.days(JOBS) if day >= first],
         lambda batches: [row for batch in batches for row in batch.to_pylist()],
         where=ds.field("job_id").isin(ids),
-        columns=["queue", "job_id", "life", "as_of", "finished_at", "state"],
+        columns=["queue", "job_id", "incarnation", "as_of", "finished_at", "state"],
     )
     best = newest_rank(rows)
     for row in candidates:
@@ -135,7 +135,7 @@ def _first(batches: Iterator[Any], most: int) -> list[Row]:
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         rows = rows.append_column("seen_at", pc.coalesce(rows["finished_at"], rows["as_of"]))
-        rows = rows.append_column("alive", pc.fill_null(rows["life"], ""))
+        rows = rows.append_column("incarnation_or_empty", pc.fill_null(rows["incarnation"], ""))
         rows = rows if kept is None else pa.concat_tables([kept, rows])
         kept = rows.take(pc.select_k_unstable(rows, most, _ORDER)) if rows.num_rows > most else rows
     if kept is None:
@@ -148,8 +148,11 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
     """Return the filters as an Arrow expression; ``None`` for all rows."""
     seen, parts = seen_expression(), list[Any]()
     for column, value in (
-        ("job_id", query.id), ("name", query.name), ("state", query.state), ("error_key", query.error_key)
-    ):  # fmt: skip
+        ("job_id", query.id),
+        ("name", query.name),
+        ("state", query.state),
+        ("error_fingerprint", query.error_fingerprint),
+    ):
         if value is not None:
             parts.append(ds.field(column) == value)
     if query.text is not None:
@@ -168,12 +171,12 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
 
 def _after(after: SearchPosition) -> Any:
     """Return an expression for the rows after a position."""
-    alive = pc.coalesce(ds.field("life"), pc.scalar(""))
+    incarnation = pc.coalesce(ds.field("incarnation"), pc.scalar(""))
     columns = [
         (seen_expression(), _time(_EPOCH + timedelta(microseconds=after.seen_us))),
         (ds.field("queue"), after.queue),
         (ds.field("job_id"), after.job_id),
-        (alive, after.life),
+        (incarnation, after.incarnation),
     ]
     whole = None
     for column, value in reversed(columns):
@@ -197,7 +200,7 @@ def _began(row: Row) -> datetime:
 
 def _position(row: Row) -> SearchPosition:
     seen_us = (_seen(row) - _EPOCH) // timedelta(microseconds=1)
-    return SearchPosition(seen_us, row["queue"], row["job_id"], row["life"] or "")
+    return SearchPosition(seen_us, row["queue"], row["job_id"], row["incarnation"] or "")
 
 
 def _time(moment: datetime) -> Any:

@@ -49,7 +49,7 @@ class QueueStatus:
         last_id: the last event in the lake; ``None`` if there is none.
         lost: events ever lost.
         lag_events, lag_s: how far the lake is behind; ``None`` if Redis was not read.
-        ring_length, ring_limit: the number of events in the stream, and its maximum.
+        stream_length, stream_limit: the number of events in the stream, and its maximum.
         headroom_s: seconds until the stream trims events that were not read, at its busiest rate; ``None`` if that is
             unknown, 0 if it is already trimming them.
     """
@@ -59,8 +59,8 @@ class QueueStatus:
     lost: int
     lag_events: int | None = None
     lag_s: float | None = None
-    ring_length: int | None = None
-    ring_limit: int | None = None
+    stream_length: int | None = None
+    stream_limit: int | None = None
     headroom_s: float | None = None
 
 
@@ -70,29 +70,29 @@ class PipelineStatus:
 
     Attributes:
         root: directory of the lake.
-        feeder: id of the process on this machine whose stream writes to it; ``None`` if there is none.
+        writer_pid: id of the process on this machine whose stream writes to it; ``None`` if there is none.
         batches: the number of batches.
         written_at: when the last one was written.
         batch_s: how many seconds it took.
         events: how many events it read.
-        carried: events of open jobs that are kept for the next batch.
+        open_job_events: events of open jobs that are kept for the next batch.
         lost: events ever lost.
         queues: the queues, by name.
         redis_error: why Redis could not be read; ``None`` if it was.
-        set_aside: queues that are skipped.
+        skipped: queues that are skipped.
     """
 
     root: str
-    feeder: int | None
+    writer_pid: int | None
     batches: int
     written_at: datetime | None
     batch_s: float | None
     events: int
-    carried: int
+    open_job_events: int
     lost: int
     queues: Sequence[QueueStatus]
     redis_error: str | None = None
-    set_aside: Sequence[SkippedQueue] = ()
+    skipped: Sequence[SkippedQueue] = ()
 
 
 def status_of(
@@ -100,9 +100,9 @@ def status_of(
     head: BatchRecord | None,
     lags: Mapping[str, Lag],
     *,
-    feeder: int | None = None,
+    writer_pid: int | None = None,
     redis_error: str | None = None,
-    set_aside: Sequence[SkippedQueue] = (),
+    skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
     """Combine the ledger's data and that of Redis.
 
@@ -110,24 +110,24 @@ def status_of(
         root: directory of the lake.
         head: the last committed batch; ``None`` before the first.
         lags: how far the lake is behind each queue, by names without BullMQ's braces.
-        feeder: id of the process whose stream writes to the lake.
+        writer_pid: id of the process whose stream writes to the lake.
         redis_error: why there are no lags.
-        set_aside: queues that are skipped.
+        skipped: queues that are skipped.
     """
     last = head or BatchRecord("", number=0)
     names = sorted({*last.ends, *last.lost, *lags})
     return PipelineStatus(
         root=root,
-        feeder=feeder,
+        writer_pid=writer_pid,
         batches=last.number,
         written_at=datetime.fromtimestamp(last.written_ms / 1000, UTC) if head else None,
         batch_s=sum(last.steps_ms.values()) / 1000 if head else None,
         events=sum(queue.events for queue in last.queues.values()),
-        carried=last.carried,
+        open_job_events=last.open_job_events,
         lost=sum(last.lost.values()),
         queues=[_queue(name, last, lags.get(name)) for name in names],
         redis_error=redis_error,
-        set_aside=set_aside,
+        skipped=skipped,
     )
 
 

@@ -190,12 +190,12 @@ ATTEMPTS: Final = Table(
     "attempts",
     "one attempt of a job; dt is the day of ended_at, else of as_of",
     _BY_BATCH,
-    ("queue", "job_id", "life", "attempt"),
+    ("queue", "job_id", "incarnation", "attempt"),
     _columns(
         _KINDS,
         """
         job_id text id of the job
-        life text id of the event that added the job, as a job id can be used again; none if it is missing
+        incarnation text id of the event that added the job, as a job id can be used again; none if it is missing
         attempt int number of the attempt, from 1
         name text name of the task; none if the event that added the job is missing
         queued_at time since when it waited; none if unknown, like the next two
@@ -205,7 +205,7 @@ ATTEMPTS: Final = Table(
         run_ms long ended_at - started_at, milliseconds
         outcome text completed, failed, retry, stalled, waiting-children, or open if its end is unknown
         reason text reason of a final failure; events do not contain the reason of a retried attempt
-        error_key text first line of reason with # for quotes, numbers and hex
+        error_fingerprint text first line of reason with # for quotes, numbers and hex
         worker text name of the worker, from a snapshot
         source text events or snapshot
         as_of time time of the last event that the row contains; of rows with one key, the latest counts
@@ -217,12 +217,12 @@ JOBS: Final = Table(
     "jobs",
     "one ended job; dt is the day of finished_at, else of as_of",
     _BY_BATCH,
-    ("queue", "job_id", "life"),
+    ("queue", "job_id", "incarnation"),
     _columns(
         _KINDS,
         """
         job_id text id of the job
-        life text as in silver.attempts
+        incarnation text as in silver.attempts
         name text name of the task
         created_at time when it was added
         first_started_at time when a worker first acquired it
@@ -234,7 +234,7 @@ JOBS: Final = Table(
         run_ms long milliseconds it ran, in all attempts
         total_ms long finished_at - created_at, milliseconds
         final_reason text failure reason
-        error_key text as in silver.attempts
+        error_fingerprint text as in silver.attempts
         parent_key text Redis key of its parent job, from a snapshot
         data_bytes int size of its data, from a snapshot
         source text events or snapshot
@@ -260,8 +260,8 @@ TASK_MINUTE: Final = Table(
         failed long attempts that ended as a final failure
         retried long attempts that ended and are retried
         stalled long attempts that ended as stalled
-        parked long attempts that ended because the job waits for its children
-        done long jobs that ended as completed or failed
+        waiting_children long attempts that ended because the job waits for its children
+        finished long jobs that ended as completed or failed
         removed long jobs that were removed before they ended
         wait_p50 long median wait of the attempts started, milliseconds, within 1 %
         wait_p95 long 95th percentile of the waits
@@ -283,13 +283,13 @@ ERRORS_DAY: Final = Table(
     "errors_day",
     "one kind of failure of one task on one day",
     _BY_DAY,
-    ("queue", "name", "error_key"),
+    ("queue", "name", "error_fingerprint"),
     _columns(
         _KINDS,
         """
         queue text queue of the jobs
         name text name of the task
-        error_key text kind of failure, as in silver.attempts
+        error_fingerprint text kind of failure, as in silver.attempts
         count long final failures; events do not contain the reasons of retried attempts
         share double share of all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt

@@ -182,7 +182,7 @@ class Pipeline:
         return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
 
     def build(
-        self, layer: Literal["silver", "gold"], *, days: Collection[date], terms: SLOConfig | None = None
+        self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
         """Build the tables of a layer for some days again and replace those that exist, also while the stream runs.
 
@@ -192,14 +192,14 @@ class Pipeline:
         Args:
             layer: ``"silver"`` or ``"gold"``.
             days: which, UTC.
-            terms: for gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
+            slo_config: for gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
 
         Raises:
             ConfigError: there is no such layer.
             LakeError: events that silver is derived from have expired.
         """
         if choice("silver", "gold")(layer, "layer") == "gold":
-            build_gold(self.spark, self.layout, days, terms)
+            build_gold(self.spark, self.layout, days, slo_config)
         else:
             build_silver(self.spark, self.layout, days, max_open=timedelta(milliseconds=self._max_open_ms))
 

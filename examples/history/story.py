@@ -117,7 +117,7 @@ class Story:
             fn.round(fn.sum("busy_ms") / 1000, 1).alias("busy_s"),
         )
         tasks.orderBy("name").show(truncate=False)
-        errors = self._table("gold/errors_day").select("name", "error_key", "count", "sample_job_ids")
+        errors = self._table("gold/errors_day").select("name", "error_fingerprint", "count", "sample_job_ids")
         errors.orderBy(fn.desc("count")).show(truncate=60)
 
     def check(self, jobs: int) -> list[str]:

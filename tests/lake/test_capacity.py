@@ -72,7 +72,7 @@ def test_runs_that_vary_more_need_more_workers_and_steadier_ones_no_fewer() -> N
 
 
 def minute(index: int, enqueued: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
-    ended = dict.fromkeys(("failed", "retried", "stalled", "parked"), 0) | {"completed": len(runs_ms)}
+    ended = dict.fromkeys(("failed", "retried", "stalled", "waiting_children"), 0) | {"completed": len(runs_ms)}
     begins = at("2026-11-22 10:00") + timedelta(minutes=index)
     counts = [(bucket_of(run), 1) for run in runs_ms]
     row = {"queue": "mail", "name": "send", "minute": begins, "enqueued": enqueued, "run_counts": counts}
@@ -118,10 +118,10 @@ def test_the_minute_with_the_most_work_decides_not_that_with_the_most_jobs_and_o
 
 
 def test_an_attempt_that_waits_for_children_is_work_too_and_the_peak_factor_is_no_arrival() -> None:
-    parked = recommend([minute(0, 60, 500, 500, completed=1, parked=1)], peak_factor=2)
-    assert parked is not None
-    assert parked.attempts_per_s == 2.0
-    assert parked.load == pytest.approx(2 * 2.0 * parked.run_s)
+    waiting = recommend([minute(0, 60, 500, 500, completed=1, waiting_children=1)], peak_factor=2)
+    assert waiting is not None
+    assert waiting.attempts_per_s == 2.0
+    assert waiting.load == pytest.approx(2 * 2.0 * waiting.run_s)
 
 
 def test_the_reasoning_mentions_runs_that_vary_within_a_task() -> None:

@@ -68,18 +68,18 @@ def test_files_are_about_as_large_as_is_wanted(lake: LakeBuilder) -> None:
 
 
 def test_of_rows_with_one_key_compaction_keeps_the_latest_in_silver(lake: LakeBuilder) -> None:
-    done, life = at("2026-11-22 10:00"), {"job_id": "1", "finished_at": at("2026-11-22 10:00")}
+    done, job = at("2026-11-22 10:00"), {"job_id": "1", "finished_at": at("2026-11-22 10:00")}
     for later, state in enumerate(["failed", "completed", "failed"]):
         lake.jobs(
             [
-                {**life, "life": "5-0", "state": state, "as_of": at("2026-11-22 10:00", later)},
-                {**life, "life": None, "state": state, "as_of": at("2026-11-22 10:00", -later)},
-                {"job_id": str(10 + later), "life": None, "state": state, "finished_at": done},
+                {**job, "incarnation": "5-0", "state": state, "as_of": at("2026-11-22 10:00", later)},
+                {**job, "incarnation": None, "state": state, "as_of": at("2026-11-22 10:00", -later)},
+                {"job_id": str(10 + later), "incarnation": None, "state": state, "finished_at": done},
             ]
         )  # fmt: skip
     report = compact(lake.layout, "silver.jobs", before=TOMORROW)
     assert (report.rows_before, report.rows_after) == (9, 5)
-    found = {(row["job_id"], row["life"]): (row["state"], row["as_of"]) for row in rows(lake, JOBS)}
+    found = {(row["job_id"], row["incarnation"]): (row["state"], row["as_of"]) for row in rows(lake, JOBS)}
     assert found == {
         ("1", "5-0"): ("failed", at("2026-11-22 10:00", 2)),
         ("1", None): ("failed", done),
@@ -91,7 +91,7 @@ def test_of_rows_with_one_key_compaction_keeps_the_latest_in_silver(lake: LakeBu
 
 def test_an_attempt_is_known_by_its_number_too(lake: LakeBuilder) -> None:
     for number in (1, 2):
-        lake.attempts([{"job_id": "1", "life": "5-0", "attempt": number, "ended_at": at("2026-11-22 10:00")}])
+        lake.attempts([{"job_id": "1", "incarnation": "5-0", "attempt": number, "ended_at": at("2026-11-22 10:00")}])
     assert compact(lake.layout, "silver.attempts", before=TOMORROW).rows_after == 2
     assert sorted(row["attempt"] for row in rows(lake, ATTEMPTS)) == [1, 2]
 
@@ -134,7 +134,7 @@ def test_expired_days_are_named_first_and_taken_away_when_that_is_meant(lake: La
     some_events(lake, "2026-11-21 10:00", 1)
     some_events(lake, "2026-11-22 10:00", 1)
     lake.jobs([{"job_id": "1", "finished_at": at("2026-11-20 10:00")}])
-    for own in (lake.layout.carry, lake.layout.checkpoint):
+    for own in (lake.layout.open_jobs, lake.layout.checkpoint):
         own.mkdir(parents=True)
     events = tables_named(["bronze.events"])
     named = expire(lake.layout, events, before=date(2026, 11, 22))
@@ -147,7 +147,7 @@ def test_expired_days_are_named_first_and_taken_away_when_that_is_meant(lake: La
     assert expire(lake.layout, events, before=date(2026, 11, 22), dry_run=False) == named
     assert lake.layout.days(EVENTS) == [date(2026, 11, 22)]
     assert lake.layout.days(JOBS) == [date(2026, 11, 20)]
-    assert lake.layout.carry.is_dir()
+    assert lake.layout.open_jobs.is_dir()
     assert lake.layout.checkpoint.is_dir()
 
 

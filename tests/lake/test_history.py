@@ -22,8 +22,8 @@ def history(lake: LakeBuilder) -> History:
 
 
 def retried(lake: LakeBuilder) -> None:
-    """Job 7 of mail: it stalled, failed, and was completed on the next day by a retry; before, it had another life."""
-    life, later = f"{MS}-0", DAY + timedelta(days=1)
+    """Job 7 of mail stalled, failed, and was completed on the next day by a retry; its id had an older incarnation."""
+    incarnation, later = f"{MS}-0", DAY + timedelta(days=1)
     lake.events(
         [
             {"event_id": f"{MS}-1", "event": "waiting", "job_id": "7"},
@@ -35,11 +35,13 @@ def retried(lake: LakeBuilder) -> None:
     )
     lake.events([{"event_id": f"{MS + 86_400_000}-10", "event": "completed", "job_id": "7", "return_value": "1"}])
     lake.events([{"event_id": f"{MS + 86_400_000}-9", "event": "active", "job_id": "7", "prev": "waiting"}])
-    lake.jobs([{"job_id": "7", "life": life, "state": "failed", "finished_at": DAY, "created_at": DAY}])
-    lake.jobs([{"job_id": "7", "life": life, "state": "completed", "finished_at": later, "created_at": DAY}])
-    gone = {"job_id": "7", "life": "5-0", "state": "removed"}
+    lake.jobs([{"job_id": "7", "incarnation": incarnation, "state": "failed", "finished_at": DAY, "created_at": DAY}])
+    lake.jobs(
+        [{"job_id": "7", "incarnation": incarnation, "state": "completed", "finished_at": later, "created_at": DAY}]
+    )
+    gone = {"job_id": "7", "incarnation": "5-0", "state": "removed"}
     lake.jobs([{**gone, "as_of": at("2026-11-01"), "created_at": at("1970-01-01", 5)}])
-    first = {"job_id": "7", "life": life, "started_at": DAY, "queued_at": DAY}
+    first = {"job_id": "7", "incarnation": incarnation, "started_at": DAY, "queued_at": DAY}
     lake.attempts([{**first, "outcome": "open", "as_of": DAY}])
     stalled = {**first, "outcome": "stalled", "ended_at": at("2026-11-20 10:00", 3), "run_ms": 1500}
     failed = {**first, "outcome": "failed", "ended_at": at("2026-11-20 10:00", 9), "wait_ms": 1, "reason": "no"}
@@ -56,8 +58,11 @@ def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: La
     found = history(lake).job("7", "mail")
     assert found is not None
     assert (found.id, found.queue) == ("7", "mail")
-    assert [(life.state, life.life) for life in found.lives] == [("completed", f"{MS}-0"), ("removed", "5-0")]
-    assert found.job is found.lives[0]
+    assert [(job.state, job.incarnation) for job in found.incarnations] == [
+        ("completed", f"{MS}-0"),
+        ("removed", "5-0"),
+    ]
+    assert found.job is found.incarnations[0]
     assert [(one.attempt, one.outcome, one.wait, one.run, one.reason) for one in found.attempts] == [
         (1, "stalled", None, 1.5, None),
         (2, "failed", 0.001, None, "no"),
@@ -93,7 +98,7 @@ def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
         history(lake).job("7")
     found = history(lake).job("7", "{other}")  # as BullMQ spells it
     assert found is not None
-    assert (found.lives, len(found.attempts)) == ((), 1)
+    assert (found.incarnations, len(found.attempts)) == ((), 1)
 
 
 def test_an_unknown_job_is_none_and_an_unknown_queue_an_error(lake: LakeBuilder) -> None:

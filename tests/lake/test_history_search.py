@@ -23,7 +23,14 @@ DAY = at("2026-11-20")
 
 
 def done(job_id: str, moment: datetime, state: str = "completed", **more: Any) -> Row:
-    return {"job_id": job_id, "life": f"{job_id}-0", "name": "send", "state": state, "finished_at": moment, **more}
+    return {
+        "job_id": job_id,
+        "incarnation": f"{job_id}-0",
+        "name": "send",
+        "state": state,
+        "finished_at": moment,
+        **more,
+    }
 
 
 def ids(history: History, **where: Any) -> list[str]:
@@ -37,8 +44,8 @@ def some(lake: LakeBuilder) -> History:
     lake.jobs(
         [
             done("a", at("2026-11-20 10:00")),
-            done("b", at("2026-11-21 10:00"), "failed", final_reason=reason, error_key="ConnectionError: SMTP"),
-            done("c", at("2026-11-21 11:00"), "failed", final_reason="KeyError: 'x'", error_key="KeyError: #"),
+            done("b", at("2026-11-21 10:00"), "failed", final_reason=reason, error_fingerprint="ConnectionError: SMTP"),
+            done("c", at("2026-11-21 11:00"), "failed", final_reason="KeyError: 'x'", error_fingerprint="KeyError: #"),
             done("d", at("2026-11-22 00:00"), name="report", queue="reports"),
             {**done("e", at("2026-11-22 09:00"), "removed"), "finished_at": None, "as_of": at("2026-11-22 09:00")},
         ]
@@ -61,7 +68,7 @@ def some(lake: LakeBuilder) -> History:
         ({"text": "'X'"}, "c"),
         ({"text": "x1.e"}, "b"),
         ({"text": "x1xe"}, ""),
-        ({"error_key": "KeyError: #"}, "c"),
+        ({"error_fingerprint": "KeyError: #"}, "c"),
         ({"since": at("2026-11-21 11:00")}, "edc"),
         ({"until": at("2026-11-21 11:00")}, "ba"),
         ({"since": date(2026, 11, 21), "until": date(2026, 11, 22)}, "cb"),
@@ -80,13 +87,13 @@ def test_a_job_has_the_lakes_columns_with_times_in_utc_and_lengths_in_seconds(la
     end = at("2026-11-20 10:00:01", 500)
     row = done("a", end, "failed", attempts=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
     row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "final_reason": "no"}
-    lake.jobs([{**row, "error_key": "no", "parent_key": "bull:{up}:1"}])
+    lake.jobs([{**row, "error_fingerprint": "no", "parent_key": "bull:{up}:1"}])
     (job,) = History(lake.layout.root).search().jobs
     assert job == PastJob(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
         started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempts=3, stalls=1, wait=1.5, run=0.25,
-        total=None, reason="no", error_key="no", parent_key="bull:{up}:1", data_bytes=7, source="events", as_of=end,
-        life="a-0",
+        total=None, reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7, source="events",
+        as_of=end, incarnation="a-0",
     )  # fmt: skip
     assert job.seen_at.tzinfo is UTC
 
@@ -119,7 +126,7 @@ def test_a_job_that_is_retried_manually_ten_days_later_has_its_last_state(lake: 
         assert {one.state: one.jobs for one in history.counts(since=since, until=until)} == states
     whole = history.job("a")
     assert whole is not None
-    assert [(life.state, life.finished_at) for life in whole.lives] == [("completed", later)]
+    assert [(job.state, job.finished_at) for job in whole.incarnations] == [("completed", later)]
 
 
 @pytest.mark.parametrize("created_at", [at("2026-11-10 09:59"), None])
@@ -152,8 +159,8 @@ def test_no_day_before_the_jobs_of_a_search_were_added_is_read(lake: LakeBuilder
 
 def test_a_retry_whose_beginning_has_expired_is_another_life(lake: LakeBuilder) -> None:
     """As docs/how-to/pipeline.md says of expire: nothing tells it from an id that was used again."""
-    lake.jobs([done("a", at("2026-11-10"), "failed", life="1-0", created_at=at("2026-11-10"))])
-    lake.jobs([done("a", at("2026-11-20"), life=None)])
+    lake.jobs([done("a", at("2026-11-10"), "failed", incarnation="1-0", created_at=at("2026-11-10"))])
+    lake.jobs([done("a", at("2026-11-20"), incarnation=None)])
     found = History(lake.layout.root).search().jobs
     assert [(job.state, job.created_at) for job in found] == [("completed", None), ("failed", at("2026-11-10"))]
 
@@ -167,7 +174,13 @@ def test_a_snapshot_by_a_clock_that_is_behind_takes_the_place_of_a_row_of_the_ne
 
 
 def test_lives_of_one_id_and_the_same_id_in_two_queues_are_jobs_of_their_own(lake: LakeBuilder) -> None:
-    lake.jobs([done("a", DAY, life="1-0"), done("a", at("2026-11-21"), life=None), done("a", DAY, queue="other")])
+    lake.jobs(
+        [
+            done("a", DAY, incarnation="1-0"),
+            done("a", at("2026-11-21"), incarnation=None),
+            done("a", DAY, queue="other"),
+        ]
+    )
     assert ids(History(lake.layout.root)) == ["a", "a", "a"]
 
 
@@ -261,11 +274,11 @@ def rows(draw: Callable[..., Any]) -> Row:
     ended, finished = draw(TIMES), draw(st.booleans())
     # What a backfill finds out is known later than it happened, by any time.
     as_of = ended + timedelta(hours=draw(st.integers(0, 100))) if finished else ended
-    life = draw(st.sampled_from(["1-0", None]))
+    incarnation = draw(st.sampled_from(["1-0", None]))
     return {
         "job_id": draw(st.sampled_from("abcd")),
-        "life": life,
-        "created_at": None if life is None else DAY,
+        "incarnation": incarnation,
+        "created_at": None if incarnation is None else DAY,
         "queue": draw(st.sampled_from(["mail", "{x}"])),
         "name": draw(st.sampled_from(["send", None])),
         "state": draw(st.sampled_from(["failed", "completed", "active"])),
@@ -284,7 +297,7 @@ def seen(row: Row) -> datetime:
 def counting(written: list[Row]) -> list[Row]:
     best: dict[Any, Row] = {}
     for row in sorted(written, key=lambda row: (row["as_of"], seen(row), row["state"])):
-        best[row["queue"], row["job_id"], row["life"]] = row
+        best[row["queue"], row["job_id"], row["incarnation"]] = row
     return list(best.values())
 
 
@@ -315,7 +328,9 @@ FILTERS = st.fixed_dictionaries(
 
 def unlike(written: list[Row]) -> list[Row]:
     """Rows that no two orders of reading would choose between: none with the same rank and other contents."""
-    return list({(r["queue"], r["job_id"], r["life"], r["as_of"], seen(r), r["state"]): r for r in written}.values())
+    return list(
+        {(r["queue"], r["job_id"], r["incarnation"], r["as_of"], seen(r), r["state"]): r for r in written}.values()
+    )
 
 
 @pytest.mark.slow
@@ -328,14 +343,14 @@ def test_a_search_finds_what_a_plain_one_would(written: list[Row], where: Row, l
         if where.get("queue") not in {None, *(row["queue"] for row in written)}:
             return
         expected = [row for row in counting(written) if fits(row, where)]
-        expected.sort(key=lambda row: (seen(row), row["queue"], row["job_id"], row["life"] or ""), reverse=True)
+        expected.sort(key=lambda row: (seen(row), row["queue"], row["job_id"], row["incarnation"] or ""), reverse=True)
         page = history.search(limit=limit, **where)
         found = list(page.jobs)
         while page.cursor:
             page = history.search(limit=limit, cursor=page.cursor, **where)
             found += page.jobs
-        assert [(job.id, job.queue, job.life, job.state, job.as_of) for job in found] == [
-            (row["job_id"], row["queue"], row["life"], row["state"], row["as_of"]) for row in expected
+        assert [(job.id, job.queue, job.incarnation, job.state, job.as_of) for job in found] == [
+            (row["job_id"], row["queue"], row["incarnation"], row["state"], row["as_of"]) for row in expected
         ]
         span = {name: value for name, value in where.items() if name in {"queue", "name", "since", "until"}}
         known = [row for row in counting(written) if fits(row, span)]

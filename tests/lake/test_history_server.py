@@ -53,7 +53,10 @@ def test_every_question_is_answered_as_the_history_does(web: httpx.Client) -> No
     rest = web.get("/search", params={"state": "failed", "limit": 2, "cursor": page["cursor"]}).json()
     assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["j0"], None)
     job = web.get("/job", params={"id": "j1"}).json()
-    assert (job["lives"][0]["finished_at"], job["attempts"][0]["run"]) == ("2026-11-20T00:00:00.001000+00:00", 0.05)
+    assert (job["incarnations"][0]["finished_at"], job["attempts"][0]["run"]) == (
+        "2026-11-20T00:00:00.001000+00:00",
+        0.05,
+    )
     assert web.get("/counts", params={"queue": "mail"}).json() == [
         {"queue": "mail", "name": "send", "state": "failed", "jobs": 3}
     ]

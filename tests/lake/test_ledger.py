@@ -76,7 +76,7 @@ def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, t
 
 def test_a_record_is_read_as_it_was_written_with_that_of_each_queue(ledger: Ledger) -> None:
     queues = {"mail": QueueRecord(300, "1-0", "9-0", lost=5, gaps=1)}
-    record = BatchRecord(ingest_id(QUERY, 0), queues=queues, ends={"mail": "9-0"}, lost={"mail": 5}, carried=2)
+    record = BatchRecord(ingest_id(QUERY, 0), queues=queues, ends={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2)
     ledger.finish(record)
     assert ledger.head() == ledger.get(record.ingest) == record
 

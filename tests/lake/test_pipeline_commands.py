@@ -52,7 +52,7 @@ def test_compact_prints_each_table(lake: LakeBuilder, run: Run) -> None:
 def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
     assert "Dry run" in run("expire", "--before", "2027-01-01").output
     assert lake.layout.days(EVENTS)
-    assert json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["done"]
+    assert not json.loads(run("expire", "--before", "2027-01-01", "--yes", "--json").output)["dry_run"]
     assert not lake.layout.days(EVENTS)
     assert "no days before 2027-01-01" in run("expire", "--before", "2027-01-01").output
 

@@ -26,7 +26,7 @@ Run = Callable[..., Result]
 def lake(tmp_path: Path) -> LakeBuilder:
     made = LakeBuilder(tmp_path / "lake")
     for queue in ("images", "mail"):
-        counts: dict[str, Any] = {"enqueued": 60, "done": 60, "completed": 58, "failed": 2}
+        counts: dict[str, Any] = {"enqueued": 60, "finished": 60, "completed": 58, "failed": 2}
         made.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
         busy = {"arrivals": 60, "departures": 60, "busy_workers": 1.0, "peak_workers": 4, "capacity": 4}
         made.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
@@ -40,7 +40,8 @@ def lake(tmp_path: Path) -> LakeBuilder:
             "sample_job_ids": ["j1", "j2"],
         }
         made.gold(
-            "errors_day", [{**of, "error_key": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **seen}]
+            "errors_day",
+            [{**of, "error_fingerprint": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **seen}],
         )
         judged = {"metric": "run", "objective_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
         made.gold("slo_day", [{**of, **judged}])
@@ -99,7 +100,7 @@ def test_values_for_programs_are_whole(run: Run) -> None:
     [slo, _] = json.loads(run("slo", "--format", "json").output)
     assert (slo["objective_ms"], slo["attainment"], slo["budget_left"], slo["complete"]) == (500, 0.75, 0.5, True)
     [error, _] = json.loads(run("errors", "--format", "json").output)
-    assert (error["error_key"], error["last_seen"]) == ("no \x1b[31manswer", "2026-11-22T10:00:00+00:00")
+    assert (error["error_fingerprint"], error["last_seen"]) == ("no \x1b[31manswer", "2026-11-22T10:00:00+00:00")
     assert (error["sample_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
 
 
@@ -114,7 +115,7 @@ def test_control_characters_and_formulas_are_escaped(run: Run) -> None:
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
 def test_no_table_has_control_characters(run: Run, lake: LakeBuilder, kind: str) -> None:
     evil = "\x1b[31m \x9b2J \u202e \r\n \x07"
-    lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_key": evil, "count": 1,
+    lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_fingerprint": evil, "count": 1,
                               "sample_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
     shown = run("errors", "--format", kind).output
     assert not set(shown) & {"\x1b", "\x9b", "\u202e", "\r", "\x07"}

@@ -41,8 +41,8 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     lake.gold(
         "task_minute",
         [
-            task_minute("10:00", waits=[10] * 98 + [5000] * 2, runs=[600] * 100, done=100, completed=95, failed=5),
-            task_minute("10:09", "resize", waits=[10] * 100, runs=[3000] * 100, done=100, completed=100),
+            task_minute("10:00", waits=[10] * 98 + [5000] * 2, runs=[600] * 100, finished=100, completed=95, failed=5),
+            task_minute("10:09", "resize", waits=[10] * 100, runs=[3000] * 100, finished=100, completed=100),
         ],
     ).gold("capacity_minute", [queue_minute("10:00", peak_workers=7)])
     lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
@@ -58,7 +58,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
 
 
 def test_without_a_price_the_headline_has_the_time_of_the_workers(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
     last = build_report(lake).figures[-1]
     assert (last.label, last.value, last.detail) == ("Worker time", "1 min", "25 % wasted")
 
@@ -93,7 +93,7 @@ def test_rates_are_per_minute_whatever_a_point_covers(lake: LakeBuilder) -> None
 
 
 def test_the_axis_covers_what_happened_not_the_whole_day(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("13:02", done=1)]).gold("capacity_minute", [queue_minute("13:05")])
+    lake.gold("task_minute", [task_minute("13:02", finished=1)]).gold("capacity_minute", [queue_minute("13:05")])
     report = build_report(lake)
     assert (report.covered, report.data.axis and report.data.axis.points) == ("13:02 to 13:06 UTC", 4)
 
@@ -109,7 +109,7 @@ def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
 
 def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
     for queue in ("mail", "{other}"):
-        lake.gold("task_minute", [task_minute("10:00", queue=queue, done=1)])
+        lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1)])
         lake.gold("capacity_minute", [queue_minute("10:00", queue=queue)])
         lake.gaps(
             [{"queue": queue, "after_id": "1-0", "lost": 1, "exact": True, "detected_at": at("2026-11-22 11:00")}]
@@ -121,12 +121,14 @@ def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
 
 
 def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", f"t{n:03}", runs=[1000 + n], waits=[n], done=1) for n in range(200)])
+    lake.gold(
+        "task_minute", [task_minute("10:00", f"t{n:03}", runs=[1000 + n], waits=[n], finished=1) for n in range(200)]
+    )
     lake.gold("cost_day", [cost_row("2026-11-22", f"t{n:03}") for n in range(200)])
     report = build_report(lake)
     assert [task.label for task in report.tasks[:2]] == ["t199", "t198"]  # the busiest
     assert (len(report.tasks), report.tasks[-1].label) == (MOST, "186 others")
-    assert sum(task.counts["done"] for task in report.tasks) == 200
+    assert sum(task.counts["finished"] for task in report.tasks) == 200
     assert sum(sum(task.runs.values()) for task in report.tasks) == 200
     assert [cost.name for cost in report.costs[14:]] == ["186 others"]
     assert sum(cost.cost or 0 for cost in report.costs) == 300
@@ -134,12 +136,12 @@ def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) 
 
 
 def test_a_task_of_two_queues_is_named_with_its_queue(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", queue=queue, done=1) for queue in ("a", "b")])
+    lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1) for queue in ("a", "b")])
     assert sorted(task.label for task in by_task(read(lake.layout, DAY))) == ["send (a)", "send (b)"]
 
 
 def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_is(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", finished=1)])
     assert [task.label for task in by_task(read(lake.layout, DAY))] == ["send"]
     lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
     assert {task.label: task.run(0.5) for task in by_task(read(lake.layout, DAY))} == {"send": None, UNKNOWN: 5}
@@ -168,7 +170,14 @@ def test_costs_of_several_days_add_up_and_one_without_a_price_has_none(lake: Lak
 
 def failed(name: str, key: str, count: int, first: str, last: str, *ids: str) -> dict[str, Any]:
     seen = {"first_seen": at(f"2026-11-{first}"), "last_seen": at(f"2026-11-{last}"), "dt": f"2026-11-{last[:2]}"}
-    return {"queue": "mail", "name": name, "error_key": key, "count": count, "sample_job_ids": list(ids), **seen}
+    return {
+        "queue": "mail",
+        "name": name,
+        "error_fingerprint": key,
+        "count": count,
+        "sample_job_ids": list(ids),
+        **seen,
+    }
 
 
 def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) -> None:
@@ -183,7 +192,9 @@ def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) ->
     first = report.failures[0]
     assert (first.name, first.count, first.share, first.sample_job_ids) == ("send", 7, 7 / 8, ["new", "newer", "old"])
     assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
-    by_reason = [(one.error_key, one.count, one.share, [task.name for task in one.tasks]) for one in report.reasons]
+    by_reason = [
+        (one.error_fingerprint, one.count, one.share, [task.name for task in one.tasks]) for one in report.reasons
+    ]
     assert by_reason == [("no answer", 9, 0.9, ["send", "pay"]), ("refused", 1, 0.1, ["send"])]
     assert report.reasons[0].last_seen == at("2026-11-22 13:00")
 
@@ -263,14 +274,14 @@ def test_minutes_of_a_gap_and_those_that_gold_calls_incomplete_count_once_each(l
 def test_a_gap_counts_where_it_touches_the_day(
     lake: LakeBuilder, times: tuple[str | None, str | None, str], minutes: int
 ) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps([gap(*times)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap(*times)])
     data = read(lake.layout, DAY)
     assert sum(map(len, incomplete_minutes(data).values())) == minutes
     assert len(data.gaps) == (minutes > 0)
 
 
 def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     assert build_report(lake).alerts == []
     lake.gaps([gap("22 10:00", "22 10:01", "22 10:02"), gap("22 10:01", "22 10:03", "22 10:04", exact=False, lost=5)])
     [alert] = build_report(lake).alerts
@@ -283,7 +294,7 @@ def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
 
 
 def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
     repair = {"repaired_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
     rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
     lake.write(REPAIRS, rows)
@@ -291,7 +302,7 @@ def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
 
 
 def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
     [alert] = build_report(lake, period("2026-11-20..2026-11-22")).alerts
     assert (alert.kind, alert.title) == ("unbuilt", "Not included: 2026-11-21")
@@ -299,14 +310,14 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
 
 
 def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
     [alert] = build_report(lake, period("2026-11-14..2026-11-22")).alerts
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
 def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     report = build_report(lake, period("2026-11-25"))
     assert report.empty
     assert report.charts == {}
@@ -331,7 +342,7 @@ def test_no_lake_is_an_error(tmp_path: Path) -> None:
 
 def load(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
     tasks = [
-        task_minute(f"10:{n:02}", queue=queue, enqueued=rate, completed=rate, done=rate, runs=[1000] * rate)
+        task_minute(f"10:{n:02}", queue=queue, enqueued=rate, completed=rate, finished=rate, runs=[1000] * rate)
         for n in range(30)
     ]
     return tasks, [queue_minute(f"10:{n:02}", queue=queue, busy_workers=rate / 60, peak_workers=2) for n in range(30)]
@@ -352,7 +363,7 @@ def test_workers_are_recommended_for_all_queues_and_for_each(lake: LakeBuilder) 
 def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
     tasks, queues = load("mail", 600)
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
-    lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, done=1, completed=1, runs=[5])])
+    lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, finished=1, completed=1, runs=[5])])
     report = build_report(lake, period("2026-11-22..2026-11-23"))
     assert report.recommendations.overall
     assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)

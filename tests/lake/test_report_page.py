@@ -37,14 +37,14 @@ def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
 def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
     """A report with something in every section."""
     waits, runs = [10, 20, 3000], [100, 200, 4000]
-    counts = {"enqueued": 5, "done": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
+    counts = {"enqueued": 5, "finished": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
     lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
     busy = {"busy_workers": 1.5, "utilisation": 0.5, "capacity": 3, "peak_workers": 2, "backlog_delta": 2}
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
     of = {"queue": queue, "name": name, "dt": "2026-11-22"}
     seen = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
     ids = {"sample_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
-    lake.gold("errors_day", [{**of, "error_key": reason, "count": 1, **seen, **ids}])
+    lake.gold("errors_day", [{**of, "error_fingerprint": reason, "count": 1, **seen, **ids}])
     judged = {"metric": "wait", "objective_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
     lake.gold("slo_day", [{**of, **judged}])
     spent = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
@@ -179,7 +179,8 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
 
 def test_two_hundred_tasks_make_a_page_of_fifteen(lake: LakeBuilder) -> None:
     rows = [
-        task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], done=1, retried=1) for n in range(200)
+        task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], finished=1, retried=1)
+        for n in range(200)
     ]
     lake.gold("task_minute", rows)
     text = html(build_report(lake))
@@ -195,7 +196,7 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
     gaps = [{"after_id": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
     judged = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
     slos = [{**judged, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
-    lake.gold("task_minute", [task_minute("10:00", done=1)]).gaps(gaps).gold("slo_day", slos)
+    lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps(gaps).gold("slo_day", slos)
     report = build_report(lake)
     for text in (Parsed(html(report)).text, markdown(report)):
         assert "40 others: bulltask pipeline report slo" in text
@@ -206,7 +207,7 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
 
 
 def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, done=1, completed=1)])
+    lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, finished=1, completed=1)])
     text = Parsed(html(build_report(lake))).text
     for expected in (
         "No jobs failed.",
@@ -228,7 +229,7 @@ def test_minutes_in_which_jobs_were_only_added_make_a_page(lake: LakeBuilder) ->
 
 @pytest.mark.parametrize("make", [html, markdown])
 def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Report], str], lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     text = make(build_report(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text
     assert "The lake has days from 2026-11-22 to 2026-11-22" in text
@@ -239,7 +240,7 @@ def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Rep
 
 
 def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1)])
+    lake.gold("task_minute", [task_minute("10:00", finished=1)])
     page = html(build_report(lake))
     assert "no events of this time" in page
     assert 'class="alert' not in page

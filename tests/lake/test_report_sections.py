@@ -22,7 +22,7 @@ from tests.support.lake_report import DAY, period
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LakeBuilder:
-    return LakeBuilder(tmp_path).gold("task_minute", [task_minute("10:00", done=1)])
+    return LakeBuilder(tmp_path).gold("task_minute", [task_minute("10:00", finished=1)])
 
 
 def data(lake: LakeBuilder, days: Period = DAY) -> ReportData:
@@ -50,7 +50,7 @@ def test_the_most_expensive_task_comes_first_and_a_task_without_jobs_has_no_cost
 
 
 def test_tasks_that_only_stalled_are_among_the_retries(lake: LakeBuilder) -> None:
-    counts: list[dict[str, Any]] = [{name: 1} for name in ("retried", "stalled", "parked")]
+    counts: list[dict[str, Any]] = [{name: 1} for name in ("retried", "stalled", "waiting_children")]
     lake.gold("task_minute", [task_minute("10:00", *one, **one) for one in counts])
     assert set(column(sections.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
 
@@ -63,7 +63,7 @@ def test_a_lower_bound_is_marked_as_such(lake: LakeBuilder) -> None:
 
 
 def test_of_the_jobs_that_failed_alike_five_are_named_the_latest_first(lake: LakeBuilder) -> None:
-    row = {"queue": "mail", "name": "send", "error_key": "no", "count": 3}
+    row = {"queue": "mail", "name": "send", "error_fingerprint": "no", "count": 3}
     for day, ids in ((21, ["c", "b", "a"]), (22, ["f", "e", "d"])):
         lake.gold("errors_day", [{**row, "last_seen": at(f"2026-11-{day}"), "sample_job_ids": ids}])
     [failure] = sections.failures(data(lake, period("2026-11-21..2026-11-22")))
@@ -84,7 +84,7 @@ def test_days_without_gold_tables_are_known(lake: LakeBuilder) -> None:
 
 
 def test_gold_was_built_when_its_last_day_was(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute(at("2026-11-21 10:00"), done=1)])
+    lake.gold("task_minute", [task_minute(at("2026-11-21 10:00"), finished=1)])
     for day, built in ((21, 2_000), (22, 1_000)):
         os.utime(lake.layout.day(TASK_MINUTE, date(2026, 11, day)), (built, built))
     assert data(lake, period("2026-11-21..2026-11-22")).built_at == datetime.fromtimestamp(1_000, UTC)

@@ -16,7 +16,7 @@ from tests.support.lake_report import DAY, build_report, period, values
 def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
     lake: LakeBuilder,
 ) -> None:
-    ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "parked": 5}
+    ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MOST + 2)]
     lake.gold("task_minute", rows)
     shown = top_with_rest(by_task(read(lake.layout, DAY)))
@@ -26,7 +26,7 @@ def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_
 
 
 def test_a_task_of_which_nothing_happened_has_no_line(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", done=1), task_minute("10:00", "idle")])
+    lake.gold("task_minute", [task_minute("10:00", finished=1), task_minute("10:00", "idle")])
     assert read(lake.layout, DAY).shown == [("mail", "send")]
 
 
@@ -53,5 +53,5 @@ def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(la
 
 @pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
 def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
-    lake.gold("task_minute", [task_minute(minute, done=1)])
+    lake.gold("task_minute", [task_minute(minute, finished=1)])
     assert build_report(lake).covered == covered

@@ -36,7 +36,7 @@ def test_a_file_is_equivalent_to_code(tmp_path: Path) -> None:
         target = 0.9
         name = "mail.*"
     """
-    found = read_slo_config(written(tmp_path / "terms.toml", text))
+    found = read_slo_config(written(tmp_path / "slo.toml", text))
     assert found.objectives == (
         Objective("wait", within=2, target=0.99, queue="emails"),
         Objective("total", within=0.5, target=0.9, name="mail.*"),
@@ -52,13 +52,13 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
     "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
 )
 def test_the_examples_of_the_module_and_of_the_page_are_right(tmp_path: Path, example: str) -> None:
-    found = read_slo_config(written(tmp_path / "terms.toml", example))
+    found = read_slo_config(written(tmp_path / "slo.toml", example))
     assert found.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
     assert (found.prices, found.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
 
 
 def test_nothing_given_is_no_objective_no_price_and_no_capacity(tmp_path: Path) -> None:
-    for empty in (SLOConfig(), read_slo_config(written(tmp_path / "terms.toml", ""))):
+    for empty in (SLOConfig(), read_slo_config(written(tmp_path / "slo.toml", ""))):
         assert (empty.objectives, empty.prices, empty.capacities) == ((), {}, {})
 
 
@@ -117,7 +117,7 @@ def test_an_invalid_configuration_is_named(wrong: dict[str, Any], said: str) -> 
     ],
 )
 def test_an_invalid_file_is_named_with_its_error(tmp_path: Path, text: str, said: str) -> None:
-    path = written(tmp_path / "terms.toml", text)
+    path = written(tmp_path / "slo.toml", text)
     with pytest.raises(ConfigError, match=rf"^{path}: .*{said}"):
         read_slo_config(path)
 

@@ -40,7 +40,7 @@ def failed_job(app: App) -> str:
 
 def ended(lake: LakeBuilder, job_id: str, state: str = "failed", **more: Any) -> None:
     """What the lake has of a job of two attempts."""
-    job = {"job_id": job_id, "life": f"{MS}-0", "name": "send"}
+    job = {"job_id": job_id, "incarnation": f"{MS}-0", "name": "send"}
     start = END - timedelta(seconds=3)
     lake.jobs(
         [{**job, "state": state, "finished_at": END, "created_at": start, "wait_ms": 500, "run_ms": 2500, **more}]
@@ -135,7 +135,7 @@ def test_the_lake_adds_its_attempts_and_events_to_what_redis_has(app: App, lake:
     assert shown.output.count("retry") == 1
     whole = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
     assert [one["outcome"] for one in whole["history"]["attempts"]] == ["retry", "failed"]
-    assert whole["history"]["lives"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
+    assert whole["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
     assert whole["history"]["attempts"][0]["wait"] == 0.5
 
 
@@ -159,7 +159,15 @@ def test_a_job_that_is_not_done_is_shown_by_its_events(lake: LakeBuilder, run: R
 def test_earlier_jobs_with_the_same_id_are_listed(lake: LakeBuilder, run: Run) -> None:
     ended(lake, "1")
     lake.jobs(
-        [{"job_id": "1", "life": "1-0", "state": "removed", "as_of": at("2026-11-01"), "created_at": at("2026-11-01")}]
+        [
+            {
+                "job_id": "1",
+                "incarnation": "1-0",
+                "state": "removed",
+                "as_of": at("2026-11-01"),
+                "created_at": at("2026-11-01"),
+            }
+        ]
     )
     shown = run("show", "1", "--lake", lake.layout.root)
     assert "Earlier jobs with this id\n  2026-11-01 00:00:00.000  removed\n" in shown.output

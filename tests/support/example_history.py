@@ -93,7 +93,7 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     minutes = rows_of(layout, TASK_MINUTE)
     for name in QUEUES:
         calls = [outcomes_of(*call) for call in known.values() if call[0] == name]
-        wanted_sums = Counter({"enqueued": len(calls), "done": len(calls)})
+        wanted_sums = Counter({"enqueued": len(calls), "finished": len(calls)})
         wanted_sums.update({"retry": "retried"}.get(one, one) for call in calls for one in call)
         besides = [key for key in more.elements() if known[key[0], key[1]][0] == name]
         wanted_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in besides)

@@ -12,7 +12,9 @@ from tests.support.lake import at
 
 __all__ = ["queue_minute", "task_minute"]
 
-_COUNTS = "enqueued started completed failed retried stalled parked done removed busy_ms wasted_ms events_lost".split()
+_COUNTS = (
+    "enqueued started completed failed retried stalled waiting_children finished removed busy_ms wasted_ms events_lost"
+).split()
 
 
 def task_minute(

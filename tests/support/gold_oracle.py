@@ -22,7 +22,7 @@ Row = dict[str, Any]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 ENDED = {
     "completed": "completed", "failed": "failed", "retry": "retried", "stalled": "stalled",
-    "waiting-children": "parked",
+    "waiting-children": "waiting_children",
 }  # fmt: skip
 
 
@@ -100,11 +100,11 @@ class Oracle:
     Args:
         history: what happened.
         days: the days.
-        terms: objectives, prices, capacities.
+        slo_config: objectives, prices, capacities.
     """
 
-    def __init__(self, history: History, days: Iterable[date], terms: SLOConfig) -> None:
-        self.history, self.days, self.terms = history, {day.isoformat() for day in days}, terms
+    def __init__(self, history: History, days: Iterable[date], slo_config: SLOConfig) -> None:
+        self.history, self.days, self.slo_config = history, {day.isoformat() for day in days}, slo_config
 
     def has(self, at: datetime | None) -> bool:
         return at is not None and day_of(at) in self.days
@@ -143,7 +143,7 @@ class Oracle:
             "enqueued": sum(at(row["event_at"]) for row in its(self.history.added)),
             "started": len(started),
             **{counter: sum(row["outcome"] == word for row in ended) for word, counter in ENDED.items()},
-            "done": sum(at(row["finished_at"]) for row in jobs),
+            "finished": sum(at(row["finished_at"]) for row in jobs),
             "removed": sum(row["state"] == "removed" and at(row["as_of"]) for row in jobs),
             "busy_ms": sum(overlap(row, minute, MINUTE) for row in attempts),
             "wasted_ms": sum(overlap(row, minute, MINUTE) for row in wasted),
@@ -158,8 +158,8 @@ class Oracle:
             of_queue[row["queue"], row["minute"]].append(row)
         rows = []
         for (queue, minute), its in of_queue.items():
-            total = {name: sum(row[name] for row in its) for name in ("enqueued", "done", "removed", "busy_ms")}
-            departed = total["done"] + total["removed"]
+            total = {name: sum(row[name] for row in its) for name in ("enqueued", "finished", "removed", "busy_ms")}
+            departed = total["finished"] + total["removed"]
             rows.append({
                 "queue": queue, "minute": minute, "dt": day_of(minute),
                 "arrivals": total["enqueued"], "departures": departed, "backlog_delta": total["enqueued"] - departed,
@@ -169,7 +169,7 @@ class Oracle:
             })  # fmt: skip
         for row in rows:
             same_day = [one["peak_workers"] for one in rows if (one["queue"], one["dt"]) == (row["queue"], row["dt"])]
-            capacities = self.terms.capacities
+            capacities = self.slo_config.capacities
             row["capacity"] = capacities.get(row["queue"], capacities.get("*")) or max(same_day) or None
             row["utilisation"] = row["busy_workers"] / row["capacity"] if row["capacity"] else None
         return rows
@@ -187,13 +187,13 @@ class Oracle:
         for row in self.history.attempts:
             if row["outcome"] == "failed" and self.has(row["ended_at"]):
                 task = day_of(row["ended_at"]), row["queue"], row["name"]
-                kinds[*task, row["error_key"]].append(row)
+                kinds[*task, row["error_fingerprint"]].append(row)
                 of_task[task] += 1
         found = []
         for (dt, queue, name, key), rows in kinds.items():
             newest = sorted(rows, key=lambda row: (-row["ended_at"].timestamp(), row["job_id"]))
             found.append({
-                "dt": dt, "queue": queue, "name": name, "error_key": key, "count": len(rows),
+                "dt": dt, "queue": queue, "name": name, "error_fingerprint": key, "count": len(rows),
                 "share": len(rows) / of_task[dt, queue, name],
                 "first_seen": newest[-1]["ended_at"], "last_seen": newest[0]["ended_at"],
                 "sample_reason": newest[0]["reason"], "sample_job_ids": [row["job_id"] for row in newest[:5]],
@@ -218,7 +218,7 @@ class Oracle:
 
     def _wishes(self, row: Row, metric: str) -> dict[int, float]:
         found: dict[int, float] = {}
-        for one in self.terms.objectives:
+        for one in self.slo_config.objectives:
             if one.metric == metric and like(row["queue"], one.queue) and like(row["name"], one.name):
                 found.setdefault(one.within_ms, one.target)
         return found
@@ -255,7 +255,7 @@ class Oracle:
             for row in self.history.jobs
             if (row["queue"], row["name"]) == (queue, name)
         )
-        price = self.terms.prices.get(queue, self.terms.prices.get("*"))
+        price = self.slo_config.prices.get(queue, self.slo_config.prices.get("*"))
         cost = None if price is None else busy * price / 3_600_000
         return {
             "queue": queue, "name": name, "dt": dt, "jobs": jobs,
@@ -301,10 +301,10 @@ def _job(history: History, chance: random.Random, at: datetime, queue: str, job_
     if chance.random() < 0.4:  # close to midnight
         at = at.replace(hour=23, minute=59)
     at = at.replace(microsecond=chance.randrange(1000) * 1000)
-    name, life = chance.choice(TASKS[queue]), f"{ms(at - datetime.fromtimestamp(0, UTC))}-0"
+    name, incarnation = chance.choice(TASKS[queue]), f"{ms(at - datetime.fromtimestamp(0, UTC))}-0"
     if name is not None:
-        history.added.append({"queue": queue, "name": name, "event_at": at, "job_id": job_id, "event_id": life})
-    base = {"queue": queue, "name": name, "job_id": job_id, "life": life}
+        history.added.append({"queue": queue, "name": name, "event_at": at, "job_id": job_id, "event_id": incarnation})
+    base = {"queue": queue, "name": name, "job_id": job_id, "incarnation": incarnation}
     now, outcome, state = at, "", "completed"
     for attempt in range(1, chance.choice((1, 1, 2, 3)) + 1):
         row = _attempt(chance, now, attempt)
@@ -334,6 +334,6 @@ def _attempt(chance: random.Random, now: datetime, attempt: int) -> Row:
     key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
     return {
         "attempt": attempt, "outcome": outcome, "started_at": None if unseen else started,
-        "ended_at": ended, "wait_ms": wait, "run_ms": length, "reason": reason, "error_key": key,
+        "ended_at": ended, "wait_ms": wait, "run_ms": length, "reason": reason, "error_fingerprint": key,
         "as_of": ended or started,
     }  # fmt: skip

@@ -32,8 +32,8 @@ def at(ms: int | None) -> int | None:
 def attempt_row(one: AttemptRow) -> Row:
     """The queue, and the columns of ``silver.attempts``."""
     return (
-        one.queue, one.job_id, one.life, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
-        at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_key, None, "events",
+        one.queue, one.job_id, one.incarnation, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
+        at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_fingerprint, None, "events",
         one.as_of_us,
     )  # fmt: skip
 
@@ -41,9 +41,9 @@ def attempt_row(one: AttemptRow) -> Row:
 def job_row(job: JobRow) -> Row:
     """The queue, and the columns of ``silver.jobs``."""
     return (
-        job.queue, job.job_id, job.life, job.name, at(job.created_ms), at(job.first_started_ms), at(job.finished_ms),
-        job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms, job.final_reason,
-        job.error_key, None, None, "events", job.as_of_us,
+        job.queue, job.job_id, job.incarnation, job.name, at(job.created_ms), at(job.first_started_ms),
+        at(job.finished_ms), job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms,
+        job.final_reason, job.error_fingerprint, None, None, "events", job.as_of_us,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _REASON_WIDTH = 80
 )
 @click.option("--until", type=time_or_age, metavar="TIME", help="Only jobs that ended before this time.")
 @click.option("--text", help="Only jobs whose failure reason contains this text, ignoring case.")
-@click.option("--error-key", help="Only failures of this kind (column error_key of silver.jobs).")
+@click.option("--error-fingerprint", help="Only failures of this kind (column error_fingerprint of silver.jobs).")
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
 @click.option("--cursor", help="Next page: the cursor that the previous page has printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

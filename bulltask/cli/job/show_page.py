@@ -103,7 +103,7 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
 def _sections(redis_job: FoundJob | None, history: JobHistory | None) -> Iterator[tuple[str, Sequence[str]]]:
     if history:
         yield "Attempts", _attempts(history)
-        yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.lives[1:]]
+        yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.incarnations[1:]]
         yield "Events", [_event(event.at, event.event, event.prev, event.reason) for event in history.events]
     snapshot = history.snapshot if history else None
     traces = redis_job.job.stacktrace if redis_job else snapshot.stacktrace if snapshot else ()

@@ -21,7 +21,7 @@ __all__ = ["command"]
     "--days", "which", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last one."
 )
 @click.option(
-    "--terms",
+    "--slo-config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file with objectives, prices and capacities (gold only).",
 )
@@ -39,7 +39,7 @@ def command(
     layer: str,
     root: Path,
     which: list[date],
-    terms: Path | None,
+    slo_config: Path | None,
     max_open: float,
     master: str | None,
     conf: tuple[str, ...],
@@ -52,8 +52,8 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
 
-    wanted, layout = None if terms is None else read_slo_config(terms), Layout(root)
-    layout.check()  # before a JVM is started in vain, as the terms are read
+    wanted, layout = None if slo_config is None else read_slo_config(slo_config), Layout(root)
+    layout.check()  # before a JVM is started in vain, as the slo_config are read
     spark = open_session(master, conf)
     if layer == "gold":
         from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow

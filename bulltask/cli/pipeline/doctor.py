@@ -95,13 +95,13 @@ def command(
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)
     enough = all(stream.is_enough(need) is not False for stream in streams)
-    well = enough and not skipped and all(not requirement.advice for requirement in requirements)
+    ok = enough and not skipped and all(not requirement.advice for requirement in requirements)
     if as_json:
-        checks = _to_json(requirements, streams, need, well=well)
-        click.echo(json.dumps({**checks, "set_aside": [asdict(one) for one in skipped]}, indent=2))
+        checks = _to_json(requirements, streams, need, ok=ok)
+        click.echo(json.dumps({**checks, "skipped": [asdict(one) for one in skipped]}, indent=2))
     else:
         click.echo("\n".join([*_lines(requirements, streams, need), *skipped_queue_lines(skipped)]))
-    ctx.exit(0 if well else 1)
+    ctx.exit(0 if ok else 1)
 
 
 def _java() -> Requirement:
@@ -153,12 +153,14 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
 
 
 def _to_json(
-    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed, *, well: bool
+    requirements: Sequence[Requirement], streams: Sequence[StreamRetention], need: RetentionNeed, *, ok: bool
 ) -> dict[str, Any]:
     return {
-        "well": well,
-        "needed_s": need.seconds,
-        "parts": [{"name": one.name, "version": one.found, "advice": one.advice or None} for one in requirements],
+        "ok": ok,
+        "required_s": need.seconds,
+        "requirements": [
+            {"name": one.name, "version": one.found, "advice": one.advice or None} for one in requirements
+        ],
         "queues": [
             {
                 "queue": stream.queue,
@@ -167,7 +169,7 @@ def _to_json(
                 "events_per_s": stream.rate,
                 "headroom_s": stream.headroom_s,
                 "enough": stream.is_enough(need),
-                "advised_max_length": stream.recommended_limit(need),
+                "recommended_max_length": stream.recommended_limit(need),
             }
             for stream in streams
         ],

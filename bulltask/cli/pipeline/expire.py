@@ -44,7 +44,7 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     found = expire(Layout(root), tables_named(names_of(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
         rows = [{"table": one.table, "day": f"{one.day}", "files": one.files, "bytes": one.size} for one in found]
-        click.echo(json.dumps({"done": yes, "expired": rows}, indent=2))
+        click.echo(json.dumps({"dry_run": not yes, "expired": rows}, indent=2))
         return
     if found:
         click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(found)))

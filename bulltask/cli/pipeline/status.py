@@ -49,13 +49,13 @@ def _lines(found: PipelineStatus) -> Iterator[str]:
         yield f"lake          {found.root}"
     except LakeError:
         yield f"lake          {found.root}, does not exist yet: 'bulltask pipeline run' creates it"
-    yield f"written by    {'no process on this machine' if found.feeder is None else f'process {found.feeder}'}"
+    yield f"written by    {'no process on this machine' if found.writer_pid is None else f'process {found.writer_pid}'}"
     if found.written_at is None:
         yield "batches       none yet"
     else:
         yield f"batches       {found.batches:,}, the last at {found.written_at:%Y-%m-%d %H:%M:%S} UTC"
         yield f"last batch    {pluralize(found.events, 'event')} in {found.batch_s:.1f} s"
-        yield f"open jobs     {pluralize(found.carried, 'event')} of them kept for the next batch"
+        yield f"open jobs     {pluralize(found.open_job_events, 'event')} of them kept for the next batch"
     yield f"lost events   {found.lost:,}"
     if found.redis_error:
         yield f"Redis         {found.redis_error}"
@@ -64,7 +64,7 @@ def _lines(found: PipelineStatus) -> Iterator[str]:
         yield as_table(
             ("queue", "last event", "lag", "lag (s)", "stream", "headroom", "lost"), list(map(_row, found.queues))
         )
-    yield from skipped_queue_lines(found.set_aside)
+    yield from skipped_queue_lines(found.skipped)
 
 
 def skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _row(one: QueueStatus) -> tuple[str, ...]:
         one.last_id or "-",
         "-" if one.lag_events is None else f"{one.lag_events:,}",
         "-" if one.lag_s is None else f"{one.lag_s:,.1f}",
-        "-" if one.ring_limit is None else f"{one.ring_length:,} of {one.ring_limit:,}",
+        "-" if one.stream_limit is None else f"{one.stream_length:,} of {one.stream_limit:,}",
         "-" if one.headroom_s is None else f"{one.headroom_s:,.0f} s",
         f"{one.lost:,}",
     )

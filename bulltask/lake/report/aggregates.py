@@ -37,7 +37,7 @@ class TaskAggregate:
     Attributes:
         keys: the queue and name of each task.
         label: its label.
-        counts: sums of columns of gold.task_minute: ``done``, ``failed``, ``busy_ms`` and so on.
+        counts: sums of columns of gold.task_minute: ``finished``, ``failed``, ``busy_ms`` and so on.
         waits: histogram of the waits.
         runs: histogram of the runs.
     """
@@ -57,7 +57,7 @@ class TaskAggregate:
     @property
     def attempts(self) -> int:
         """The number of ended attempts."""
-        return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "parked"))
+        return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "waiting_children"))
 
     def wait(self, share: float) -> int | None:
         """Return a percentile of the waits in milliseconds; ``share`` is 0 to 1."""
@@ -70,7 +70,7 @@ class TaskAggregate:
     @property
     def failure_rate(self) -> float | None:
         """The share of failed jobs among ended jobs."""
-        return self.counts["failed"] / self.counts["done"] if self.counts["done"] else None
+        return self.counts["failed"] / self.counts["finished"] if self.counts["finished"] else None
 
     @classmethod
     def together(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:

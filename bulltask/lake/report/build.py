@@ -190,7 +190,7 @@ def _figures(
     data: ReportData, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate], prices: Sequence[Cost]
 ) -> list[Figure]:
     whole, minutes = TaskAggregate.together(aggregates, "all"), data.axis.minutes if data.axis else 1
-    done, failed = whole.counts["done"], whole.counts["failed"]
+    done, failed = whole.counts["finished"], whole.counts["failed"]
     running = whole.counts["busy_ms"] / 60_000 / minutes
     peak = max((queue.busy_peak or 0 for queue in queues), default=0)
     most = f"peak {format_value(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")

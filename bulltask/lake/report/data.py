@@ -50,13 +50,14 @@ _MINUTE_US: Final = 60_000_000
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
 _MOST_POINTS: Final = 240
 _TASK_SUMS: Final = (
-    "enqueued", "started", "completed", "failed", "retried", "stalled", "parked", "done", "busy_ms", "wasted_ms",
+    "enqueued", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "busy_ms",
+    "wasted_ms",
 )  # fmt: skip
 _QUEUE_SUMS: Final = ("arrivals", "departures", "backlog_delta", "busy_workers", "utilisation")
 _QUEUE_PEAKS: Final = ("peak_workers", "utilisation", "wait_p95")
 _LOAD: Final = (
     "queue", "name", "minute", "complete",
-    "enqueued", "completed", "failed", "retried", "stalled", "parked",
+    "enqueued", "completed", "failed", "retried", "stalled", "waiting_children",
 )  # fmt: skip
 
 
@@ -251,9 +252,9 @@ def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
 
 def _shown(tasks: Any) -> list[TaskKey]:
     """Return the tasks that have lines of their own: those with the longest busy time."""
-    columns = [(name, "sum") for name in ("busy_ms", "done", "enqueued", "started")]
+    columns = [(name, "sum") for name in ("busy_ms", "finished", "enqueued", "started")]
     found = [
-        (-row["busy_ms_sum"], -row["done_sum"], row["queue"], row["name"] or "", row["name"])
+        (-row["busy_ms_sum"], -row["finished_sum"], row["queue"], row["name"] or "", row["name"])
         for row in tasks.group_by(["queue", "name"]).aggregate(columns).to_pylist()
         if any(row[f"{name}_sum"] for name, _ in columns)
     ]

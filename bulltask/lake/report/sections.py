@@ -43,7 +43,7 @@ class Failure:
     Attributes:
         queue: the queue.
         name: the task's name.
-        error_key: the kind of failure.
+        error_fingerprint: the kind of failure.
         count: the number of failures.
         share: their share of all failures of the task.
         first_seen: end of the first failed attempt.
@@ -54,7 +54,7 @@ class Failure:
 
     queue: str
     name: str
-    error_key: str
+    error_fingerprint: str
     count: int
     share: float
     first_seen: datetime | None
@@ -68,7 +68,7 @@ class Reason:
     """One kind of failure over all tasks.
 
     Attributes:
-        error_key: the kind of failure.
+        error_fingerprint: the kind of failure.
         count: the number of failures.
         share: their share of all failures.
         tasks: the failures by task, most frequent first.
@@ -76,7 +76,7 @@ class Reason:
         last_seen: end of the last failed attempt.
     """
 
-    error_key: str
+    error_fingerprint: str
     count: int
     share: float
     tasks: Sequence[Failure]
@@ -124,7 +124,7 @@ class Cost:
 
 def failures(data: ReportData) -> list[Failure]:
     """Return the failures by task and reason, most frequent first."""
-    found = _grouped(data.errors, "queue", "name", "error_key")
+    found = _grouped(data.errors, "queue", "name", "error_fingerprint")
     totals: defaultdict[tuple[Any, ...], int] = defaultdict(int)
     for (queue, name, _), days in found.items():
         totals[queue, name] += sum(day["count"] for day in days)
@@ -145,14 +145,14 @@ def failures(data: ReportData) -> list[Failure]:
                 ids[:5],
             )
         )
-    return sorted(made, key=lambda one: (-one.count, one.name, one.error_key))
+    return sorted(made, key=lambda one: (-one.count, one.name, one.error_fingerprint))
 
 
 def reasons(found: Sequence[Failure]) -> list[Reason]:
     """Return the failures of all tasks by reason, most frequent first."""
     by_key: defaultdict[str, list[Failure]] = defaultdict(list)
     for one in found:
-        by_key[one.error_key].append(one)
+        by_key[one.error_fingerprint].append(one)
     whole = sum(one.count for one in found) or 1
     made = []
     for key, tasks in by_key.items():
@@ -160,7 +160,7 @@ def reasons(found: Sequence[Failure]) -> list[Reason]:
         last = max((one.last_seen for one in tasks if one.last_seen is not None), default=None)
         first = _least(one.first_seen for one in tasks)
         made.append(Reason(key, count, count / whole, sorted(tasks, key=lambda one: -one.count), first, last))
-    return sorted(made, key=lambda one: (-one.count, one.error_key))
+    return sorted(made, key=lambda one: (-one.count, one.error_fingerprint))
 
 
 def costs(data: ReportData) -> list[Cost]:
@@ -189,7 +189,7 @@ def errors(found: Iterable[Failure]) -> ReportTable:
     columns = [
         _QUEUE,
         _NAME,
-        ReportColumn("error_key", "Reason", Unit.TEXT),
+        ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
         ReportColumn("share", "Share of the task", Unit.PART),
         ReportColumn("first_seen", "First", Unit.TIME),
@@ -278,7 +278,7 @@ def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
         [
             one.queue,
             one.label,
-            one.counts["done"],
+            one.counts["finished"],
             one.failure_rate,
             *(one.wait(part) for part in parts),
             *(one.run(part) for part in parts),

@@ -54,7 +54,7 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
 
 def _reasons(found: Sequence[Reason]) -> ReportTable:
     columns = [
-        ReportColumn("error_key", "Reason", Unit.TEXT),
+        ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
         ReportColumn("share", "Of all", Unit.PART),
         ReportColumn("tasks", "Tasks", Unit.TEXTS),
@@ -65,7 +65,7 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
         columns,
         [
             [
-                one.error_key,
+                one.error_fingerprint,
                 one.count,
                 one.share,
                 list(dict.fromkeys(shorten(task.name) for task in one.tasks))[:_MAX_NAMED],
@@ -82,7 +82,9 @@ def short_errors(found: Sequence[Failure]) -> ReportTable:
     cut = (
         replace(
             one,
-            error_key=one.error_key if len(one.error_key) <= _REASON_WIDTH else one.error_key[:_REASON_WIDTH] + "…",
+            error_fingerprint=one.error_fingerprint
+            if len(one.error_fingerprint) <= _REASON_WIDTH
+            else one.error_fingerprint[:_REASON_WIDTH] + "…",
             sample_job_ids=one.sample_job_ids[:1],
         )
         for one in found

@@ -38,8 +38,8 @@ __all__ = ["GoldInputs", "build_gold", "derived_tables", "minute_table", "read_i
 
 _DAY: Final = timedelta(days=1)
 _OF_ATTEMPTS: Final = (
-    "queue", "job_id", "life", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome", "reason",
-    "error_key",
+    "queue", "job_id", "incarnation", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome",
+    "reason", "error_fingerprint",
 )  # fmt: skip
 _OF_JOBS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -58,7 +58,7 @@ class GoldInputs:
     gaps: DataFrame
 
 
-def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms: SLOConfig | None = None) -> None:
+def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
     """Build all gold tables of some days (UTC) again and replace those that exist.
 
     A day without data gets tables without rows. Other days are not touched: an attempt that runs over midnight counts
@@ -69,7 +69,7 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
         spark: a session, ideally from `bulltask.spark.session`.
         layout: the lake.
         days: which, in any order.
-        terms: objectives, prices and capacities; none by default.
+        slo_config: objectives, prices and capacities; none by default.
 
     Raises:
         ConfigError: one of the days is 9999-12-31.
@@ -80,7 +80,7 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], terms:
                 written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
                 # The other tables are built from the minutes. Reading them from files keeps the query plan short.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
-                for table, frame in derived_tables(inputs, minutes, span, terms or SLOConfig()).items():
+                for table, frame in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
                     written[table] = _write_table(frame, table, swaps.new_directory())
             # All tables are complete before the first one becomes visible.
             for table, place in written.items():
@@ -102,7 +102,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
         if filled := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
             is_near |= fn.col("dt").isin(*map(str, filled)) & is_found
         began_early = fn.col(began).isNull() | (fn.col(began) < after)
-        known = began_early | is_found | fn.col("life").isNull()
+        known = began_early | is_found | fn.col("incarnation").isNull()
         return latest(read_table(spark, layout, table).where(is_near & known), table).where(
             (over >= fn.lit(span.start)) & _began_before(fn.col(began), span)
         )
@@ -136,22 +136,26 @@ def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
 
 
-def derived_tables(inputs: GoldInputs, minutes: DataFrame, span: DaySpan, terms: SLOConfig) -> dict[Table, DataFrame]:
+def derived_tables(
+    inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
+) -> dict[Table, DataFrame]:
     """Build the other gold tables of some days.
 
     Args:
         inputs: the rows that they are built from.
         minutes: rows of ``gold.task_minute`` of these days.
         span: the days.
-        terms: objectives, prices and capacities.
+        slo_config: objectives, prices and capacities.
     """
     attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
-    capacity = capacity_minutes(minutes, attempts, span, terms.capacities).withColumn("dt", day_of(fn.col("minute")))
+    capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(
+        "dt", day_of(fn.col("minute"))
+    )
     return {
         CAPACITY_MINUTE: as_table(capacity, CAPACITY_MINUTE),
         ERRORS_DAY: as_table(errors_days(attempts, span), ERRORS_DAY),
-        SLO_DAY: as_table(slo_days(attempts, jobs, gaps, span, terms.objectives), SLO_DAY),
-        COST_DAY: as_table(cost_days(minutes, gaps, span, terms.prices), COST_DAY),
+        SLO_DAY: as_table(slo_days(attempts, jobs, gaps, span, slo_config.objectives), SLO_DAY),
+        COST_DAY: as_table(cost_days(minutes, gaps, span, slo_config.prices), COST_DAY),
     }
 
 

@@ -29,11 +29,11 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
         attempts: the latest rows of ``silver.attempts``.
         span: the days.
     """
-    kinds = ("dt", "queue", "name", "error_key")
+    kinds = ("dt", "queue", "name", "error_fingerprint")
     failures = attempts.where((fn.col("outcome") == "failed") & span.holds(fn.col("ended_at"))).withColumn(
         "dt", day_of(fn.col("ended_at"))
     )
-    newest = Window.partitionBy(*kinds).orderBy(fn.desc("ended_at"), "job_id", "life")
+    newest = Window.partitionBy(*kinds).orderBy(fn.desc("ended_at"), "job_id", "incarnation")
     sample = fn.when(fn.col("place") <= _SAMPLES, fn.struct("place", "job_id"))
     of_task = Window.partitionBy("dt", "queue", "name")
     return (
@@ -125,13 +125,13 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
         span: the days.
         prices: of an hour of a worker, by queue and ``*``; other queues have no costs.
     """
-    ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "parked")))
+    ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
     cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)
     jobs = fn.nullif(fn.col("jobs"), fn.lit(0))
     return (
         minutes.groupBy("queue", "name", day_of(fn.col("minute")).alias("dt"))
         .agg(
-            fn.sum("done").alias("jobs"),
+            fn.sum("finished").alias("jobs"),
             fn.sum(ended).alias("attempts"),
             fn.sum("busy_ms").alias("busy_ms"),
             fn.sum("wasted_ms").alias("wasted_ms"),

@@ -26,8 +26,8 @@ MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 
 COUNTERS: Final = (
-    "enqueued", "started", "completed", "failed", "retried", "stalled", "parked", "done", "removed", "busy_ms",
-    "wasted_ms",
+    "enqueued", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "removed",
+    "busy_ms", "wasted_ms",
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
 
@@ -36,7 +36,7 @@ _ENDED: Final = {
     "failed": "failed",
     "retry": "retried",
     "stalled": "stalled",
-    "waiting-children": "parked",
+    "waiting-children": "waiting_children",
 }
 """The counter of each outcome of an attempt; an open one has not ended."""
 
@@ -86,11 +86,11 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
         span: the days. Rows of other days are left out.
 
     Returns:
-        ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``size_class``, ``amount``.
+        ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``bucket``, ``amount``.
     """
     enqueued = _fact(_minute("unix_millis(event_at)"), "'enqueued'")
     over_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
-    over = _fact(_minute(f"unix_millis({over_at})"), "if(finished_at is null, 'removed', 'done')")
+    over = _fact(_minute(f"unix_millis({over_at})"), "if(finished_at is null, 'removed', 'finished')")
     all_facts = [
         _flatten(_of_attempts(attempts, span)),
         _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
@@ -183,9 +183,9 @@ def _class_of(ms: str) -> str:
     return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
 
 
-def _fact(minute: str, kind: str, amount: str = "1", size_class: str = "cast(null as int)") -> str:
+def _fact(minute: str, kind: str, amount: str = "1", bucket: str = "cast(null as int)") -> str:
     amount = f"cast({amount} as bigint)"
-    return f"named_struct('minute', {minute}, 'kind', {kind}, 'size_class', {size_class}, 'amount', {amount})"
+    return f"named_struct('minute', {minute}, 'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
 
 
 def _text(word: str) -> str:

@@ -62,17 +62,17 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
     return _summed(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
 
 
-def _amount(kind: str, amount: str, size_class: str = "null") -> str:
-    values = f"'size_class', cast({size_class} as int), 'amount', cast({amount} as bigint)"
+def _amount(kind: str, amount: str, bucket: str = "null") -> str:
+    values = f"'bucket', cast({bucket} as int), 'amount', cast({amount} as bigint)"
     return f"named_struct('kind', '{kind}', {values})"
 
 
 def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
     """Add up facts to a row for each key: the counters, the histograms, and their percentiles."""
-    few = facts.groupBy(*keys, "kind", "size_class").agg(fn.sum("amount").alias("amount"))
+    few = facts.groupBy(*keys, "kind", "bucket").agg(fn.sum("amount").alias("amount"))
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
-        f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(size_class, amount), null))))"
+        f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(bucket, amount), null))))"
         f" as {column}_counts"
         for column, kind in _CLASSED.items()
     ]
@@ -112,8 +112,9 @@ def capacity_minutes(
     given = by_queue(capacities, "bigint")
     seen = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
     joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
-        "*", "enqueued as arrivals", "done + removed as departures", "enqueued - done - removed as backlog_delta",
-        f"busy_ms / {MINUTE_MS} as busy_workers", "coalesce(peak, 0L) as peak_workers",
+        "*", "enqueued as arrivals", "finished + removed as departures",
+        "enqueued - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_workers",
+        "coalesce(peak, 0L) as peak_workers",
     )  # fmt: skip
     return joined.withColumn("capacity", fn.coalesce(given, seen)).selectExpr(
         "*", "busy_workers / capacity as utilisation"

@@ -23,7 +23,7 @@ from bulltask.spark.lifecycle.arrays import (
     job_numbers,
     lifecycle_events,
 )
-from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
+from bulltask.spark.lifecycle.error_fingerprints import error_fingerprint, plain_reason
 from bulltask.spark.lifecycle.fold import FINISHED, MAX_TIME_MS, STATE_AFTER
 
 __all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
@@ -73,7 +73,7 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
         "outcome": _words(OUTCOMES, outcome),
         "reason": reason,
-        "error_key": key,
+        "error_fingerprint": key,
         "as_of": rows.as_of(derived.decided[at]),
     }
     return rows.table(ATTEMPTS, made)
@@ -100,7 +100,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "run_ms": _known(derived.run_ms[at]),
         "total_ms": _between(added_ms, finished_ms),
         "final_reason": reason,
-        "error_key": key,
+        "error_fingerprint": key,
         "as_of": rows.as_of(decisive),
     }
     return rows.table(JOBS, made)
@@ -128,7 +128,7 @@ class _Rows:
         """Return the reasons of failures as they were raised, and their keys; many rows share one."""
         written = self._texts("failed_reason", decisive).dictionary_encode()
         plain = [plain_reason(reason) for reason in written.dictionary.to_pylist()]
-        reasons = pa.array(plain, pa.string()), pa.array([error_key(reason) for reason in plain], pa.string())
+        reasons = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
         return tuple(one.take(written.indices) for one in reasons)
 
     def table(self, table: Table, made: dict[str, pa.Array]) -> pa.Table:
@@ -137,7 +137,7 @@ class _Rows:
             "queue": lambda: self._texts("queue", self.at),
             "job_id": lambda: self._texts("job_id", self.at),
             "name": lambda: self._texts("name", self._added),
-            "life": self._life,
+            "incarnation": self._incarnation,
             "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
         }
         schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
@@ -151,7 +151,7 @@ class _Rows:
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    def _life(self) -> pa.Array:
+    def _incarnation(self) -> pa.Array:
         """The id of the event that added the job."""
         ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
         return pc.binary_join_element_wise(ms, seq, "-")

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from bulltask.spark.lifecycle.error_keys import error_key, plain_reason
+from bulltask.spark.lifecycle.error_fingerprints import error_fingerprint, plain_reason
 
 __all__ = [
     "FINISHED",
@@ -112,7 +112,7 @@ class AttemptRow:
     Attributes:
         queue: BullMQ's name.
         job_id: of the job.
-        life: the incarnation: id of the event that added the job; ``None`` if it was not seen. An id can have several
+        incarnation: Id of the event that added the job; ``None`` if it was not seen. A job id can have several
             incarnations.
         attempt: its number, from 1.
         name: of the task; ``None`` if the event that added the job was not seen.
@@ -126,7 +126,7 @@ class AttemptRow:
 
     queue: str
     job_id: str
-    life: str | None
+    incarnation: str | None
     attempt: int
     name: str | None
     queued_ms: int | None
@@ -147,9 +147,9 @@ class AttemptRow:
         return _between(self.started_ms, self.ended_ms)
 
     @property
-    def error_key(self) -> str | None:
+    def error_fingerprint(self) -> str | None:
         """The reason without its variable parts."""
-        return error_key(self.reason)
+        return error_fingerprint(self.reason)
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class JobRow:
     Attributes:
         queue: as in `AttemptRow`, like the next two.
         job_id: of the job.
-        life: id of the event that added it.
+        incarnation: id of the event that added it.
         name: of the task.
         created_ms: when it was added.
         state: the last that was seen; a finished job keeps its state when it is removed.
@@ -171,7 +171,7 @@ class JobRow:
 
     queue: str
     job_id: str
-    life: str | None = None
+    incarnation: str | None = None
     name: str | None = None
     created_ms: int | None = None
     state: JobState = "unknown"
@@ -206,9 +206,9 @@ class JobRow:
         return _between(self.created_ms, self.finished_ms)
 
     @property
-    def error_key(self) -> str | None:
+    def error_fingerprint(self) -> str | None:
         """The final reason without its variable parts."""
-        return error_key(self.final_reason)
+        return error_fingerprint(self.final_reason)
 
 
 def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
@@ -260,7 +260,7 @@ class _Fold:
             if self._open is None or not released:
                 self._undecided = None
         if event.event == "added":
-            self.job.life, self.job.name, self.job.created_ms = event.event_id, event.name, event.event_ms
+            self.job.incarnation, self.job.name, self.job.created_ms = event.event_id, event.name, event.event_ms
         elif event.event == "active":
             self._begin(event, event.event_ms)
         elif event.event == "stalled" and self._follows_release():
@@ -275,7 +275,7 @@ class _Fold:
         job = self.job
         number = len(job.attempts) + 1
         queued_ms = self._queued_ms if started_ms is not None else None
-        self._open = AttemptRow(job.queue, job.job_id, job.life, number, job.name, queued_ms, started_ms)
+        self._open = AttemptRow(job.queue, job.job_id, job.incarnation, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
         if started_ms is not None or _is_release(event):  # the next event decides: its end, or why it was released

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
-from bulltask.spark.lifecycle.error_keys import ESCAPE, KEY_LENGTH, LINES_AFTER, NORMALISE, UNQUOTABLE
+from bulltask.spark.lifecycle.error_fingerprints import ESCAPE, FURTHER_LINES, MAX_LENGTH, REPLACEMENTS, UNQUOTABLE
 from bulltask.spark.lifecycle.fold import FINISHED, LIFECYCLE_COLUMNS, MAX_TIME_MS, STATE_AFTER
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "attempts",
     "attempts_of",
     "derive",
-    "error_key",
+    "error_fingerprint",
     "in_order",
     "jobs",
     "jobs_of",
@@ -39,7 +39,7 @@ def attempts(events: DataFrame) -> DataFrame:
 
     Returns:
         ``silver.attempts`` without its partitions except ``queue``: a row for each attempt, including those that have
-        not ended. ``life`` is the id of the event that added the job, because job ids can be reused.
+        not ended. ``incarnation`` is the id of the event that added the job, because job ids can be reused.
     """
     return attempts_of(derive(lifecycle_events(events)).where("begins"))
 
@@ -52,7 +52,7 @@ def jobs(events: DataFrame) -> DataFrame:
 
     Returns:
         ``silver.jobs`` without its partitions except ``queue``: a row for each incarnation of each job, including
-        unfinished ones; ``life`` as in `attempts`.
+        unfinished ones; ``incarnation`` as in `attempts`.
     """
     return jobs_of(derive(lifecycle_events(events)).where("is_last"))
 
@@ -98,12 +98,12 @@ def derive(events: DataFrame) -> DataFrame:
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
     added = fn.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
     placed = derived.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
-    is_first_start = (event == "active") & (_in_life("actives") == 1)
+    is_first_start = (event == "active") & (_in_incarnation("actives") == 1)
     first = fn.last(fn.when(is_first_start, fn.col("event_ms")), ignorenulls=True).over(so_far)
     is_end = fn.col("next_event").isNull() | (fn.col("next_event") == "added")
     return placed.withColumns(
         {
-            "first_started_ms": fn.when(_in_life("actives") > 0, first),
+            "first_started_ms": fn.when(_in_incarnation("actives") > 0, first),
             "is_last": is_end & fn.col("kept").isNotNull(),
         }
     )
@@ -115,8 +115,8 @@ def attempts_of(derived: DataFrame) -> DataFrame:
     return derived.select(
         "queue",
         "job_id",
-        _life(),
-        _in_life("begun").cast("int").alias("attempt"),
+        _incarnation(),
+        _in_incarnation("begun").cast("int").alias("attempt"),
         fn.col("added.name").alias("name"),
         as_time(queued_ms).alias("queued_at"),
         as_time(fn.col("started_ms")).alias("started_at"),
@@ -125,7 +125,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
         (fn.col("ended_ms") - fn.col("started_ms")).alias("run_ms"),
         "outcome",
         "reason",
-        error_key(fn.col("reason")).alias("error_key"),
+        error_fingerprint(fn.col("reason")).alias("error_fingerprint"),
         fn.lit(None).cast("string").alias("worker"),  # no event names it
         fn.lit("events").alias("source"),
         _as_of(fn.col("decided_ms"), fn.col("decided_seq")),
@@ -142,19 +142,19 @@ def jobs_of(derived: DataFrame) -> DataFrame:
     return derived.select(
         "queue",
         "job_id",
-        _life(),
+        _incarnation(),
         fn.col("added.name").alias("name"),
         as_time(fn.col("added.event_ms")).alias("created_at"),
         as_time(fn.col("first_started_ms")).alias("first_started_at"),
         as_time(fn.col("finished_ms")).alias("finished_at"),
         "state",
-        _in_life("begun").cast("int").alias("attempts"),
-        _in_life("stalls").cast("int").alias("stalls"),
-        fn.when(_in_life("waits") > 0, _in_life("wait_ms")).alias("wait_ms"),
-        fn.when(_in_life("runs") > 0, _in_life("run_ms")).alias("run_ms"),
+        _in_incarnation("begun").cast("int").alias("attempts"),
+        _in_incarnation("stalls").cast("int").alias("stalls"),
+        fn.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
+        fn.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),
         (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
         "final_reason",
-        error_key(fn.col("final_reason")).alias("error_key"),
+        error_fingerprint(fn.col("final_reason")).alias("error_fingerprint"),
         fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next one
         fn.lit(None).cast("int").alias("data_bytes"),
         fn.lit("events").alias("source"),
@@ -175,7 +175,7 @@ def as_time(ms: Column) -> Column:
 
 
 def plain_reason(reason: Column) -> Column:
-    """Return `bulltask.spark.lifecycle.error_keys.plain_reason` as a column."""
+    """Return `bulltask.spark.lifecycle.error_fingerprints.plain_reason` as a column."""
     quoted = reason.startswith('"') & reason.endswith('"') & (fn.length(reason) >= 2)
     inner = fn.substring(reason, fn.lit(2), fn.length(reason) - 2)
     left = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
@@ -183,12 +183,12 @@ def plain_reason(reason: Column) -> Column:
     return fn.when(quoted & ~left.rlike(UNQUOTABLE), text).otherwise(reason)
 
 
-def error_key(reason: Column) -> Column:
-    """Return `bulltask.spark.lifecycle.error_keys.error_key` as a column."""
-    key = fn.regexp_replace(reason, LINES_AFTER, "")
-    for pattern, by in NORMALISE:
+def error_fingerprint(reason: Column) -> Column:
+    """Return `bulltask.spark.lifecycle.error_fingerprints.error_fingerprint` as a column."""
+    key = fn.regexp_replace(reason, FURTHER_LINES, "")
+    for pattern, by in REPLACEMENTS:
         key = fn.regexp_replace(key, pattern, by)
-    return fn.substring(key, 1, KEY_LENGTH)
+    return fn.substring(key, 1, MAX_LENGTH)
 
 
 def _neighbours(window: WindowSpec) -> dict[str, Column]:
@@ -272,14 +272,16 @@ def _sums(so_far: WindowSpec) -> dict[str, Column]:
     }
 
 
-def _in_life(name: str) -> Column:
+def _in_incarnation(name: str) -> Column:
     """Return a sum over this incarnation only."""
     return fn.col(name) - fn.coalesce(fn.col(f"added.{name}"), fn.lit(0))
 
 
-def _life() -> Column:
+def _incarnation() -> Column:
     is_known = fn.col("added").isNotNull()
-    return fn.when(is_known, fn.concat_ws("-", fn.col("added.event_ms"), fn.col("added.event_seq"))).alias("life")
+    return fn.when(is_known, fn.concat_ws("-", fn.col("added.event_ms"), fn.col("added.event_seq"))).alias(
+        "incarnation"
+    )
 
 
 def _as_of(ms: Column, seq: Column) -> Column:

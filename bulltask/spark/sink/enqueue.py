@@ -234,7 +234,7 @@ def number_duplicates(rows: DataFrame, same: Sequence[str], wanted: str) -> Data
         return rows.withColumn(NUMBER, F.row_number().over(place).cast("long") - 1)
     if wanted == "error" and (twice := rows.groupBy(*same).count().where("count > 1").first()) is not None:
         shown = ", ".join(f"{column} {twice[column]!r:.80}" for column in same)
-        raise ConfigError(f"[BULLTASK_ROWS_EQUAL] {twice['count']} rows have the same {shown}; nothing was sent")
+        raise ConfigError(f"[BULLTASK_DUPLICATE_ROWS] {twice['count']} rows have the same {shown}; nothing was sent")
     return rows
 
 

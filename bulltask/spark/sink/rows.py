@@ -113,11 +113,13 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptio
         ConfigError: one is unknown or invalid, or belongs to a single job.
     """
     if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
-        raise ConfigError(f"[BULLTASK_OPTION_WRONG] {single[0]} belongs to one job, but these options are for all jobs")
+        raise ConfigError(
+            f"[BULLTASK_OPTION_INVALID] {single[0]} belongs to one job, but these options are for all jobs"
+        )
     try:
         sample = build_job("any", "any", None, options, config)
     except TypeError as exc:
-        raise ConfigError(f"[BULLTASK_OPTION_WRONG] options of jobs: {exc}") from exc
+        raise ConfigError(f"[BULLTASK_OPTION_INVALID] options of jobs: {exc}") from exc
     return SharedOptions(sample.options, sample.timestamp_ms)
 
 

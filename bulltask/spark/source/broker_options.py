@@ -67,7 +67,7 @@ def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | Non
     try:
         return Conf(set_here, {name: text for name, text in around.items() if name not in beaten}).freeze()
     except ConfigError as exc:
-        raise option_error("WRONG", str(exc)) from None
+        raise option_error("INVALID", str(exc)) from None
 
 
 def option_error(code: str, text: str) -> ConfigError:

@@ -189,9 +189,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for keys, limit in zip(queues, max_lengths(connection, queues), strict=True):
             if limit < (before := self._limits.get(keys.name, limit)):
                 _log.warning(
-                    "[BULLTASK_RING_SHORTENED] queue %s: opts.maxLenEvents was %s and is %s now, so its stream holds "
-                    "events for a shorter time. Node's new Queue() sets 10,000 unless it is given "
-                    "streams.events.maxLen: give it %s there, and set it again",
+                    "[BULLTASK_STREAM_LIMIT_LOWERED] queue %s: opts.maxLenEvents was %s and is %s now, so its stream "
+                    "keeps events for a shorter time. Node's new Queue() sets 10,000 unless streams.events.maxLen is "
+                    "given: set it to %s there, and set opts.maxLenEvents again",
                     keys.queue,
                     *(f"{number:,}" for number in (before, limit, before)),
                 )

@@ -102,7 +102,7 @@ class QueueOffset:
         ordinal: how many entries were ever added up to ``id``; ``None`` if that is unknown (Redis before 7.0, a start
             at an id that the user gave, entries deleted by hand), until the reader has caught up.
         lost: how many entries were trimmed before they were read, in all generations of the stream together.
-        generation: how often the stream turned out to be another one; stored as ``life``.
+        generation: how often the stream turned out to be another one.
         seen: the end of the stream when it was queried for this offset; ``None`` if that is ``id``, or unknown.
     """
 
@@ -335,7 +335,7 @@ def _encoded_offsets(offsets: Offsets) -> dict[str, Any]:
 
 
 def _encoded_offset(offset: QueueOffset) -> dict[str, Any]:
-    made = {"id": str(offset.id), "ordinal": offset.ordinal, "lost": offset.lost, "life": offset.generation}
+    made = {"id": str(offset.id), "ordinal": offset.ordinal, "lost": offset.lost, "generation": offset.generation}
     if offset.seen is None:
         return made
     return {**made, "seen": {"id": str(offset.seen.id), "ordinal": offset.seen.ordinal}}
@@ -384,6 +384,6 @@ def _decoded_offset(fields: Mapping[str, Any]) -> QueueOffset:
         StreamId.parse(fields["id"]),
         None if ordinal is None else int(ordinal),
         int(fields["lost"]),
-        int(fields["life"]),
+        int(fields["generation"]),
         None if seen is None else StreamEnd(StreamId.parse(seen["id"]), int(seen["ordinal"])),
     )

@@ -343,7 +343,7 @@ def read_options(
 
     Raises:
         ConfigError: an option is unknown, invalid, missing, or has no meaning for this use. The message begins with
-            ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_WRONG]`` or ``[BULLTASK_OPTION_MISSING]``, names the
+            ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_INVALID]`` or ``[BULLTASK_OPTION_MISSING]``, names the
             option and shows no password.
     """
     options = given = _lowered(options)
@@ -390,7 +390,7 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
     try:
         return row.parse(value, f"option {row.name}")
     except ConfigError as exc:
-        raise option_error("WRONG", str(exc)) from None  # the cause's message is the same, and Spark would print both
+        raise option_error("INVALID", str(exc)) from None  # the cause's message is the same, and Spark would print both
 
 
 def _distinct(queues: Iterable[str], config: Config) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def skipped_queues(skipped: Mapping[str, str]) -> list[SkippedQueue]:
 def log_skipped(skipped: Mapping[str, str]) -> None:
     """Log queues that are skipped."""
     for one in skipped_queues(skipped):
-        _log.warning("[BULLTASK_QUEUE_SET_ASIDE] queue %s is not recorded: %s", one.queue, one.reason)
+        _log.warning("[BULLTASK_QUEUE_SKIPPED] queue %s is not recorded: %s", one.queue, one.reason)
 
 
 def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:

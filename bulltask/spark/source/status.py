@@ -108,7 +108,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
             lags, skipped = _lags(connection, observed, {} if head is None else head.ends), observed.skipped
     except BulltaskError as exc:
         error = str(exc)
-    return status_of(str(layout.root), head, lags, feeder=writer_pid(layout), redis_error=error, set_aside=skipped)
+    return status_of(str(layout.root), head, lags, writer_pid=writer_pid(layout), redis_error=error, skipped=skipped)
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:

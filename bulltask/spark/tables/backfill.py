@@ -23,7 +23,7 @@ from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.gaps import CLOCKS, GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
-from bulltask.spark.lifecycle.sql import as_time, error_key, plain_reason
+from bulltask.spark.lifecycle.sql import as_time, error_fingerprint, plain_reason
 from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
@@ -113,7 +113,7 @@ def backfill(
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
-    """Return finished jobs that ended in a gap and whose end ``silver`` does not know, with their ``life`` and gap."""
+    """Return finished jobs whose end is in a gap and not in ``silver``, with their ``incarnation`` and gap."""
     spans = [(gap.queue, place, *gap.ends) for place, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
     hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
@@ -125,14 +125,14 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
     first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
     ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
     unknown = ended.join(_known_ends(spark, layout), _is_known(), "left_anti")
-    return _that_ended_last(spark, layout, _with_life(spark, layout, unknown))
+    return _that_ended_last(spark, layout, _with_incarnation(spark, layout, unknown))
 
 
 def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
     """Return the ends that ``silver`` knows."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
-        "queue AS silver_queue", "job_id AS silver_id", "life AS silver_life", "state AS silver_state",
+        "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
         "finished_at AS silver_at",
     )  # fmt: skip
 
@@ -146,25 +146,25 @@ def _is_known() -> Column:
     same_end = (fn.col("state") == fn.col("silver_state")) & (
         fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCKS)
     )
-    began = as_time(fn.split("silver_life", "-")[0].cast("bigint"))
-    same_life = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
+    began = as_time(fn.split("silver_incarnation", "-")[0].cast("bigint"))
+    same_incarnation = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
     later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCKS)
-    return same_job & (same_end | (same_life & later))
+    return same_job & (same_end | (same_incarnation & later))
 
 
-def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
+def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
     """Add the incarnation: that of the last ``added`` before the end, unless that one ended before."""
     ends = (
         _known_ends(spark, layout)
-        .groupBy("silver_queue", "silver_id", "silver_life")
+        .groupBy("silver_queue", "silver_id", "silver_incarnation")
         .agg(fn.max("silver_at").alias("silver_at"))
     )
     added = (
         read_table(spark, layout, EVENTS)
         .where("event = 'added'")
-        .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_life", "event_at AS added_at",
-                    "event_ms", "event_seq")
-        .join(ends, ["silver_queue", "silver_id", "silver_life"], "left")
+        .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_incarnation",
+                    "event_at AS added_at", "event_ms", "event_seq")
+        .join(ends, ["silver_queue", "silver_id", "silver_incarnation"], "left")
     )  # fmt: skip
     same = (
         (fn.col("queue") == fn.col("silver_queue"))
@@ -174,20 +174,20 @@ def _with_life(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataF
     last = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
     lived = unknown.join(added, same, "left").withColumn("place", fn.row_number().over(last)).where("place = 1")
     is_another = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
-    life = fn.when(~is_another, fn.col("silver_life"))
-    return lived.withColumn("life", life).select(*unknown.columns, "life")
+    incarnation = fn.when(~is_another, fn.col("silver_incarnation"))
+    return lived.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
 
 def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
     """Drop jobs that only an old snapshot has as ended and that continued: of those the events know more."""
-    derived = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "life")
+    derived = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
     known = derived.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
-        {"queue": "known_queue", "job_id": "known_id", "life": "known_life"}
+        {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
     )
     same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
-    same_life = fn.col("life").eqNullSafe(fn.col("known_life"))
+    same_incarnation = fn.col("incarnation").eqNullSafe(fn.col("known_incarnation"))
     went_on = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCKS)
-    return ended.join(known, same_job & same_life & went_on, "left_anti")
+    return ended.join(known, same_job & same_incarnation & went_on, "left_anti")
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
@@ -212,7 +212,7 @@ def _attempts(rows: DataFrame) -> DataFrame:
     return rows.select(
         "queue",
         fn.col("id").alias("job_id"),
-        "life",
+        "incarnation",
         _number().alias("attempt"),
         "name",
         fn.lit(None).cast("timestamp").alias("queued_at"),
@@ -222,7 +222,7 @@ def _attempts(rows: DataFrame) -> DataFrame:
         _ms("processed_at", "finished_at").alias("run_ms"),
         fn.col("state").alias("outcome"),
         _reason().alias("reason"),
-        error_key(_reason()).alias("error_key"),
+        error_fingerprint(_reason()).alias("error_fingerprint"),
         "worker",
         "source",
         "as_of",
@@ -236,7 +236,7 @@ def _jobs(rows: DataFrame) -> DataFrame:
     return rows.select(
         "queue",
         fn.col("id").alias("job_id"),
-        "life",
+        "incarnation",
         "name",
         "created_at",
         fn.when(is_only, fn.col("processed_at")).alias("first_started_at"),
@@ -248,7 +248,7 @@ def _jobs(rows: DataFrame) -> DataFrame:
         fn.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
         _ms("created_at", "finished_at").alias("total_ms"),
         _reason().alias("final_reason"),
-        error_key(_reason()).alias("error_key"),
+        error_fingerprint(_reason()).alias("error_fingerprint"),
         "parent_key",
         fn.octet_length("data").cast("int").alias("data_bytes"),
         "source",

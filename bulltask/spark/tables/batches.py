@@ -38,7 +38,7 @@ from bulltask.spark.tables.state import earlier_events, read_open_events
 
 __all__ = ["BatchWriter"]
 
-_CARRY: Final = "carry"  # under staging
+_OPEN_JOBS: Final = "open_jobs"  # under staging
 
 _WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 
@@ -96,7 +96,11 @@ class _BatchRun:
         self._rules, self._layout, self._ledger, self._ingest = rules, layout, ledger, ingest
         self._head = head or BatchRecord("", number=0)
         self._staging = Staging(layout, ingest)
-        self._carry, self._carried, self._oldest_ms = self._head.carry, self._head.carried, self._head.oldest_ms
+        self._open_jobs_ingest, self._open_job_events, self._oldest_ms = (
+            self._head.open_jobs_ingest,
+            self._head.open_job_events,
+            self._head.oldest_ms,
+        )
         self._steps_ms: dict[str, int] = {}
 
     def write(self, batch: DataFrame) -> None:
@@ -109,31 +113,33 @@ class _BatchRun:
         with self._step("publish"):
             self._ledger.announce(self._ingest)
             self._staging.publish(_WRITTEN)
-            self._publish_carry()
+            self._publish_open_jobs()
         self._ledger.finish(self._record(read, counts))
         self._staging.clear()
-        for old in listed(self._layout.carry):
-            if old.name != self._carry:
+        for old in listed(self._layout.open_jobs):
+            if old.name != self._open_jobs_ingest:
                 shutil.rmtree(old)
 
     def _derive(self, read: bronze.BronzeBatch) -> dict[Table, int]:
         """Write the rows of attempts and jobs, and the open events; return how many rows there are."""
-        with self._step("tell"):
-            carry = None if self._carry is None else read_open_events(self._layout, self._carry)
+        with self._step("derive"):
+            open_events = (
+                None if self._open_jobs_ingest is None else read_open_events(self._layout, self._open_jobs_ingest)
+            )
             # Files must not be moved while they are looked up: there is no second attempt.
             with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
-                derived = derive_silver(read.lifecycle_events, carry, find_earlier, self._give_up_ms(read))
+                derived = derive_silver(read.lifecycle_events, open_events, find_earlier, self._give_up_ms(read))
         tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}
         for table, rows in tables.items():
             with self._step(table.name):
                 self._staging.write(table, rows)
-        self._carried, self._carry = derived.open_events.num_rows, None
+        self._open_job_events, self._open_jobs_ingest = derived.open_events.num_rows, None
         self._oldest_ms = pc.min(derived.open_events["event_ms"]).as_py() or 0
-        if self._carried:
-            with self._step("carry"):
-                self._carry = self._ingest
-                write_file(self._staging.place(_CARRY), derived.open_events)
+        if self._open_job_events:
+            with self._step("open_jobs"):
+                self._open_jobs_ingest = self._ingest
+                write_file(self._staging.place(_OPEN_JOBS), derived.open_events)
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
@@ -142,10 +148,10 @@ class _BatchRun:
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
         return give_up_ms if oldest_ms < give_up_ms else 0
 
-    def _publish_carry(self) -> None:
-        if self._carry == self._ingest:
-            self._layout.carry.mkdir(exist_ok=True)
-            self._staging.place(_CARRY).rename(self._layout.carry / self._ingest)
+    def _publish_open_jobs(self) -> None:
+        if self._open_jobs_ingest == self._ingest:
+            self._layout.open_jobs.mkdir(exist_ok=True)
+            self._staging.place(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest)
 
     def _record(self, read: bronze.BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
@@ -162,8 +168,8 @@ class _BatchRun:
             lost={**head.lost, **lost},
             attempts=counts.get(ATTEMPTS, 0),
             jobs=counts.get(JOBS, 0),
-            carry=self._carry,
-            carried=self._carried,
+            open_jobs_ingest=self._open_jobs_ingest,
+            open_job_events=self._open_job_events,
             oldest_ms=self._oldest_ms,
             steps_ms=self._steps_ms,
             queries={**head.queries, query: number},
@@ -181,7 +187,7 @@ def _clean_up(layout: Layout, ledger: Ledger) -> None:
     left, head = ledger.publishing(), ledger.head()
     if left is not None and (head is None or head.ingest != left):
         layout.forget(left, _WRITTEN)
-        shutil.rmtree(layout.carry / left, ignore_errors=True)
+        shutil.rmtree(layout.open_jobs / left, ignore_errors=True)
 
 
 def _query_id(layout: Layout) -> str:

@@ -37,7 +37,7 @@ class PipelineMetrics(Collector):
         status = self._status()
         yield from _of_queues(status)
         yield _gauge("redis_up", "1 when Redis answers", float(status.redis_error is None))
-        yield _gauge("queues_set_aside", "Queues that cannot be recorded", len(status.set_aside))
+        yield _gauge("queues_skipped", "Queues that cannot be recorded", len(status.skipped))
         if (head := self._ledger.head()) is not None:
             yield from _of_batches(head)
 
@@ -98,7 +98,9 @@ def _of_batches(head: BatchRecord) -> Iterator[Metric]:
     yield steps
     events = sum(queue.events for queue in head.queues.values())
     yield _gauge("batch_events", "Events that the last batch read", events)
-    yield _gauge("carried_events", "Events of jobs that are not done, which the next batch reads", head.carried)
+    yield _gauge(
+        "open_job_events", "Events of jobs that are not done, which the next batch reads", head.open_job_events
+    )
     yield _gauge("last_batch_timestamp_seconds", "When the last batch was written", head.written_ms / 1000)
 
 

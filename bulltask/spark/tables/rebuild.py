@@ -130,24 +130,24 @@ def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, D
 def _choose_rows(derived: DataFrame, give_up_ms: int) -> DataFrame:
     """Keep events that begin a decided attempt (``is_attempt``) or end an incarnation that is over (``is_job``)."""
     whole = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    life = fn.struct(
+    incarnation = fn.struct(
         *(fn.coalesce(fn.col(f"added.{name}"), fn.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))
     )
     last = {
-        "last_life": fn.last("life").over(whole),
+        "last_incarnation": fn.last("incarnation").over(whole),
         "last_kept": fn.last("kept.event").over(whole),
         "last_event": fn.last("event").over(whole),
         "last_ms": fn.last("event_ms").over(whole),
     }
     ended = fn.coalesce(fn.col("last_kept").isin(*FINISHED), fn.lit(False)) | (fn.col("last_event") == "removed")
-    given_up = (fn.col("life") == fn.col("last_life")) & ~ended & (fn.col("last_ms") < give_up_ms)
+    given_up = (fn.col("incarnation") == fn.col("last_incarnation")) & ~ended & (fn.col("last_ms") < give_up_ms)
     is_over = (
         fn.coalesce(is_finished(), fn.lit(False))
         | (fn.col("event") == "removed")
         | fn.col("next_event").isNotNull()
         | fn.col("given_up")
     )
-    seen = derived.withColumn("life", life).withColumns(last).withColumn("given_up", given_up)
+    seen = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("given_up", given_up)
     return seen.withColumns(
         {
             "is_attempt": fn.col("begins") & (fn.col("decided").isNotNull() | fn.col("given_up")),

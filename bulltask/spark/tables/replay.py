@@ -191,9 +191,9 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
         first = str(exc).strip().splitlines()[0]
         raise ConfigError(f"the condition {selection.where!r} is invalid for silver.jobs: {first}") from exc
     if selection.limit is not None:
-        rows = rows.orderBy("queue", "job_id", "life").limit(selection.limit)
+        rows = rows.orderBy("queue", "job_id", "incarnation").limit(selection.limit)
     ended_us = fn.unix_micros(fn.coalesce("finished_at", "as_of")).cast("string")
-    identity = fn.concat_ws("\0", "queue", "job_id", fn.coalesce("life", fn.lit("")), ended_us)
+    identity = fn.concat_ws("\0", "queue", "job_id", fn.coalesce("incarnation", fn.lit("")), ended_us)
     return rows.withColumn("new_id", fn.concat(fn.lit("s"), fn.substring(fn.sha2(identity, 256), 1, 24)))
 
 
@@ -208,7 +208,7 @@ def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteO
     )  # fmt: skip
     both = is_there.join(kept, ["queue", "job_id"], "left")
     in_lake = _is_same(fn.col("kept.created_at"), fn.col("kept.finished_at"))
-    newest = Window.partitionBy("queue", "job_id", "life").orderBy(
+    newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
         fn.col("in_lake").desc(), fn.col("snapshot_at").desc()
     )
     best = both.withColumn("in_lake", in_lake).withColumn("place", fn.row_number().over(newest)).where("place = 1")

@@ -27,7 +27,7 @@ _FILES: Final = 50_000
 
 def read_open_events(layout: Layout, ingest: str) -> pa.Table:
     """Return the events of open jobs that a batch has left for the next one."""
-    files = sorted((layout.carry / ingest).glob("*.parquet"))
+    files = sorted((layout.open_jobs / ingest).glob("*.parquet"))
     return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
 
 

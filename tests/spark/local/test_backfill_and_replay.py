@@ -76,15 +76,15 @@ def cut(
     redis_client.hset("bull:{mail}:early", "finishedOn", int((began - HOUR).timestamp() * 1000))
     redis_client.zadd("bull:{mail}:completed", {"early": int((began - HOUR).timestamp() * 1000)})
     lake.gaps([gap(began)])
-    lives = {"open": began, "again": began - 3 * HOUR}
-    ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in lives.items()}
-    lake.events([{"event_id": life, "event": "added", "job_id": job_id} for job_id, life in ids.items()])
+    incarnations = {"open": began, "again": began - 3 * HOUR}
+    ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in incarnations.items()}
+    lake.events([{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in ids.items()])
     # What the stream knew: a complete job; one given up as open; an earlier incarnation of a reused id.
     lake.jobs(
         [
-            {"job_id": "known", "life": "7-7", "name": "send", "state": "completed", "finished_at": now()},
-            {"job_id": "open", "life": ids["open"], "name": "send", "state": "active", "as_of": began},
-            {"job_id": "again", "life": ids["again"], "state": "completed", "finished_at": began - 2 * HOUR},
+            {"job_id": "known", "incarnation": "7-7", "name": "send", "state": "completed", "finished_at": now()},
+            {"job_id": "open", "incarnation": ids["open"], "name": "send", "state": "active", "as_of": began},
+            {"job_id": "again", "incarnation": ids["again"], "state": "completed", "finished_at": began - 2 * HOUR},
         ]
     )
     return ids
@@ -101,9 +101,9 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     report = fill()
     assert (report.gaps, report.lost, report.looked_at, report.jobs, report.repaired) == (1, 40, 6, 5, 1)
     rows = jobs_of(spark, lake)
-    lives = {(row["job_id"], row["life"]): (row["state"], row["source"]) for row in rows}
+    incarnations = {(row["job_id"], row["incarnation"]): (row["state"], row["source"]) for row in rows}
     assert len(rows) == 7
-    assert lives == {
+    assert incarnations == {
         ("known", "7-7"): ("completed", "events"),
         ("open", opened): ("completed", "snapshot"),
         ("hidden", None): ("completed", "snapshot"),
@@ -114,7 +114,7 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     }
     [broken] = [row for row in rows if row["job_id"] == "broken"]
     assert (broken["queue"], broken["name"], broken["attempts"], broken["stalls"]) == ("mail", "send", 1, 0)
-    assert (broken["final_reason"], broken["error_key"]) == ("no such user 'x9'", "no such user #")
+    assert (broken["final_reason"], broken["error_fingerprint"]) == ("no such user 'x9'", "no such user #")
     assert broken["data_bytes"] == len(json.dumps({"to": "broken", "n": 1.5, "list": []}, separators=(",", ":")))
     attempts = read_table(spark, lake.layout, ATTEMPTS).where("job_id = 'broken'").collect()
     assert [(row["attempt"], row["outcome"], row["source"], row["queued_at"]) for row in attempts] == [
@@ -139,12 +139,20 @@ def test_an_end_from_an_old_snapshot_does_not_supersede_later_events(
     for job_id in ids:
         queue.remove(job_id)
     lake.gaps([gap(began)])
-    lives = {job_id: f"{int(began.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "whole" in job_id}
-    lake.events([{"event_id": life, "event": "added", "job_id": job_id} for job_id, life in lives.items()])
+    incarnations = {job_id: f"{int(began.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "whole" in job_id}
+    lake.events(
+        [{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in incarnations.items()]
+    )
     told = {job_id: job_id.partition(" ")[0] for job_id in ids}
     ends = {"failed": later, "removed": None, "waiting": None}
     lake.jobs(
-        {"job_id": one, "life": lives.get(one), "state": state, "finished_at": ends[state], "as_of": later}
+        {
+            "job_id": one,
+            "incarnation": incarnations.get(one),
+            "state": state,
+            "finished_at": ends[state],
+            "as_of": later,
+        }
         for one, state in told.items()
     )
     report = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
@@ -213,11 +221,11 @@ def failed(
     done, made = now(), now()
     lake.jobs(
         [
-            {"job_id": one, "life": f"{n}-1", "name": "send", "state": "failed", "created_at": made,
-             "finished_at": done, "error_key": "no #", "final_reason": f"no {n}"}
+            {"job_id": one, "incarnation": f"{n}-1", "name": "send", "state": "failed", "created_at": made,
+             "finished_at": done, "error_fingerprint": "no #", "final_reason": f"no {n}"}
             for n, one in enumerate(ids)
         ]
-        + [{"job_id": "fine", "life": "9-1", "name": "send", "state": "completed", "finished_at": done}]
+        + [{"job_id": "fine", "incarnation": "9-1", "name": "send", "state": "completed", "finished_at": done}]
     )  # fmt: skip
     queue.remove("lost")
     snapshot(spark, lake.layout, source)

@@ -97,7 +97,7 @@ def test_equal_rows_are_one_job_or_a_job_each_or_refused(
     def send(**more: Any) -> EnqueueReport:
         return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **more)
 
-    with pytest.raises(ConfigError, match=r"ROWS_EQUAL.*10 rows have the same name 'double', data '{\"n\":1}'"):
+    with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*10 rows have the same name 'double', data '{\"n\":1}'"):
         send(on_duplicate_rows="error")
     assert not redis_client.exists(WAIT)
     assert (report := send(write_id="one")).added == 51

@@ -103,7 +103,7 @@ def test_a_stream_continues_from_its_checkpoint_and_a_new_one_with_its_write_id_
         ({"opts": {"expires": datetime(2030, 1, 1, tzinfo=UTC)}}, ConfigError, "the same for every batch"),
         ({"write_id": "a b"}, ConfigError, "write id 'a b'"),
         ({"data": "n"}, ConfigError, r"\['n'\], not 'n'"),
-        ({"batch": 0}, ConfigError, "OPTION_WRONG.*batch"),
+        ({"batch": 0}, ConfigError, "OPTION_INVALID.*batch"),
         ({"trigger": -1}, ConfigError, "trigger must be"),
     ],
 )

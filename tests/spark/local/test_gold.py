@@ -73,9 +73,9 @@ def shaped(task: str, minute: datetime) -> list[int]:
 def many(task: str, minute: datetime, values: list[int]) -> list[dict[str, Any]]:
     return [
         {
-            "queue": "q", "name": task, "job_id": f"{task} {minute:%M} {number}", "life": "1-0", "attempt": 1,
+            "queue": "q", "name": task, "job_id": f"{task} {minute:%M} {number}", "incarnation": "1-0", "attempt": 1,
             "outcome": "completed", "started_at": minute, "ended_at": minute + timedelta(milliseconds=value),
-            "wait_ms": value, "run_ms": value, "reason": None, "error_key": None, "as_of": minute,
+            "wait_ms": value, "run_ms": value, "reason": None, "error_fingerprint": None, "as_of": minute,
         }
         for number, value in enumerate(values)
     ]  # fmt: skip
@@ -212,11 +212,11 @@ def test_gold_adds_up_to_what_was_written(lake: Layout, history: History) -> Non
 
     assert sum_of("enqueued") == count(history.added, "event_at") > 0
     assert sum_of("started") == count(history.attempts, "started_at")
-    assert sum_of("done") == count(history.jobs, "finished_at")
-    for outcome, counter in {"failed": "failed", "retry": "retried", "waiting-children": "parked"}.items():
+    assert sum_of("finished") == count(history.jobs, "finished_at")
+    for outcome, counter in {"failed": "failed", "retry": "retried", "waiting-children": "waiting_children"}.items():
         assert sum_of(counter) == count(history.attempts, "ended_at", outcome=outcome)
     assert sum(row["count"] for row in rows_of(lake, ERRORS_DAY)) == sum_of("failed")
-    assert sum(row["jobs"] for row in rows_of(lake, COST_DAY)) == sum_of("done")
+    assert sum(row["jobs"] for row in rows_of(lake, COST_DAY)) == sum_of("finished")
     assert sum(row["busy_s"] for row in rows_of(lake, COST_DAY)) == pytest.approx(sum_of("busy_ms") / 1000)
 
 

@@ -29,12 +29,12 @@ OPEN = {"ended_at": None, "outcome": "open"}
 
 def ran(job_id: str, started_at: datetime, **values: Any) -> dict[str, Any]:
     ended = started_at + timedelta(seconds=1)
-    row = {"job_id": job_id, "life": "5-0", "name": job_id, "outcome": "completed", "started_at": started_at}
+    row = {"job_id": job_id, "incarnation": "5-0", "name": job_id, "outcome": "completed", "started_at": started_at}
     return {**row, "ended_at": ended, "as_of": ended, **values}
 
 
 def job(job_id: str, finished_at: datetime | None, state: str = "completed", **values: Any) -> dict[str, Any]:
-    row = {"job_id": job_id, "life": "5-0", "name": job_id, "created_at": THEN, "state": state}
+    row = {"job_id": job_id, "incarnation": "5-0", "name": job_id, "created_at": THEN, "state": state}
     return {**row, "finished_at": finished_at, "as_of": finished_at, **values}
 
 
@@ -45,7 +45,7 @@ ATTEMPTS_OF = {
     "its end is in a snapshot": [ran("a", THEN, **OPEN, as_of=NOW), ran("a", THEN, **FOUND)],
     "two have its number, and the first one is in a snapshot": [ran("b", NOW), ran("b", THEN, **FOUND)],
     "two have its number, and the last one is in a snapshot": [ran("c", THEN), ran("c", NOW, **FOUND)],
-    "nobody saw its beginning": [ran("d", THEN, life=None), ran("d", NOW, life=None)],
+    "its beginning is unknown": [ran("d", THEN, incarnation=None), ran("d", NOW, incarnation=None)],
     "it was given up and came up again": [ran("e", THEN, **OPEN, as_of=THEN), ran("e", THEN, ended_at=NOW, as_of=NOW)],
 }
 JOBS_OF = {
@@ -53,7 +53,9 @@ JOBS_OF = {
     "it failed and was retried by hand": [job("b", THEN, "failed"), job("b", NOW)],
     "it was given up and came up again": [job("c", None, "active", as_of=THEN), job("c", NOW)],
     "it was done and is given up": [job("d", THEN), job("d", None, "waiting", as_of=NOW)],
-    "nobody saw its beginning": [job("e", THEN, life=None, created_at=None), job("e", NOW, life=None, created_at=None)],
+    "its beginning is unknown": [
+        job("e", THEN, incarnation=None, created_at=None), job("e", NOW, incarnation=None, created_at=None)
+    ],
 }  # fmt: skip
 
 

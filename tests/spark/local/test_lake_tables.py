@@ -24,10 +24,16 @@ def test_a_table_that_was_never_written_has_columns_and_no_rows(spark: SparkSess
 def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: SparkSession, tmp_path: Path) -> None:
     layout = Layout(tmp_path)
 
-    def job(life: str | None, state: str, second: int) -> dict[str, object]:
+    def job(incarnation: str | None, state: str, second: int) -> dict[str, object]:
         names = {column.name: None for column in JOBS.columns}
         as_of = datetime(2026, 11, 22, 0, 0, second, tzinfo=UTC)
-        keys = {"dt": "2026-11-22", "queue": "007", "ingest_id": f"a-{second}", "job_id": "{1}", "life": life}
+        keys = {
+            "dt": "2026-11-22",
+            "queue": "007",
+            "ingest_id": f"a-{second}",
+            "job_id": "{1}",
+            "incarnation": incarnation,
+        }
         return names | keys | {"state": state, "as_of": as_of, "attempts": 1}
 
     made = [job(None, "failed", 1), job(None, "completed", 2), job("5-0", "failed", 3)]
@@ -36,7 +42,7 @@ def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: Spark
     rows = read_table(spark, layout, JOBS)
     assert rows.schema.fieldNames() == spark_schema(JOBS).fieldNames()
     assert {row["queue"] for row in rows.collect()} == {"007"}
-    kept = {(row["life"], row["state"]) for row in latest(rows, JOBS).collect()}
+    kept = {(row["incarnation"], row["state"]) for row in latest(rows, JOBS).collect()}
     assert kept == {(None, "completed"), ("5-0", "failed")}
 
 

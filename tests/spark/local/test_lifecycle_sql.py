@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from bulltask.spark.lifecycle import error_keys
+from bulltask.spark.lifecycle import error_fingerprints
 from bulltask.spark.lifecycle import sql as lifecycle_sql
 from bulltask.spark.lifecycle.fold import LifecycleEvent, lifecycle
 from tests.support.job_histories import REASONS, far_future_histories, histories, random_events, remove_ranges
@@ -101,9 +101,9 @@ def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> 
     frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))
     plain = lifecycle_sql.plain_reason(fn.col("reason"))
     found = frame.select(
-        "reason", plain.alias("plain"), lifecycle_sql.error_key(fn.col("reason")).alias("key")
+        "reason", plain.alias("plain"), lifecycle_sql.error_fingerprint(fn.col("reason")).alias("key")
     ).collect()
     assert len(found) == len(texts) + 1
     for row in found:
-        assert row.plain == error_keys.plain_reason(row.reason), repr(row.reason)[:200]
-        assert row.key == error_keys.error_key(row.reason), repr(row.reason)[:200]
+        assert row.plain == error_fingerprints.plain_reason(row.reason), repr(row.reason)[:200]
+        assert row.key == error_fingerprints.error_fingerprint(row.reason), repr(row.reason)[:200]

@@ -104,7 +104,7 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
     assert len(set(queued(redis_client, "other"))) == 2
     each = ids(write_id="w1", on_duplicate_rows="number")
     assert len(set(each)) == 3
-    with pytest.raises(ConfigError, match=r"ROWS_EQUAL.*2 rows have the same"):
+    with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*2 rows have the same"):
         ids(on_duplicate_rows="error")
 
 

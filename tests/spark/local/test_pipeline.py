@@ -143,12 +143,12 @@ def test_a_batch_that_was_killed_during_its_renames_is_removed_and_written_again
     write_events(redis_client, events[:20])
     run(pipeline())
     layout, before = pipeline().layout, (pipeline().layout.own("head.json")).read_text()
-    shutil.copytree(layout.carry, layout.own("kept"))
+    shutil.copytree(layout.open_jobs, layout.own("kept"))
     write_events(redis_client, events[20:])
     run(pipeline())
     ingest = json.loads(layout.own("head.json").read_text())["ingest"]
     layout.own("head.json").write_text(before)
-    shutil.copytree(layout.own("kept"), layout.carry, dirs_exist_ok=True)
+    shutil.copytree(layout.own("kept"), layout.open_jobs, dirs_exist_ok=True)
     layout.own("batches", f"{ingest}.json").unlink()
     layout.own("publishing.json").write_text(json.dumps({"ingest": ingest}))
     shutil.rmtree(layout.checkpoint)  # so another batch than that one comes next
@@ -230,8 +230,8 @@ def test_silver_of_batches_is_silver_of_all_events(
         assert len(found) > 50
     head = Ledger(layout).head()
     assert head is not None
-    assert head.carried == 1, "the last one is open"
-    assert [path.name for path in layout.carry.iterdir()] == [head.carry]
+    assert head.open_job_events == 1, "the last one is open"
+    assert [path.name for path in layout.open_jobs.iterdir()] == [head.open_jobs_ingest]
     assert sum(record.jobs for record in Ledger(layout).records()) == len(arrow_rows(layout, JOBS))
 
 

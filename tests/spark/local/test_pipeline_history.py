@@ -87,7 +87,7 @@ def test_a_backfill_writes_each_finished_job_once_and_later_events_agree(
     [gap] = pipeline.gaps().collect()
     assert (gap["queue"], gap["reason"], gap["repaired_rows"]) == ("mail", "trimmed", 3)
     status = pipeline.status()
-    assert (status.lost, status.feeder, status.queues[0].lag_events) == (gap["lost"], None, 0)
+    assert (status.lost, status.writer_pid, status.queues[0].lag_events) == (gap["lost"], None, 0)
     shown = pipeline.replay("state = 'failed'")
     assert (shown.selected, shown.ready, shown.added) == (1, 1, 0)
     assert pipeline.snapshot(["failed"]) == 1

@@ -82,8 +82,8 @@ Pipeline(spark, root, url=sys.argv[4], **json.loads(sys.argv[5])).run(available_
 print("done", flush=True)
 """  # fmt: skip
 BUILD = SESSION + """
-days, terms = [date.fromisoformat(day) for day in sys.argv[5:]], SLOConfig(price_per_hour=json.loads(sys.argv[4]))
-Pipeline(spark, root).build("gold", days=days, terms=terms)
+days, slo_config = [date.fromisoformat(day) for day in sys.argv[5:]], SLOConfig(price_per_hour=json.loads(sys.argv[4]))
+Pipeline(spark, root).build("gold", days=days, slo_config=slo_config)
 print("done", flush=True)
 """  # fmt: skip
 
@@ -114,8 +114,8 @@ AIMS = [
     Aim(staged="read", seconds=0.3),  # Redis is read
     Aim(r"os\.rename \S+/read/", 1, 2, hits="bronze"),
     Aim(staged=EVENTS.full_name, seconds=0.5),
-    Aim(r"os\.rename .*(/ingest_id=|_pipeline/carry/)", 1, 10, hits="publish"),
-    Aim(r"os\.rename .*(/ingest_id=|_pipeline/carry/)", 2, 3, hits="publish"),
+    Aim(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 1, 10, hits="publish"),
+    Aim(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 2, 3, hits="publish"),
     Aim(r"os\.rename \S+ \S+_pipeline/(batches/|head\.json)", 2, 2, hits="ledger"),
     Aim(r"os\.remove \S+publishing\.json", hits="ledger"),
     Aim(r"shutil\.rmtree \S+_pipeline/staging", 2, 2, hits="commit"),  # the first one is at the batch's begin
@@ -214,7 +214,7 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     return [replace(one, event_ms=one.event_ms + MIDNIGHT_MS - middle) for one in told]
 
 
-def calmly(spark: SparkSession, root: Path, url: str, terms: SLOConfig) -> Layout:
+def calmly(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
     """Make bronze, silver and gold without a disturbance.
 
     In batches that end where those of `OPTIONS` do: a job that is given up at the end of one and goes on in a later
@@ -222,11 +222,11 @@ def calmly(spark: SparkSession, root: Path, url: str, terms: SLOConfig) -> Layou
     """
     options: PipelineOptions = {**OPTIONS, "url": url}
     Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
-    return built(spark, Layout(root), terms)
+    return built(spark, Layout(root), slo_config)
 
 
-def built(spark: SparkSession, layout: Layout, terms: SLOConfig) -> Layout:
-    Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), terms=terms)
+def built(spark: SparkSession, layout: Layout, slo_config: SLOConfig) -> Layout:
+    Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), slo_config=slo_config)
     return layout
 
 
@@ -275,10 +275,10 @@ def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
 ) -> None:
     write_events(redis_client, history(rng.randrange(10**6), 40))
     layout = calmly(spark, tmp_path / "lake", broker_url, SLOConfig())
-    old, terms = gold_days(layout), SLOConfig(price_per_hour=PRICES)
+    old, slo_config = gold_days(layout), SLOConfig(price_per_hour=PRICES)
     words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
     shutil.copytree(layout.root, tmp_path / "calm")
-    new = gold_days(built(spark, Layout(tmp_path / "calm"), terms))
+    new = gold_days(built(spark, Layout(tmp_path / "calm"), slo_config))
     assert old != new
     for number in range(max(1, KILLS // 3)):
         # Each day of each table is moved away and put into its place: five tables, two days, twenty moves and more.

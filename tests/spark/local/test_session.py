@@ -67,7 +67,7 @@ def test_an_sql_table_whose_options_do_not_arrive_is_an_error(spark: SparkSessio
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "code"), [("colour", "red", "UNKNOWN"), ("batch", "0", "WRONG"), ("state", "done", "WRONG")]
+    ("name", "value", "code"), [("colour", "red", "UNKNOWN"), ("batch", "0", "INVALID"), ("state", "done", "INVALID")]
 )
 def test_a_wrong_option_ends_a_query_before_it_begins(spark: SparkSession, name: str, value: str, code: str) -> None:
     tracker = spark.sparkContext.statusTracker()

@@ -47,12 +47,12 @@ def test_a_long_enough_stream_is_ok_and_a_short_one_gets_advice(doctor: Doctor, 
     assert (busy["length"], busy["max_length"], busy["enough"]) == (5_000, 10_000, False)
     assert busy["events_per_s"] == pytest.approx(500, rel=0.01)
     assert busy["headroom_s"] == pytest.approx(20, rel=0.01)
-    assert busy["advised_max_length"] in {15_000, 16_000}
+    assert busy["recommended_max_length"] in {15_000, 16_000}
     assert slow["enough"]
     assert slow["headroom_s"] == pytest.approx(1_000, rel=0.01)
     shown = doctor()
-    assert f"too short: set streams.events.maxLen to {busy['advised_max_length']:,}" in shown.output
-    redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["advised_max_length"])
+    assert f"too short: set streams.events.maxLen to {busy['recommended_max_length']:,}" in shown.output
+    redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["recommended_max_length"])
     assert doctor().exit_code == 0
 
 
@@ -65,7 +65,7 @@ def test_a_burst_at_the_end_of_a_quiet_stream_sets_its_rate(doctor: Doctor, redi
 def test_a_longer_outage_needs_a_longer_stream(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "mail", 1_000, ms=100_000)
     found = doctor("--json", "--outage", "1h")
-    assert (found.exit_code, queues(found)["mail"]["advised_max_length"]) == (1, 37_000)
+    assert (found.exit_code, queues(found)["mail"]["recommended_max_length"]) == (1, 37_000)
 
 
 def test_queues_without_events_and_with_the_default_length_are_reported(
@@ -76,7 +76,7 @@ def test_queues_without_events_and_with_the_default_length_are_reported(
     assert found.exit_code == 0
     assert queues(found)["new"] == {
         "queue": "new", "length": 0, "max_length": 10_000, "events_per_s": None, "headroom_s": None, "enough": None,
-        "advised_max_length": None,
+        "recommended_max_length": None,
     }  # fmt: skip
     assert "no events yet" in doctor().output
 
@@ -93,9 +93,9 @@ def test_an_unreachable_server_is_reported_without_its_password(doctor: Doctor, 
 
 
 def test_every_part_is_named_with_its_version(doctor: Doctor) -> None:
-    parts = {one["name"]: one["version"] for one in json.loads(doctor("--json").output)["parts"]}
-    assert parts.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
-    assert all(parts.values())
+    versions = {one["name"]: one["version"] for one in json.loads(doctor("--json").output)["requirements"]}
+    assert versions.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
+    assert all(versions.values())
 
 
 def test_the_table_of_sizes_needs_no_server(doctor: Doctor) -> None:

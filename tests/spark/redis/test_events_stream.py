@@ -190,7 +190,9 @@ def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
     query.run_until_idle()
     query.run_until_idle()
     [message] = caplog.messages
-    assert message.startswith("[BULLTASK_RING_SHORTENED] queue mail: opts.maxLenEvents was 747,000 and is 10,000 now")
+    assert message.startswith(
+        "[BULLTASK_STREAM_LIMIT_LOWERED] queue mail: opts.maxLenEvents was 747,000 and is 10,000 now"
+    )
     redis_client.hset(meta, "opts.maxLenEvents", 747_000)
     query.run_until_idle()
     redis_client.hdel(meta, "opts.maxLenEvents")

@@ -29,7 +29,7 @@ def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> Pipel
     write_events(redis_client, EVENTS)
     layout, queue = Layout(tmp_path), EVENTS[0].queue
     read = {queue: QueueRecord(events=40, first=EVENTS[0].event_id, last=EVENTS[-11].event_id, lost=7, gaps=1)}
-    ends, steps = {queue: EVENTS[-11].event_id}, {"bronze": 1500, "tell": 250}
+    ends, steps = {queue: EVENTS[-11].event_id}, {"bronze": 1500, "derive": 250}
     record = BatchRecord(
         "a-0", number=3, written_ms=1_760_000_000_500, queues=read, ends=ends, lost={queue: 7}, steps_ms=steps
     )
@@ -53,7 +53,7 @@ def test_metrics_show_lag_loss_and_the_last_batch(metrics: PipelineMetrics) -> N
         "bulltask_pipeline_batches_total 3.0",
         "bulltask_pipeline_batch_events 40.0",
         'bulltask_pipeline_batch_seconds{step="bronze"} 1.5',
-        'bulltask_pipeline_batch_seconds{step="tell"} 0.25',
+        'bulltask_pipeline_batch_seconds{step="derive"} 0.25',
         "bulltask_pipeline_last_batch_timestamp_seconds 1.7600000005e+09",
         "bulltask_pipeline_redis_up 1.0",
     }

@@ -43,7 +43,7 @@ def ledger(tmp_path: Path) -> Ledger:
             queues={"mail": QueueRecord(300, f"{BEGIN_MS}-0", f"{BEGIN_MS + 29_900}-0", lost=5, gaps=1)},
             ends={"mail": f"{BEGIN_MS + 29_900}-0"},
             lost={"mail": 5, "gone": 7},
-            carried=12,
+            open_job_events=12,
             steps_ms={"bronze": 1_200, "publish": 300},
         )
     )
@@ -70,11 +70,12 @@ def test_a_lake_that_is_behind_reports_lag_and_headroom(
     found = status("--json")
     assert found.exit_code == 0, found.output
     said = json.loads(found.output)
-    assert (said["batches"], said["batch_s"], said["events"], said["carried"], said["lost"]) == (1, 1.5, 300, 12, 12)
+    assert (said["batches"], said["batch_s"], said["events"]) == (1, 1.5, 300)
+    assert (said["open_job_events"], said["lost"]) == (12, 12)
     assert said["written_at"] == "2025-10-09T08:54:20+00:00"
     mail = queues(found)["mail"]
     assert (mail["lag_events"], mail["lag_s"]) == (200, 20.0)
-    assert (mail["ring_length"], mail["ring_limit"], mail["lost"]) == (500, 10_000, 5)
+    assert (mail["stream_length"], mail["stream_limit"], mail["lost"]) == (500, 10_000, 5)
     assert mail["headroom_s"] == pytest.approx((10_000 - 200) / 10, rel=0.005)
     assert queues(found)["gone"]["lost"] == 7
     assert queues(found)["gone"]["lag_events"] is None
@@ -125,8 +126,8 @@ def test_queues_that_cannot_be_recorded_are_counted_and_named_beside_the_others(
     assert as_json.exit_code == (0 if command == "status" else 1), as_json.output
     said = json.loads(as_json.output)
     assert [one["queue"] for one in said["queues"]] == ["mail", "odd"]
-    assert len(said["set_aside"]) == len(SKIPPED_QUEUES)
+    assert len(said["skipped"]) == len(SKIPPED_QUEUES)
     for name in SKIPPED_QUEUES:
-        assert any(name in one["queue"] and one["reason"] for one in said["set_aside"]), name
+        assert any(name in one["queue"] and one["reason"] for one in said["skipped"]), name
         assert name in shown.output
     assert "6 queues skipped, nothing of which is recorded:" in shown.output

@@ -64,7 +64,7 @@ def test_a_certificate_that_is_refused_fails_the_plan_at_once(
 def test_a_misspelt_url_parameter_is_an_invalid_option() -> None:
     url = "rediss://:secret@localhost/0?ssl_ca_cert=a.pem"
     with pytest.raises(
-        ConfigError, match=r"\[BULLTASK_OPTION_WRONG\] option url .* has an unknown option ssl_ca_cert"
+        ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] option url .* has an unknown option ssl_ca_cert"
     ) as wrong:
         read_options(StreamOptions, {"url": url, "queue": "mail"}, {})
     assert "secret" not in str(wrong.value)

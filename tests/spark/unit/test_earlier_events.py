@@ -83,8 +83,8 @@ def test_only_files_that_may_contain_the_job_ids_are_read(layout: Layout) -> Non
 
 def test_open_events_are_read_from_files_of_any_writer(layout: Layout) -> None:
     events = [event("a", 0), event("b", 1)]
-    write_file(layout.carry / "batch", events_table(events))
-    (layout.carry / "batch" / "_SUCCESS").touch()
+    write_file(layout.open_jobs / "batch", events_table(events))
+    (layout.open_jobs / "batch" / "_SUCCESS").touch()
     table = read_open_events(layout, "batch")
     assert table.column_names == list(LIFECYCLE_COLUMNS)
     assert [LifecycleEvent(**row) for row in table.to_pylist()] == events

@@ -33,14 +33,14 @@ def test_a_completed_job_has_an_attempt_with_its_wait_and_run_times() -> None:
     job = derive("added", "waiting", "active", "progress", "completed<active", "drained")
     (attempt,) = job.attempts
     assert attempts(job) == [(1, 10, 20, 40, "completed")]
-    assert (attempt.life, attempt.name, attempt.wait_ms, attempt.run_ms, attempt.reason) == (
+    assert (attempt.incarnation, attempt.name, attempt.wait_ms, attempt.run_ms, attempt.reason) == (
         "0-0",
         "mail",
         10,
         20,
         None,
     )
-    assert (job.life, job.name, job.created_ms, job.first_started_ms) == ("0-0", "mail", 0, 20)
+    assert (job.incarnation, job.name, job.created_ms, job.first_started_ms) == ("0-0", "mail", 0, 20)
     assert (job.state, job.finished_ms, job.wait_ms, job.run_ms, job.total_ms) == ("completed", 40, 10, 20, 40)
 
 
@@ -76,8 +76,8 @@ def test_a_delay_is_not_counted_as_wait_time() -> None:
 
 def test_a_failed_job_has_a_reason_until_it_is_retried_manually() -> None:
     job = derive("added", "waiting", "active", "failed<active")
-    assert (job.state, job.final_reason, job.error_key) == ("failed", "ValueError: 'x'", "ValueError: #")
-    assert (job.attempts[0].reason, job.attempts[0].error_key) == ("ValueError: 'x'", "ValueError: #")
+    assert (job.state, job.final_reason, job.error_fingerprint) == ("failed", "ValueError: 'x'", "ValueError: #")
+    assert (job.attempts[0].reason, job.attempts[0].error_fingerprint) == ("ValueError: 'x'", "ValueError: #")
     waiting = derive("added", "waiting", "active", "failed<active", "waiting<failed")
     assert (waiting.state, waiting.final_reason, waiting.finished_ms, waiting.total_ms) == ("waiting", None, None, None)
     retried = derive("added", "waiting", "active", "failed<active", "waiting<failed", "active", "completed<active")
@@ -95,7 +95,7 @@ def test_a_reused_id_starts_an_incarnation_and_a_duplicate_does_not() -> None:
     steps = ["added", "waiting", "active", "completed", "added", "waiting", "duplicated", "active", "completed"]
     events = [LifecycleEvent("q", "a", ms, 0, event) for ms, event in enumerate(steps)]
     first, second = lifecycle(reversed(events))
-    assert (first.life, second.life) == ("0-0", "4-0")
+    assert (first.incarnation, second.incarnation) == ("0-0", "4-0")
     assert [attempt.attempt for attempt in first.attempts + second.attempts] == [1, 1]
 
 
@@ -117,7 +117,7 @@ def test_a_reused_id_starts_an_incarnation_and_a_duplicate_does_not() -> None:
 def test_values_of_missing_events_are_null(steps: list[str], expected: list[tuple[object, ...]]) -> None:
     job = derive(*steps)
     assert attempts(job) == expected
-    assert (job.life, job.name, job.created_ms, job.total_ms) == (None, None, None, None)
+    assert (job.incarnation, job.name, job.created_ms, job.total_ms) == (None, None, None, None)
 
 
 @given(st.integers(0, 10_000))

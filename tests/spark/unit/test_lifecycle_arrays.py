@@ -73,7 +73,7 @@ def test_times_after_the_year_9999_become_the_end_of_that_year() -> None:
     assert {moment.year for moment in ended} == {9999}
     assert max(ended) == max(rows["created_at"].drop_null().to_pylist())
     assert max(rows["total_ms"].drop_null().to_pylist()) < 10_000_000
-    assert any(life.startswith("9223372036854775") for life in rows["life"].drop_null().to_pylist())
+    assert any(one.startswith("9223372036854775") for one in rows["incarnation"].drop_null().to_pylist())
 
 
 def test_chunked_tables_and_equal_ids_of_two_queues_are_supported() -> None:

@@ -223,9 +223,9 @@ def test_offsets_round_trip_as_json_and_do_not_depend_on_order(offsets: dict[str
         {"version": 1},
         {"version": 1, "queues": []},
         {"version": 1, "queues": {"a": "5-0|5"}},
-        {"version": 1, "queues": {"a": {"id": "x", "ordinal": 0, "lost": 0, "life": 0}}},
+        {"version": 1, "queues": {"a": {"id": "x", "ordinal": 0, "lost": 0, "generation": 0}}},
         {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0}}},
-        {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "life": 0, "seen": {"id": "6-0"}}}},
+        {"version": 1, "queues": {"a": {"id": "5-0", "ordinal": 0, "lost": 0, "generation": 0, "seen": {"id": "6-0"}}}},
     ],
 )
 def test_an_invalid_stored_offset_is_rejected(stored: dict[str, Any]) -> None:

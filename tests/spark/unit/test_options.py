@@ -108,7 +108,7 @@ def test_a_star_means_every_queue() -> None:
 
 @pytest.mark.parametrize("text", ["", " , ", "a,*", "a:b", "{a", "[1]", "[", "a\x00"])
 def test_an_invalid_queue_option_is_rejected(text: str) -> None:
-    assert error_of(JobsOptions, queue=text).startswith("[BULLTASK_OPTION_WRONG] option queue")
+    assert error_of(JobsOptions, queue=text).startswith("[BULLTASK_OPTION_INVALID] option queue")
 
 
 @pytest.mark.parametrize("kind", [JobsOptions, EventsOptions, CountsOptions, StreamOptions])
@@ -171,7 +171,7 @@ def test_a_wrong_value_is_rejected_with_the_name_of_its_option(
     kind: type[SourceOptions], name: str, value: str
 ) -> None:
     values = {name: value} if kind is WriteOptions else {"queue": "a", name: value}
-    assert error_of(kind, **values).startswith(f"[BULLTASK_OPTION_WRONG] option {name}")
+    assert error_of(kind, **values).startswith(f"[BULLTASK_OPTION_INVALID] option {name}")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_options_override_the_environment_which_overrides_defaults() -> None:
 
 
 def test_an_invalid_environment_variable_is_reported_with_a_code() -> None:
-    with pytest.raises(ConfigError, match=r"\[BULLTASK_OPTION_WRONG\] broker_url must start with"):
+    with pytest.raises(ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] broker_url must start with"):
         read_options(JobsOptions, {"queue": "a"}, {"BULLTASK_BROKER_URL": "http://x"})
 
 
@@ -261,7 +261,7 @@ def test_the_table_of_a_batch_read_is_known_before_its_options_are_read() -> Non
     assert table_of({}) == "jobs"
     assert table_of(CaseInsensitiveDict({"TABLE": "Events", "nonsense": "1"})) == "events"
     with pytest.raises(
-        ConfigError, match=r"\[BULLTASK_OPTION_WRONG\] option table must be one of jobs, events, counts"
+        ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] option table must be one of jobs, events, counts"
     ):
         table_of({"table": "job"})
 

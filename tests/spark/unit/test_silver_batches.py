@@ -97,19 +97,19 @@ def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
     lake = BatchLake()
     for first, last in pairwise([0, 4, 5, 7, 8, 10, 12, len(HISTORY)]):
         lake.add_batch(HISTORY[first:last])
-    assert columns(lake.attempts, "life", "attempt", "outcome") == [
+    assert columns(lake.attempts, "incarnation", "attempt", "outcome") == [
         ("1000-0", 1, "stalled"),
         ("1000-0", 2, "failed"),
         ("1000-0", 3, "completed"),
     ]
-    assert columns(lake.jobs, "life", "state", "attempts", "stalls") == [
+    assert columns(lake.jobs, "incarnation", "state", "attempts", "stalls") == [
         ("1000-0", "failed", 2, 1),
         ("1000-0", "completed", 3, 1),
         ("1110-0", "removed", 0, 0),
     ]
     assert lake.open_event_count == 0
     assert lake.looked_up == 1, "the manual retry"
-    assert columns(lake.latest_jobs(), "life") == [("1000-0",), ("1110-0",)]
+    assert columns(lake.latest_jobs(), "incarnation") == [("1000-0",), ("1110-0",)]
 
 
 def test_a_job_that_is_given_up_is_rewritten_when_it_reappears() -> None:
@@ -152,9 +152,9 @@ def test_a_manual_retry_does_not_rewrite_earlier_incarnations() -> None:
     steps = ["added", "waiting", "active", "completed<active"]
     lake = BatchLake()
     lake.add_batch(history(*steps, *steps))
-    assert columns(lake.jobs, "life") == [("1000-0",), ("1040-0",)]
+    assert columns(lake.jobs, "incarnation") == [("1000-0",), ("1040-0",)]
     lake.add_batch(history(*steps, *steps, "waiting<completed", "active", "completed<active")[8:])
-    assert columns(lake.jobs, "life", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
+    assert columns(lake.jobs, "incarnation", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
 
 
 def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:

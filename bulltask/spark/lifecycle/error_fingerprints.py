@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-__all__ = ["ESCAPE", "KEY_LENGTH", "LINES_AFTER", "NORMALISE", "UNQUOTABLE", "error_key", "plain_reason"]
+__all__ = ["ESCAPE", "FURTHER_LINES", "MAX_LENGTH", "REPLACEMENTS", "UNQUOTABLE", "error_fingerprint", "plain_reason"]
 
 #: One escape of a JSON string. Half a surrogate pair does not count: Java cannot store it.
 ESCAPE = (
@@ -19,9 +19,9 @@ ESCAPE = (
 #: What a JSON string cannot contain between its quotes, once its escapes are removed.
 UNQUOTABLE = r'["\\\x00-\x1f]'
 #: Everything after the first line.
-LINES_AFTER = r"[\r\n][\s\S]*"
+FURTHER_LINES = r"[\r\n][\s\S]*"
 #: Patterns and their replacements, in this order.
-NORMALISE = (
+REPLACEMENTS = (
     (r"(?<![A-Za-z0-9_])'[^']*'(?![A-Za-z0-9_])", "#"),
     (r'(?<![A-Za-z0-9_])"[^"]*"(?![A-Za-z0-9_])', "#"),
     (r"0[xX][0-9a-fA-F]+", "#"),
@@ -30,10 +30,10 @@ NORMALISE = (
     (r"[0-9]+", "#"),
 )
 #: Maximum length of a key: keys are grouped by, and the rest adds little.
-KEY_LENGTH = 200
+MAX_LENGTH = 200
 
-_ESCAPE, _UNQUOTABLE, _LINES_AFTER = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(LINES_AFTER)
-_NORMALISE = [(re.compile(pattern), by) for pattern, by in NORMALISE]
+_ESCAPE, _UNQUOTABLE, _FURTHER_LINES = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(FURTHER_LINES)
+_REPLACEMENTS = [(re.compile(pattern), by) for pattern, by in REPLACEMENTS]
 
 
 def plain_reason(reason: str | None) -> str | None:
@@ -45,7 +45,7 @@ def plain_reason(reason: str | None) -> str | None:
     return str(json.loads(reason))
 
 
-def error_key(reason: str | None) -> str | None:
+def error_fingerprint(reason: str | None) -> str | None:
     """Return what failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
 
     Args:
@@ -53,7 +53,7 @@ def error_key(reason: str | None) -> str | None:
     """
     if reason is None:
         return None
-    key = _LINES_AFTER.sub("", reason)
-    for pattern, by in _NORMALISE:
+    key = _FURTHER_LINES.sub("", reason)
+    for pattern, by in _REPLACEMENTS:
         key = pattern.sub(by, key)
-    return key[:KEY_LENGTH]
+    return key[:MAX_LENGTH]

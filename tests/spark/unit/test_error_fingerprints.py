@@ -1,4 +1,4 @@
-"""Error keys leave out the variable parts of a reason, so that failures of one kind are counted together."""
+"""Error fingerprints leave out the variable parts of a reason, so that failures of one kind are counted together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.lifecycle.error_keys import KEY_LENGTH, error_key, plain_reason
+from bulltask.spark.lifecycle.error_fingerprints import MAX_LENGTH, error_fingerprint, plain_reason
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_reason_quoted_by_python_is_unquoted_exactly(text: str, ascii_only: bo
         ("10.0.0.1:6379 refused", "#.#.#.#:# refused"),
         ("first line\nTraceback: 17", "first line"),
         ("first line\r\nsecond", "first line"),
-        ("x" * 500, "x" * KEY_LENGTH),
+        ("x" * 500, "x" * MAX_LENGTH),
     ],
 )
-def test_an_error_key_leaves_out_the_variable_parts_of_a_reason(reason: str | None, key: str | None) -> None:
-    assert error_key(reason) == key
+def test_an_error_fingerprint_leaves_out_the_variable_parts_of_a_reason(reason: str | None, key: str | None) -> None:
+    assert error_fingerprint(reason) == key
 
 
 @given(st.integers(0), st.integers(0), st.uuids(), st.uuids())
-def test_failures_of_one_kind_have_the_same_error_key(a: int, b: int, x: object, y: object) -> None:
-    assert error_key(f"user {a} of {x} at 'h{a}'") == error_key(f"user {b} of {y} at 'h{b}'")
+def test_failures_of_one_kind_have_the_same_error_fingerprint(a: int, b: int, x: object, y: object) -> None:
+    assert error_fingerprint(f"user {a} of {x} at 'h{a}'") == error_fingerprint(f"user {b} of {y} at 'h{b}'")
