@@ -1,4 +1,4 @@
-"""Fixtures of the whole test-suite: real servers, and a watch over what tests leave behind."""
+"""Fixtures of the whole test suite: real servers, and checks that no test leaves processes behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa:
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long an example takes says nothing about it: tests run beside each other, on machines that are busy.
+# No deadline for examples: tests run in parallel, on busy machines.
 settings.register_profile("busy", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 # For a quick look: --hypothesis-profile=quick.
 settings.register_profile("quick", settings.get_profile("busy"), max_examples=20)
@@ -42,33 +42,33 @@ FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution | None:
-    """``--dist loadfile``, as make says it, hands out files in an order of ours."""
+    """Use `Distribution` for ``--dist loadfile``, the mode of ``make test``."""
     return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All workers of pytest-xdist have their tests in one order; without them it is that of the files."""
+    """Give all workers of pytest-xdist the same order of tests. Without xdist the order is unchanged."""
     if hasattr(config, "workerinput"):
         sort_longest_first(items)
 
 
 class ServerFactory(Protocol):
-    """Starts one more server; takes the options of `RedisServer.start`, but makes the directory itself."""
+    """Starts another server with the options of `RedisServer.start`, in a directory of its own."""
 
     def __call__(self, **options: Any) -> RedisServer: ...
 
 
 @pytest.fixture(scope="session")
 def session_id() -> Iterator[str]:
-    """Set the mark that every process of this test session inherits, by which leftovers are found."""
-    os.environ[SESSION_VARIABLE] = mark = secrets.token_hex(8)
-    yield mark
+    """Set an environment variable that all processes of this session inherit, to find leftover processes."""
+    os.environ[SESSION_VARIABLE] = session_id = secrets.token_hex(8)
+    yield session_id
     del os.environ[SESSION_VARIABLE]
 
 
 @pytest.fixture(scope="session")
 def session_processes() -> set[int]:
-    """Process ids that may outlive a test: add to it in a fixture of wider scope that starts a process."""
+    """Ids of processes that may outlive a test. Fixtures of a wider scope add the processes that they start."""
     return set()
 
 
@@ -79,8 +79,8 @@ def _leftovers(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_running(_leftovers: LeftoverProcesses, session_processes: set[int]) -> Iterator[None]:
-    """Fail the test that leaves a process running, after killing it."""
+def _no_process_is_left_running(_leftovers: LeftoverProcesses, session_processes: set[int]) -> Iterator[None]:
+    """Fail a test that leaves a process running, and kill the process."""
     yield
     allowed = session_processes | fork_server.pids
     if not _leftovers.find(allowed):
@@ -95,7 +95,7 @@ def _nothing_is_left_running(_leftovers: LeftoverProcesses, session_processes: s
 
 @pytest.fixture(autouse=True)
 def _no_signal_stays_blocked() -> Iterator[None]:
-    """Fail the test that blocks signals for good: programs of later tests would inherit it and could not be ended."""
+    """Fail a test that leaves signals blocked: programs of later tests would inherit the mask and ignore TERM."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
     after = signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -106,7 +106,7 @@ def _no_signal_stays_blocked() -> Iterator[None]:
 def redis_server(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisServer | ContainerServer]:
-    """The server of this test session, one for each xdist worker; everything is in memory. Do not stop it."""
+    """The in-memory server of this test session, one for each xdist worker. Do not stop it."""
     with session_server(tmp_path_factory.mktemp("redis"), FLAVOUR) as server:
         if isinstance(server, RedisServer):
             session_processes.add(server.pid)
@@ -115,7 +115,7 @@ def redis_server(
 
 @pytest.fixture
 def broker_url(redis_server: RedisServer | ContainerServer) -> str:
-    """URL of the session's server, which is empty when the test starts."""
+    """The URL of the session's server, which is empty when the test starts."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url
@@ -123,10 +123,10 @@ def broker_url(redis_server: RedisServer | ContainerServer) -> str:
 
 @pytest.fixture
 def app(broker_url: str) -> Iterator[App]:
-    """An app without settings of its own, on that server."""
-    made = App("tested", broker_url)
-    yield made
-    made.close()
+    """An app with default settings on the session's server."""
+    app = App("tested", broker_url)
+    yield app
+    app.close()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def redis_client(broker_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Certificates of an authority that nobody else trusts."""
+    """Certificates of an authority made for this session."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -151,15 +151,15 @@ def session_tls_server(
 ) -> Iterator[TlsServer]:
     if shutil.which("redis-server") is None:
         (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
-    made = TlsServer(tmp_path_factory.mktemp("tls-redis"), certificates)
-    with made.plain:
-        session_processes.add(made.plain.pid)
-        yield made
+    server = TlsServer(tmp_path_factory.mktemp("tls-redis"), certificates)
+    with server.plain:
+        session_processes.add(server.plain.pid)
+        yield server
 
 
 @pytest.fixture
 def tls_server(session_tls_server: TlsServer) -> TlsServer:
-    """A server that speaks TLS to clients with a certificate; it is empty when the test starts."""
+    """A TLS server that requires client certificates. It is empty when the test starts."""
     with redis.Redis.from_url(session_tls_server.plain.url) as client:
         client.flushall()
     return session_tls_server
@@ -167,7 +167,7 @@ def tls_server(session_tls_server: TlsServer) -> TlsServer:
 
 @pytest.fixture
 def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
-    """Start extra servers with options of their own; all are stopped at the end of the test."""
+    """Start more servers with given options. All are stopped at the end of the test."""
     servers: list[RedisServer] = []
 
     def start(**options: Any) -> RedisServer:
@@ -182,7 +182,7 @@ def server_factory(tmp_path: Path) -> Iterator[ServerFactory]:
 
 @pytest.fixture
 def rng(record_property: Callable[[str, object], None]) -> random.Random:
-    """Chance, other in each run; a test that fails shows the seed, and ``BULLTASK_TEST_SEED`` gives the same again."""
+    """A random generator with a new seed in each run. A failed test shows it; ``BULLTASK_TEST_SEED`` sets it."""
     seed = int(os.environ.get(SEED) or random.randrange(10**6))
     record_property("seed", seed)
     sys.stdout.write(f"  seed={seed}\n")
@@ -191,5 +191,5 @@ def rng(record_property: Callable[[str, object], None]) -> random.Random:
 
 @pytest.fixture
 def wait() -> Callable[..., Any]:
-    """`bulltask.testing.wait.wait_until`, for tests that need it once."""
+    """`bulltask.testing.wait.wait_until` as a fixture."""
     return wait_until

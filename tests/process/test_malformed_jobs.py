@@ -11,7 +11,7 @@ import redis
 
 from bulltask.testing.wait import wait_until
 from bulltask.transport.keys import QueueKeys
-from tests.support.malformed_jobs import Malformed, malformed_job, store
+from tests.support.malformed_jobs import MalformedJob, malformed_job, store
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -26,10 +26,10 @@ async def awork(**_):
     return "done"
 """
 JOBS = 300
-_PLACES = ("wait", "wait", "prioritized", "delayed", "active")
+STATES = ("wait", "wait", "prioritized", "delayed", "active")
 
 
-def fill(redis_client: Any, keys: QueueKeys, rng: random.Random) -> tuple[list[Malformed], list[bytes]]:
+def fill(redis_client: Any, keys: QueueKeys, rng: random.Random) -> tuple[list[MalformedJob], list[bytes]]:
     """Put malformed jobs into the queue, a good one behind each."""
     now_ms = int(time.time() * 1_000) - 1_000
     malformed, good = [], []
@@ -37,7 +37,7 @@ def fill(redis_client: Any, keys: QueueKeys, rng: random.Random) -> tuple[list[M
         task = rng.choice(["work", "awork"])
         malformed.append(malformed_job(rng, number, task, now_ms))
         store(redis_client, keys, malformed[-1], now_ms)
-        sound = Malformed(b"good-%d" % number, rng.choice(_PLACES))
+        sound = MalformedJob(b"good-%d" % number, rng.choice(STATES))
         sound.fields = {"name": task, "data": "{}", "opts": "{}", "timestamp": str(now_ms)}
         store(redis_client, keys, sound, now_ms)
         good.append(sound.id)
@@ -82,7 +82,7 @@ def test_every_malformed_job_ends_with_a_reason_and_every_good_one_completes(
     # A job of a series whose next one cannot be added is put off and tried again, as in Node.
     put_off = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
     ended = ends.told("completed", "failed") | (ends.members("delayed") & put_off)
-    assert [(job.place, job.wrong) for job in malformed if job.id not in ended] == []
+    assert [(job.state, job.defects) for job in malformed if job.id not in ended] == []
     assert set(good) <= ends.told("completed")
     assert all(raw.hget(harness.keys.base.encode() + job, "failedReason") for job in ends.members("failed"))
     for event in ("Child died", "Service failed", "Lock lost", "Redis refused"):

@@ -23,7 +23,7 @@ TRUSTED = f"{CA}=(authority.pem)"
 
 FAULTS = [
     ("", "not signed by an authority .*: add ssl_ca_certs=FILE"),
-    (f"{CA}=(strange-authority.pem)", "not signed by an authority .*: add ssl_ca_certs=FILE"),
+    (f"{CA}=(untrusted-authority.pem)", "not signed by an authority .*: add ssl_ca_certs=FILE"),
     (f"{TRUSTED}&{CERT}=(client.pem)&{KEY}=(stranger.key)", "must be a certificate and its key"),
     (f"{TRUSTED}&{CERT}=(client.pem)", "must be a certificate and its key"),
     (f"{CA}=(client.key)", "ssl_ca_certs must be a file with certificates"),

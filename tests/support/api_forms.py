@@ -1,4 +1,4 @@
-"""One form of the API, blocking or asyncio, on a queue of its own, with comparable results and states."""
+"""The blocking or the asyncio form of the API, on a separate queue each, with comparable results and states."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from tests.support.sync_facade import SyncFacade
 __all__ = ["HOUR_MS", "START_MS", "ApiForm", "AwaitedResult", "Signal"]
 
 START_MS: Final = 1_700_000_000_000
-"""The time of both sides; it stands still."""
+"""The fixed time of both forms."""
 HOUR_MS: Final = 3_600_000
 
 
 class ApiForm:
-    """One form of queue, flows, schedulers, events and results.
+    """The sync or the async form of queue, flows, schedulers, events and results.
 
     Args:
-        url: the server.
-        runner: of the event loop that drives the async form; ``None``: the sync one.
+        url: The URL of the server.
+        runner: Runs the async form; ``None`` for the sync form.
     """
 
     def __init__(self, url: str, runner: asyncio.Runner | None) -> None:
@@ -57,10 +57,10 @@ class ApiForm:
         self.redis: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
         self.base = f"{self.queue.qualified_name}:"
 
-    def _plain(self, made: Any) -> Any:
-        return made if self._runner is None else SyncFacade(made, self._runner)
+    def _plain(self, target: Any) -> Any:
+        return target if self._runner is None else SyncFacade(target, self._runner)
 
-    # ---- what scenarios begin with -------------------------------------------------------------------------------
+    # ---- the first steps of scenarios ----------------------------------------------------------------------------
 
     def add(self, **options: Any) -> Job:
         """Add a job ``a`` with the data ``{"n": 1}``."""
@@ -73,76 +73,76 @@ class ApiForm:
         return job
 
     def completed(self, value: Any = 1, **options: Any) -> Job:
-        """A job that has completed."""
-        made = self.add(**options)
+        """Add a job and complete it."""
+        job = self.add(**options)
         self.take().move_to_completed(value)
-        return made
+        return job
 
     def failed(self, **options: Any) -> Job:
-        """A job that has failed."""
-        made = self.add(attempts=1, **options)
+        """Add a job and fail it."""
+        job = self.add(attempts=1, **options)
         self.take().move_to_failed("no")
-        return made
+        return job
 
     def family(self, **options: Any) -> FlowNode[Job]:
-        """A parent that waits for a child; the options are the child's."""
+        """Add a parent that waits for a child with these options."""
         leaf = FlowJob("leaf", self.name, {}, cast(Any, options))
         return self.flows.add(FlowJob("parent", self.name, {}, {}, [leaf]))
 
     def parent(self, **options: Any) -> Job:
-        """The parent of a :meth:`family`, with the methods of this form."""
+        """Return the parent of a new :meth:`family` as a job of this form."""
         found = self.queue.get_job(self.family(**options).job.id)
         assert found is not None
         return found
 
     def child(self) -> Job:
-        """The child of a :meth:`family`."""
+        """Return the child of a new :meth:`family` as a job of this form."""
         found = self.queue.get_job(self.family().children[0].job.id)
         assert found is not None
         return found
 
     def repeatable(self, key: str = "old") -> None:
-        """A repeatable job, as Node's older interface has stored it."""
+        """Store a repeatable job as Node's legacy API does."""
         self.redis.zadd(f"{self.base}repeat", {key: START_MS + HOUR_MS})
         self.redis.hset(f"{self.base}repeat:{key}", mapping={"name": "tick", "every": HOUR_MS})
 
     def events(self) -> QueueEvents:
-        """A listener from the beginning of the stream on."""
+        """Open a listener at the beginning of the stream."""
         kind: Any = QueueEvents if self._runner is None else AsyncQueueEvents
         self._opened.append(self._plain(kind(self.name, start="0", broker=lambda: self.broker)))
         return cast("QueueEvents", self._opened[-1])
 
     def closing(self, events: QueueEvents) -> Callable[[object], object]:
-        """A callback that closes a listener."""
+        """Return a callback that closes a listener."""
         target = events if self._runner is None else cast(Any, events).target
         return lambda _event: target.close()
 
     def signal(self) -> Signal:
-        """Set by a callback, waited for by the scenario."""
+        """Return a signal that a callback sets and the scenario waits for."""
         return Signal(self._runner)
 
     def result(self, job: Job) -> Any:
-        """The handle of a job's result."""
+        """Return the handle of a job's result."""
         return job.result() if self._runner is None else AwaitedResult(job.result(), self._runner)
 
     def worker(self, name: str) -> None:
-        """A connection of a worker."""
+        """Open a connection with the client name of a worker."""
         self._opened.append(self.broker.client(self.queue.context.keys.client_name(name)))
         self._opened[-1].connect()
 
     def key(self, name: str) -> str:
-        """A key of the queue."""
+        """Return a key of the queue."""
         return self.base + name
 
-    # ---- what is compared ----------------------------------------------------------------------------------------
+    # ---- comparison ----------------------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """Of all jobs, in the order in which they were added."""
+        """Return the ids of all jobs in the order in which they were added."""
         added = cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.key("events")))
         return list(dict.fromkeys(event["jobId"] for _, event in added if event["event"] == "added"))
 
     def comparable(self, value: Any, ids: Sequence[str]) -> Any:
-        """A result without what differs between the forms: ids, names, classes."""
+        """Return a result without the ids, names and classes that differ between the forms."""
         if isinstance(value, SyncFacade):
             value = value.target
         if isinstance(value, JobFields):
@@ -160,12 +160,12 @@ class ApiForm:
         return [self.comparable(item, ids) for item in value]
 
     def _text(self, text: str, ids: Sequence[str]) -> str:
-        for place, job_id in enumerate(ids, 1):
-            text = text.replace(job_id, f"#{place}")
+        for number, job_id in enumerate(ids, 1):
+            text = text.replace(job_id, f"#{number}")
         return text.replace(self.base, "Q:").replace(self.name, "Q")
 
     def state(self, ids: Sequence[str]) -> State:
-        """Everything in Redis."""
+        """Return everything that Redis stores for the queue."""
         return dump(self.redis, self.base, ids)
 
     def close(self) -> None:
@@ -177,17 +177,17 @@ class ApiForm:
 
 
 class Signal:
-    """An event of threads, or of the loop, as plain calls."""
+    """A `threading.Event` or an `asyncio.Event`, both with blocking calls."""
 
     def __init__(self, runner: asyncio.Runner | None) -> None:
         self._runner, self._event = runner, threading.Event() if runner is None else asyncio.Event()
 
     def set(self, *_: object) -> None:
-        """To be called by a callback."""
+        """Set the event; can be used as a callback."""
         self._event.set()
 
     def wait(self) -> bool:
-        """True when it was set within half a minute."""
+        """Wait up to half a minute; return whether it was set."""
         if isinstance(self._event, threading.Event):
             return self._event.wait(30)
         assert self._runner is not None
@@ -195,19 +195,19 @@ class Signal:
 
 
 class AwaitedResult:
-    """The awaitable half of an ``AsyncResult``, as plain calls under the names of the other half."""
+    """The awaitable methods of an ``AsyncResult`` as blocking calls, under the names of the sync methods."""
 
     def __init__(self, result: AsyncResult[Any], runner: asyncio.Runner) -> None:
         self._result, self._runner = result, runner
 
     def get(self, timeout: float | None = None) -> Any:
-        """``aget``."""
+        """Run ``aget``."""
         return self._runner.run(self._result.aget(timeout))
 
     def snapshot(self) -> Any:
-        """``asnapshot``."""
+        """Run ``asnapshot``."""
         return self._runner.run(self._result.asnapshot())
 
     def revoke(self, *, terminate: bool = False) -> Any:
-        """``arevoke``."""
+        """Run ``arevoke``."""
         return self._runner.run(self._result.arevoke(terminate=terminate))

@@ -1,4 +1,4 @@
-"""Silver as batches write it, in memory; and histories cut into batches."""
+"""Silver tables in memory, written batch by batch; and histories split into batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NEVER, IMMEDIATELY = 0, 2**53
 
 
 class BatchLake:
-    """What batches have written so far.
+    """The tables that batches have written so far.
 
     Attributes:
-        bronze, attempts, jobs: all rows that were ever written.
-        carry: what the last batch has left.
-        looked_up: how many jobs were looked up.
+        bronze, attempts, jobs: All rows that were written.
+        open_events: The events of open jobs after the last batch.
+        looked_up: The number of jobs whose earlier events were looked up.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class BatchLake:
         self.looked_up = 0
 
     def add_batch(self, events: Sequence[LifecycleEvent], give_up_ms: int = NEVER) -> None:
-        """Tell a batch."""
+        """Add a batch of events."""
         new = events_table(events)
         derived = derive_silver(new, self.open_events, self._look_up, give_up_ms)
         self.attempts = (
@@ -51,7 +51,7 @@ class BatchLake:
         return 0 if self.open_events is None else self.open_events.num_rows
 
     def latest_attempts(self) -> pa.Table:
-        """The rows that count."""
+        """Return the latest row of each attempt."""
         return latest_rows(self.attempts, ATTEMPTS)
 
     def latest_jobs(self) -> pa.Table:
@@ -64,13 +64,13 @@ class BatchLake:
 
 
 def split_randomly(events: list[LifecycleEvent], pieces: int, rng: random.Random) -> list[list[LifecycleEvent]]:
-    """Cut a history at random places, also where nothing is between them."""
-    places = sorted(rng.randrange(len(events) + 1) for _ in range(pieces - 1))
-    return [events[first:last] for first, last in pairwise([0, *places, len(events)])]
+    """Split a history at random positions; pieces may be empty."""
+    positions = sorted(rng.randrange(len(events) + 1) for _ in range(pieces - 1))
+    return [events[first:last] for first, last in pairwise([0, *positions, len(events)])]
 
 
 def histories_in_queues(
-    kind: str, number: int, tell: Callable[[int], list[LifecycleEvent]]
+    kind: str, number: int, history: Callable[[int], list[LifecycleEvent]]
 ) -> list[list[LifecycleEvent]]:
-    """Histories in queues of their own."""
-    return [[replace(event, queue=f"{kind}-{seed}") for event in tell(seed)] for seed in range(number)]
+    """Return histories, each in a separate queue."""
+    return [[replace(event, queue=f"{kind}-{seed}") for event in history(seed)] for seed in range(number)]

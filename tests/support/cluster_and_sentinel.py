@@ -1,4 +1,4 @@
-"""Servers of other kinds than a single Redis: a node of a cluster, a Sentinel."""
+"""A cluster node and a Sentinel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CLUSTER_NODE", "allow_cluster", "assign_all_slots", "sentinel"]
 T = TypeVar("T", Queue, FlowProducer, AsyncFlowProducer)
 
 CLUSTER_NODE = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-"""Arguments that make a server a node of a cluster."""
+"""Arguments that start a server as a cluster node."""
 
 
 def assign_all_slots(server: RedisServer) -> None:
@@ -32,19 +32,19 @@ def assign_all_slots(server: RedisServer) -> None:
         wait_until(lambda: plain.execute_command("CLUSTER INFO")["cluster_state"] == "ok", what="the cluster")
 
 
-def allow_cluster(made: T) -> T:
-    """Let a queue or flows talk to the node of a cluster that has their keys; users are refused so far."""
-    context = made.context if isinstance(made, Queue) else made._context
+def allow_cluster(producer: T) -> T:
+    """Let a queue or flow producer connect to the cluster node that has its keys, which bulltask rejects otherwise."""
+    context = producer.context if isinstance(producer, Queue) else producer._context
     config, url = context.broker.config, context.broker.endpoint.url
     context.broker.close()
     broker = Broker(config, url, clustered=True)
     context._broker = lambda: broker
-    return made
+    return producer
 
 
 @contextmanager
 def sentinel(directory: Path) -> Iterator[str]:
-    """Run a Sentinel that watches nobody; its URL."""
+    """Run a Sentinel that monitors no server; yield its URL."""
     port, file = pick_port(), directory / "sentinel.conf"
     file.write_text(f"port {port}\nbind 127.0.0.1\ndir {directory}\n")
     process = subprocess.Popen([find_binary("valkey").path, file, "--sentinel"], stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The server of the test session: a container where a container engine answers, else a program of this machine."""
+"""The server of the test session: a container if a container engine is available, else a local process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ContainerServer:
     """A server in a container.
 
     Attributes:
-        port: TCP port on 127.0.0.1.
-        image: what it was made from.
+        port: The TCP port on 127.0.0.1.
+        image: The image of the container.
     """
 
     port: int
@@ -38,17 +38,17 @@ class ContainerServer:
 
     @property
     def url(self) -> str:
-        """``redis://127.0.0.1:PORT/0``."""
+        """The URL ``redis://127.0.0.1:PORT/0``."""
         return f"redis://127.0.0.1:{self.port}/0"
 
 
 @cache
 def has_container_engine() -> bool:
-    """Whether a container engine answers where Docker's clients look for one. Each process asks once."""
+    """Return whether a container engine answers at Docker's default address. The answer is cached."""
     address = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     if address.scheme == "unix" and not Path(address.path).is_socket():
         return False
-    import docker  # noqa: PLC0415  # half a second, for those who have an engine
+    import docker  # noqa: PLC0415  # takes half a second to import
     from docker.errors import DockerException  # noqa: PLC0415
 
     try:
@@ -65,14 +65,14 @@ def container_server(image: str, *, host_network: bool = False) -> Iterator[Cont
     """Run a server in a container.
 
     Args:
-        image: Redis' or Valkey's; its entry point takes the server's arguments.
-        host_network: the engine has no network of its own, so the server gets a free port of the machine.
+        image: An image of Redis or Valkey whose entry point takes the server's arguments.
+        host_network: Use the host's network and a free port of this machine.
     """
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415  # as above
 
     port = pick_port() if host_network else PORT
-    reached = ["--bind", "127.0.0.1"] if host_network else ["--protected-mode", "no"]
-    container = DockerContainer(image).with_command(["--port", str(port), "--save", "", *reached])
+    access = ["--bind", "127.0.0.1"] if host_network else ["--protected-mode", "no"]
+    container = DockerContainer(image).with_command(["--port", str(port), "--save", "", *access])
     if host_network:
         container.with_kwargs(network_mode="host")
     else:
@@ -99,10 +99,10 @@ def session_server(directory: Path, flavour: Flavour) -> Iterator[RedisServer | 
             from docker.errors import DockerException  # noqa: PLC0415  # as above
 
             try:
-                made = stack.enter_context(container_server(IMAGES[flavour]))
-            except DockerException as exc:  # it answers, but has no such image and cannot get it
-                sys.stderr.write(f"no server in a container, so a program of this machine: {exc}\n")
+                server = stack.enter_context(container_server(IMAGES[flavour]))
+            except DockerException as exc:  # the engine has no such image and cannot pull it
+                sys.stderr.write(f"no server in a container, so a local process is used: {exc}\n")
             else:
-                yield made
+                yield server
                 return
         yield stack.enter_context(RedisServer.start(directory, flavour=flavour))

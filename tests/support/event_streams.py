@@ -1,4 +1,4 @@
-"""Real event streams that grow and are trimmed, deleted and recreated; and what a reader can know of them."""
+"""Event streams in Redis that grow and are trimmed, deleted and recreated; and the entries that a reader can count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 
 from bulltask.spark.source.offsets import BEGINNING, StreamId
 
-__all__ = ["Generation", "Streams"]
+__all__ = ["Generation", "RandomStreams"]
 
 
 @dataclass
@@ -18,9 +18,9 @@ class Generation:
     """One generation of a queue's stream: from its first entry until it is deleted.
 
     Attributes:
-        ids: of all entries that were ever added.
-        known: how many of them were there when a reader looked last.
-        looked: a reader has seen this stream.
+        ids: The ids of all entries that were added.
+        known: The number of entries at the time of a reader's last look.
+        looked: Whether a reader has seen this stream.
     """
 
     ids: list[StreamId] = field(default_factory=list)
@@ -28,91 +28,91 @@ class Generation:
     looked: bool = False
 
 
-class Streams:
-    """Changes the streams of some queues as BullMQ, its users and its enemies would; remembers every entry.
+class RandomStreams:
+    """Changes the streams of some queues at random, and records every entry.
 
     Args:
-        client: of the server, which is the tests' own.
-        chance: decides.
+        client: A client of the tests' server.
+        rng: The source of randomness.
     """
 
-    def __init__(self, client: redis.Redis, chance: random.Random) -> None:
-        self._client, self._chance, self._ms = client, chance, 1_000
+    def __init__(self, client: redis.Redis, rng: random.Random) -> None:
+        self._client, self._rng, self._ms = client, rng, 1_000
         self.generations: dict[str, list[Generation]] = {}
         self.deleted = 0
 
-    def disturb(self) -> None:
-        """Do one thing to one queue."""
-        queue = self._chance.choice(list(self.generations))
-        self._chance.choice([self.add, self.add, self.add, self.trim, self.trim, self.delete])(queue)
+    def change_one(self) -> None:
+        """Make one random change to one queue."""
+        queue = self._rng.choice(list(self.generations))
+        self._rng.choice([self.add, self.add, self.add, self.trim, self.trim, self.delete])(queue)
 
-    def appear(self, queue: str) -> None:
-        """Let there be a queue, mostly with some events."""
+    def create_queue(self, queue: str) -> None:
+        """Create a queue, mostly with some events."""
         self.generations[queue] = [Generation()]
         self.add(queue)
-        self.generations[queue][0].looked = True  # there is no other one
+        self.generations[queue][0].looked = True  # no reader can confuse it with an older generation
 
     def add(self, queue: str) -> None:
-        """Add up to eight events of one or several milliseconds, trimming as BullMQ does, or not."""
-        generation, chance = self.generations[queue][-1], self._chance
+        """Add up to eight events in one or several milliseconds, sometimes with BullMQ's trimming."""
+        generation, rng = self.generations[queue][-1], self._rng
         with self._client.pipeline(transaction=False) as pipe:
             pipe.hset(_key(queue, "meta"), "opts.maxLenEvents", "10000")
-            for number in range(chance.randrange(9)):
-                self._ms += chance.randrange(3)
+            for number in range(rng.randrange(9)):
+                self._ms += rng.randrange(3)
                 last = generation.ids[-1] if generation.ids else BEGINNING
                 entry = StreamId(self._ms, last.seq + 1 if last.ms == self._ms else 0)
-                most = chance.randrange(12) if generation.looked and chance.random() < 0.1 else None
+                max_length = rng.randrange(12) if generation.looked and rng.random() < 0.1 else None
                 words = {"event": "stalled", "jobId": str(number)}
-                pipe.xadd(_key(queue), words, id=str(entry), maxlen=most, approximate=False)  # type: ignore[arg-type]
+                pipe.xadd(_key(queue), words, id=str(entry), maxlen=max_length, approximate=False)  # type: ignore[arg-type]
                 generation.ids.append(entry)
             pipe.execute()
 
     def trim(self, queue: str) -> None:
-        """Take the oldest entries away; not of a stream that looks like another one that was read so far."""
+        """Remove the oldest entries, unless no reader has seen this generation yet."""
         if self.generations[queue][-1].looked:
-            self._client.xtrim(_key(queue), maxlen=self._chance.randrange(10), approximate=False)
+            self._client.xtrim(_key(queue), maxlen=self._rng.randrange(10), approximate=False)
 
     def delete(self, queue: str) -> None:
-        """Delete the stream, sometimes the whole queue; mostly another one comes at once."""
+        """Delete the stream, sometimes the whole queue; mostly a new generation follows immediately."""
         self._client.delete(_key(queue))
-        self._gone(queue)
-        if self._chance.random() < 0.3:
+        self._start_generation(queue)
+        if self._rng.random() < 0.3:
             self._client.delete(_key(queue, "meta"))
-        if self._chance.random() < 0.7:
+        if self._rng.random() < 0.7:
             self.add(queue)
 
     def obliterate(self, queue: str) -> None:
         """Delete the whole queue."""
         self._client.delete(_key(queue), _key(queue, "meta"))
-        self._gone(queue)
+        self._start_generation(queue)
 
-    def _gone(self, queue: str) -> None:
+    def _start_generation(self, queue: str) -> None:
         if self.generations[queue][-1].ids:
             self.deleted += 1
-            self._ms += 1  # an id is given once, as the server's clock has moved on
+            self._ms += 1  # ids are unique, as the server's clock has advanced
             self.generations[queue].append(Generation())
 
-    def looking(self) -> dict[str, tuple[Generation, int]]:
-        """What a look finds that is taken now."""
+    def current(self) -> dict[str, tuple[Generation, int]]:
+        """Return the current generation and number of entries of each queue."""
         return {queue: (generations[-1], len(generations[-1].ids)) for queue, generations in self.generations.items()}
 
-    def looked(self, found: dict[str, tuple[Generation, int]], *, counting: bool = True) -> None:
-        """A reader has looked, and perhaps counted; of streams deleted since then nothing is certain."""
-        for queue, (generation, there) in found.items():
+    def mark_read(self, found: dict[str, tuple[Generation, int]], *, counting: bool = True) -> None:
+        """Record what a reader has seen, unless the stream was deleted in the meantime."""
+        for queue, (generation, count) in found.items():
             if generation is self.generations[queue][-1]:
-                generation.looked = generation.looked or there > 0
-                generation.known = max(generation.known, there) if counting else generation.known
+                generation.looked = generation.looked or count > 0
+                generation.known = max(generation.known, count) if counting else generation.known
 
-    def unknown(self, queue: str) -> int:
-        """How many entries were gone with their stream before any reader can have seen them."""
+    def lost_unread(self, queue: str) -> int:
+        """Return the number of entries that were deleted with their stream before any reader could see them."""
         return sum(len(generation.ids) - generation.known for generation in self.generations[queue][:-1])
 
     def added(self, queue: str) -> list[StreamId]:
-        """All that were ever added, in their order."""
+        """Return the ids of all entries that were added, in order."""
         return [entry for generation in self.generations[queue] for entry in generation.ids]
 
     def seen(self, queue: str) -> Iterator[StreamId]:
-        """Those of them that a reader can have seen."""
+        """Yield the ids of the entries that a reader may have seen."""
         for generation in self.generations[queue]:
             yield from (
                 generation.ids if generation is self.generations[queue][-1] else generation.ids[: generation.known]

@@ -1,4 +1,4 @@
-"""Events of a queue, written into Redis as BullMQ's scripts write them."""
+"""Write events of a queue to Redis as BullMQ's scripts do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fill", "write_events"]
 
 
 def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
-    """Add so many events to the queue's stream; return their ids, which are the server's."""
+    """Add ``count`` events to the queue's stream; return the ids that the server gave them."""
     pipeline = client.pipeline(transaction=False)
     pipeline.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", "10000")
     for number in range(count):
@@ -21,7 +21,7 @@ def fill(client: redis.Redis, count: int, queue: str = "mail") -> list[str]:
 
 
 def write_events(client: redis.Redis, events: Iterable[LifecycleEvent]) -> int:
-    """Add events to the streams of their queues, in their order and with their ids; return how many."""
+    """Add events with their ids to the streams of their queues; return the number of events."""
     count = 0
     with client.pipeline(transaction=False) as pipe:
         for event in events:

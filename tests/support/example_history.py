@@ -1,4 +1,4 @@
-"""What must have become of the jobs of ``examples/history``, and what a lake says of them."""
+"""Run ``examples/history`` and compare its lake with the expected outcomes of its jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE
 from tests.support.programs import ROOT
 from tests.support.spark_jvm import java_options, spark_home
 
-__all__ = ["PREFIX", "check_lake", "demo", "jobs_done", "jobs_sent", "worker"]
+__all__ = ["PREFIX", "check_lake", "count_finished_jobs", "count_sent_jobs", "run_example", "run_worker"]
 
 PREFIX = "history-demo"
 EXAMPLE = ROOT / "examples" / "history"
@@ -29,10 +29,10 @@ QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "
 
 
 @contextmanager
-def demo(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the example on a server of ours, with workers of ours; its output is in a file beside the lake.
+def run_example(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the example on a given server and without its workers; its output goes to a file next to the lake.
 
-    Its JVM starts quickly, as those of the other tests; but for that Spark has the settings that users have.
+    The JVM has the fast-start options of the other tests. Apart from that, Spark has the settings of the example.
     """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--root", str(root), "--no-worker", *words]
     java = {"SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options(root.parent)}
@@ -48,10 +48,10 @@ def demo(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker of the example, which is not killed."""
+def run_worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a worker of the example that the test does not kill."""
     words = ["-b", url, "worker", "-A", "tasks", "-c", str(children), "-l", "warning", "--queues", "mail,shop"]
-    # What a lost reply of moveToActive leaves behind is found soon.
+    # A job whose moveToActive reply was lost is recovered soon.
     environ = {**os.environ, "BULLTASK_PREFIX": PREFIX, "BULLTASK_STALLED_INTERVAL": "2"}
     command = [sys.executable, "-m", "bulltask", *words]
     with subprocess.Popen(command, cwd=EXAMPLE, env=environ, stderr=subprocess.DEVNULL) as run:
@@ -61,68 +61,68 @@ def worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
             run.terminate()
 
 
-def jobs_sent(client: redis.Redis) -> int:
-    """How many jobs were ever sent."""
+def count_sent_jobs(client: redis.Redis) -> int:
+    """Return the number of jobs that were sent."""
     return sum(int(client.get(_key(queue, "id")) or 0) for queue in set(QUEUES.values()))
 
 
-def jobs_done(client: redis.Redis) -> int:
-    """How many jobs have come to their end."""
+def count_finished_jobs(client: redis.Redis) -> int:
+    """Return the number of finished jobs."""
     ends = ((queue, state) for queue in set(QUEUES.values()) for state in ("completed", "failed"))
     return sum(int(client.zcard(_key(queue, state))) for queue, state in ends)
 
 
 def check_lake(root: Path, client: redis.Redis, count: int) -> None:
-    """Every job is there once and ended as it must have, in Redis and in all tables of the lake.
+    """Check that every job is in Redis and in all tables of the lake once, with the expected outcome.
 
-    Attempts that stalled or were given back may be there besides: the server was killed before its reply was read.
-    Gold counts those too.
+    There may be additional stalled or released attempts, because the server was killed before its reply was read. The
+    gold tables count those too.
     """
     layout, known = Layout(root), jobs_in(client)
     assert Counter(known.values()) == Counter(every_call(count))
     jobs = [(row["queue"], row["job_id"], row["name"], row["state"]) for row in rows_of(layout, JOBS)]
-    assert Counter(jobs) == Counter((*key, name, end_of(name, order)) for key, (name, order) in known.items())
-    tried = [(row["queue"], row["job_id"], row["outcome"]) for row in rows_of(layout, ATTEMPTS)]
-    wanted = [(*key, outcome) for key, call in known.items() for outcome in outcomes_of(*call)]
-    more = Counter(tried) - Counter(wanted)
-    assert not Counter(wanted) - Counter(tried)
+    assert Counter(jobs) == Counter((*key, name, expected_state(name, order)) for key, (name, order) in known.items())
+    attempts = [(row["queue"], row["job_id"], row["outcome"]) for row in rows_of(layout, ATTEMPTS)]
+    wanted = [(*key, outcome) for key, call in known.items() for outcome in expected_outcomes(*call)]
+    more = Counter(attempts) - Counter(wanted)
+    assert not Counter(wanted) - Counter(attempts)
     assert {outcome for _, _, outcome in more} <= {"stalled", "retry"}
     assert more.total() < count / 10
     events = Counter((row["queue"], row["event_id"]) for row in rows_of(layout, EVENTS))
     assert events == Counter((queue, entry) for queue in set(QUEUES.values()) for entry in _entries(client, queue))
     minutes = rows_of(layout, TASK_MINUTE)
     for name in QUEUES:
-        calls = [outcomes_of(*call) for call in known.values() if call[0] == name]
+        calls = [expected_outcomes(*call) for call in known.values() if call[0] == name]
         wanted_sums = Counter({"enqueued": len(calls), "finished": len(calls)})
         wanted_sums.update({"retry": "retried"}.get(one, one) for call in calls for one in call)
-        besides = [key for key in more.elements() if known[key[0], key[1]][0] == name]
-        wanted_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in besides)
+        additional = [key for key in more.elements() if known[key[0], key[1]][0] == name]
+        wanted_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in additional)
         found = {column: sum(row[column] for row in minutes if row["name"] == name) for column in wanted_sums}
         assert found == wanted_sums, name
-    failed = sum(outcomes_of(*call).count("failed") for call in known.values())
+    failed = sum(expected_outcomes(*call).count("failed") for call in known.values())
     assert sum(row["count"] for row in rows_of(layout, ERRORS_DAY)) == failed > 0
 
 
 def every_call(count: int) -> Iterator[tuple[str, int]]:
-    """The name and the order's number of each job."""
+    """Yield the name and the order number of each job."""
     names = list(QUEUES)
     for number in range(count):
         yield names[number % len(names)], number // len(names)
 
 
-def end_of(name: str, order: int) -> str:
-    """The state in which a job must end."""
+def expected_state(name: str, order: int) -> str:
+    """Return the expected final state of a job."""
     bad = (name == "card.charge" and order % 40 == 7) or (name == "invoice.print" and order % 100 == 3)
     return "failed" if bad else "completed"
 
 
-def outcomes_of(name: str, order: int) -> list[str]:
-    """What must become of a job's attempts."""
-    return [*(["retry"] if name == "mail.send" and order % 25 == 0 else []), end_of(name, order)]
+def expected_outcomes(name: str, order: int) -> list[str]:
+    """Return the expected outcomes of a job's attempts."""
+    return [*(["retry"] if name == "mail.send" and order % 25 == 0 else []), expected_state(name, order)]
 
 
 def jobs_in(client: redis.Redis) -> dict[tuple[str, str], tuple[str, int]]:
-    """Name and order of each job that has ended in Redis, by queue and id."""
+    """Return the name and order number of each finished job in Redis, by queue and id."""
     found: dict[tuple[str, str], tuple[str, int]] = {}
     for queue in set(QUEUES.values()):
         ids: list[Any] = [one for end in ("completed", "failed") for one in client.zrange(_key(queue, end), 0, -1)]

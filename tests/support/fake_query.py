@@ -1,4 +1,4 @@
-"""A streaming query without Spark: what it asks of a reader, batch after batch."""
+"""A streaming query without Spark: it calls a reader batch by batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FakeQuery"]
 
 
 class FakeQuery:
-    """What Spark does with a reader: offsets travel as JSON, tasks get copies, a restart makes a new reader."""
+    """Calls a reader as Spark does: offsets are JSON, tasks get copies, a restart creates a new reader."""
 
     schema = EVENTS
 
@@ -30,20 +30,20 @@ class FakeQuery:
         self._options |= options
         self.reader = EventsStreamReader(read_options(StreamOptions, self._options), self.schema)
 
-    def plan(self, most: int | None = None) -> Any:
-        limit = self.reader.getDefaultReadLimit() if most is None else ReadMaxRows(most)
+    def plan(self, max_rows: int | None = None) -> Any:
+        limit = self.reader.getDefaultReadLimit() if max_rows is None else ReadMaxRows(max_rows)
         return self._json(self.reader.latestOffset(self.offset, limit))
 
     def read(self, end: Any) -> list[dict[str, Any]]:
         found = []
         for part in self.reader.partitions(self.offset, end):
-            there, piece = cloudpickle.loads(cloudpickle.dumps((self.reader, part)))
-            for batch in there.read(piece):
+            reader, piece = cloudpickle.loads(cloudpickle.dumps((self.reader, part)))
+            for batch in reader.read(piece):
                 found += batch.to_pylist()
         return found
 
-    def batch(self, most: int | None = None) -> bool:
-        end = self.plan(most)
+    def batch(self, max_rows: int | None = None) -> bool:
+        end = self.plan(max_rows)
         moved: bool = end != self.offset
         self.rows += self.read(end)
         self.offset = end
@@ -53,7 +53,7 @@ class FakeQuery:
         for _ in range(100):
             if not self.batch():
                 return
-        raise AssertionError("the query never comes to an end")
+        raise AssertionError("the query does not finish")
 
     def events(self, queue: str = "mail") -> list[str]:
         return [row["event_id"] for row in self.rows if row["queue"] == queue and row["event"] != "bulltask.gap"]

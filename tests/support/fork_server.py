@@ -1,8 +1,8 @@
-"""Processes of ``python -m bulltask`` that begin with the modules loaded: forked from one that has imported them.
+"""A fork server that starts ``python -m bulltask`` in processes that have imported all modules already.
 
-To import bulltask, redis and what they need takes half a CPU second, and the tests start some 1,500 workers. Such a
-process runs what ``python -m bulltask`` runs, is a child of the tests, and has directory, environment and output of its
-own. What Python itself reads of the environment when it starts (``PYTHON…``) is that of the tests.
+Importing bulltask, redis and their dependencies takes half a CPU second, and the tests start some 1,500 workers. A
+forked process runs ``python -m bulltask`` as a child of the tests, with a separate directory, environment and output.
+Variables that the interpreter reads when it starts (``PYTHON…``) have the values of the tests.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MAX_REQUEST = 1_000_000
 
 
 class ForkedProcess:
-    """A process that was forked by the server: as much of `subprocess.Popen` as the tests use.
+    """A process that the server has forked, with the methods of `subprocess.Popen` that the tests use.
 
     Args:
-        pid: its process id; it is a child of this process.
-        stdout: what it writes.
-        stderr: what it writes to its other output, if that is another file.
+        pid: The process id; the process is a child of this process.
+        stdout: Its standard output.
+        stderr: Its standard error, if that is a separate file.
     """
 
     def __init__(self, pid: int, stdout: IO[str], stderr: IO[str] | None = None) -> None:
@@ -58,10 +58,10 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; return the exit code.
+        """Wait until it exits; return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs.
+            subprocess.TimeoutExpired: The process still runs.
         """
         if (code := self.poll()) is not None:
             return code
@@ -75,17 +75,17 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send it a signal, unless it has exited."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """Starts the server with the first process that is asked for, and ends it with `close`."""
+    """Forks processes. The server starts with the first request and exits at `close`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,20 +95,20 @@ class ForkServer:
 
     @property
     def pids(self) -> set[int]:
-        """The server's process id, if it runs."""
+        """The server's process id if it runs, as a set."""
         return set() if self._process is None else {self._process.pid}
 
     def start(
         self, words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
     ) -> ForkedProcess:
-        """Start ``python -m bulltask WORDS`` with both of its outputs in one pipe.
+        """Start ``python -m bulltask WORDS`` with standard output and error in one pipe.
 
         Args:
-            words: the arguments.
-            directory: its working directory.
-            environ: all of its environment.
-            stdin: a file descriptor, or `subprocess.DEVNULL`.
-            new_session: it begins a session of its own.
+            words: The arguments.
+            directory: The working directory.
+            environ: The complete environment.
+            stdin: A file descriptor, or `subprocess.DEVNULL`.
+            new_session: Whether the process starts a new session.
         """
         reader, writer = os.pipe()
         try:
@@ -124,7 +124,7 @@ class ForkServer:
 
     @contextmanager
     def running(self, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[ForkedProcess]:
-        """Start ``python -m bulltask WORDS`` here, with outputs in files; it is killed at the end if it still runs."""
+        """Run ``python -m bulltask WORDS`` in the current directory with outputs in files; kill it at the end."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             request = [list(words), str(Path.cwd()), dict(environ), False]
             process = ForkedProcess(self._fork(request, subprocess.DEVNULL, out.fileno(), err.fileno()), out, err)
@@ -135,7 +135,7 @@ class ForkServer:
                 process.wait()
 
     def run(self, words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run ``python -m bulltask WORDS`` here to its end."""
+        """Run ``python -m bulltask WORDS`` in the current directory and wait until it exits."""
         with self.running(words, environ) as process:
             code = process.wait(60)
             assert process.stderr is not None
@@ -144,23 +144,23 @@ class ForkServer:
             return subprocess.CompletedProcess(words, code, process.stdout.read(), process.stderr.read())
 
     def close(self) -> None:
-        """End the server; what it has started runs on."""
+        """Stop the server; processes that it has forked continue to run."""
         if self._process is None or self._control is None or self._owner != os.getpid():
             return
-        self._control.close()  # it ends at the end of its input
+        self._control.close()  # the server exits at the end of its input
         self._process.wait()
         self._process = self._control = None
 
     def _fork(self, request: list[Any], stdin: int, stdout: int, stderr: int) -> int:
         with self._starting, Path(os.devnull).open() as null:
-            given = null.fileno() if stdin == subprocess.DEVNULL else stdin
-            if self._control is None or self._owner != os.getpid():  # a fork of the tests has a server of its own
+            stdin_fd = null.fileno() if stdin == subprocess.DEVNULL else stdin
+            if self._control is None or self._owner != os.getpid():  # a forked test process starts its own server
                 self._launch()
             assert self._control is not None
-            # The process is an orphan at once, and its next ancestor that wants orphans becomes its parent.
+            # The forked process is orphaned immediately; its nearest subreaper, this process, becomes its parent.
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._control, [json.dumps(request).encode()], [given, stdout, stderr])
+                socket.send_fds(self._control, [json.dumps(request).encode()], [stdin_fd, stdout, stderr])
                 answer = self._control.recv(100)
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0)
@@ -169,30 +169,30 @@ class ForkServer:
         return int(answer)
 
     def _launch(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, __file__, str(server_end.fileno())],
+                pass_fds=[server_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={name: value for name, value in os.environ.items() if not name.startswith("BULLTASK_W")},
             )
-        self._control, self._owner = ours, os.getpid()
+        self._control, self._owner = control, os.getpid()
         atexit.register(self.close)
 
 
 fork_server = ForkServer()
-"""That of this process and its tests."""
+"""The fork server of this process."""
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something about this process."""
+    """Call prctl(2) for this process."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]:
-    """Fork for each request, until there are no more; returns in the forked process, with what it shall run."""
+    """Fork for each request until the input ends. Returns in the forked process, with the process's arguments."""
     while True:
         request, files, *_ = socket.recv_fds(control, _MAX_REQUEST, 3)
         if not request:
@@ -202,31 +202,31 @@ def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]
             if pid := os.fork():
                 os.write(name, str(pid).encode())
                 os._exit(0)
-            become(control, files, wait, go)
+            prepare_child(control, files, wait, go)
             os.close(names)
             os.close(name)
             words, directory, environ, new_session = json.loads(request)
             return words, directory, environ, new_session
-        os.waitpid(between, 0)  # from now on the tests are the parent of the other
+        os.waitpid(between, 0)  # from now on the tests are the parent of the forked process
         control.send(os.read(names, 100))
         for file in (*files, wait, go, names, name):
             os.close(file)
 
 
-def become(control: socket.socket, files: list[int], wait: int, go: int) -> None:
-    """Take the standard files, and wait until the tests are this process's parent."""
+def prepare_child(control: socket.socket, files: list[int], wait: int, go: int) -> None:
+    """Redirect the standard files, and wait until the tests are this process's parent."""
     control.close()
     os.close(go)
     os.read(wait, 1)
     os.close(wait)
-    for place, file in enumerate(files):
-        os.dup2(file, place)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
     for file in files:
         os.close(file)
 
 
 def main() -> NoReturn:
-    """Be the server; and in what it has forked, be ``python -m bulltask``."""
+    """Run the server and, in forked processes, ``python -m bulltask``."""
     installed = sys.path[1:]  # not the directory of this file
     for name in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         if name in installed:

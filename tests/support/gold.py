@@ -1,4 +1,4 @@
-"""Rows of gold tables with only the columns that a test sets."""
+"""Rows of gold tables with defaults for all columns that a test does not set."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def task_minute(
     runs: Iterable[int] = (),
     **values: Any,
 ) -> dict[str, Any]:
-    """A row of gold.task_minute of queue ``mail``.
+    """Return a row of gold.task_minute for the queue ``mail``.
 
     Args:
-        minute: ``10:00`` of 22 November 2026, or any other time.
-        name: of the task.
-        waits: milliseconds of each.
-        runs: the same.
-        values: other columns; counts are 0 where they are left out.
+        minute: A time such as ``10:00`` on 22 November 2026, or any datetime.
+        name: The name of the task.
+        waits: The wait of each job in milliseconds.
+        runs: The run time of each job in milliseconds.
+        values: Other columns; counts are 0 by default.
     """
     waits, runs = list(waits), list(runs)
     row = {"queue": "mail", "name": name, "minute": _minute(minute), "complete": True, **dict.fromkeys(_COUNTS, 0)}
@@ -41,7 +41,7 @@ def task_minute(
 
 
 def queue_minute(minute: str | datetime, **values: Any) -> dict[str, Any]:
-    """A row of gold.capacity_minute of queue ``mail``."""
+    """Return a row of gold.capacity_minute for the queue ``mail``."""
     counts = dict.fromkeys(("arrivals", "departures", "backlog_delta", "peak_workers"), 0)
     row = {"queue": "mail", "minute": _minute(minute), "busy_workers": 0.0, "complete": True}
     return {**row, **counts, **values}

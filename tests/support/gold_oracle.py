@@ -1,4 +1,4 @@
-"""The gold tables in plain Python, one row after the other, as their definitions say; and lakes of random history."""
+"""The gold tables computed row by row in plain Python from their definitions; and random histories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDED = {
 
 @dataclass
 class History:
-    """Rows of bronze and silver, each once and as it counts."""
+    """Rows of bronze and silver, only the latest of each key."""
 
     added: list[Row] = field(default_factory=list)
     attempts: list[Row] = field(default_factory=list)
@@ -49,14 +49,14 @@ def day_of(at: datetime) -> str:
 
 
 def overlap(row: Row, start: datetime, length: timedelta) -> int:
-    """Milliseconds that an attempt ran in a minute or a day."""
+    """Return for how many milliseconds of a minute or a day an attempt ran."""
     if row["started_at"] is None or row["ended_at"] is None:
         return 0
     return max(ms(min(row["ended_at"], start + length) - max(row["started_at"], start)), 0)
 
 
 def steps_of(row: Row) -> Iterable[datetime]:
-    """The minutes that an attempt ran in, also for no time."""
+    """Yield the minutes in which an attempt ran, also if it took no time."""
     if row["started_at"] is not None and row["ended_at"] is not None:
         step = minute_of(row["started_at"])
         while step <= row["ended_at"]:
@@ -64,8 +64,8 @@ def steps_of(row: Row) -> Iterable[datetime]:
             step += MINUTE
 
 
-def touching(gaps: list[Row], queue: str, start: datetime, length: timedelta) -> list[Row]:
-    """The gaps of a queue that touch a minute or a day."""
+def overlapping_gaps(gaps: list[Row], queue: str, start: datetime, length: timedelta) -> list[Row]:
+    """Return the gaps of a queue that overlap a minute or a day."""
     found = []
     for gap in gaps:
         until = gap["first_at"] or gap["detected_at"]
@@ -78,13 +78,13 @@ def touching(gaps: list[Row], queue: str, start: datetime, length: timedelta) ->
 
 
 def makes_row(gap: Row, minute: datetime) -> bool:
-    """Whether a minute has a row for its gap alone: not before the end of a gap with an unknown beginning."""
+    """Return whether a gap alone makes a row for a minute; if its start is unknown, only its last minute does."""
     known = gap["after_at"] is not None or minute_of(gap["first_at"] or gap["detected_at"]) == minute
-    return known and bool(touching([gap], gap["queue"], minute, MINUTE))
+    return known and bool(overlapping_gaps([gap], gap["queue"], minute, MINUTE))
 
 
-def nearest_rank(values: Sequence[int], share: float) -> int | None:
-    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1] if values else None
+def nearest_rank(values: Sequence[int], fraction: float) -> int | None:
+    return sorted(values)[max(math.ceil(fraction * len(values)), 1) - 1] if values else None
 
 
 def counts(values: Iterable[int]) -> dict[int, int]:
@@ -95,12 +95,12 @@ def counts(values: Iterable[int]) -> dict[int, int]:
 
 
 class Oracle:
-    """Responsible for what the gold tables of some days should be.
+    """The expected gold tables of some days.
 
     Args:
-        history: what happened.
-        days: the days.
-        slo_config: objectives, prices, capacities.
+        history: The events, attempts and jobs.
+        days: The days.
+        slo_config: Objectives, prices and capacities.
     """
 
     def __init__(self, history: History, days: Iterable[date], slo_config: SLOConfig) -> None:
@@ -113,11 +113,11 @@ class Oracle:
         return [self._minute(*key) for key in self._keys()]
 
     def _keys(self) -> set[tuple[str, str | None, datetime]]:
-        """Every minute of a task in which something was: found by looking at each row alone."""
+        """Return every minute of a task that has a row."""
         mean_and_variance = [(row, row["event_at"]) for row in self.history.added]
         mean_and_variance += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
         mean_and_variance += [(row, step) for row in self.history.attempts for step in steps_of(row)]
-        mean_and_variance += [(row, over_at(row)) for row in self.history.jobs]
+        mean_and_variance += [(row, finished_or_removed_at(row)) for row in self.history.jobs]
         keys = {(row["queue"], row["name"], minute_of(at)) for row, at in mean_and_variance if self.has(at)}
         for start in (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in self.days):
             for minute in (start + number * MINUTE for number in range(1440)):
@@ -136,7 +136,7 @@ class Oracle:
         ended = [row for row in attempts if at(row["ended_at"])]
         waits = [row["wait_ms"] for row in started if row["wait_ms"] is not None]
         runs = [row["run_ms"] for row in ended if row["run_ms"] is not None]
-        gaps = touching(self.history.gaps, queue, minute, MINUTE)
+        gaps = overlapping_gaps(self.history.gaps, queue, minute, MINUTE)
         wasted = [row for row in attempts if row["outcome"] in {"failed", "retry", "stalled"}]
         return {
             "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
@@ -175,7 +175,7 @@ class Oracle:
         return rows
 
     def _peak(self, queue: str, minute: datetime) -> int:
-        """The most attempts that ran at one moment: looked at each moment at which one begins."""
+        """Return the maximum number of concurrent attempts, checked at the start of each."""
         its = [row for row in self.history.attempts if row["queue"] == queue and overlap(row, minute, MINUTE)]
         starts, ends = (sorted(row[end] for row in its) for end in ("started_at", "ended_at"))
         mean_and_variance = {max(start, minute) for start in starts}
@@ -210,16 +210,16 @@ class Oracle:
             length = row[f"{metric}_ms"]
             if not self.has(at) or length is None:
                 continue
-            for limit, target in self._wishes(row, metric).items():
+            for limit, target in self._objectives(row, metric).items():
                 kinds[row["queue"], row["name"], metric, limit, target, day_of(at)].append(
                     may_be_good and length <= limit
                 )
         return [self._slo(key, good) for key, good in kinds.items()]
 
-    def _wishes(self, row: Row, metric: str) -> dict[int, float]:
+    def _objectives(self, row: Row, metric: str) -> dict[int, float]:
         found: dict[int, float] = {}
         for one in self.slo_config.objectives:
-            if one.metric == metric and like(row["queue"], one.queue) and like(row["name"], one.name):
+            if one.metric == metric and matches(row["queue"], one.queue) and matches(row["name"], one.name):
                 found.setdefault(one.within_ms, one.target)
         return found
 
@@ -229,11 +229,11 @@ class Oracle:
         return {
             "queue": queue, "name": name, "metric": metric, "objective_ms": limit, "target": target, "dt": dt,
             "total": len(good), "good": sum(good), "attainment": attainment,
-            "budget_left": 1 - (1 - attainment) / (1 - target), "complete": self._whole(queue, dt),
+            "budget_left": 1 - (1 - attainment) / (1 - target), "complete": self._is_complete(queue, dt),
         }  # fmt: skip
 
-    def _whole(self, queue: str, dt: str) -> bool:
-        return not touching(self.history.gaps, queue, datetime.fromisoformat(dt).replace(tzinfo=UTC), DAY)
+    def _is_complete(self, queue: str, dt: str) -> bool:
+        return not overlapping_gaps(self.history.gaps, queue, datetime.fromisoformat(dt).replace(tzinfo=UTC), DAY)
 
     def cost_day(self) -> list[Row]:
         found = []
@@ -260,23 +260,23 @@ class Oracle:
         return {
             "queue": queue, "name": name, "dt": dt, "jobs": jobs,
             "attempts": sum(row["ended_at"] is not None and day_of(row["ended_at"]) == dt for row in attempts),
-            "busy_s": busy / 1000, "wasted_s": wasted / 1000, "cost": rounded(cost),
-            "cost_per_job": rounded(cost / jobs if cost is not None and jobs else None),
-            "complete": self._whole(queue, dt),
+            "busy_s": busy / 1000, "wasted_s": wasted / 1000, "cost": round_money(cost),
+            "cost_per_job": round_money(cost / jobs if cost is not None and jobs else None),
+            "complete": self._is_complete(queue, dt),
         }  # fmt: skip
 
 
-def over_at(job: Row) -> datetime | None:
+def finished_or_removed_at(job: Row) -> datetime | None:
     at: datetime | None = job["finished_at"] or (job["as_of"] if job["state"] == "removed" else None)
     return at
 
 
-def like(text: str | None, pattern: str) -> bool:
+def matches(text: str | None, pattern: str) -> bool:
     plain = pattern.replace("[", "[[]").replace("?", "[?]")
     return pattern == "*" or (text is not None and fnmatchcase(text, plain))
 
 
-def rounded(money: Decimal | None) -> Decimal | None:
+def round_money(money: Decimal | None) -> Decimal | None:
     return None if money is None else round(money, 6)
 
 
@@ -289,28 +289,28 @@ OUTCOMES = ("completed", "failed", "retry", "stalled", "waiting-children", "open
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
-    """Make up the history of some jobs that are added between two moments, many of them around midnight."""
-    chance, history = random.Random(seed), History()
+    """Create a random history of jobs that are added between two times, many of them around midnight."""
+    rng, history = random.Random(seed), History()
     for number in range(jobs):
-        queue = chance.choice(list(TASKS))
-        _job(history, chance, since + (until - since) * chance.random(), queue, f"j{number}")
+        queue = rng.choice(list(TASKS))
+        _job(history, rng, since + (until - since) * rng.random(), queue, f"j{number}")
     return history
 
 
-def _job(history: History, chance: random.Random, at: datetime, queue: str, job_id: str) -> None:
-    if chance.random() < 0.4:  # close to midnight
+def _job(history: History, rng: random.Random, at: datetime, queue: str, job_id: str) -> None:
+    if rng.random() < 0.4:  # close to midnight
         at = at.replace(hour=23, minute=59)
-    at = at.replace(microsecond=chance.randrange(1000) * 1000)
-    name, incarnation = chance.choice(TASKS[queue]), f"{ms(at - datetime.fromtimestamp(0, UTC))}-0"
+    at = at.replace(microsecond=rng.randrange(1000) * 1000)
+    name, incarnation = rng.choice(TASKS[queue]), f"{ms(at - datetime.fromtimestamp(0, UTC))}-0"
     if name is not None:
         history.added.append({"queue": queue, "name": name, "event_at": at, "job_id": job_id, "event_id": incarnation})
     base = {"queue": queue, "name": name, "job_id": job_id, "incarnation": incarnation}
     now, outcome, state = at, "", "completed"
-    for attempt in range(1, chance.choice((1, 1, 2, 3)) + 1):
-        row = _attempt(chance, now, attempt)
+    for attempt in range(1, rng.choice((1, 1, 2, 3)) + 1):
+        row = _attempt(rng, now, attempt)
         history.attempts.append({**base, **row})
         outcome, now = row["outcome"], row["ended_at"] or row["started_at"] or now
-    state = {"failed": "failed", "open": chance.choice(("active", "removed"))}.get(outcome, "completed")
+    state = {"failed": "failed", "open": rng.choice(("active", "removed"))}.get(outcome, "completed")
     ended = now if state in {"completed", "failed"} else None
     total = None if name is None or ended is None else ms(ended - at)
     history.jobs.append({
@@ -319,18 +319,18 @@ def _job(history: History, chance: random.Random, at: datetime, queue: str, job_
     })  # fmt: skip
 
 
-def _attempt(chance: random.Random, now: datetime, attempt: int) -> Row:
-    wait = int(chance.lognormvariate(6, 3)) if chance.random() < 0.9 else None
-    run = chance.choice((0, 1, 60_000, int(chance.lognormvariate(5, 3)), int(chance.lognormvariate(9, 2))))
+def _attempt(rng: random.Random, now: datetime, attempt: int) -> Row:
+    wait = int(rng.lognormvariate(6, 3)) if rng.random() < 0.9 else None
+    run = rng.choice((0, 1, 60_000, int(rng.lognormvariate(5, 3)), int(rng.lognormvariate(9, 2))))
     run = min(run, 30 * 3_600_000)
-    outcome = chance.choice(OUTCOMES) if chance.random() < 0.5 else "completed"
+    outcome = rng.choice(OUTCOMES) if rng.random() < 0.5 else "completed"
     started = now + timedelta(milliseconds=min(wait or 0, 3_600_000))
     ended = None if outcome == "open" else started + timedelta(milliseconds=run)
-    unseen = ended is not None and chance.random() < 0.05  # its beginning was not seen
+    unseen = ended is not None and rng.random() < 0.05  # its start was lost in a gap
     if unseen:
         wait = None
     length = None if unseen or ended is None else run
-    reason = chance.choice(("timeout after 3 s", "no such 'user_7'", None)) if outcome == "failed" else None
+    reason = rng.choice(("timeout after 3 s", "no such 'user_7'", None)) if outcome == "failed" else None
     key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
     return {
         "attempt": attempt, "outcome": outcome, "started_at": None if unseen else started,

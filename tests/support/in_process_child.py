@@ -1,4 +1,4 @@
-"""A worker's child without a process: it takes and runs jobs when it is told to, in the test's own thread."""
+"""A worker's child without a process: it acquires and runs jobs in the thread of the test."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = ["Child"]
 
 
 class Child:
-    """The parts of a child, as ``bulltask.worker.child.main`` puts them together, without its signals.
+    """The parts of a child as ``bulltask.worker.child.main`` assembles them, without signal handlers.
 
     Args:
-        app: its sync tasks are run.
-        queues: where jobs are taken from.
-        bus: hears of them.
+        app: The app whose sync tasks are run.
+        queues: The names of the queues.
+        bus: Receives the events.
 
     Attributes:
-        fetcher: takes the jobs.
-        slot: the only one.
+        fetcher: Acquires the jobs.
+        slot: The only slot.
     """
 
     def __init__(self, app: App, queues: Sequence[str], bus: Bus) -> None:
@@ -51,7 +51,7 @@ class Child:
         self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop)
 
     def run_waiting(self) -> int:
-        """Run jobs until none waits; the result is how many there were."""
+        """Run jobs until none waits; return the number of jobs."""
         done = 0
         self.fetcher.round_robin.reopen_all()
         self.fetcher.client.connect()
@@ -66,6 +66,6 @@ class Child:
         return done
 
     def close(self) -> None:
-        """End its connections."""
+        """Close the connections."""
         self.fetcher.client.close()
         self._wakeup_pipe.close()

@@ -1,4 +1,4 @@
-"""Lakes as the pipeline would have written them, made by pyarrow alone: for tests of what reads one without a JVM."""
+"""Lakes like those of the pipeline, written with pyarrow for tests that read a lake without a JVM."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS, TABLES, Table
 
-__all__ = ["LakeBuilder", "at", "spelled"]
+__all__ = ["LakeBuilder", "at", "encode_partition"]
 
 Row = Mapping[str, Any]
 
-#: Of the characters that Spark spells as %XX in the names of directories, those that a queue's name may have.
+#: The characters in names of queues that Spark writes as %XX in names of directories.
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _ABSENT: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 def at(text: str, milliseconds: int = 0) -> datetime:
-    """A time in UTC: ``at("2026-11-22 10:00")``, and so many milliseconds later."""
+    """Return a time in UTC, such as ``at("2026-11-22 10:00")``, plus some milliseconds."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC) + timedelta(milliseconds=milliseconds)
 
 
-def spelled(value: str | None) -> str:
-    """A partition's value as Spark spells it in the name of a directory."""
+def encode_partition(value: str | None) -> str:
+    """Encode the value of a partition as Spark does in the name of a directory."""
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value) if value else _ABSENT
 
 
 class LakeBuilder:
-    """Responsible for the files of a lake.
+    """Writes the files of a lake.
 
     ::
 
@@ -44,18 +44,18 @@ class LakeBuilder:
         lake.jobs([{"job_id": "1", "state": "failed", "finished_at": at("2026-11-22 10:00")}])
         lake.gold("task_minute", [{"queue": "mail", "name": "send", "minute": at("2026-11-22 10:00")}])
 
-    A row has the columns of its table (`bulltask.lake.tables`) and its partitions; what it leaves out is null, but for:
+    A row has the columns of its table (`bulltask.lake.tables`) and its partitions. Missing columns are null, except:
 
     * ``queue``: ``mail``
-    * ``ingest_id``: one for each call, ``test-00000000``, ``test-00000001``, ...; or that of the argument
-    * ``dt``: the day that the table says; in gold, of ``minute`` or ``last_seen``. Else give it
+    * ``ingest_id``: unique for each call, ``test-00000000``, ``test-00000001``, ..., or the value of the argument
+    * ``dt``: the day of the table's time column; in gold, of ``minute`` or ``last_seen``. Required in other tables
     * ``as_of``: the end of the job or the attempt; ``source``: ``events``; ``attempt``: 1
-    * in events, all that ``event_id`` says: ``event_ms``, ``event_seq``, ``event_at``
+    * in events, the columns derived from ``event_id``: ``event_ms``, ``event_seq``, ``event_at``
 
-    Rows of one call, day and queue are one file.
+    Rows of one call, day and queue are written to one file.
 
     Args:
-        root: the directory of the lake.
+        root: The directory of the lake.
     """
 
     def __init__(self, root: Path) -> None:
@@ -90,7 +90,7 @@ class LakeBuilder:
         """Write rows of any table.
 
         Raises:
-            ValueError: a row has a column that the table has not, or no time that says its day.
+            ValueError: A row has an unknown column, or no time that determines its day.
         """
         default = {"queue": "mail", "ingest_id": ingest or f"test-{next(self._calls):08d}"}
         files: defaultdict[Path, list[Row]] = defaultdict(list)
@@ -107,7 +107,7 @@ class LakeBuilder:
 
     def _directory(self, table: Table, values: Row) -> Path:
         place = self.layout.table(table)
-        return place.joinpath(*(f"{name}={spelled(values[name])}" for name in table.partitions))
+        return place.joinpath(*(f"{name}={encode_partition(values[name])}" for name in table.partitions))
 
     def _file(self, table: Table, directory: Path, rows: list[Row]) -> None:
         fields = list(arrow_schema(table))[: -len(partition_schema(table))]
@@ -143,6 +143,6 @@ _DAYS: Final[Mapping[str, Callable[[Row], Any]]] = {
 def _day(table: Table, row: Row) -> date:
     moment = _DAYS[table.full_name](row) if table.full_name in _DAYS else None
     if moment is None:
-        raise ValueError(f"this row of {table.full_name} does not say its day: give it dt='2026-11-22'")
+        raise ValueError(f"this row of {table.full_name} has no day: add dt='2026-11-22'")
     day: date = moment.astimezone(UTC).date()
     return day

@@ -1,4 +1,4 @@
-"""A report of a lake, and what its charts show."""
+"""Reports of a lake, and the values of their charts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that is as fast as Redis lets it be: BullMQ's own scripts, for many jobs in each round trip."""
+"""A producer and worker that moves jobs as fast as Redis allows: BullMQ's scripts for many jobs per round trip."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _FAILS: Final = FinishOptions(False, b"no", {"count": -1}, 1)
 
 
 class LoadGenerator:
-    """Takes and ends jobs of a queue, and adds one for each that it ends, in a thread of its own.
+    """Acquires and finishes jobs of a queue, and adds as many, in a separate thread.
 
-    Use it in a ``with`` block. Jobs wait, have a priority or a delay, and every fifth fails. Both lists only grow,
-    and an id is in them when Redis has said that it is done.
+    Use it in a ``with`` block. Jobs wait, have a priority or a delay, and every fifth fails. Ids are appended to both
+    lists when Redis has replied.
 
     Args:
-        broker: where.
-        keys: of the queue.
-        hands: jobs in hand at a time, moved in one round trip.
+        broker: The broker.
+        keys: The keys of the queue.
+        concurrency: The number of active jobs, and of jobs per round trip.
 
     Attributes:
-        added: ids of all jobs that it has added.
-        ended: ids of those that it has completed or failed.
+        added: The ids of all added jobs.
+        finished: The ids of all completed or failed jobs.
     """
 
-    def __init__(self, broker: Broker, keys: QueueKeys, hands: int = 50) -> None:
-        self._broker, self._keys, self._hands = broker, keys, hands
-        self._claim = FetchOptions("load", 30_000, "load")
+    def __init__(self, broker: Broker, keys: QueueKeys, concurrency: int = 50) -> None:
+        self._broker, self._keys, self._concurrency = broker, keys, concurrency
+        self._options = FetchOptions("load", 30_000, "load")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._move)
-        self._moved = threading.Condition()
+        self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self.added: list[str] = []
         self.finished: list[str] = []
@@ -60,11 +60,11 @@ class LoadGenerator:
             raise self._failure
 
     def wait_for(self, count: int) -> None:
-        """Wait until it has ended so many jobs."""
-        with self._moved:
-            over = self._moved.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
+        """Wait until ``count`` jobs have finished."""
+        with self._changed:
+            over = self._changed.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
         assert self._failure is None, self._failure
-        assert over, f"only {len(self.finished)} jobs have ended; {count} were to"
+        assert over, f"only {len(self.finished)} of {count} jobs have finished"
 
     def _move(self) -> None:
         client = self._broker.client()
@@ -74,34 +74,34 @@ class LoadGenerator:
             while not self._stop.is_set():
                 calls = self._calls(held)
                 replies: list[Any] = client.run_many(calls)
-                with self._moved:
+                with self._changed:
                     self.finished += held
-                    self.added += replies[len(calls) - self._hands :]
-                    self._moved.notify_all()
-                held = [one.job_id for one in replies[: len(calls) - self._hands] if one.job_id]
-        except BaseException as exc:  # noqa: BLE001 - raised where the test waits
-            with self._moved:
+                    self.added += replies[len(calls) - self._concurrency :]
+                    self._changed.notify_all()
+                held = [one.job_id for one in replies[: len(calls) - self._concurrency] if one.job_id]
+        except BaseException as exc:  # noqa: BLE001 - raised again in the test's thread
+            with self._changed:
                 self._failure = exc
-                self._moved.notify_all()
+                self._changed.notify_all()
         finally:
             client.close()
 
     def _calls(self, held: Sequence[str]) -> list[Call[Any]]:
-        """End what is held and take the next ones; and add as many as there are hands."""
+        """Finish the active jobs, acquire the next ones, and add as many."""
         keys, now_ms, first = self._keys, self._broker.clock.now_ms(), len(self.added)
         calls: list[Call[Any]] = [
             move_to_finished(
                 keys,
                 one,
-                self._claim,
+                self._options,
                 _FAILS if number % 5 == 0 else _COMPLETES,
                 fetch_next=True,
                 now_ms=now_ms,
             )
             for number, one in enumerate(held)
         ]
-        calls += [move_to_active(keys, self._claim, now_ms) for _ in range(self._hands - len(held))]
-        for number in range(first, first + self._hands):
+        calls += [move_to_active(keys, self._options, now_ms) for _ in range(self._concurrency - len(held))]
+        for number in range(first, first + self._concurrency):
             job = NewJob(keys.queue, f"m{number}", "send", b"{}", _KINDS[number % len(_KINDS)])
             calls.append(add_job(keys, job, now_ms))
         return calls

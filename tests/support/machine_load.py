@@ -1,4 +1,4 @@
-"""How fast this machine is now, for tests whose sentence has a time in it."""
+"""Time limits that scale with the load of this machine, for tests that are about a time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 __all__ = ["scale_to_load"]
 
 
-def scale_to_load(quiet: float) -> float:
-    """How long may take now what takes so long at most on a machine that has nothing else to do.
+def scale_to_load(idle_time: float) -> float:
+    """Return the time that something may take now if it takes at most ``idle_time`` on an idle machine.
 
-    Twice as long for each process that wants a core: where four tests run at once, a worker's steps wait for theirs.
-    Only for what would take much longer still if it did not work; whatever has an event to wait for needs no bound.
+    The limit is twice as long for each process per core. Use it only if a failure would take much longer. If there is
+    an event to wait for, no limit is needed.
 
     Args:
-        quiet: seconds, or milliseconds; the same comes back.
+        idle_time: Seconds or milliseconds; the result has the same unit.
     """
     running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     wanted = max(os.getloadavg()[0], running) / (os.cpu_count() or 1)
-    return quiet * max(1.0, 2 * wanted)
+    return idle_time * max(1.0, 2 * wanted)

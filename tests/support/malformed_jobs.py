@@ -1,4 +1,4 @@
-"""Jobs as no client of BullMQ writes them: every part of a job, with every kind of wrong value, in every place."""
+"""MalformedJob jobs that no client of BullMQ writes: every field with every kind of wrong value, in every state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bulltask.transport.keys import QueueKeys
 
-__all__ = ["Malformed", "malformed_job", "store"]
+__all__ = ["MalformedJob", "malformed_job", "store"]
 
 Text = str | bytes
 
@@ -22,45 +22,45 @@ _OPTIONS: Final = (
     "attempts backoff delay lifo priority removeOnComplete removeOnFail kl stackTraceLimit de repeat repeatJobKey "
     "prevMillis jobId timestamp parent sizeLimit fpof bulltask"
 ).split()
-_OWN_OPTIONS: Final = "v expires ttl softTimeLimit timeLimit headers".split()
+_BULLTASK_OPTIONS: Final = "v expires ttl softTimeLimit timeLimit headers".split()
 _RULE: Final = "every pattern tz startDate endDate limit count offset utc immediately jobId key".split()
 _NUMBERS: Final = ("nan", "-nan", "inf", "-inf", "1e308", "1e400", "-1", "1.5", "01", "0x10", " 1", "1 ", "٣", "-0")
 _LARGE: Final = (2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, 10**400)
 _DEEP: Final = (20, 600, 1_200, 100_000)
 _SIDE_KEYS: Final = ("lock", "dependencies", "unsuccessful", "processed", "failed", "logs")
 _KINDS: Final = ("string", "list", "set", "zset", "stream")
-_PLACES: Final = ("wait", "wait", "wait", "wait", "prioritized", "delayed", "active")
+STATES: Final = ("wait", "wait", "wait", "wait", "prioritized", "delayed", "active")
 
 
 @dataclass(slots=True)
-class Malformed:
-    """A job with something wrong.
+class MalformedJob:
+    """A malformed job.
 
     Attributes:
-        id: its id, which need not be UTF-8.
-        place: where it waits: ``wait``, ``prioritized``, ``delayed`` (and due), or ``active`` (its worker is gone).
-        wrong: what is wrong with it, in words.
-        fields: of its hash.
-        kind: what its key is, ``hash`` for nearly all.
-        side: other keys of its own that have a wrong type, by their ends.
+        id: The id, which need not be UTF-8.
+        state: ``wait``, ``prioritized``, ``delayed`` (and due), or ``active`` (its worker is gone).
+        defects: Descriptions of what is wrong.
+        fields: The fields of its hash.
+        key_type: The type of its key, mostly ``hash``.
+        side_keys: Types of its other keys that have a wrong type, by the suffix of the key.
     """
 
     id: bytes
-    place: str
-    wrong: list[str] = field(default_factory=list)
+    state: str
+    defects: list[str] = field(default_factory=list)
     fields: dict[str, Text] = field(default_factory=dict)
-    kind: str = "hash"
-    side: dict[str, str] = field(default_factory=dict)
+    key_type: str = "hash"
+    side_keys: dict[str, str] = field(default_factory=dict)
 
-    def note(self, what: str, value: object) -> None:
-        """Remember what is wrong."""
+    def add_defect(self, what: str, value: object) -> None:
+        """Record a defect."""
         text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-        self.wrong.append(f"{what}={text if len(text) < 60 else f'{text[:20]}…({len(text)})'}")
+        self.defects.append(f"{what}={text if len(text) < 60 else f'{text[:20]}…({len(text)})'}")
 
 
-def malformed_job(rng: random.Random, number: int, task: str, now_ms: int) -> Malformed:
-    """Make the job of that number; it names ``task``, unless that is what is wrong with it."""
-    job = Malformed(_id(rng, number), rng.choice(_PLACES))
+def malformed_job(rng: random.Random, number: int, task: str, now_ms: int) -> MalformedJob:
+    """Return a random malformed job of ``task``; the name of the task may be the defect."""
+    job = MalformedJob(_id(rng, number), rng.choice(STATES))
     options: dict[str, Any] = {"attempts": rng.choice([0, 1, 3])}
     job.fields = {"name": task, "data": "{}", "timestamp": str(now_ms), "delay": "0", "priority": "0"}
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
@@ -71,26 +71,26 @@ def malformed_job(rng: random.Random, number: int, task: str, now_ms: int) -> Ma
     return job
 
 
-def store(redis: Any, keys: QueueKeys, job: Malformed, now_ms: int) -> None:
-    """Write a job as another program might have, into its place."""
+def store(redis: Any, keys: QueueKeys, job: MalformedJob, now_ms: int) -> None:
+    """Write a job to Redis and add it to the key of its state."""
     key = keys.base.encode() + job.id
-    if job.kind == "hash":
+    if job.key_type == "hash":
         if job.fields:
             redis.hset(key, mapping=job.fields)
     else:
-        _MAKE[job.kind](redis, key)
-    for end, kind in job.side.items():
-        place = keys.base.encode() + end[1:].encode() if end.startswith("/") else key + b":" + end.encode()
-        _MAKE[kind](redis, place)
-    if job.place == "prioritized":
+        _MAKE[job.key_type](redis, key)
+    for end, kind in job.side_keys.items():
+        side_key = keys.base.encode() + end[1:].encode() if end.startswith("/") else key + b":" + end.encode()
+        _MAKE[kind](redis, side_key)
+    if job.state == "prioritized":
         redis.zadd(keys.prioritized, {job.id: 2**32})
-    elif job.place == "delayed":
+    elif job.state == "delayed":
         redis.zadd(keys.delayed, {job.id: now_ms * 4096})
     else:
-        redis.lpush(keys.base + job.place, job.id)
+        redis.lpush(keys.base + job.state, job.id)
 
 
-# ---- what may be wrong -----------------------------------------------------------------------------------------------
+# ---- defects ---------------------------------------------------------------------------------------------------------
 
 _MISSING: Final = "\0missing"
 
@@ -101,7 +101,7 @@ def _id(rng: random.Random, number: int) -> bytes:
 
 
 def _text(rng: random.Random) -> Text:
-    """What may stand in a field."""
+    """Return a random value of a field."""
     return rng.choice(
         [
             lambda: rng.choice(_NUMBERS),
@@ -118,7 +118,7 @@ def _text(rng: random.Random) -> Text:
 
 
 def _json(rng: random.Random) -> Any:
-    """What may stand in the options."""
+    """Return a random value of an option."""
     return rng.choice(
         [
             lambda: rng.choice([None, True, False, "", "text", "5", "\ud800", [], {}, [None], -1, 0, 1.5, -0.0]),
@@ -139,72 +139,72 @@ def _nested(depth: int) -> Any:
     return value
 
 
-def _break_field(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+def _break_field(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None:
     name = rng.choice(_FIELDS)
     if rng.random() < 0.2:
         job.fields.pop(name, None)
         if name == "opts":
             job.fields[name] = _MISSING
-        job.note(name, "missing")
+        job.add_defect(name, "missing")
     else:
         job.fields[name] = value = _text(rng)
-        job.note(name, value)
+        job.add_defect(name, value)
 
 
-def _break_option(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+def _break_option(rng: random.Random, job: MalformedJob, options: dict[str, Any]) -> None:
     name = rng.choice(_OPTIONS)
     options[name] = value = _json(rng)
-    job.note(f"opts.{name}", json.dumps(value))
+    job.add_defect(f"opts.{name}", json.dumps(value))
 
 
-def _break_own_option(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
-    own = options["bulltask"] = {"v": 1, rng.choice(_OWN_OPTIONS): _json(rng)}
-    job.note("opts.bulltask", json.dumps(own))
+def _break_bulltask_option(rng: random.Random, job: MalformedJob, options: dict[str, Any]) -> None:
+    bulltask = options["bulltask"] = {"v": 1, rng.choice(_BULLTASK_OPTIONS): _json(rng)}
+    job.add_defect("opts.bulltask", json.dumps(bulltask))
 
 
-def _break_rule(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+def _break_rule(rng: random.Random, job: MalformedJob, options: dict[str, Any]) -> None:
     rule = options["repeat"] = {name: _json(rng) for name in rng.sample(_RULE, rng.randint(1, 3))}
     if rng.random() < 0.5:
         job.fields["rjk"] = "series"
-    job.note("opts.repeat", json.dumps(rule))
+    job.add_defect("opts.repeat", json.dumps(rule))
 
 
-def _break_parent(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+def _break_parent(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None:
     parent = {"id": rng.choice(["none", "", 5, None]), "queueKey": rng.choice(["bull:{none}", "", 5, None, "x" * 99])}
     parent[rng.choice(["fpof", "cpof", "idof", "rdof", "more"])] = _json(rng)
     job.fields["parent"] = json.dumps(parent)
     if rng.random() < 0.7:
         job.fields["parentKey"] = rng.choice(["bull:{none}:none", "", "none", ":", "bull:{none}:"])
-    job.note("parent", job.fields["parent"])
+    job.add_defect("parent", job.fields["parent"])
 
 
-def _break_key(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
-    job.kind = rng.choice([*_KINDS, "none"])
-    job.note("key", job.kind)
+def _break_key(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None:
+    job.key_type = rng.choice([*_KINDS, "none"])
+    job.add_defect("key", job.key_type)
 
 
-def _break_side_key(rng: random.Random, job: Malformed, _: dict[str, Any]) -> None:
+def _break_side_key(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None:
     end = rng.choice(_SIDE_KEYS)
-    # A lock that is a string and never runs out is that of a job that runs, as far as anybody can tell.
+    # A lock that is a string without expiry looks like that of a running job, so it has another type.
     kind = rng.choice(_KINDS[1:] if end == "lock" else _KINDS)
-    job.side[end] = kind
-    job.note(f":{end}", kind)
+    job.side_keys[end] = kind
+    job.add_defect(f":{end}", kind)
 
 
-def _break_deduplication(rng: random.Random, job: Malformed, options: dict[str, Any]) -> None:
+def _break_deduplication(rng: random.Random, job: MalformedJob, options: dict[str, Any]) -> None:
     name = f"dd-{rng.getrandbits(32)}"
     job.fields["deid"], options["de"] = name, {"id": name}
-    job.side[f"/de:{name}"] = kind = rng.choice(_KINDS[1:])
-    job.note("de:", kind)
+    job.side_keys[f"/de:{name}"] = kind = rng.choice(_KINDS[1:])
+    job.add_defect("de:", kind)
 
 
-_Breaker = Callable[[random.Random, Malformed, dict[str, Any]], None]
+_Breaker = Callable[[random.Random, MalformedJob, dict[str, Any]], None]
 _BREAKERS: Final[dict[str, _Breaker]] = {
     "field": _break_field,
     "field again": _break_field,
     "option": _break_option,
     "option again": _break_option,
-    "own option": _break_own_option,
+    "bulltask option": _break_bulltask_option,
     "rule": _break_rule,
     "parent": _break_parent,
     "key": _break_key,

@@ -1,4 +1,4 @@
-"""Find what a test left running."""
+"""Find processes that a test left running."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  #
 
 
 class LeftoverProcesses:
-    """Responsible for naming the processes that outlive the test that started them.
+    """Finds processes that outlive the test that started them.
 
-    A process counts when it is a child of this one, when it was started with this session's mark in its environment,
-    or when it works in this session's temporary directory. The last two find daemons and orphans; Redis and Valkey
-    overwrite their environment with their title, but they change into their data directory.
+    A process belongs to the session if it is a child of this process, has the session's id in its environment, or has a
+    working directory inside the session's temporary directory. The last two find daemons and orphans: Redis and Valkey
+    overwrite their environment with their title, but change into their data directory.
     """
 
-    def __init__(self, mark: str, directory: Path) -> None:
-        self._mark = f"{SESSION_VARIABLE}={mark}".encode()
+    def __init__(self, session_id: str, directory: Path) -> None:
+        self._variable = f"{SESSION_VARIABLE}={session_id}".encode()
         self._directory = directory.resolve()
-        self._strangers: set[int] = set()
+        self._unrelated: set[int] = set()
 
     def find(self, allowed: set[int]) -> dict[int, str]:
-        """Return process id and command line of each living process of ours that is not ``allowed``."""
+        """Return the id and command line of each running process of the session that is not ``allowed``."""
         running = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()}
-        self._strangers &= running
-        ours = {pid for pid in running - self._strangers - allowed - {os.getpid()} if self._is_ours(pid)}
-        found = {pid: _command(pid) for pid in sorted(ours)}
+        self._unrelated &= running
+        pids = {pid for pid in running - self._unrelated - allowed - {os.getpid()} if self._belongs_to_session(pid)}
+        found = {pid: _command(pid) for pid in sorted(pids)}
         return {pid: text for pid, text in found.items() if text and not any(name in text for name in _HELPERS)}
 
     @staticmethod
     def end(pids: set[int]) -> None:
-        """Kill them, each by its id, and reap those that are children."""
+        """Kill processes by their ids, and reap children."""
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-    def _is_ours(self, pid: int) -> bool:
+    def _belongs_to_session(self, pid: int) -> bool:
         if parent_of(pid) == os.getpid():
             return True
         process = Path(f"/proc/{pid}")
-        # One that cannot be read has ended, or is the kernel's or somebody else's: there is nothing to look at again.
+        # An unreadable process has exited or belongs to the kernel or another user: do not check it again.
         with suppress(OSError):
-            if self._mark in (process / "environ").read_bytes().split(b"\0"):
+            if self._variable in (process / "environ").read_bytes().split(b"\0"):
                 return True
             if (process / "cwd").readlink().is_relative_to(self._directory):
                 return True
-        self._strangers.add(pid)
+        self._unrelated.add(pid)
         return False
 
 
 def has_exited(pid: int) -> bool:
-    """True when there is no such process any more, or only its exit code waits to be fetched."""
+    """Return whether a process has exited; a zombie has."""
     return not _command(pid)
 
 
 def wait_for_exit(pid: int, timeout: float = 60.0) -> None:
-    """Wait until a process that is not our child has ended."""
+    """Wait until a process exits that is not a child of this process."""
     wait_until(lambda: has_exited(pid), timeout, f"the end of process {pid}")
 
 
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def parent_of(pid: int) -> int:
-    """The parent's process id; 0 when there is no such process."""
+    """Return the process id of the parent, or 0 if the process does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 

@@ -1,4 +1,4 @@
-"""Run small Python programs beside the test, and speak with them."""
+"""Run small Python programs and exchange lines with them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Program:
-    """A running Python program: read its lines, write to it, signal it by its id."""
+    """A running Python program with pipes for its input and output."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.pid = process.pid
 
     def read_line(self) -> str:
-        """The next line that it prints, without its end; empty at the end of the output."""
+        """Return the next line of its output without the newline; empty at the end."""
         return cast("IO[str]", self.process.stdout).readline().rstrip("\n")
 
     def write_line(self, text: str) -> None:
@@ -33,23 +33,23 @@ class Program:
         stdin.flush()
 
     def close_stdin(self, timeout: float = 60.0) -> int:
-        """Close its standard input and wait for its end; return its exit code."""
+        """Close its standard input and wait until it exits; return the exit code."""
         cast("IO[str]", self.process.stdin).close()
         return self.process.wait(timeout)
 
     def send(self, number: int, timeout: float = 60.0) -> int:
-        """Send a signal and wait for its end; return its exit code."""
+        """Send a signal and wait until it exits; return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
     def read_rest(self) -> str:
-        """All that it prints until it ends."""
+        """Return its output until it exits."""
         return cast("IO[str]", self.process.stdout).read()
 
 
 @contextmanager
 def run_program(code: str, *arguments: str, **environment: str) -> Iterator[Program]:
-    """Run ``python -c code arguments…`` with both outputs in one pipe; it is killed at the end if it still runs."""
+    """Run ``python -c code arguments…`` with both outputs in one pipe; kill it at the end if it still runs."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The contents of the queue ``mail``: made by its producer, looked at in Redis itself."""
+"""Add jobs to the queue ``mail`` and read its keys in Redis."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SETS: Final = ("delayed", "prioritized", "waiting-children", "completed", "fail
 
 
 def add(queue: Queue, count: int, **options: Any) -> list[str]:
-    """Add jobs; their ids."""
+    """Add jobs; return their ids."""
     jobs: list[Any] = [{"name": "send", "data": {"n": number}, "options": options} for number in range(count)]
     return [job.id for job in queue.add_bulk(jobs)]
 
 
 def ids_in_redis(client: redis.Redis, state: str) -> list[str]:
-    """The ids of a state."""
+    """Return the ids of the jobs in a state."""
     key = BASE + state
     return [str(one) for one in (client.zrange(key, 0, -1) if state in _SETS else client.lrange(key, 0, -1))]
 
 
 def age_jobs(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
-    """Let the n-th of the newest jobs of a state have ended ``hours(n)`` hours before the newest."""
+    """Change when jobs finished: the n-th newest of a state ``hours(n)`` hours before the newest."""
     for number, job_id in enumerate(reversed(ids_in_redis(client, state))):
         ended = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
         client.zadd(BASE + state, {job_id: ended})

@@ -1,4 +1,4 @@
-"""What a rate limit allows, counted from the moments at which jobs were taken."""
+"""Count starts of jobs in the windows of a rate limit."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterable
 
 __all__ = ["max_starts_per_window"]
 
-_EARLY_MS = 5
-"""Moments are whole milliseconds, those of the limit's end too."""
+_TOLERANCE_MS = 5
+"""Tolerance: times are whole milliseconds, also the end of a window."""
 
 
 def max_starts_per_window(starts_ms: Iterable[int], duration_ms: int) -> int:
-    """Return the largest number of starts in one window.
+    """Return the maximum number of starts in one window.
 
-    As BullMQ counts: the first start opens a window, and the first one after its end the next.
+    As in BullMQ, the first start opens a window, and the first start after its end opens the next.
 
     Args:
-        starts_ms: when jobs were taken, by the server's clock.
-        duration_ms: how long a window lasts.
+        starts_ms: The times at which jobs were acquired, by the server's clock.
+        duration_ms: The length of a window.
     """
-    most = count = 0
+    maximum = count = 0
     ends_ms = -1
     for start_ms in sorted(starts_ms):
-        if start_ms >= ends_ms - _EARLY_MS:
+        if start_ms >= ends_ms - _TOLERANCE_MS:
             ends_ms, count = start_ms + duration_ms, 0
         count += 1
-        most = max(most, count)
-    return most
+        maximum = max(maximum, count)
+    return maximum

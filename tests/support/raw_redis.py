@@ -1,4 +1,4 @@
-"""A connection to Redis without a client library, which would reconnect and try again by itself."""
+"""A connection to Redis without a client library, which would reconnect and retry automatically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 from bulltask.testing.flaky_frames import Frames
 
-SILENCE = 0.3  # seconds without a byte that count as "nothing comes"
+SILENCE = 0.3  # seconds without a byte until `receives_nothing` returns
 
 
 def request(*words: str) -> bytes:
@@ -17,7 +17,7 @@ def request(*words: str) -> bytes:
 
 
 class RawConnection:
-    """One connection."""
+    """A TCP connection to Redis."""
 
     def __init__(self, port: int, timeout: float = 10) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout)

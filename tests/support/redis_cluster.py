@@ -1,4 +1,4 @@
-"""A Redis Cluster of real servers on this machine, made of one program, and what happens to clusters."""
+"""A Redis Cluster of real servers on this machine, and migrations of its slots."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SLOTS = 16_384
 
 
 class Cluster:
-    """Three primaries with a third of the slots each, perhaps with replicas; made by `Cluster.started`.
+    """Three primaries with a third of the slots each, optionally with replicas; see `Cluster.started`.
 
     Args:
-        servers: the nodes, primaries first.
-        primaries: how many they are.
-        tls_ports: of the nodes, beside the plain ones; none if they speak no TLS.
+        servers: The nodes, primaries first.
+        primaries: The number of primaries.
+        tls_ports: The TLS ports of the nodes; empty without TLS.
 
     Attributes:
-        servers: the nodes.
-        clients: a connection to each of them.
-        tls_ports: as above.
+        servers: The nodes.
+        clients: A connection to each node.
+        tls_ports: The TLS ports of the nodes.
     """
 
     def __init__(self, servers: Sequence[RedisServer], primaries: int, tls_ports: Sequence[int] = ()) -> None:
@@ -53,11 +53,11 @@ class Cluster:
         """Start a cluster, and stop it at the end.
 
         Args:
-            directory: for the files of its nodes.
-            flavour: which program.
-            replicas: of each primary.
-            node_timeout_ms: after so much silence a node counts as dead; on a busy machine nodes are silent at times.
-            certificates: the nodes speak TLS too, also to each other.
+            directory: The directory for the files of its nodes.
+            flavour: Redis or Valkey.
+            replicas: The number of replicas of each primary.
+            node_timeout_ms: After this time without an answer a node counts as failed; long, for busy machines.
+            certificates: Enables TLS, also between the nodes.
         """
         with ExitStack() as stack:
             servers, tls_ports = [], list[int]()
@@ -76,11 +76,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Of one node."""
+        """The URL of one node."""
         return self.servers[0].url
 
     def owner(self, slot: int) -> int:
-        """Number of the primary that has a slot, as the first node that answers sees it."""
+        """Return the number of the primary that owns a slot, according to the first node that answers."""
         for client in self.clients:
             try:
                 ranges: Any = client.execute_command("CLUSTER", "SLOTS")
@@ -90,19 +90,19 @@ class Cluster:
         raise AssertionError("no node answers")
 
     def client_of(self, queue: str) -> redis.Redis:
-        """A connection to the node that has a queue."""
+        """Return a connection to the node that owns a queue."""
         return self.clients[self.owner(self.slot(queue))]
 
     def url_of(self, queue: str) -> str:
-        """The node that has a queue, for those who know no clusters."""
+        """Return the URL of the node that owns a queue, for clients without cluster support."""
         return self.servers[self.owner(self.slot(queue))].url
 
     def slot(self, queue: str) -> int:
-        """The slot of a queue."""
+        """Return the slot of a queue."""
         return int(self._ask(0, "KEYSLOT", f"{{{queue}}}"))
 
     def queues(self, each: int = 1) -> list[str]:
-        """Names of queues, ``each`` on every node."""
+        """Return names of queues, ``each`` on every node."""
         found: dict[int, list[str]] = {}
         for number in range(1_000):
             name = f"q{number}"
@@ -112,13 +112,13 @@ class Cluster:
         return sorted(name for names in found.values() for name in names[:each])
 
     def begin_move(self, slot: int, to: int) -> None:
-        """Open a slot: what is asked of keys that are not there (any more) is sent to the new node."""
+        """Start the migration of a slot: commands for missing keys are redirected to the new node."""
         source = self.owner(slot)
         self._ask(to, "SETSLOT", slot, "IMPORTING", self.ids[source])
         self._ask(source, "SETSLOT", slot, "MIGRATING", self.ids[to])
 
     def move_keys(self, slot: int, to: int, count: int = 1_000_000) -> int:
-        """Move up to so many keys of a slot that is open; how many there were."""
+        """Move up to ``count`` keys of a migrating slot; return the number of moved keys."""
         source = self.clients[self.owner(slot)]
         keys: Any = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, count)
         if keys:
@@ -126,13 +126,13 @@ class Cluster:
         return len(keys)
 
     def end_move(self, slot: int, to: int) -> None:
-        """Give the slot to the new node; the third node hears of it later."""
+        """Assign the slot to the new node; the third node learns of it later."""
         source = self.owner(slot)
         for number in (to, source):
             self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])
 
     def flush(self) -> None:
-        """Delete everything."""
+        """Delete all keys."""
         for client in self.clients[: self._primaries]:
             client.flushall()
 
@@ -157,7 +157,7 @@ class Cluster:
 
     @property
     def _ports(self) -> Sequence[int]:
-        """By which the nodes find each other."""
+        """The ports that the nodes use for each other."""
         return self.tls_ports or [server.port for server in self.servers]
 
     def _all_know_all(self) -> bool:
@@ -179,6 +179,6 @@ class Cluster:
 
 
 def _text(reply: Any) -> str:
-    if isinstance(reply, dict):  # what redis-py makes of INFO and NODES
+    if isinstance(reply, dict):  # redis-py parses INFO and NODES
         return "\n".join(f"{name}:{value}" for name, value in reply.items())
     return str(reply)

@@ -1,4 +1,4 @@
-"""Events as Arrow has them, and the rows of silver that the plain fold makes of them; times in microseconds."""
+"""Events as an Arrow table, and rows of silver as tuples with times in microseconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at(ms: int | None) -> int | None:
 
 
 def attempt_row(one: AttemptRow) -> Row:
-    """The queue, and the columns of ``silver.attempts``."""
+    """Return the queue and the columns of ``silver.attempts``."""
     return (
         one.queue, one.job_id, one.incarnation, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
         at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_fingerprint, None, "events",
@@ -39,7 +39,7 @@ def attempt_row(one: AttemptRow) -> Row:
 
 
 def job_row(job: JobRow) -> Row:
-    """The queue, and the columns of ``silver.jobs``."""
+    """Return the queue and the columns of ``silver.jobs``."""
     return (
         job.queue, job.job_id, job.incarnation, job.name, at(job.created_ms), at(job.first_started_ms),
         at(job.finished_ms), job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms,
@@ -48,7 +48,7 @@ def job_row(job: JobRow) -> Row:
 
 
 def arrow_rows(table: pa.Table) -> list[Row]:
-    """A table's rows of silver in the same order of columns."""
+    """Return the rows of a silver table with the same order of columns."""
     names = ["queue", *(name for name in table.column_names if name not in {"queue", "dt"})]
     columns = (table[name] for name in names)
     plain = (one.cast(NUMBER) if pa.types.is_timestamp(one.type) else one for one in columns)

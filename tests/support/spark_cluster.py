@@ -1,6 +1,6 @@
-"""A standalone cluster of Spark on this machine whose workers are on two hosts, 127.0.0.1 and 127.0.0.2.
+"""A standalone Spark cluster on this machine with workers on two hosts, 127.0.0.1 and 127.0.0.2.
 
-Spark runs speculative copies of a task on another host only, which a local session does not have.
+Spark runs speculative copies of a task only on another host, so a local session runs none.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
 class SparkCluster:
-    """Responsible for a master and two workers with a core each; a context manager that starts and ends them.
+    """A master and two workers with one core each; a context manager that starts and stops them.
 
     Args:
-        home: a SPARK_HOME.
-        place: for logs, and for what the workers need.
-        java: options of their JVMs.
-        python: what Spark's Python processes run; this one if left out.
+        home: A SPARK_HOME.
+        directory: The directory for logs and work files.
+        java: The options of the JVMs.
+        python: The interpreter of Spark's Python processes.
 
     Attributes:
-        url: of the master.
+        url: The URL of the master.
     """
 
-    def __init__(self, home: Path, place: Path, java: str, python: str | Path = sys.executable) -> None:
-        self._home, self._place = home, place
+    def __init__(self, home: Path, directory: Path, java: str, python: str | Path = sys.executable) -> None:
+        self._home, self._directory = home, directory
         self._environ = {
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": java,
-            "SPARK_LOCAL_DIRS": str(place / "local"),
+            "SPARK_LOCAL_DIRS": str(directory / "local"),
             "PYSPARK_PYTHON": str(python),
         }
         self._port, self._web_port = free_port(), free_port()
@@ -56,43 +56,45 @@ class SparkCluster:
         self._start(MASTER, HOSTS[0], "--port", str(self._port), "--webui-port", str(self._web_port))
         wait_until(lambda: self._status() is not None, 90.0, "the master")
         for host in HOSTS:
-            work = ["--work-dir", str(self._place / f"work-{host}")]
+            work = ["--work-dir", str(self._directory / f"work-{host}")]
             self._start(WORKER, host, "--cores", "1", "--memory", "600m", "--webui-port", "0", *work, self.url)
         wait_until(lambda: (self._status() or {}).get("aliveworkers") == len(HOSTS), 90.0, "two workers")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self._processes):  # workers end their executors
+        for process in reversed(self._processes):  # workers stop their executors
             process.terminate()
         for process in self._processes:
             process.wait(60)
 
     def run(self, program: str, *args: str, conf: Mapping[str, str]) -> Any:
-        """Run a program with ``spark`` as its session on the cluster; return the JSON that it prints last."""
-        begin = "import sys\nfrom bulltask.spark import session\n"
-        begin += f"spark = session('tests', {self.url!r}, conf={dict(conf)!r})\n"
-        return self._told([sys.executable, "-c", begin + program + "\nspark.stop()\n", *args])
+        """Run a program with a session ``spark`` on the cluster; return the JSON in its last line of output."""
+        header = "import sys\nfrom bulltask.spark import session\n"
+        header += f"spark = session('tests', {self.url!r}, conf={dict(conf)!r})\n"
+        return self._run_for_json([sys.executable, "-c", header + program + "\nspark.stop()\n", *args])
 
     def submit(self, program: Path, *args: str, conf: Mapping[str, str], **options: str | Path) -> Any:
-        """Run a program by ``spark-submit``, with options such as ``py_files``; return the JSON that it prints last."""
-        said = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        said += [f"--conf={name}={value}" for name, value in conf.items()]
-        return self._told([self._home / "bin" / "spark-submit", f"--master={self.url}", *said, program, *args])
-
-    def _told(self, command: Sequence[str | Path]) -> Any:
-        done = subprocess.run(
-            command, env=self._environ, cwd=self._place, capture_output=True, text=True, check=False, timeout=400
+        """Run a program with ``spark-submit`` and options such as ``py_files``; return the JSON that it prints last."""
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        arguments += [f"--conf={name}={value}" for name, value in conf.items()]
+        return self._run_for_json(
+            [self._home / "bin" / "spark-submit", f"--master={self.url}", *arguments, program, *args]
         )
-        assert done.returncode == 0, done.stdout + done.stderr  # spark-submit puts both into the former
+
+    def _run_for_json(self, command: Sequence[str | Path]) -> Any:
+        done = subprocess.run(
+            command, env=self._environ, cwd=self._directory, capture_output=True, text=True, check=False, timeout=400
+        )
+        assert done.returncode == 0, done.stdout + done.stderr  # spark-submit writes both to standard output
         return json.loads(done.stdout.splitlines()[-1])
 
     def _start(self, kind: str, host: str, *args: str) -> None:
-        with (self._place / f"{kind.rpartition('.')[2]}-{host}.log").open("wb") as log:
+        with (self._directory / f"{kind.rpartition('.')[2]}-{host}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
                     [self._home / "bin" / "spark-class", kind, "--host", host, *args],
                     env={**self._environ, "SPARK_LOCAL_IP": host},
-                    cwd=self._place,
+                    cwd=self._directory,
                     stdout=log,
                     stderr=log,
                 )
@@ -108,7 +110,7 @@ class SparkCluster:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind((HOSTS[0], 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((HOSTS[0], 0))
+        port: int = listener.getsockname()[1]
         return port

@@ -1,4 +1,4 @@
-"""A server of Spark Connect on this machine."""
+"""A Spark Connect server on this machine."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 class ConnectServer:
-    """Responsible for a server with a Spark in it; a context manager that starts and ends both.
+    """A Spark Connect server with a local Spark; a context manager that starts and stops it.
 
     Args:
-        home: a SPARK_HOME.
-        place: for its log.
-        python: what Spark's Python processes run.
-        conf: settings of Spark.
+        home: A SPARK_HOME.
+        directory: The directory for the log.
+        python: The interpreter of Spark's Python processes.
+        conf: Settings of Spark.
 
     Attributes:
-        url: for clients, who say it in ``SPARK_REMOTE``.
-        log: its output.
-        pid: its process.
+        url: The URL for ``SPARK_REMOTE``.
+        log: The file with its output.
+        pid: The process id.
     """
 
-    def __init__(self, home: Path, place: Path, python: Path, conf: Mapping[str, str]) -> None:
+    def __init__(self, home: Path, directory: Path, python: Path, conf: Mapping[str, str]) -> None:
         self._port = free_port()
         self.url = f"sc://{HOST}:{self._port}"
-        said = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": self._port, **conf}
-        options = [f"--conf={name}={value}" for name, value in said.items()]
+        settings = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": self._port, **conf}
+        options = [f"--conf={name}={value}" for name, value in settings.items()]
         self._command: list[str | Path] = [
             home / "bin" / "spark-submit",
             "--master=local[2,2]",
@@ -46,9 +46,9 @@ class ConnectServer:
             *options,
         ]
         self._environ = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(python)}
-        # Its Python processes outlive a test and end with it, so they have no mark, nor work where tests do.
+        # Its Python processes outlive a test, so they must not count as leftovers; they exit with the server.
         self._environ.pop(SESSION_VARIABLE, None)
-        self.log = place / "connect.log"
+        self.log = directory / "connect.log"
 
     def __enter__(self) -> Self:
         with self.log.open("wb") as log:

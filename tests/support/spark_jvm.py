@@ -1,4 +1,4 @@
-"""JVMs that start quickly, for the tests: little to read and to compile, and classes as Java has them in memory."""
+"""JVMs that start fast, for the tests: little compilation, and classes from an archive (class data sharing)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["archive", "home_of_tests", "java", "java_options", "spark_home", "thin_home"]
+__all__ = ["archive", "java", "java_options", "shared_home", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that runs for a minute does not profit from optimised code: without it, small runs take a third less."""
+"""A JVM that runs for a minute does not profit from optimised code: small runs take a third less time without."""
 
 ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
-"""Without the archive if it does not fit, and without a word about that on standard output."""
+"""Start without the archive if it does not match, and print no warning to standard output."""
 
 
-def java_options(place: Path | None = None) -> str:
-    """Options of a JVM of Spark's: with the archive of `tests.support.spark_archive`, if that was made.
+def java_options(parent: Path | None = None) -> str:
+    """Return the options of Spark's JVMs, with the archive of `tests.support.spark_archive` if it exists.
 
     Args:
-        place: in a directory there it writes what it removes at its end, unless it is killed; /tmp if left out.
+        parent: The JVM's temporary directory is created in this directory; /tmp by default.
     """
     options, found = QUICK, archive()
-    if place is not None and " " not in str(place):  # options are cut at spaces
-        scratch = place / "java"
+    if parent is not None and " " not in str(parent):  # options are split at spaces
+        scratch = parent / "java"
         scratch.mkdir(parents=True, exist_ok=True)
         options += f" -Djava.io.tmpdir={scratch}"
     if " " in str(found) or not found.is_file():
@@ -41,8 +41,8 @@ def java_options(place: Path | None = None) -> str:
 def thin_home(home: Path) -> Path:
     """Make a SPARK_HOME without ``pyspark.zip``.
 
-    Each of Spark's Python processes would compile the modules of that archive anew, for half a second; without it they
-    import pyspark from where it is installed.
+    Each of Spark's Python processes would compile the modules of that archive again, in half a second. Without it they
+    import the installed pyspark.
     """
     installed = Path(pyspark.__file__).parent
     (home / "python" / "lib").mkdir(parents=True)
@@ -52,43 +52,43 @@ def thin_home(home: Path) -> Path:
 
 
 def spark_home(otherwise: Path) -> Path:
-    """The thin SPARK_HOME of all tests: the archive is of use to JVMs only whose class path it was made with.
+    """Return the thin SPARK_HOME of all tests: JVMs can use the archive only with the same class path.
 
     Args:
-        otherwise: where to make one if the environment of these tests cannot be written.
+        otherwise: The directory to use if the virtual environment is not writable.
     """
     try:
-        return home_of_tests()
+        return shared_home()
     except OSError:
         return thin_home(otherwise)
 
 
-def home_of_tests() -> Path:
-    """Make it, unless it is there; several processes may do so at a time."""
-    home = _place() / "home"
+def shared_home() -> Path:
+    """Create the shared SPARK_HOME unless it exists; several processes may do so at the same time."""
+    home = _cache_directory() / "home"
     if not home.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=home.parent))
-        with suppress(OSError):  # another process was quicker
-            thin_home(made / "home").rename(home)
-        shutil.rmtree(made)
+        new = Path(tempfile.mkdtemp(dir=home.parent))
+        with suppress(OSError):  # another process was faster
+            thin_home(new / "home").rename(home)
+        shutil.rmtree(new)
     return home
 
 
 def archive() -> Path:
-    """Where the archive is, or would be."""
-    return _place() / "classes.jsa"
+    """Return the path of the archive, which may not exist."""
+    return _cache_directory() / "classes.jsa"
 
 
 def java() -> Path:
-    """The program that Spark starts."""
+    """Return the path of the java executable that Spark starts."""
     named = os.environ.get("JAVA_HOME")
     return Path(named, "bin", "java") if named else Path(shutil.which("java") or "java")
 
 
 @cache
-def _place() -> Path:
-    """A directory below the environment of these tests, for what they have of Java and Spark."""
+def _cache_directory() -> Path:
+    """Return the directory for the archive and SPARK_HOME, in the virtual environment of the tests."""
     release = java().resolve().parents[1] / "release"
     jars = sorted((jar.name, jar.stat().st_size) for jar in (Path(pyspark.__file__).parent / "jars").iterdir())
     known = (pyspark.__file__, str(java().resolve()), release.read_text() if release.is_file() else "", jars, QUICK)

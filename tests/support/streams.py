@@ -1,4 +1,4 @@
-"""Wait for what Redis streams tell: a queue's events, and the journal that the tasks of a test write."""
+"""Wait for entries of Redis streams: events of a queue, and the journal that tasks of a test write."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ class Entry:
     """One entry of a stream.
 
     Attributes:
-        ms: when it was written, epoch milliseconds of the server.
-        fields: its fields.
+        ms: The time at which it was written, in epoch milliseconds of the server.
+        fields: The fields of the entry.
     """
 
     ms: int
     fields: dict[str, str]
 
     def __getitem__(self, name: str) -> str:
-        """A field by its name."""
+        """Return a field by its name."""
         return self.fields[name]
 
 
 class Stream:
-    """Responsible for following one stream from its beginning; it remembers what it has seen.
+    """Reads one stream from its beginning, and keeps all entries that it has read.
 
     Args:
-        url: the server.
-        key: the stream's key.
+        url: The URL of the server.
+        key: The key of the stream.
     """
 
     def __init__(self, url: str, key: str) -> None:
-        # No timeout of the socket: redis-py's own default would end a long wait.
+        # No socket timeout: redis-py's default would end a long wait.
         self._client = redis.Redis.from_url(url, decode_responses=True, protocol=2, socket_timeout=None)
         self._key, self._last = key, "0-0"
         self.seen: list[Entry] = []
 
     def all(self, **fields: str) -> list[Entry]:
-        """What was written so far and has these field values."""
+        """Return the entries so far that have these field values."""
         self._read(None)
         return self._matching(fields)
 
@@ -51,15 +51,15 @@ class Stream:
         """Wait until ``count`` entries with these field values were written; return the first ``count`` of them.
 
         Raises:
-            TimeoutError: they were not written in time; the message says what was.
+            TimeoutError: They were not written in time; the message contains the last entries.
         """
         deadline = time.monotonic() + timeout
         while len(found := self._matching(fields)) < count:
             left_ms = int((deadline - time.monotonic()) * 1000)
             if left_ms <= 0:
-                told = "\n".join(f"  {entry.ms} {entry.fields}" for entry in self.seen[-30:])
+                recent = "\n".join(f"  {entry.ms} {entry.fields}" for entry in self.seen[-30:])
                 raise TimeoutError(
-                    f"{self._key}: {len(found)} of {count} entries with {fields} in {timeout:g} s; the last are\n{told}"
+                    f"{self._key}: {len(found)} of {count} entries with {fields} in {timeout:g} s; the last:\n{recent}"
                 )
             self._read(left_ms)
         return found[:count]
@@ -80,6 +80,6 @@ class Stream:
 
 
 def server_ms(client: redis.Redis) -> int:
-    """The server's time in epoch milliseconds, comparable with the ``ms`` of entries."""
+    """Return the server's time in epoch milliseconds, comparable with the ``ms`` of entries."""
     seconds, micros = client.time()
     return int(seconds) * 1000 + int(micros) // 1000

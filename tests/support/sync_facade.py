@@ -1,4 +1,4 @@
-"""Drive the async twins of ``Queue``, ``Job`` … with sync tests, so that one test covers both."""
+"""Call the async forms of ``Queue``, ``Job`` … from sync tests, so that one test covers both forms."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from bulltask.queue.aio.schedulers import AsyncJobSchedulers
 
 __all__ = ["SyncFacade"]
 
-_DRIVEN = (AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
+_WRAPPED = (AsyncJob, AsyncQueue, AsyncRepeatables, AsyncJobSchedulers)
 
 
 class SyncFacade:
-    """An async object whose coroutines are awaited here: it looks like its sync twin."""
+    """An async object with blocking methods, like its sync form."""
 
     def __init__(self, target: Any, runner: asyncio.Runner) -> None:
         self.target, self._runner = target, runner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.target, name)
-        if inspect.isasyncgenfunction(found):
-            return lambda *args, **options: self._walk(found(*args, **options))
-        if not inspect.iscoroutinefunction(found):
-            return self._wrapped(found)
+        attribute = getattr(self.target, name)
+        if inspect.isasyncgenfunction(attribute):
+            return lambda *args, **options: self._iterate(attribute(*args, **options))
+        if not inspect.iscoroutinefunction(attribute):
+            return self._wrap(attribute)
 
-        @functools.wraps(found)
+        @functools.wraps(attribute)
         def call(*args: Any, **options: Any) -> Any:
-            return self._wrapped(self._runner.run(found(*args, **options)))
+            return self._wrap(self._runner.run(attribute(*args, **options)))
 
         return call
 
-    def _walk(self, items: AsyncIterator[Any]) -> Iterator[Any]:
+    def _iterate(self, items: AsyncIterator[Any]) -> Iterator[Any]:
         nothing = object()
 
-        async def following() -> Any:
+        async def next_item() -> Any:
             return await anext(items, nothing)
 
-        while (item := self._runner.run(following())) is not nothing:
-            yield self._wrapped(item)
+        while (item := self._runner.run(next_item())) is not nothing:
+            yield self._wrap(item)
 
-    def _wrapped(self, value: Any) -> Any:
-        if isinstance(value, _DRIVEN):
+    def _wrap(self, value: Any) -> Any:
+        if isinstance(value, _WRAPPED):
             return SyncFacade(value, self._runner)
         if isinstance(value, list):
-            return [self._wrapped(item) for item in value]
+            return [self._wrap(item) for item in value]
         return value
 
     def __repr__(self) -> str:
-        return f"driven {self.target!r}"
+        return f"SyncFacade({self.target!r})"

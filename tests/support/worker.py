@@ -1,4 +1,4 @@
-"""Start real workers beside the test: ``python -m bulltask worker`` on an app that the test writes."""
+"""Run real workers: ``python -m bulltask worker`` with an app that the test writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.processes import parent_of
 __all__ = ["APP", "Worker", "wait_until_exited"]
 
 APP = '''
-"""The app of a test. What its tasks do, they tell the journal: a stream on a server that the test does not harm."""
+"""The app of a test. Its tasks record their runs in the journal, a stream on an undisturbed server."""
 
 import os
 
@@ -35,7 +35,7 @@ _journals = {}
 
 
 def journal():
-    """The client of this process: it is made after the fork."""
+    """The Redis client of this process, created after the fork."""
     if os.getpid() not in _journals:
         _journals[os.getpid()] = redis.Redis.from_url(os.environ["JOURNAL_URL"], socket_timeout=None)
     return _journals[os.getpid()]
@@ -65,18 +65,18 @@ def hold(self, gate):
 
 
 class Worker:
-    """A running worker: its processes and what it logs.
+    """A running worker with its processes and log lines.
 
     Args:
-        directory: where the app's module is written.
-        source: added to `APP`.
-        options: of the command line.
-        settings: ``BULLTASK_`` settings, by their public names.
-        environ: more environment variables.
-        new_group: it becomes the leader of a process group of its own.
-        prefix: words before the command, of a program that replaces itself with the worker.
-        stdin: its standard input.
-        fresh: it imports all modules itself, from where it finds them; else `ForkServer` starts it with ours.
+        directory: The directory for the app's module.
+        source: Source code added to `APP`.
+        options: Command line options.
+        settings: ``BULLTASK_`` settings by their public names.
+        environ: More environment variables.
+        new_group: Whether the worker leads a new process group.
+        prefix: A command that executes the worker's command line, such as ``nohup``.
+        stdin: The standard input.
+        fresh: Start a new interpreter that imports all modules, instead of a fork of `ForkServer`.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Worker:
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tested.py").write_text(APP + textwrap.dedent(source))
-        said = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+        variables = {f"BULLTASK_{name.upper()}": str(value) for name, value in (settings or {}).items()}
         words = ["worker", "-A", "tested:app", *options]
-        environment = {**os.environ, **said, **(environ or {})}
+        environment = {**os.environ, **variables, **(environ or {})}
         self.process: ForkedProcess | subprocess.Popen[str]
         if fresh or prefix or sys.platform != "linux":
             self.process = subprocess.Popen(
@@ -120,7 +120,7 @@ class Worker:
 
     @property
     def children(self) -> list[int]:
-        """Process ids of the children that live now, oldest first."""
+        """The process ids of the running children, oldest first."""
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         return sorted(pid for pid in pids if parent_of(pid) == self.pid)
 
@@ -128,48 +128,48 @@ class Worker:
         """Wait until ``count`` lines of this event, with these fields, were logged; return the first ``count``.
 
         Raises:
-            TimeoutError: they were not logged in time, or the worker ended; the message has the log.
+            TimeoutError: They were not logged in time, or the worker exited; the message contains the log.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
             while len(found := self.logged(event, **fields)) < count:
-                ended = not self._reader.is_alive()
-                if ended or not self._changed.wait(deadline - time.monotonic()):
-                    why = "the worker ended" if ended else f"{timeout:g} s passed"
+                exited = not self._reader.is_alive()
+                if exited or not self._changed.wait(deadline - time.monotonic()):
+                    why = "the worker exited" if exited else f"{timeout:g} s passed"
                     raise TimeoutError(f"{len(found)} of {count} lines {event!r} {fields}: {why}\n{self.log}")
         return found[:count]
 
     def logged(self, event: str, **fields: Any) -> list[dict[str, Any]]:
-        """The lines of this event, with these fields, that were logged so far."""
+        """Return the lines of this event, with these fields, that were logged so far."""
         wanted = {"event": event, **fields}
         return [line for line in self.lines if all(line.get(name) == value for name, value in wanted.items())]
 
     def warnings(self) -> list[dict[str, Any]]:
-        """The lines of level warning and above that were logged so far."""
+        """Return the lines of level warning and above that were logged so far."""
         return [line for line in self.lines if line.get("level") not in {"debug", "info"}]
 
     @property
     def log(self) -> str:
-        """All that it has written to stdout and stderr."""
+        """The output to stdout and stderr so far."""
         return "\n".join(self.text)
 
     def send(self, number: int) -> None:
-        """Send the supervisor a signal."""
+        """Send a signal to the supervisor."""
         self.process.send_signal(number)
 
     def wait(self, timeout: float = 60.0) -> int:
-        """Wait for the supervisor's end and for all of its output; return the exit code."""
+        """Wait until the supervisor exits and all output is read; return the exit code."""
         code = self.process.wait(timeout)
         self._reader.join(timeout)
         return code
 
     def stop(self, timeout: float = 60.0) -> int:
-        """Stop it as an operator would, with TERM; return the exit code."""
+        """Stop the worker with TERM; return the exit code."""
         self.send(signal.SIGTERM)
         return self.wait(timeout)
 
     def close(self) -> None:
-        """End what is left of it."""
+        """Kill the worker and its children."""
         for pid in self.children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -193,10 +193,10 @@ class Worker:
 
 
 def wait_until_exited(pid: int, timeout: float = 10.0) -> float:
-    """Wait for the end of a process that need not be our child; return how many seconds that took.
+    """Wait until a process exits, which need not be a child; return the seconds that it took.
 
     Raises:
-        TimeoutError: it still runs.
+        TimeoutError: The process still runs.
     """
     started = time.monotonic()
     try:

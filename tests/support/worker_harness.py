@@ -1,4 +1,4 @@
-"""What a test with real workers has at hand."""
+"""A harness for tests with real workers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["WorkerHarness"]
 
 
 class WorkerHarness:
-    """Workers, the queue's events, the journal of the tasks, and a sender; `close` ends all of it.
+    """Starts workers, sends jobs, and reads the queue's events and the journal of the tasks.
 
     Args:
-        url: a server for the queues and the journal.
-        directory: for the workers' modules.
-        record: takes a name and a value for the test report.
-        broker_url: another server for the queues, which the test may harm.
+        url: The server for the queues and the journal.
+        directory: The directory for the workers' modules.
+        record: Records a name and a value in the test report.
+        broker_url: A separate server for the queues, which the test may disturb.
 
     Attributes:
-        redis: a client of the queues' server.
-        keys: the default queue's.
-        journal: what the tasks tell: ``what``, ``pid``, ``job``.
+        redis: A client of the queues' server.
+        keys: The keys of the default queue.
+        journal: The entries that tasks record: ``what``, ``pid``, ``job``.
         events: BullMQ's events of the default queue: ``event``, ``jobId``, …
-        app: sends jobs.
+        app: An app that sends jobs.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class WorkerHarness:
 
     @staticmethod
     def keys_of(queue: str) -> QueueKeys:
-        """The keys of another queue."""
+        """Return the keys of a queue."""
         return QueueKeys("bull", f"{{{queue}}}", queue)
 
     def stream(self, url: str, key: str) -> Stream:
-        """Follow one more stream."""
+        """Read another stream."""
         self._streams.append(Stream(url, key))
         return self._streams[-1]
 
     def proxy(self) -> FlakyProxy:
-        """Open one more way to the queues' server, which the test may break."""
+        """Start a proxy to the queues' server that can inject errors."""
         self._proxies.append(FlakyProxy("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])).start())
         return self._proxies[-1]
 
     def sender(self, url: str = "", **settings: Any) -> App:
-        """Make one more app that sends."""
+        """Create another app that sends jobs."""
         self._apps.append(App("sender", url or self.url, **settings))
         return self._apps[-1]
 
@@ -80,44 +80,44 @@ class WorkerHarness:
         settings: Mapping[str, object] | None = None,
         **more: Any,
     ) -> Worker:
-        """Start a worker whose module is `APP` and ``source``; ``settings`` by their public names.
+        """Start a worker whose module is `APP` and ``source``.
 
         Args:
-            source: more tasks.
-            via: its way to the server; the straight one if left out.
-            children: how many it has.
-            settings: ``BULLTASK_`` settings, by their public names.
-            more: as in `Worker`.
+            source: Source code of more tasks.
+            via: The proxy between the worker and the server, if any.
+            children: The number of children.
+            settings: ``BULLTASK_`` settings by their public names.
+            more: Other arguments of `Worker`.
         """
         url = self.url if via is None else f"redis://{via.host}:{via.port}/0"
-        said = {"broker_url": url, "worker_concurrency": children, **(settings or {})}
+        merged = {"broker_url": url, "worker_concurrency": children, **(settings or {})}
         directory = self._directory / f"worker-{len(self._workers)}"
         environ = {"JOURNAL_URL": self._journal_url, **more.pop("environ", {})}
-        self._workers.append(Worker(directory, source, settings=said, environ=environ, **more))
+        self._workers.append(Worker(directory, source, settings=merged, environ=environ, **more))
         return self._workers[-1]
 
     def hold(self, gate: str = "gate", **options: Any) -> AsyncResult[Any]:
-        """Send a job that tells its start and waits until `open_gate`."""
+        """Send a job that records its start and waits until `open_gate`."""
         return self.app.send_task("hold", kwargs={"gate": gate}, **options)
 
     def open_gate(self, gate: str = "gate", times: int = 1) -> None:
-        """Let as many jobs pass that gate, now or later."""
+        """Let ``times`` jobs pass a gate, now or later."""
         self._gates.rpush(f"gate:{gate}", *["open"] * times)
 
     def wait_for_start(self, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
-        """Wait until the job has started for the ``count``-th time; the entry of that start."""
+        """Wait until a job has started for the ``count``-th time; return the journal entry."""
         return self.journal.wait_for(count, timeout, what="start", job=job.id)[-1]
 
     def start_count(self, job: AsyncResult[Any]) -> int:
-        """How often the job has started so far."""
+        """Return how often a job has started so far."""
         return len(self.journal.all(what="start", job=job.id))
 
     def wait_for_event(self, event: str, job: AsyncResult[Any], count: int = 1, timeout: float = 60.0) -> Entry:
-        """Wait for the ``count``-th event of this kind about the job."""
+        """Wait for the ``count``-th event of this kind for a job."""
         return self.events.wait_for(count, timeout, event=event, jobId=job.id)[-1]
 
     def wait_until_idle(self, children: int, queue: str = "default") -> None:
-        """Wait until so many children wait for the queue's marker, and there is none."""
+        """Wait until ``children`` children wait for the queue's marker and the marker does not exist."""
         marker = self.keys_of(queue).marker
 
         def idle() -> bool:
@@ -126,22 +126,22 @@ class WorkerHarness:
         wait_until(idle, 60.0, f"{children} idle children")
 
     def idle_connections(self) -> set[str]:
-        """The ids of the connections that wait for a marker."""
+        """Return the ids of the connections that wait for a marker."""
         clients: Any = self.redis.client_list()
         return {client["id"] for client in clients if client["cmd"] == "bzpopmin" and "b" in client["flags"]}
 
     def field(self, job: AsyncResult[Any], name: str) -> Any:
-        """A field of the job's hash."""
+        """Return a field of a job's hash."""
         return self.redis.hget(self.keys.job(job.id), name)
 
     def report(self, **figures: object) -> None:
-        """Keep what was measured for the report; ``pytest -s`` shows it."""
+        """Record measurements in the test report; ``pytest -s`` prints them."""
         for name, value in figures.items():
             self._record(name, value)
         sys.stdout.write("  " + ", ".join(f"{name}={value}" for name, value in figures.items()) + "\n")
 
     def close(self) -> None:
-        """End everything."""
+        """Stop the workers and close all connections."""
         for worker in self._workers:
             worker.close()
         for app in self._apps:

@@ -13,7 +13,7 @@ import redis
 
 from bulltask.testing.wait import wait_until
 from tests.spark.conftest import need_java
-from tests.support.example_history import check_lake, demo, jobs_sent, worker
+from tests.support.example_history import check_lake, count_sent_jobs, run_example, run_worker
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jvm import java_options, spark_home
 
@@ -58,16 +58,16 @@ def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_writ
     conf = [word for name, value in said.items() for word in ("--conf", f"{name}={value}")]
     with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
         words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
-        with demo(broker_url, root, *words) as run:
-            wait_until(lambda: jobs_sent(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
+        with run_example(broker_url, root, *words) as run:
+            wait_until(lambda: count_sent_jobs(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
             killed = list(executors(tmp_path))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-            sent = jobs_sent(redis_client)
+            sent = count_sent_jobs(redis_client)
             log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
             assert killed
             assert sent < COUNT, "they had written all"
-            with worker(broker_url) as working:
+            with run_worker(broker_url) as working:
                 assert run.wait(600) == 0, root.with_suffix(".log").read_text()
                 assert working.poll() is None
     assert "were there before" in root.with_suffix(".log").read_text(), "nothing was sent again"

@@ -24,7 +24,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
 from tests.spark.conftest import need_java
-from tests.support.example_history import check_lake, demo, jobs_done, jobs_sent, worker
+from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
 from tests.support.pipeline_kills import interrupted_step, is_running
 from tests.support.processes import SESSION_VARIABLE, parent_of
 
@@ -103,28 +103,28 @@ def test_every_job_of_the_example_is_in_the_tables_as_it_must_be_whatever_is_kil
 ) -> None:
     with ExitStack() as stack:
         # The first one is killed while it sends; its stream has begun before.
-        with demo(server.url, root, "--jobs", str(COUNT)) as run:
+        with run_example(server.url, root, "--jobs", str(COUNT)) as run:
             part = rng.uniform(0.05, 0.8) * COUNT
-            until(run, lambda: jobs_sent(client) > part, "a part of the jobs was sent", root)
+            until(run, lambda: count_sent_jobs(client) > part, "a part of the jobs was sent", root)
             kill(run)
-        sent = jobs_sent(client)
+        sent = count_sent_jobs(client)
         log.warning("The driver was killed when %d of %d jobs were sent", sent, COUNT)
-        with demo(server.url, root, "--resume") as run:
+        with run_example(server.url, root, "--resume") as run:
             until(run, lambda: FOLLOWS in said(root), "all jobs were sent", root)
-            working = stack.enter_context(worker(server.url))
+            working = stack.enter_context(run_worker(server.url))
             some = rng.uniform(0.03, 0.4) * COUNT
-            until(run, lambda: jobs_done(client) > some, "a part of the jobs was done", root)
+            until(run, lambda: count_finished_jobs(client) > some, "a part of the jobs was done", root)
             server.kill()
             threading.Event().wait(rng.uniform(0, 3))
             server.restart()
-            done = jobs_done(client)
+            done = count_finished_jobs(client)
             log.warning("Redis was killed when %d of %d jobs were done, behind batch %d", done, COUNT, batches(root))
             assert done < COUNT, "all had been done"
             ended = ends(run, root, 600 if KILLS == 1 else rng.uniform(0, 20))
         for number in range(2, KILLS + 1):
             if not ended:
                 log.warning("kill %d of the driver: %s", number, ": ".join(interrupted_step(Layout(root))))
-                with demo(server.url, root, "--resume") as run:
+                with run_example(server.url, root, "--resume") as run:
                     ended = ends(run, root, 600 if number == KILLS else rng.uniform(15, 60))
         assert ended, said(root)
         assert working.poll() is None

@@ -224,7 +224,7 @@ def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster:
     query = FakeQuery(broker_url, queue="*", batch="5", eventsPerPartition="9")
     for number in range(6):
         write(broker_url, 10 * number, 10 * (number + 1))
-        end = query.plan(most=15)
+        end = query.plan(max_rows=15)
         move(cluster, slot)
         query.rows += query.read(end)
         query.offset = end

@@ -22,7 +22,7 @@ from bulltask.spark.source.options import StreamOptions, read_options
 from bulltask.spark.source.ranges import expected_rows
 from bulltask.spark.source.schemas import EVENTS
 from bulltask.transport.call import Call
-from tests.support.event_streams import Streams
+from tests.support.event_streams import RandomStreams
 from tests.support.fake_query import FakeQuery
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
@@ -81,20 +81,20 @@ class History:
     def __init__(self, url: str, client: redis.Redis, connection: Disturbed, seed: int) -> None:
         self.chance = random.Random(seed)
         self.racy, self.targets = seed % 4 == 3, seed % 5 == 4
-        self.streams, self._connection, self._url = Streams(client, self.chance), connection, url
+        self.streams, self._connection, self._url = RandomStreams(client, self.chance), connection, url
         for queue in ("a", "b")[: self.chance.randrange(3)]:
-            self.streams.appear(queue)
+            self.streams.create_queue(queue)
         size = {name: str(self.chance.randrange(2, 9)) for name in ("batch", "eventsPerPartition")}
         align = str(self.chance.random() < 0.5).lower()
         self._options = {"queue": "*", "alignQueues": align, **size}
-        found = self.streams.looking()
+        found = self.streams.current()
         self.query = FewColumns(url, **self._options, failOnDataLoss="false", gapRows="true")
-        self.streams.looked(found)
+        self.streams.mark_read(found)
 
     def play(self) -> History:
         for step in range(8):
             if self.chance.random() < 0.1 or not self.streams.generations:
-                self.streams.appear(f"late{step}")
+                self.streams.create_queue(f"late{step}")
             self._step()
         for queue in self.streams.generations:
             if self.chance.random() < 0.2:
@@ -106,7 +106,7 @@ class History:
 
     def _step(self) -> None:
         for _ in range(self.chance.randrange(4)):
-            self.streams.disturb()
+            self.streams.change_one()
         if self.chance.random() < 0.3:
             self.query.restart()
         if self.targets and self.chance.random() < 0.2:
@@ -117,11 +117,11 @@ class History:
         query, most = self.query, None if calm else self.chance.choice([None, 1, 3, 10, 20])
         if not self.racy and self.chance.random() < 0.4:
             self._fails_as_it_should(most)
-        found = self.streams.looking()
+        found = self.streams.current()
         with self._disturbed(self.racy and not calm):
             end = query.plan(most)
         # A reader with a target does not record what is after it.
-        self.streams.looked(found, counting=query.reader._target is None)
+        self.streams.mark_read(found, counting=query.reader._target is None)
         with self._disturbed(not calm):
             if self.chance.random() < 0.2:
                 query.read(end)  # and Spark crashes
@@ -166,7 +166,7 @@ class History:
             nonlocal left
             if left and self.streams.generations and self.chance.random() < 0.4:
                 left -= 1
-                self.streams.disturb()
+                self.streams.change_one()
 
         self._connection.meanwhile = happen if when else None
         yield
@@ -193,9 +193,9 @@ class History:
         assert rows == sorted(set(rows)), "each once, in their order"
         assert set(rows) <= set(added)
         assert len(rows) + lost <= len(added)
-        assert len(rows) + lost + self.streams.unknown(queue) >= len(added)
+        assert len(rows) + lost + self.streams.lost_unread(queue) >= len(added)
         if not (self.racy or self.targets):
-            assert len(rows) + lost + self.streams.unknown(queue) == len(added)
+            assert len(rows) + lost + self.streams.lost_unread(queue) == len(added)
 
     def _check_gaps(self, queue: str) -> None:
         rows, gaps = set(self.rows(queue)), self.gaps(queue)

@@ -178,7 +178,7 @@ def test_a_recreated_stream_is_read_from_its_beginning_exactly_once(
 def test_without_counts_every_kept_entry_is_read_once(steps: list[Any], page: int) -> None:
     history = History(page, counts=False).play(steps)
     reader = history.reader
-    left = {entry for stream in history.streams.values() for _, entry in stream.kept}
+    left = {entry for stream in history.streams.values() for _, entry in stream.entries}
     reader.catch_up()
     assert max(Counter(reader.rows).values(), default=1) == 1
     assert left <= set(reader.rows)
@@ -217,7 +217,7 @@ def test_entries_read_are_not_newer_than_entries_left(steps: list[Any], page: in
         left = [
             entry_id.ms
             for queue, stream in reader.streams.streams.items()
-            for entry_id, _ in stream.kept
+            for entry_id, _ in stream.entries
             if entry_id > ends[queue].id
         ]
         assert max(read, default=0) <= min(left, default=10**12)
