@@ -1,4 +1,4 @@
-"""Fixtures of tests that drive the readers themselves: real servers, no JVM."""
+"""Fixtures of tests that call the readers directly: real servers, no JVM."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from tests.support.redis_cluster import Cluster
 
 Rows = list[dict[str, Any]]
 Read = Callable[..., Rows]
+END = "end of the commands of this call"
 
 
 @pytest.fixture(scope="session")
 def session_cluster(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as made:
-        session_processes.update(server.pid for server in made.servers)
-        yield made
+    with Cluster.started(tmp_path_factory.mktemp("cluster"), FLAVOUR) as cluster:
+        session_processes.update(server.pid for server in cluster.servers)
+        yield cluster
 
 
 @pytest.fixture
 def cluster(session_cluster: Cluster) -> Cluster:
-    """A cluster of three nodes, which is empty when the test starts. Do not harm it, and give slots back."""
+    """A cluster of three nodes, which is empty when the test starts. Keep all nodes running and move slots back."""
     session_cluster.flush()
     return session_cluster
 
 
 @pytest.fixture
-def reader_of(broker_url: str) -> Callable[..., DataSourceReader]:
+def make_reader(broker_url: str) -> Callable[..., DataSourceReader]:
     """Make a reader as Spark does, of all columns unless ``schema`` is given; options as in ``option()``."""
 
     def make(schema: Any = None, **options: str) -> DataSourceReader:
@@ -46,39 +47,39 @@ def reader_of(broker_url: str) -> Callable[..., DataSourceReader]:
 
 
 @pytest.fixture
-def rows_of() -> Callable[[DataSourceReader], Rows]:
-    """Plan and read as Spark does: each partition by a copy of the reader that went to another process."""
+def read_rows() -> Callable[[DataSourceReader], Rows]:
+    """Plan and read as Spark does: each partition by a pickled copy of the reader."""
 
     def read(reader: DataSourceReader, parts: Any = None) -> Rows:
-        found: Rows = []
+        rows: Rows = []
         for part in reader.partitions() if parts is None else parts:
-            there, piece = cloudpickle.loads(cloudpickle.dumps((reader, part)))
-            for batch in there.read(piece):
-                found += batch.to_pylist()
-        return found
+            copy, partition = cloudpickle.loads(cloudpickle.dumps((reader, part)))
+            for batch in copy.read(partition):
+                rows += batch.to_pylist()
+        return rows
 
     return read
 
 
 @pytest.fixture
-def read(reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows]) -> Read:
+def read(make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Rows]) -> Read:
     """Read a table with these options."""
-    return lambda schema=None, **options: rows_of(reader_of(schema, **options))
+    return lambda schema=None, **options: read_rows(make_reader(schema, **options))
 
 
 @pytest.fixture
 def commands(broker_url: str) -> Iterator[Callable[[], list[str]]]:
-    """What was sent to the server since the last look, by MONITOR."""
-    asker = redis.Redis.from_url(broker_url, decode_responses=True)
-    with asker, asker.monitor() as monitor:
+    """Return the commands that the server has received since the last call; uses MONITOR."""
+    client = redis.Redis.from_url(broker_url, decode_responses=True)
+    with client, client.monitor() as monitor:
 
-        def seen() -> list[str]:
-            asker.echo("up to here")
-            found: list[str] = []
-            for told in monitor.listen():
-                if "up to here" in told["command"]:
-                    return found
-                found.append(told["command"])
-            return found
+        def since_last_call() -> list[str]:
+            client.echo(END)
+            received: list[str] = []
+            for entry in monitor.listen():
+                if END in entry["command"]:
+                    break
+                received.append(entry["command"])
+            return received
 
-        yield seen
+        yield since_last_call

@@ -1,4 +1,4 @@
-"""Users of Redis that may do only what ``bulltask.spark.acl`` lists: all works, and nothing of it can be left out."""
+"""The ACL grants that ``bulltask.spark.acl`` lists are sufficient and necessary."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.redis
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("id", "name", "data")])
 MakeUser = Callable[..., str]
-NAMED = r"Grant it: ACL SETUSER spark-|grant all that"
+GRANT_ADVICE = r"Grant it: ACL SETUSER spark-|grant all that"
 
 
 @pytest.fixture
 def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
-    """Make a user with these grants, perhaps without one of them; a URL with it."""
+    """Create a user with these grants, optionally without one of them; return a URL with its credentials."""
     name = f"spark-{secrets.token_hex(4)}"
 
     def make(grants: Grants, *, without: str = "") -> str:
-        redis_client.script_flush()  # scripts that another user has loaded must not help
+        redis_client.script_flush()  # scripts that another user has loaded would hide missing grants
         words = [word for word in grants.words() if word.lstrip("+") != without]
         assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
         return broker_url.replace("redis://", f"redis://{name}:secret@")
@@ -50,8 +50,8 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
 
 @pytest.fixture
-def used(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> list[str]:
-    """Ids of jobs in all kinds of states; more than one task's worth of them has ended."""
+def job_ids(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> list[str]:
+    """Return ids of jobs in several states; the finished ones do not fit into one partition."""
     ids = add(queue, 6)
     for _ in range(3):
         manual_worker.complete()
@@ -63,34 +63,34 @@ def used(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -
 
 
 def read_everything(url: str, ids: list[str]) -> None:
-    """All that a reader can be asked for."""
+    """Use every operation of a reader."""
     source = BulltaskSource({"url": url, "queue": "*", "state": EVERY_STATE, "minRowsPerPartition": "1"})
     reader = source.reader(source.schema())
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]  # type: ignore[union-attr]
     assert len(rows) == 8
     for table in ("events", "counts"):
-        other = BulltaskSource({"url": url, "queue": "mail", "table": table})
-        reader = other.reader(other.schema())
+        source = BulltaskSource({"url": url, "queue": "mail", "table": table})
+        reader = source.reader(source.schema())
         assert [batch for part in reader.partitions() for batch in reader.read(part)]
     query = FakeQuery(url, eventsPerPartition="3", maxEventsPerTrigger="5")
     query.run_until_idle()
     assert len(query.events()) > 8
 
     options = read_options(WriteOptions, {"url": url, "queue": "mail"})
-    [found] = JobLookup(options.config, options.keys("mail"), None, 1).look_up(iter([pa.array(ids)]))
-    assert [one["state"] for one in found.to_pylist()].count("completed") == 3
+    [results] = JobLookup(options.config, options.keys("mail"), None, 1).look_up(iter([pa.array(ids)]))
+    assert [row["state"] for row in results.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
         assert len(connection.run(scan_fence(options.keys("mail"), "w1", "0"))[1]) == len(ids)
         assert observe_streams(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).streams
 
 
 def write_everything(url: str, client: redis.Redis) -> None:
-    """All kinds of jobs that a writer can add, to a queue that has a limit."""
+    """Add every kind of job to a queue with a concurrency limit, each twice."""
     client.hset("bull:{mail}:meta", "concurrency", 5)
     for number, opts in enumerate(OPTIONS):
-        given = {"url": url, "queue": "mail", "writeId": f"w{number}", "jobOpts": json.dumps(opts)}
+        values = {"url": url, "queue": "mail", "writeId": f"w{number}", "jobOpts": json.dumps(opts)}
         rows = pa.RecordBatch.from_pylist([{"id": f"job-{number}", "name": "send", "data": "{}"}])
-        writer = JobsWriter(read_options(WriteOptions, given), COLUMNS, overwrite=False)
+        writer = JobsWriter(read_options(WriteOptions, values), COLUMNS, overwrite=False)
         writer.write(iter([rows]))
         writer.write(iter([rows]))
 
@@ -106,36 +106,36 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_a_reader_with_these_grants_reads_everything(user: MakeUser, used: list[str]) -> None:
-    read_everything(user(READER), used)
+def test_the_grants_of_a_reader_are_sufficient(user: MakeUser, job_ids: list[str]) -> None:
+    read_everything(user(READER), job_ids)
 
 
 @pytest.mark.parametrize("command", READER.commands)
-def test_a_reader_needs_each_of_its_commands(user: MakeUser, used: list[str], command: str) -> None:
-    with pytest.raises(BrokerAuthError, match=NAMED) as refused:
-        read_everything(user(READER, without=command), used)
-    assert "secret" not in str(refused.value)
+def test_a_reader_needs_each_of_its_commands(user: MakeUser, job_ids: list[str], command: str) -> None:
+    with pytest.raises(BrokerAuthError, match=GRANT_ADVICE) as caught:
+        read_everything(user(READER, without=command), job_ids)
+    assert "secret" not in str(caught.value)
 
 
-def test_a_writer_with_these_grants_writes_all_kinds_of_jobs(user: MakeUser, redis_client: redis.Redis) -> None:
+def test_the_grants_of_a_writer_are_sufficient_for_all_kinds_of_jobs(user: MakeUser, redis_client: redis.Redis) -> None:
     write_everything(user(WRITER), redis_client)
 
 
 @pytest.mark.parametrize("command", WRITER.commands)
 def test_a_writer_needs_each_of_its_commands(user: MakeUser, redis_client: redis.Redis, command: str) -> None:
-    with pytest.raises(BrokerAuthError, match=NAMED) as refused:
+    with pytest.raises(BrokerAuthError, match=GRANT_ADVICE) as caught:
         write_everything(user(WRITER, without=command), redis_client)
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("grants", "work"), [(READER, read_everything), (WRITER, write_everything)])
-def test_a_user_needs_the_keys_of_bullmq_and_those_of_bulltask(
-    user: MakeUser, used: list[str], redis_client: redis.Redis, grants: Grants, work: Callable[..., None]
+def test_a_user_needs_access_to_the_keys_of_bullmq_and_of_bulltask(
+    user: MakeUser, job_ids: list[str], redis_client: redis.Redis, grants: Grants, work: Callable[..., None]
 ) -> None:
     for keys in (f"{grants.access}bull:*", f"{grants.access}bulltask:*"):
         url = user(grants, without=keys)
         with pytest.raises(BrokerAuthError, match=r"Grant the keys: ACL SETUSER spark-\w+ ~bull:\* ~bulltask:\*"):
-            work(url, used if work is read_everything else redis_client)
+            work(url, job_ids if work is read_everything else redis_client)
 
 
 def test_a_reader_cannot_write(user: MakeUser, redis_client: redis.Redis) -> None:
@@ -143,7 +143,7 @@ def test_a_reader_cannot_write(user: MakeUser, redis_client: redis.Redis) -> Non
         write_everything(user(READER), redis_client)
 
 
-def test_grants_are_for_the_prefix_that_is_used() -> None:
+def test_grants_contain_the_prefix_of_the_queues() -> None:
     assert READER.words("shop")[:3] == ["resetkeys", "%R~shop:*", "%R~bulltask:shop:*"]
     assert "+asking" not in READER.words()
     assert "+asking" in READER.words(cluster=True)
@@ -155,34 +155,35 @@ def broker_url_of_redis(server_factory: ServerFactory) -> str:
 
 
 class TestOnRedis:
-    """The words of Redis' refusals are not Valkey's."""
+    """Error replies of Redis have other texts than those of Valkey."""
 
     @pytest.fixture
     def broker_url(self, broker_url_of_redis: str) -> str:
         return broker_url_of_redis
 
-    def test_the_same_grants_work_in_a_cluster(
-        self, user: MakeUser, used: list[str], redis_client: redis.Redis
+    def test_the_grants_of_reader_and_writer_are_sufficient(
+        self, user: MakeUser, job_ids: list[str], redis_client: redis.Redis
     ) -> None:
-        read_everything(user(READER), used)
+        read_everything(user(READER), job_ids)
         write_everything(user(WRITER), redis_client)
 
-    def test_a_command_that_a_script_may_not_call_is_on_the_list(
+    def test_a_command_denied_inside_a_script_is_reported_with_advice(
         self, user: MakeUser, redis_client: redis.Redis
     ) -> None:
         with pytest.raises(BrokerAuthError, match=r"grant all that this user needs \(bulltask.spark.acl"):
             write_everything(user(WRITER, without="xadd"), redis_client)
 
 
-class TestOnAServerThatDoesNotSayWhatItIs:
+class TestOnAServerWithoutHello:
     """HELLO is missing before Redis 6.0 and behind some proxies; scripts cannot be read-only before 7.0."""
 
     @pytest.fixture
     def broker_url(self, server_factory: ServerFactory) -> str:
-        gone = ["HELLO", "EVALSHA_RO", "EVAL_RO"]
+        disabled = ["HELLO", "EVALSHA_RO", "EVAL_RO"]
         return (
-            server_factory(extra=[word for one in gone for word in ("--rename-command", one, "")]).url + "?protocol=2"
+            server_factory(extra=[word for command in disabled for word in ("--rename-command", command, "")]).url
+            + "?protocol=2"
         )
 
-    def test_everything_is_read(self, broker_url: str, used: list[str]) -> None:
-        read_everything(broker_url, used)
+    def test_a_reader_reads_every_table(self, broker_url: str, job_ids: list[str]) -> None:
+        read_everything(broker_url, job_ids)

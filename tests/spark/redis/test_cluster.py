@@ -32,7 +32,7 @@ COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "id"
 
 @pytest.fixture
 def broker_url(cluster: Cluster) -> str:
-    """One node, by which the others are found."""
+    """The URL of one node; clients discover the others."""
     return cluster.url
 
 
@@ -60,16 +60,16 @@ def write(url: str, queues: list[str], first: int, last: int, **options: str) ->
         for name in queues
     ]
     writer = JobsWriter(read_options(WriteOptions, {"url": url, "batch": "7", **options}), COLUMNS, overwrite=False)
-    wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
-    assert isinstance(wrote, TaskCommit)
-    return wrote.counts
+    commit = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert isinstance(commit, TaskCommit)
+    return commit.counts
 
 
 def by_queue(rows: list[dict[str, Any]], column: str = "id") -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for row in rows:
-        found.setdefault(row["queue"], []).append(row[column])
-    return found
+        values.setdefault(row["queue"], []).append(row[column])
+    return values
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -78,18 +78,18 @@ def test_jobs_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, 
     assert {name: sorted(ids) for name, ids in by_queue(rows).items()} == filled
 
 
-def test_jobs_that_have_ended_are_read_in_parallel(
-    read: Callable[..., Any], reader_of: Callable[..., DataSourceReader], cluster: Cluster
+def test_finished_jobs_are_read_in_parallel(
+    read: Callable[..., Any], make_reader: Callable[..., DataSourceReader], cluster: Cluster
 ) -> None:
     name = cluster.queues(1)[2]
     with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 20)
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(name))
-        ended = {manual_worker.complete({"n": 1}) for _ in range(12)} | {manual_worker.fail() for _ in range(8)}
+        finished = {manual_worker.complete({"n": 1}) for _ in range(12)} | {manual_worker.fail() for _ in range(8)}
         manual_worker.close()
     options = {"queue": name, "numPartitions": "4", "minRowsPerPartition": "2"}
-    assert len(reader_of(**options).partitions()) > 2
-    assert {row["id"] for row in read(**options)} == ended
+    assert len(make_reader(**options).partitions()) > 2
+    assert {row["id"] for row in read(**options)} == finished
 
 
 def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]]) -> None:
@@ -100,19 +100,21 @@ def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], fille
     assert waiting == dict.fromkeys(filled, 10)
 
 
-def test_every_event_of_all_nodes_comes_once_in_a_stream(broker_url: str, queues: list[str]) -> None:
-    chance = random.Random(3)
+def test_a_stream_reads_every_event_of_all_nodes_once(broker_url: str, queues: list[str]) -> None:
+    rng = random.Random(3)
     query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
     for number in range(10):
-        some = chance.sample(queues, 3)
-        write(broker_url, some, 10 * number, 10 * number + chance.randrange(1, 6))
-        query.batch(chance.randrange(5, 30))
+        chosen = rng.sample(queues, 3)
+        write(broker_url, chosen, 10 * number, 10 * number + rng.randrange(1, 6))
+        query.batch(rng.randrange(5, 30))
     query.run_until_idle()
     assert not query.gaps()
     options = read_options(WriteOptions, {"url": broker_url})
     with Connection(options.config) as connection:
         for name in queues:
-            assert query.events(name) == [one for one, _ in connection.run(entries_since(options.keys(name), "-"))]
+            assert query.events(name) == [
+                entry_id for entry_id, _ in connection.run(entries_since(options.keys(name), "-"))
+            ]
 
 
 def test_a_write_to_queues_on_all_nodes_adds_each_job_once(
@@ -133,31 +135,31 @@ def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, q
         manual_worker.complete(5)
         manual_worker.close()
     options = read_options(WriteOptions, {"url": broker_url, "queue": name})
-    [found] = JobLookup(options.config, options.keys(name), None, 1).look_up(iter([pa.array([*ids, "nobody"])]))
-    assert [one["state"] for one in found.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
+    [results] = JobLookup(options.config, options.keys(name), None, 1).look_up(iter([pa.array([*ids, "unknown"])]))
+    assert [row["state"] for row in results.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
 
 
-def test_a_queue_without_braces_is_refused_with_advice(
-    broker_url: str, reader_of: Callable[..., DataSourceReader]
+def test_a_queue_without_hash_tag_is_rejected_with_advice(
+    broker_url: str, make_reader: Callable[..., DataSourceReader]
 ) -> None:
     with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
         write(broker_url, ["mail"], 0, 1, queueHashTag="false")
     with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
-        reader_of(queueHashTag="false", state="wait,active").partitions()
+        make_reader(queueHashTag="false", state="wait,active").partitions()
 
 
-def test_a_prefix_with_braces_works_for_queues_without_braces(broker_url: str, read: Callable[..., Any]) -> None:
-    spelled = {"prefix": "{bull}", "queueHashTag": "false"}
-    assert write(broker_url, ["mail", "news"], 0, 5, **spelled) == WriteCounts(10, 10, 0)
-    assert len(read(queue="*", state="wait", **spelled)) == 10
+def test_a_prefix_with_hash_tag_supports_queues_without_one(broker_url: str, read: Callable[..., Any]) -> None:
+    options = {"prefix": "{bull}", "queueHashTag": "false"}
+    assert write(broker_url, ["mail", "news"], 0, 5, **options) == WriteCounts(10, 10, 0)
+    assert len(read(queue="*", state="wait", **options)) == 10
 
 
-def test_a_database_other_than_0_is_refused(broker_url: str, read: Callable[..., Any]) -> None:
+def test_a_database_other_than_0_is_rejected(broker_url: str, read: Callable[..., Any]) -> None:
     with pytest.raises(BrokerError, match=r"no such database: .* A cluster has only number 0"):
         read(url=broker_url.removesuffix("0") + "3")
 
 
-def test_a_client_without_cluster_support_is_refused(cluster: Cluster, queues: list[str]) -> None:
+def test_the_url_of_another_node_is_rejected_without_cluster_support(cluster: Cluster, queues: list[str]) -> None:
     other = next(server.url for server in cluster.servers if server.url != cluster.url_of(queues[0]))
     with Queue(queues[0], other) as queue, pytest.raises(BrokerConfigError, match="is a node of a Redis Cluster"):
         queue.add("send", {})

@@ -1,4 +1,4 @@
-"""Users of a Redis Cluster that may do only what ``bulltask.spark.acl`` lists, and come with a certificate."""
+"""The ACL grants that ``bulltask.spark.acl`` lists are sufficient in a Redis Cluster with TLS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(tls_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def user(cluster: Cluster, certificates: Certificates) -> Iterator[MakeUser]:
-    """Make a user on all nodes, perhaps without one of its grants; a URL with it and certificates."""
+    """Create a user on all nodes, optionally without one grant; return a URL with credentials and certificates."""
     name = f"spark-{secrets.token_hex(4)}"
 
     def make(grants: Grants, *, without: str = "") -> str:
@@ -49,7 +49,7 @@ def user(cluster: Cluster, certificates: Certificates) -> Iterator[MakeUser]:
 
 @pytest.fixture
 def queues(cluster: Cluster) -> list[str]:
-    """A queue on each node, with five jobs."""
+    """A queue with five jobs on each node."""
     names = cluster.queues(1)
     for name in names:
         with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
@@ -61,34 +61,36 @@ def options(url: str) -> WriteOptions:
     return read_options(WriteOptions, {"url": url})
 
 
-def test_a_reader_finds_all_nodes_over_tls(user: MakeUser, queues: list[str]) -> None:
+def test_a_reader_reads_from_all_nodes_over_tls(user: MakeUser, queues: list[str]) -> None:
     query = FakeQuery(user(READER), queue="*")
     query.run_until_idle()
     assert sorted(row["queue"] for row in query.rows if row["event"] == "added") == sorted(queues * 5)
 
 
-def test_a_writer_finds_all_nodes_over_tls(user: MakeUser, queues: list[str], cluster: Cluster) -> None:
+def test_a_writer_writes_to_all_nodes_over_tls(user: MakeUser, queues: list[str], cluster: Cluster) -> None:
     broker = broker_of(options(user(WRITER)).config)
     try:
         jobs = [NewJob(name, f"s{number}", "send", b"{}", JobOptions()) for name in queues for number in range(3)]
-        assert [one.outcome for one in broker.producer.send_once(jobs, WriteFence("w1", 60_000))] == ["added"] * 9
+        assert [job.outcome for job in broker.producer.send_once(jobs, WriteFence("w1", 60_000))] == ["added"] * 9
     finally:
         broker.close()
     assert [cluster.client_of(name).llen(f"bull:{{{name}}}:wait") for name in queues] == [8, 8, 8]
 
 
 @pytest.mark.parametrize("grants", [READER, WRITER], ids=["reader", "writer"])
-def test_both_need_to_ask_for_the_slots(user: MakeUser, queues: list[str], grants: Grants) -> None:
+def test_readers_and_writers_need_the_command_cluster_slots(user: MakeUser, queues: list[str], grants: Grants) -> None:
     url = user(grants, without="cluster|slots")
     with Connection(options(url).config) as connection, pytest.raises(BrokerAuthError, match=r"\+cluster\|slots"):
         connection.run(state_size(options(url).keys(queues[0]), "wait"))
 
 
-def test_while_a_slot_moves_both_need_to_ask_the_new_node(user: MakeUser, cluster: Cluster, queues: list[str]) -> None:
+def test_a_reader_needs_the_command_asking_while_a_slot_moves(
+    user: MakeUser, cluster: Cluster, queues: list[str]
+) -> None:
     slot = cluster.slot(queues[0])
-    to = (cluster.owner(slot) + 1) % 3
-    cluster.begin_move(slot, to)
-    cluster.move_keys(slot, to)
+    target = (cluster.owner(slot) + 1) % 3
+    cluster.begin_move(slot, target)
+    cluster.move_keys(slot, target)
     try:
         for without in ("asking", ""):
             url = user(READER, without=without)
@@ -100,4 +102,4 @@ def test_while_a_slot_moves_both_need_to_ask_the_new_node(user: MakeUser, cluste
                 else:
                     assert connection.run(call) == 5
     finally:
-        cluster.end_move(slot, to)
+        cluster.end_move(slot, target)

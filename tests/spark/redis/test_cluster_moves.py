@@ -1,4 +1,4 @@
-"""Slots that move and nodes that die while a cluster is read and written: nothing is lost, nothing comes twice."""
+"""A cluster is read and written while slots move and nodes crash; nothing is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ from tests.support.fake_query import FakeQuery
 from tests.support.queue_contents import add
 from tests.support.redis_cluster import Cluster
 
-# A cluster is waited for up to a minute.
+# Clients wait for a cluster for up to a minute.
 pytestmark = [pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(180)]
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("queue", "name", "data")])
 
 
 @pytest.fixture(scope="module")
-def moving(session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def moving_cluster(
+    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """A cluster whose slots move."""
-    with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOUR) as made:
-        session_processes.update(server.pid for server in made.servers)
-        yield made
+    with Cluster.started(tmp_path_factory.mktemp("moving"), FLAVOUR) as started:
+        session_processes.update(server.pid for server in started.servers)
+        yield started
 
 
 @pytest.fixture
-def cluster(moving: Cluster) -> Cluster:
-    moving.flush()
-    return moving
+def cluster(moving_cluster: Cluster) -> Cluster:
+    moving_cluster.flush()
+    return moving_cluster
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def broker_url(cluster: Cluster) -> str:
 
 @pytest.fixture
 def ids(cluster: Cluster) -> list[str]:
-    """Jobs of the queue ``mail``."""
+    """Ids of 30 jobs in the queue ``mail``."""
     with allow_cluster(Queue("mail", cluster.url_of("mail"))) as queue:
         return add(queue, 30)
 
@@ -73,10 +75,10 @@ def options(broker_url: str) -> WriteOptions:
 
 @pytest.fixture
 def in_thread() -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
-    """Begin something beside the test; what is returned waits for its result."""
+    """Start a function in a thread; return a function that waits for its result."""
     threads: list[threading.Thread] = []
 
-    def begin(work: Callable[[], Any]) -> Callable[[], Any]:
+    def start(work: Callable[[], Any]) -> Callable[[], Any]:
         results: list[Any] = []
         threads.append(threading.Thread(target=lambda: results.append(work())))
         threads[-1].start()
@@ -87,53 +89,51 @@ def in_thread() -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
 
         return result
 
-    yield begin
+    yield start
     for thread in threads:
         thread.join(60)
 
 
-def somewhere_else(cluster: Cluster, slot: int) -> int:
+def other_node(cluster: Cluster, slot: int) -> int:
     return (cluster.owner(slot) + 1) % 3
 
 
-def refusals(client: redis.Redis, word: str) -> int:
+def error_replies(client: redis.Redis, prefix: str) -> int:
     stats: Any = client.info("errorstats")
-    return int(stats.get(f"errorstat_{word}", {"count": 0})["count"])
+    return int(stats.get(f"errorstat_{prefix}", {"count": 0})["count"])
 
 
 def write(url: str, first: int, last: int, **options: str) -> WriteCounts:
     rows = [{"queue": "mail", "name": "send", "data": f'{{"n":{n}}}'} for n in range(first, last)]
     writer = JobsWriter(read_options(WriteOptions, {"url": url, "writeId": "w1", **options}), COLUMNS, overwrite=False)
-    wrote = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
-    assert isinstance(wrote, TaskCommit)
-    return wrote.counts
+    commit = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
+    assert isinstance(commit, TaskCommit)
+    return commit.counts
 
 
-def move(cluster: Cluster, slot: int, to: int | None = None) -> None:
-    to = somewhere_else(cluster, slot) if to is None else to
-    cluster.begin_move(slot, to)
-    cluster.move_keys(slot, to)
-    cluster.end_move(slot, to)
+def move(cluster: Cluster, slot: int, target: int | None = None) -> None:
+    target = other_node(cluster, slot) if target is None else target
+    cluster.begin_move(slot, target)
+    cluster.move_keys(slot, target)
+    cluster.end_move(slot, target)
 
 
 @contextmanager
-def on_its_way(cluster: Cluster, queue: str, keys: int = 1_000_000) -> Iterator[int]:
-    """Let so many keys of a queue be on another node, whose number is given; at the end the slot is there."""
+def moving_slot(cluster: Cluster, queue: str, keys: int = 1_000_000) -> Iterator[int]:
+    """Move ``keys`` keys of a queue to another node, whose number is yielded; complete the move at the end."""
     slot = cluster.slot(queue)
-    to = somewhere_else(cluster, slot)
-    cluster.begin_move(slot, to)
+    target = other_node(cluster, slot)
+    cluster.begin_move(slot, target)
     try:
-        cluster.move_keys(slot, to, keys)
-        yield to
+        cluster.move_keys(slot, target, keys)
+        yield target
     finally:
-        while cluster.move_keys(slot, to):
+        while cluster.move_keys(slot, target):
             pass
-        cluster.end_move(slot, to)
+        cluster.end_move(slot, target)
 
 
-def test_an_open_connection_follows_a_slot_that_has_moved(
-    cluster: Cluster, ids: list[str], options: WriteOptions
-) -> None:
+def test_an_open_connection_follows_a_moved_slot(cluster: Cluster, ids: list[str], options: WriteOptions) -> None:
     keys = options.keys("mail")
     with Connection(options.config) as connection:
         assert connection.run(state_size(keys, "wait")) == 30
@@ -143,83 +143,83 @@ def test_an_open_connection_follows_a_slot_that_has_moved(
             assert connection.run_atomically([state_size(keys, state) for state in STATES])[0] == 30
 
 
-def test_a_slot_that_is_half_moved_is_read_on_both_nodes(
-    cluster: Cluster, ids: list[str], options: WriteOptions
-) -> None:
+def test_a_partly_moved_slot_is_read_from_both_nodes(cluster: Cluster, ids: list[str], options: WriteOptions) -> None:
     keys = options.keys("mail")
-    with Connection(options.config) as connection, on_its_way(cluster, "mail", 15):
-        found = connection.run_many([job_fields(keys, one, ("name",)) for one in ids])
-        assert found == [[b"send"]] * 30
-        assert refusals(cluster.client_of("mail"), "ASK") > 0
+    with Connection(options.config) as connection, moving_slot(cluster, "mail", 15):
+        replies = connection.run_many([job_fields(keys, job_id, ("name",)) for job_id in ids])
+        assert replies == [[b"send"]] * 30
+        assert error_replies(cluster.client_of("mail"), "ASK") > 0
 
 
-def test_a_plan_waits_until_its_slot_has_arrived(
+def test_planning_waits_until_a_moving_slot_has_arrived(
     cluster: Cluster, ids: list[str], read: Callable[..., Any], in_thread: Callable[..., Any]
 ) -> None:
     source = cluster.client_of("mail")
-    with on_its_way(cluster, "mail"):
-        before = refusals(source, "ASK")
+    with moving_slot(cluster, "mail"):
+        before = error_replies(source, "ASK")
         rows = in_thread(lambda: read(queue="mail", state="wait,active,delayed"))
-        wait_until(lambda: refusals(source, "ASK") > before, 60, "a transaction that was sent away")
+        wait_until(lambda: error_replies(source, "ASK") > before, 60, "a transaction with the reply ASK")
     assert {row["id"] for row in rows()} == set(ids)
 
 
-def test_a_write_waits_until_its_slot_has_arrived_and_adds_each_job_once(
+def test_a_write_waits_until_a_moving_slot_has_arrived(
     cluster: Cluster, ids: list[str], broker_url: str, in_thread: Callable[..., Any]
 ) -> None:
     source = cluster.client_of("mail")
     assert write(broker_url, 0, 10) == WriteCounts(10, 10, 0)
-    with on_its_way(cluster, "mail", 20):
-        before = refusals(source, "TRYAGAIN")
-        sums = in_thread(lambda: write(broker_url, 0, 40))
-        wait_until(lambda: refusals(source, "TRYAGAIN") > before, 60, "a script that was told to try again")
-    assert sums() == WriteCounts(40, 30, 10)
+    with moving_slot(cluster, "mail", 20):
+        before = error_replies(source, "TRYAGAIN")
+        counts = in_thread(lambda: write(broker_url, 0, 40))
+        wait_until(lambda: error_replies(source, "TRYAGAIN") > before, 60, "a script with the reply TRYAGAIN")
+    assert counts() == WriteCounts(40, 30, 10)
     assert cluster.client_of("mail").llen("bull:{mail}:wait") == 70
 
 
-def test_a_script_that_the_new_node_does_not_know_is_run_there_while_the_slot_moves(
+def test_a_script_is_loaded_on_the_new_node_while_a_slot_moves(
     cluster: Cluster, ids: list[str], options: WriteOptions
 ) -> None:
-    with Connection(options.config) as connection, on_its_way(cluster, "mail") as to:
-        cluster.clients[to].script_flush()
+    with Connection(options.config) as connection, moving_slot(cluster, "mail") as target:
+        cluster.clients[target].script_flush()
         assert connection.run(span_end(options.keys("mail"), "0-0", "+", 5)).count == 5
 
 
-def test_a_transaction_that_waits_too_long_says_why(cluster: Cluster, ids: list[str], options: WriteOptions) -> None:
+def test_a_transaction_that_waits_too_long_names_the_moving_slot(
+    cluster: Cluster, ids: list[str], options: WriteOptions
+) -> None:
     client = ClusterClient(Endpoint.from_config(options.config, cluster.url), None)
     wait = state_size(options.keys("mail"), "wait")
-    with on_its_way(cluster, "mail"):
-        assert client.run(wait) == 30  # the new node is asked
+    with moving_slot(cluster, "mail"):
+        assert client.run(wait) == 30  # the new node replies
         client.set_deadline(mono_ms() + 3_000)
         with pytest.raises(BrokerNotReadyError, match=r"slot 4247 of the Redis Cluster at redis://.* is being moved"):
-            client.run_many(atomic([wait, wait], "here"))
+            client.run_many(atomic([wait, wait], "test"))
     client.set_deadline(None)
-    assert client.run_many(atomic([wait, wait], "here"))[-1] == [30, 30]
+    assert client.run_many(atomic([wait, wait], "test"))[-1] == [30, 30]
     client.close()
 
 
-def test_a_queue_that_moves_to_a_node_that_was_looked_at_before_is_found(
+def test_a_scan_finds_a_queue_that_moves_to_a_node_already_scanned(
     cluster: Cluster, broker_url: str, options: WriteOptions
 ) -> None:
     first, second, _ = sorted(range(3), key=lambda number: cluster.servers[number].port)
-    name = next(one for one in cluster.queues(1) if cluster.owner(cluster.slot(one)) == second)
+    name = next(queue for queue in cluster.queues(1) if cluster.owner(cluster.slot(queue)) == second)
     with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
         add(queue, 1)
-    begun = 0
+    node_scans = 0
 
     def step(cursor: str) -> Call[tuple[str, list[str]]]:
-        nonlocal begun
-        begun += cursor == "0"
-        if begun == 2 and cluster.owner(cluster.slot(name)) == second:
+        nonlocal node_scans
+        node_scans += cursor == "0"
+        if node_scans == 2 and cluster.owner(cluster.slot(name)) == second:
             move(cluster, cluster.slot(name), first)
         return scan_queues("bull", cursor)
 
     with Connection(options.config) as connection:
         assert connection.scan_all(step) == {f"{{{name}}}"}
-    assert begun == 6
+    assert node_scans == 6
 
 
-def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster: Cluster, broker_url: str) -> None:
+def test_every_event_is_read_once_while_slots_move(cluster: Cluster, broker_url: str) -> None:
     slot = cluster.slot("mail")
     query = FakeQuery(broker_url, queue="*", batch="5", eventsPerPartition="9")
     for number in range(6):
@@ -230,11 +230,11 @@ def test_every_event_comes_once_while_slots_move_between_and_in_batches(cluster:
         query.offset = end
     query.run_until_idle()
     entries: Any = cluster.client_of("mail").xrange("bull:{mail}:events")
-    assert query.events() == [one for one, _ in entries]
+    assert query.events() == [entry_id for entry_id, _ in entries]
     assert len(query.events()) == 120
 
 
-def test_a_connection_gives_up_on_a_slot_that_nobody_has(
+def test_a_connection_gives_up_on_an_unassigned_slot(
     cluster: Cluster, ids: list[str], options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulltask.spark.source.connection.CLUSTER_PATIENCE_MS", 300)
@@ -255,7 +255,7 @@ def test_a_connection_gives_up_on_a_slot_that_nobody_has(
             client.execute_command("CLUSTER SETSLOT", slot, "NODE", cluster.ids[owner])
 
 
-def test_a_node_that_is_killed_is_waited_for_until_its_replica_serves(tmp_path: Path) -> None:
+def test_clients_of_a_killed_node_wait_for_its_replica(tmp_path: Path) -> None:
     with Cluster.started(tmp_path, FLAVOUR, replicas=1, node_timeout_ms=2_000) as cluster:
         number = cluster.owner(cluster.slot("mail"))
         url = cluster.servers[(number + 1) % 3].url

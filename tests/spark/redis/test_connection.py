@@ -1,4 +1,4 @@
-"""Reads survive a broken connection, and fail if no server listens."""
+"""Reads survive a broken connection, and fail if no server is reachable."""
 
 from __future__ import annotations
 
@@ -30,51 +30,51 @@ def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", redis_server.port) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", redis_server.port) as started:
+        yield started
 
 
 @pytest.fixture
-def reader(queue: Queue, proxy: FlakyProxy, reader_of: Callable[..., DataSourceReader]) -> DataSourceReader:
+def reader(queue: Queue, proxy: FlakyProxy, make_reader: Callable[..., DataSourceReader]) -> DataSourceReader:
     """A reader of 20 jobs, through the proxy."""
     add(queue, 20)
-    return reader_of(url=f"redis://127.0.0.1:{proxy.port}/0", state="wait", batch="5")
+    return make_reader(url=f"redis://127.0.0.1:{proxy.port}/0", state="wait", batch="5")
 
 
 @pytest.mark.parametrize("match", ["EXEC", "HMGET"])
 def test_a_read_continues_when_a_reply_is_lost(
-    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy, match: str
+    reader: DataSourceReader, read_rows: Callable[..., Any], proxy: FlakyProxy, match: str
 ) -> None:
     proxy.drop_replies(1, match=match)
 
-    assert len({row["id"] for row in rows_of(reader)}) == 20
+    assert len({row["id"] for row in read_rows(reader)}) == 20
     assert proxy.dropped == 1
 
 
 def test_a_read_waits_for_a_server_that_is_loading(
-    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+    reader: DataSourceReader, read_rows: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.inject_error("LOADING Redis is loading the dataset in memory", match="HMGET")
 
-    assert len(rows_of(reader)) == 20
+    assert len(read_rows(reader)) == 20
     assert proxy.injected == 1
 
 
-def test_a_read_that_is_refused_fails_at_once(
-    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+def test_a_read_with_an_error_reply_fails_immediately(
+    reader: DataSourceReader, read_rows: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.inject_error("ERR no", match="HMGET")
     with pytest.raises(BrokerError, match="refused a command"):
-        rows_of(reader)
+        read_rows(reader)
     assert proxy.injected == 1
 
 
 def test_a_read_of_a_stopped_server_fails_with_its_address(
-    reader: DataSourceReader, rows_of: Callable[..., Any], proxy: FlakyProxy
+    reader: DataSourceReader, read_rows: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.close()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
-        rows_of(reader)
+        read_rows(reader)
 
 
 @pytest.mark.slow
@@ -87,20 +87,20 @@ def test_a_stream_waits_for_a_restarted_server_and_continues(server_factory: Ser
         end = query.plan()
     for step in (query.plan, lambda: query.read(end)):
         server.kill()
-        back = threading.Timer(1.0, server.restart)
-        back.start()
+        restart = threading.Timer(1.0, server.restart)
+        restart.start()
         try:
             step()
         finally:
-            back.join()
+            restart.join()
     query.batch()
     assert len(query.events()) == 2
 
 
-def test_a_stream_with_a_wrong_address_fails_at_once(server_factory: ServerFactory) -> None:
+def test_a_stream_with_a_wrong_address_fails_within_30_seconds(server_factory: ServerFactory) -> None:
     server = server_factory()
     server.stop()
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         FakeQuery(server.url)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start < 30

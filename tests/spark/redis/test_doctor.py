@@ -1,4 +1,4 @@
-"""``bulltask pipeline doctor`` beside a real server."""
+"""``bulltask pipeline doctor`` with a real server."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def doctor(broker_url: str) -> Doctor:
 
 
 def queues(result: Result) -> Mapping[str, Any]:
-    return {one["queue"]: one for one in json.loads(result.output)["queues"]}
+    return {queue["queue"]: queue for queue in json.loads(result.output)["queues"]}
 
 
-def write(client: redis.Redis, queue: str, count: int, *, ms: int, begin_ms: int = 1_760_000_000_000) -> None:
-    """Write so many events at even distances within ``ms``."""
+def write(client: redis.Redis, queue: str, count: int, *, ms: int, start_ms: int = 1_760_000_000_000) -> None:
+    """Write ``count`` events at equal intervals within ``ms`` milliseconds."""
     pipeline = client.pipeline(transaction=False)
     for number in range(count):
-        moment = begin_ms + number * ms // count
-        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled"}, id=f"{moment}-{number}")
+        event_ms = start_ms + number * ms // count
+        pipeline.xadd(f"bull:{{{queue}}}:events", {"event": "stalled"}, id=f"{event_ms}-{number}")
     pipeline.execute()
     client.hset(f"bull:{{{queue}}}:meta", "opts.maxLenEvents", 10_000)
 
@@ -41,40 +41,40 @@ def test_a_long_enough_stream_is_ok_and_a_short_one_gets_advice(doctor: Doctor, 
     write(redis_client, "slow", 1_000, ms=100_000)
     assert doctor().exit_code == 0
     write(redis_client, "busy", 5_000, ms=10_000)
-    found = doctor("--json")
-    assert found.exit_code == 1
-    busy, slow = queues(found)["busy"], queues(found)["slow"]
+    result = doctor("--json")
+    assert result.exit_code == 1
+    busy, slow = queues(result)["busy"], queues(result)["slow"]
     assert (busy["length"], busy["max_length"], busy["enough"]) == (5_000, 10_000, False)
     assert busy["events_per_s"] == pytest.approx(500, rel=0.01)
     assert busy["headroom_s"] == pytest.approx(20, rel=0.01)
     assert busy["recommended_max_length"] in {15_000, 16_000}
     assert slow["enough"]
     assert slow["headroom_s"] == pytest.approx(1_000, rel=0.01)
-    shown = doctor()
-    assert f"too short: set streams.events.maxLen to {busy['recommended_max_length']:,}" in shown.output
+    table = doctor()
+    assert f"too short: set streams.events.maxLen to {busy['recommended_max_length']:,}" in table.output
     redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["recommended_max_length"])
     assert doctor().exit_code == 0
 
 
-def test_a_burst_at_the_end_of_a_quiet_stream_sets_its_rate(doctor: Doctor, redis_client: redis.Redis) -> None:
+def test_a_burst_at_the_end_of_a_quiet_stream_determines_the_rate(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "mail", 100, ms=1_000_000)
-    write(redis_client, "mail", 4_000, ms=10_000, begin_ms=1_760_001_000_000)
+    write(redis_client, "mail", 4_000, ms=10_000, start_ms=1_760_001_000_000)
     assert queues(doctor("--json"))["mail"]["events_per_s"] == pytest.approx(400, rel=0.01)
 
 
 def test_a_longer_outage_needs_a_longer_stream(doctor: Doctor, redis_client: redis.Redis) -> None:
     write(redis_client, "mail", 1_000, ms=100_000)
-    found = doctor("--json", "--outage", "1h")
-    assert (found.exit_code, queues(found)["mail"]["recommended_max_length"]) == (1, 37_000)
+    result = doctor("--json", "--outage", "1h")
+    assert (result.exit_code, queues(result)["mail"]["recommended_max_length"]) == (1, 37_000)
 
 
 def test_queues_without_events_and_with_the_default_length_are_reported(
     doctor: Doctor, redis_client: redis.Redis
 ) -> None:
     redis_client.hset("bull:{new}:meta", "version", "bullmq:5.62.0")
-    found = doctor("--json")
-    assert found.exit_code == 0
-    assert queues(found)["new"] == {
+    result = doctor("--json")
+    assert result.exit_code == 0
+    assert queues(result)["new"] == {
         "queue": "new", "length": 0, "max_length": 10_000, "events_per_s": None, "headroom_s": None, "enough": None,
         "recommended_max_length": None,
     }  # fmt: skip
@@ -85,20 +85,20 @@ def test_an_unreachable_server_is_reported_without_its_password(doctor: Doctor, 
     server = server_factory()
     url = server.url.replace("redis://", "redis://:secret@")
     server.stop()
-    found = doctor(url=url)
-    assert found.exit_code == 1
-    assert "redis" in found.output
-    assert "missing" in found.output
-    assert "secret" not in found.output
+    result = doctor(url=url)
+    assert result.exit_code == 1
+    assert "redis" in result.output
+    assert "missing" in result.output
+    assert "secret" not in result.output
 
 
-def test_every_part_is_named_with_its_version(doctor: Doctor) -> None:
-    versions = {one["name"]: one["version"] for one in json.loads(doctor("--json").output)["requirements"]}
-    assert versions.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
-    assert all(versions.values())
+def test_every_dependency_is_listed_with_its_version(doctor: Doctor) -> None:
+    parts = {part["name"]: part["version"] for part in json.loads(doctor("--json").output)["parts"]}
+    assert parts.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
+    assert all(parts.values())
 
 
 def test_the_table_of_sizes_needs_no_server(doctor: Doctor) -> None:
-    found = doctor("--sizes", url="redis://127.0.0.1:1")
-    assert found.exit_code == 0
-    assert "747,000" in found.output
+    result = doctor("--sizes", url="redis://127.0.0.1:1")
+    assert result.exit_code == 0
+    assert "747,000" in result.output

@@ -1,4 +1,4 @@
-"""200 random histories of real streams: whatever happens to them, rows and losses are all that was ever added."""
+"""Rows and reported losses account for every event in 200 random histories of real streams."""
 
 from __future__ import annotations
 
@@ -32,60 +32,60 @@ SEEDS = [range(first, first + 20) for first in range(0, 200, 20)]
 GAP = "bulltask.gap"
 
 
-class Disturbed(Connection):
-    """One connection for all readers, which would open one each; something may happen before each command."""
+class DisturbedConnection(Connection):
+    """A connection that all readers share; ``before_command`` is called before each command."""
 
-    meanwhile: Callable[[], None] | None = None
+    before_command: Callable[[], None] | None = None
 
     def __exit__(self, *_: object) -> None:
-        """Stay open."""
+        """Keep the connection open."""
 
     def run(self, call: Call[Any]) -> Any:
-        self._happens()
+        self._call_back()
         return super().run(call)
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        self._happens()
+        self._call_back()
         return super().try_many(calls)
 
     def try_atomically(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        self._happens()
+        self._call_back()
         return super().try_atomically(calls)
 
-    def _happens(self) -> None:
-        if self.meanwhile is not None:
-            self.meanwhile()
+    def _call_back(self) -> None:
+        if self.before_command is not None:
+            self.before_command()
 
 
 @pytest.fixture
-def connection(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disturbed]:
-    made = Disturbed(read_options(StreamOptions, {"url": broker_url, "queue": "*"}).config)
-    monkeypatch.setattr(events_stream, "Connection", lambda *_, **__: made)
-    yield made
-    super(Disturbed, made).__exit__()
+def connection(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[DisturbedConnection]:
+    shared = DisturbedConnection(read_options(StreamOptions, {"url": broker_url, "queue": "*"}).config)
+    monkeypatch.setattr(events_stream, "Connection", lambda *_, **__: shared)
+    yield shared
+    super(DisturbedConnection, shared).__exit__()
 
 
 class FewColumns(FakeQuery):
-    """A query of what these tests look at."""
+    """A query of the columns that these tests use."""
 
     schema = StructType([field for field in EVENTS.fields if field.name in ("queue", "event_id", "event", "extra")])
 
 
 class History:
-    """A query over queues that come and go.
+    """A query over queues that are created and deleted.
 
     Args:
-        seed: makes the history; ``racy`` ones are disturbed also while a batch is planned.
+        seed: The seed of the history. Every fourth is ``racy``: its streams change also while a batch is planned.
     """
 
-    def __init__(self, url: str, client: redis.Redis, connection: Disturbed, seed: int) -> None:
-        self.chance = random.Random(seed)
+    def __init__(self, url: str, client: redis.Redis, connection: DisturbedConnection, seed: int) -> None:
+        self.rng = random.Random(seed)
         self.racy, self.targets = seed % 4 == 3, seed % 5 == 4
-        self.streams, self._connection, self._url = RandomStreams(client, self.chance), connection, url
-        for queue in ("a", "b")[: self.chance.randrange(3)]:
+        self.streams, self._connection, self._url = RandomStreams(client, self.rng), connection, url
+        for queue in ("a", "b")[: self.rng.randrange(3)]:
             self.streams.create_queue(queue)
-        size = {name: str(self.chance.randrange(2, 9)) for name in ("batch", "eventsPerPartition")}
-        align = str(self.chance.random() < 0.5).lower()
+        size = {name: str(self.rng.randrange(2, 9)) for name in ("batch", "eventsPerPartition")}
+        align = str(self.rng.random() < 0.5).lower()
         self._options = {"queue": "*", "alignQueues": align, **size}
         found = self.streams.current()
         self.query = FewColumns(url, **self._options, failOnDataLoss="false", gapRows="true")
@@ -93,47 +93,47 @@ class History:
 
     def play(self) -> History:
         for step in range(8):
-            if self.chance.random() < 0.1 or not self.streams.generations:
+            if self.rng.random() < 0.1 or not self.streams.generations:
                 self.streams.create_queue(f"late{step}")
             self._step()
         for queue in self.streams.generations:
-            if self.chance.random() < 0.2:
+            if self.rng.random() < 0.2:
                 self.streams.obliterate(queue)
         self.query.restart()
-        moved = [self.batch(calm=True) for _ in range(5)]
-        assert not moved[-1], "the query never comes to an end"
+        progressed = [self.batch(calm=True) for _ in range(5)]
+        assert not progressed[-1], "the query does not catch up"
         return self
 
     def _step(self) -> None:
-        for _ in range(self.chance.randrange(4)):
+        for _ in range(self.rng.randrange(4)):
             self.streams.change_one()
-        if self.chance.random() < 0.3:
+        if self.rng.random() < 0.3:
             self.query.restart()
-        if self.targets and self.chance.random() < 0.2:
+        if self.targets and self.rng.random() < 0.2:
             self.query.reader.prepareForTriggerAvailableNow()
         self.batch()
 
     def batch(self, calm: bool = False) -> bool:
-        query, most = self.query, None if calm else self.chance.choice([None, 1, 3, 10, 20])
-        if not self.racy and self.chance.random() < 0.4:
-            self._fails_as_it_should(most)
+        query, max_rows = self.query, None if calm else self.rng.choice([None, 1, 3, 10, 20])
+        if not self.racy and self.rng.random() < 0.4:
+            self._check_failing_query(max_rows)
         found = self.streams.current()
         with self._disturbed(self.racy and not calm):
-            end = query.plan(most)
-        # A reader with a target does not record what is after it.
+            end = query.plan(max_rows)
+        # A reader with a target does not record the end of a stream behind the target.
         self.streams.mark_read(found, counting=query.reader._target is None)
         with self._disturbed(not calm):
-            if self.chance.random() < 0.2:
-                query.read(end)  # and Spark crashes
+            if self.rng.random() < 0.2:
+                query.read(end)  # Spark crashes and reads the batch again
             rows = query.read(end)
         self._check_batch(batch_start(query.offset, end) or {}, decode_offsets(end), rows)
         query.rows += rows
-        moved: bool = end != query.offset
+        progressed: bool = end != query.offset
         query.offset = end
-        return moved
+        return progressed
 
     def _check_batch(self, begin: Offsets, end: Offsets, rows: list[dict[str, Any]]) -> None:
-        """What the two ends of a batch say is what its rows are."""
+        """Assert that the rows and losses of a batch match its two offsets."""
         for name, upto in end.items():
             of_queue = [row for row in rows if f"{{{row['queue']}}}" == name]
             gaps = [int(json.loads(row["extra"])["lost"]) for row in of_queue if row["event"] == GAP]
@@ -144,42 +144,42 @@ class History:
                 upto,
             )
 
-    def _fails_as_it_should(self, most: int | None) -> None:
-        """A query that fails at a loss reports the numbers that another query has in its gap rows."""
+    def _check_failing_query(self, max_rows: int | None) -> None:
+        """Assert that a query with ``failOnDataLoss`` reports the numbers that this query returns in gap rows."""
         query, strict = self.query, FewColumns(self._url, **self._options)
         strict.offset, strict.reader._target = query.offset, query.reader._target
-        end = query.plan(most)
+        end = query.plan(max_rows)
         gaps = [json.loads(row["extra"]) for row in query.read(end) if row["event"] == GAP]
         try:
-            strict.read(strict.plan(most))
+            strict.read(strict.plan(max_rows))
         except EventsLostError as lost:
-            said = re.findall(r"\[BULLTASK_EVENTS_LOST\] queue=\S+ after=\S+ .*?(\d+) events? lost", str(lost))
-            assert Counter(said) == Counter(gap["lost"] for gap in gaps)
+            reported = re.findall(r"\[BULLTASK_EVENTS_LOST\] queue=\S+ after=\S+ .*?(\d+) events? lost", str(lost))
+            assert Counter(reported) == Counter(gap["lost"] for gap in gaps)
         else:
             assert not gaps
 
     @contextmanager
-    def _disturbed(self, when: bool) -> Iterator[None]:
-        left = self.chance.choice([0, 0, 1, 2, 4])
+    def _disturbed(self, active: bool) -> Iterator[None]:
+        left = self.rng.choice([0, 0, 1, 2, 4])
 
-        def happen() -> None:
+        def disturb() -> None:
             nonlocal left
-            if left and self.streams.generations and self.chance.random() < 0.4:
+            if left and self.streams.generations and self.rng.random() < 0.4:
                 left -= 1
                 self.streams.change_one()
 
-        self._connection.meanwhile = happen if when else None
+        self._connection.before_command = disturb if active else None
         yield
-        self._connection.meanwhile = None
+        self._connection.before_command = None
 
     def rows(self, queue: str) -> list[StreamId]:
-        return [StreamId.parse(row["event_id"]) for row in self._of(queue) if row["event"] != GAP]
+        return [StreamId.parse(row["event_id"]) for row in self._rows_of(queue) if row["event"] != GAP]
 
     def gaps(self, queue: str) -> list[tuple[StreamId, dict[str, str]]]:
-        found = [row for row in self._of(queue) if row["event"] == GAP]
-        return [(StreamId.parse(row["event_id"]), json.loads(row["extra"])) for row in found]
+        rows = [row for row in self._rows_of(queue) if row["event"] == GAP]
+        return [(StreamId.parse(row["event_id"]), json.loads(row["extra"])) for row in rows]
 
-    def _of(self, queue: str) -> list[dict[str, Any]]:
+    def _rows_of(self, queue: str) -> list[dict[str, Any]]:
         return [row for row in self.query.rows if row["queue"] == queue]
 
     def check(self) -> None:
@@ -190,7 +190,7 @@ class History:
     def _check_rows(self, queue: str) -> None:
         rows, added = self.rows(queue), self.streams.added(queue)
         lost = sum(int(gap["lost"]) for _, gap in self.gaps(queue))
-        assert rows == sorted(set(rows)), "each once, in their order"
+        assert rows == sorted(set(rows)), "an event was read twice or out of order"
         assert set(rows) <= set(added)
         assert len(rows) + lost <= len(added)
         assert len(rows) + lost + self.streams.lost_unread(queue) >= len(added)
@@ -204,7 +204,7 @@ class History:
         for after, gap in gaps:
             upto = StreamId.parse(gap["first"]) if "first" in gap else StreamId(10**9, 0)
             inside = {entry for entry in missing if after < entry < upto}
-            assert len(inside) >= int(gap["lost"]), f"{gap} behind {after} is not where they are missing"
+            assert len(inside) >= int(gap["lost"]), f"{gap} after {after} does not cover the missing events"
             covered |= inside
             if gap["exact"] == "true":
                 assert int(gap["lost"]) > 0
@@ -214,8 +214,8 @@ class History:
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
-def test_rows_and_losses_are_all_that_was_added_whatever_happens_to_the_streams(
-    broker_url: str, redis_client: redis.Redis, connection: Disturbed, seeds: range
+def test_rows_and_losses_account_for_all_added_events(
+    broker_url: str, redis_client: redis.Redis, connection: DisturbedConnection, seeds: range
 ) -> None:
     for seed in seeds:
         redis_client.flushdb()

@@ -1,4 +1,4 @@
-"""The ways in which events are lost to a stream reader: each is an error with the exact number, or rows with it."""
+"""A stream reader reports lost events with their exact number, as an error or as gap rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.redis
 
 STREAM = "bull:{mail}:events"
 
-Harm = Callable[[redis.Redis], list[str]]
-"""Does something to the stream; returns the ids of what it has added."""
+Damage = Callable[[redis.Redis], list[str]]
+"""Damages the stream; returns the ids of the entries that it has added."""
 
 
-def left_of(client: redis.Redis) -> list[str]:
+def ids_left(client: redis.Redis) -> list[str]:
     entries: Any = client.xrange(STREAM)
-    return [entry for entry, _ in entries]
+    return [entry_id for entry_id, _ in entries]
 
 
 def trim(client: redis.Redis) -> list[str]:
@@ -44,28 +44,28 @@ def obliterate(client: redis.Redis) -> list[str]:
 
 
 def recreate(client: redis.Redis) -> list[str]:
-    last_ms = int(left_of(client)[-1].partition("-")[0])
+    last_ms = int(ids_left(client)[-1].partition("-")[0])
     client.delete(STREAM)
-    client.xadd(STREAM, {"event": "stalled"}, id=f"{last_ms + 1}-0")  # the clock may stand in the same millisecond
+    client.xadd(STREAM, {"event": "stalled"}, id=f"{last_ms + 1}-0")  # the clock may still be in the same millisecond
     fill(client, 2)
-    return left_of(client)
+    return ids_left(client)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What happens to 20 events of which 5 are read; the numbers are of them.
+    """Damage to a stream of 20 events, 5 of which are read, and its expected report.
 
     Attributes:
-        harm: happens.
-        lost: how many are lost.
-        says: what happened.
-        reason: the same in a row.
-        exact: nobody can have added more that nobody saw.
+        damage: The function that damages the stream.
+        lost: The number of lost events.
+        message: The part of the error message that describes the damage.
+        reason: The ``reason`` in a gap row.
+        exact: Whether ``lost`` is exact; otherwise it is a minimum.
     """
 
-    harm: Harm
+    damage: Damage
     lost: int
-    says: str
+    message: str
     reason: str
     exact: bool = True
 
@@ -88,48 +88,48 @@ BETWEEN = [
 
 
 def error(case: Case, after: str, client: redis.Redis) -> str:
-    left = left_of(client)
-    there = f"the first one left is {left[0]}" if left else "none is left"
+    left = ids_left(client)
+    rest = f"the first one left is {left[0]}" if left else "none is left"
     return re.escape(
-        f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.says} events lost, {there}. "
+        f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.message} events lost, {rest}. "
         "Set failOnDataLoss=false to continue"
     )
 
 
-def told(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
-    """The gap rows, with their ids."""
+def gap_rows(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
+    """Return ids and contents of the gap rows."""
     ids = [row["event_id"] for row in query.rows if row["event"] == "bulltask.gap"]
     return list(zip(ids, query.gaps(), strict=True))
 
 
 def expected(case: Case, client: redis.Redis) -> dict[str, str]:
-    left = left_of(client)[:1]
-    said = {"lost": str(case.lost), "exact": str(case.exact).lower(), "reason": case.reason}
-    return {**said, "first": left[0]} if left else said
+    left = ids_left(client)[:1]
+    gap = {"lost": str(case.lost), "exact": str(case.exact).lower(), "reason": case.reason}
+    return {**gap, "first": left[0]} if left else gap
 
 
 @pytest.mark.parametrize("case", BEFORE)
-def test_a_loss_before_a_batch_is_planned_stops_the_query_or_is_a_row(
+def test_a_loss_before_planning_is_an_error_or_a_gap_row(
     broker_url: str, redis_client: redis.Redis, case: Case
 ) -> None:
     ids = fill(redis_client, 20)
     query = FakeQuery(broker_url, queue="*")
     query.batch(5)
 
-    more = case.harm(redis_client)
+    added = case.damage(redis_client)
 
     with pytest.raises(EventsLostError, match=f"^{error(case, ids[4], redis_client)}"):
         query.plan()
     gap = expected(case, redis_client)
     query.restart(failOnDataLoss="false", gapRows="true")
     query.run_until_idle()
-    assert told(query) == [(ids[4], gap)]
-    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
-    assert len(query.events()) + case.lost == len(ids) + len(more)
+    assert gap_rows(query) == [(ids[4], gap)]
+    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + added
+    assert len(query.events()) + case.lost == len(ids) + len(added)
 
 
 @pytest.mark.parametrize("case", BETWEEN)
-def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
+def test_a_loss_between_planning_and_reading_is_an_error_or_a_gap_row(
     broker_url: str, redis_client: redis.Redis, case: Case
 ) -> None:
     ids = fill(redis_client, 20)
@@ -138,7 +138,7 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     end = query.plan()
     (part,) = query.reader.partitions(query.offset, end)
 
-    more = case.harm(redis_client)
+    added = case.damage(redis_client)
 
     for read in (lambda: query.read(end), lambda: list(query.reader.read(part))):
         with pytest.raises(EventsLostError, match=f"^{error(case, ids[4], redis_client)}"):
@@ -146,15 +146,15 @@ def test_a_loss_between_planning_and_reading_stops_the_query_or_is_a_row(
     query.restart(failOnDataLoss="false", gapRows="true")
     late = [row for batch in query.reader.read(part) for row in batch.to_pylist()]
     query.rows += query.read(end)
-    assert late == sorted(query.rows[5:], key=lambda row: bool(row["extra"])), "whichever of the two found it"
-    assert told(query) == [(ids[4], expected(case, redis_client))]
+    assert late == sorted(query.rows[5:], key=lambda row: bool(row["extra"])), "both reads report the same loss"
+    assert gap_rows(query) == [(ids[4], expected(case, redis_client))]
     query.offset = end
     query.run_until_idle()
-    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + more
-    assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == len(ids) + len(more)
+    assert query.events() == ids[:5] + ([] if case.lost == 15 else ids[16:]) + added
+    assert len(query.events()) + sum(int(gap["lost"]) for gap in query.gaps()) == len(ids) + len(added)
 
 
-def test_a_query_without_gap_rows_continues_with_what_is_left(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_query_without_gap_rows_continues_after_a_loss(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
     query = FakeQuery(broker_url, failOnDataLoss="false")
     query.batch(5)
@@ -179,14 +179,12 @@ def test_a_deleted_stream_is_reported_once_and_later_events_are_read(
     assert query.events()[20:] == late
 
 
-def test_what_is_trimmed_before_the_first_batch_is_lost_although_spark_asks_again_where_it_begins(
-    broker_url: str, redis_client: redis.Redis
-) -> None:
+def test_a_trim_before_the_first_batch_is_reported_after_a_restart(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 20)
     query = FakeQuery(broker_url, failOnDataLoss="false", gapRows="true")
     end = query.plan()
     trim(redis_client)
-    query.restart()  # Spark was killed, and stores ends of batches only
+    query.restart()  # Spark was killed, and had stored only the end offset of the batch
     query.offset = query.reader.initialOffset()
     rows = query.read(end)
     assert [row["event_id"] for row in rows if row["event"] != "bulltask.gap"] == ids[16:]

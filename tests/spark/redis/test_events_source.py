@@ -1,4 +1,4 @@
-"""The readers of events and of counts against a real server."""
+"""The readers of events and of counts, with a real server."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def at(ms: int) -> datetime:
 
 
 def as_row(entry_id: str, fields: dict[str, str]) -> dict[str, Any]:
-    """The oracle: one row at a time."""
+    """Return the expected row of one entry: the oracle."""
     ms, seq = (int(half) for half in entry_id.split("-"))
     known = {*KNOWN.values(), "delay", "attemptsMade"}
-    more = {name: value for name, value in fields.items() if name not in known}
+    extra = {name: value for name, value in fields.items() if name not in known}
     return {
         "queue": "mail",
         "event_id": entry_id,
@@ -49,18 +49,18 @@ def as_row(entry_id: str, fields: dict[str, str]) -> dict[str, Any]:
         "event_at": at(ms),
         "delay_until": at(int(fields["delay"])) if "delay" in fields else None,
         "attempts_made": int(fields["attemptsMade"]) if "attemptsMade" in fields else None,
-        "extra": json.dumps(more, sort_keys=True) if more else None,
+        "extra": json.dumps(extra, sort_keys=True) if extra else None,
         **{column: fields.get(name) for column, name in KNOWN.items()},
     }
 
 
-def everything(client: redis.Redis) -> Rows:
+def all_rows(client: redis.Redis) -> Rows:
     reply: Any = client.xrange(STREAM)
     return [as_row(entry_id, fields) for entry_id, fields in reply]
 
 
-def live(queue: Queue, manual_worker: ManualWorker) -> None:
-    """Events of every kind that the official scripts write for these moves."""
+def write_events(queue: Queue, manual_worker: ManualWorker) -> None:
+    """Make BullMQ's scripts write events of every kind."""
     for number in range(20):
         queue.add("send", {"n": number})
     for number in range(8):
@@ -82,26 +82,26 @@ def fill(client: redis.Redis, count: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": "7", "eventsPerPartition": "20"}])
-def test_events_are_the_entries_of_the_stream_in_their_order(
+def test_events_are_the_entries_of_the_stream_in_order(
     read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, options: dict[str, str]
 ) -> None:
-    live(queue, manual_worker)
+    write_events(queue, manual_worker)
 
     rows = read(table="events", **options)
 
-    assert rows == everything(redis_client)
+    assert rows == all_rows(redis_client)
     seen = {row["event"] for row in rows}
     assert seen >= {"added", "waiting", "active", "completed", "failed", "delayed", "progress", "paused", "removed"}
 
 
 @pytest.mark.slow
-def test_a_long_stream_is_cut_into_partitions_that_know_how_many_events_they_have(
-    reader_of: Callable[..., DataSourceReader], redis_client: redis.Redis
+def test_a_long_stream_is_split_into_partitions_of_known_size(
+    make_reader: Callable[..., DataSourceReader], redis_client: redis.Redis
 ) -> None:
     fill(redis_client, 25_050)
     redis_client.xtrim(STREAM, 25_010, approximate=False)
 
-    parts = reader_of(table="events", eventsPerPartition="12000").partitions()
+    parts = make_reader(table="events", eventsPerPartition="12000").partitions()
 
     assert [part.span.expect for part in parts if isinstance(part, EventsPartition) and part.span] == [
         12_000,
@@ -110,39 +110,39 @@ def test_a_long_stream_is_cut_into_partitions_that_know_how_many_events_they_hav
     ]
 
 
-def test_events_that_come_after_the_plan_are_not_read(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows], redis_client: redis.Redis
+def test_events_added_after_planning_are_not_read(
+    make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Rows], redis_client: redis.Redis
 ) -> None:
     fill(redis_client, 10)
-    reader = reader_of(table="events")
+    reader = make_reader(table="events")
     parts = reader.partitions()
 
     fill(redis_client, 5)
 
-    assert len(rows_of(reader, parts)) == 10
+    assert len(read_rows(reader, parts)) == 10
 
 
-def test_a_trim_between_plan_and_read_is_an_error_with_the_number_of_events(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Rows], redis_client: redis.Redis
+def test_a_trim_between_planning_and_reading_is_an_error(
+    make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Rows], redis_client: redis.Redis
 ) -> None:
     fill(redis_client, 30)
-    reader = reader_of(table="events", eventsPerPartition="100")
+    reader = make_reader(table="events", eventsPerPartition="100")
     parts = reader.partitions()
 
     redis_client.xtrim(STREAM, 18, approximate=False)
 
     with pytest.raises(EventsLostError, match=r"\[BULLTASK_EVENTS_LOST\].*: trimmed between.* 12 events lost"):
-        rows_of(reader, parts)
+        read_rows(reader, parts)
 
 
-def test_streams_without_entries_give_no_rows(read: Read, redis_client: redis.Redis) -> None:
+def test_streams_without_entries_have_no_rows(read: Read, redis_client: redis.Redis) -> None:
     assert read(table="events") == []
     fill(redis_client, 3)
     redis_client.xtrim(STREAM, 0, approximate=False)
     assert read(table="events") == []
 
 
-def test_an_event_with_fields_that_are_no_utf8_is_shown(read: Read, redis_client: redis.Redis) -> None:
+def test_event_fields_that_are_not_utf8_are_escaped(read: Read, redis_client: redis.Redis) -> None:
     redis_client.xadd(STREAM, {"event": "completed", "jobId": "1", "returnvalue": b"\xff"})
     redis_client.xadd(STREAM, {"event": b"\xfe", b"\xfd": b"\xfc", "delay": "soon", "attemptsMade": "x"})
 
@@ -153,7 +153,7 @@ def test_an_event_with_fields_that_are_no_utf8_is_shown(read: Read, redis_client
     assert (second["delay_until"], second["attempts_made"]) == (None, None)
 
 
-def test_counts_say_how_many_jobs_each_queue_has_in_each_state(
+def test_counts_contain_the_number_of_jobs_per_queue_and_state(
     read: Read, queue: Queue, manual_worker: ManualWorker
 ) -> None:
     for _ in range(5):
@@ -179,16 +179,16 @@ def test_counts_say_how_many_jobs_each_queue_has_in_each_state(
 
 
 @pytest.mark.parametrize("table", ["events", "counts"])
-def test_a_filter_of_the_queue_leaves_the_others_alone(
-    reader_of: Callable[..., Any], rows_of: Callable[..., Rows], queue: Queue, broker_url: str, table: str
+def test_a_pushed_down_queue_filter_reads_only_that_queue(
+    make_reader: Callable[..., Any], read_rows: Callable[..., Rows], queue: Queue, broker_url: str, table: str
 ) -> None:
     queue.add("send")
     with Queue("bills", broker_url) as bills:
         bills.add("pay")
-    reader = reader_of(table=table, queue="*", pushdown="true")
+    reader = make_reader(table=table, queue="*", pushdown="true")
     filters: list[Any] = [EqualTo(("queue",), "bills"), EqualTo(("state",), "wait")]
 
-    left = reader.pushFilters(filters)
+    remaining = reader.pushFilters(filters)
 
-    assert left == filters[1:]
-    assert {row["queue"] for row in rows_of(reader)} == {"bills"}
+    assert remaining == filters[1:]
+    assert {row["queue"] for row in read_rows(reader)} == {"bills"}

@@ -1,4 +1,4 @@
-"""The stream reader of events against a real server: every event once, in batches that are fair to all queues."""
+"""The stream reader returns every event once, in batches that are fair to all queues; a real server, no JVM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.redis
 STREAM = "bull:{mail}:events"
 
 
-def test_the_events_of_real_jobs_come_once_and_in_their_order(
+def test_events_of_real_jobs_are_read_once_and_in_order(
     broker_url: str, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     query = FakeQuery(broker_url, maxEventsPerTrigger="7", batch="3", eventsPerPartition="4")
@@ -36,21 +36,21 @@ def test_the_events_of_real_jobs_come_once_and_in_their_order(
 
     entries: Any = redis_client.xrange(STREAM)
     assert query.events() == [entry_id for entry_id, _ in entries]
-    assert not query.batch()  # nothing is read again when idle
+    assert not query.batch()  # an idle stream is not read again
 
 
 @pytest.mark.slow
-def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_and_new_queues(
+def test_random_budgets_restarts_and_new_queues_read_every_event_once(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     ids: dict[str, list[str]] = {"a": fill(redis_client, 40, "a"), "b": fill(redis_client, 5, "b")}
     query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
     for number in range(30):
-        name = chance.choice("ab" if number < 10 else "abc")
-        ids.setdefault(name, []).extend(fill(redis_client, chance.randrange(20), name))
-        query.batch(chance.randrange(1, 25))
-        if chance.random() < 0.3:
+        name = rng.choice("ab" if number < 10 else "abc")
+        ids.setdefault(name, []).extend(fill(redis_client, rng.randrange(20), name))
+        query.batch(rng.randrange(1, 25))
+        if rng.random() < 0.3:
             query.restart()
         assert list(query.offset["queues"]) == sorted(query.offset["queues"])
     query.run_until_idle()
@@ -58,7 +58,7 @@ def test_every_event_of_several_queues_comes_once_with_random_budgets_restarts_a
     assert {name: query.events(name) for name in ids} == ids
 
 
-def test_a_query_may_begin_with_the_next_event(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_query_starts_with_the_next_event_if_set_to_latest(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 5)
     query = FakeQuery(broker_url, startingOffsets="latest")
 
@@ -68,7 +68,7 @@ def test_a_query_may_begin_with_the_next_event(broker_url: str, redis_client: re
     assert query.events() == late
 
 
-def test_an_available_now_query_ends_with_what_was_there(broker_url: str, redis_client: redis.Redis) -> None:
+def test_an_available_now_query_ends_with_the_events_at_its_start(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25)
     query = FakeQuery(broker_url, maxEventsPerTrigger="10")
     query.reader.prepareForTriggerAvailableNow()
@@ -80,7 +80,7 @@ def test_an_available_now_query_ends_with_what_was_there(broker_url: str, redis_
 
 
 @pytest.mark.slow
-def test_a_budget_larger_than_one_scan_is_used_up(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_budget_larger_than_one_scan_is_used_completely(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25_100)
     query = FakeQuery(broker_url, eventsPerPartition="11000")
 
@@ -89,7 +89,7 @@ def test_a_budget_larger_than_one_scan_is_used_up(broker_url: str, redis_client:
     assert query.events() == ids[:25_050]
 
 
-def test_a_large_batch_is_cut_for_several_tasks(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_large_batch_is_split_into_several_partitions(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 25)
     query = FakeQuery(broker_url, eventsPerPartition="10")
 
@@ -101,7 +101,7 @@ def test_a_large_batch_is_cut_for_several_tasks(broker_url: str, redis_client: r
 
 
 @pytest.mark.parametrize(("queues", "lost"), [("*", ["20"]), ("mail,later", [])])
-def test_what_a_new_queue_lost_counts_if_it_came_up_while_the_query_ran(
+def test_losses_of_a_new_queue_count_only_with_queue_discovery(
     broker_url: str, redis_client: redis.Redis, queues: str, lost: list[str]
 ) -> None:
     fill(redis_client, 3)
@@ -116,7 +116,7 @@ def test_what_a_new_queue_lost_counts_if_it_came_up_while_the_query_ran(
     assert len(query.events("later")) == 10
 
 
-def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: redis.Redis) -> None:
+def test_no_queue_is_read_beyond_the_time_of_the_slowest_queue(broker_url: str, redis_client: redis.Redis) -> None:
     for second in range(100):
         redis_client.xadd("bull:{slow}:events", {"event": "stalled"}, id=f"{second * 1000 + 1}-0")
         for number in range(10):
@@ -129,12 +129,12 @@ def test_no_queue_passes_the_time_of_the_slowest(broker_url: str, redis_client: 
     assert max(row["event_ms"] for row in query.rows if row["queue"] == "fast") <= 5_001
 
 
-def test_the_limit_of_a_batch_is_what_the_option_says(broker_url: str) -> None:
+def test_the_default_read_limit_is_the_budget_option(broker_url: str) -> None:
     assert FakeQuery(broker_url, maxEventsPerTrigger="12").reader.getDefaultReadLimit() == ReadMaxRows(12)
     assert isinstance(FakeQuery(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
-def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> None:
+def test_a_stream_of_another_table_is_rejected_with_advice(broker_url: str) -> None:
     source = BulltaskSource({"url": broker_url, "queue": "mail"})
     with pytest.raises(ConfigError, match=r"^\[BULLTASK_OPTION_MISSING\] .*option\('table', 'events'\)"):
         source.streamReader(source.schema())
@@ -143,7 +143,7 @@ def test_a_stream_of_another_table_is_refused_with_advice(broker_url: str) -> No
     assert isinstance(events.streamReader(events.schema()), EventsStreamReader)
 
 
-def test_queues_that_a_lake_cannot_hold_are_skipped_and_logged_once(
+def test_queues_that_a_lake_cannot_store_are_skipped_and_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = {"mail": fill(redis_client, 5), "typed": fill(redis_client, 3, "typed")}
@@ -169,16 +169,14 @@ def test_queues_that_a_lake_cannot_hold_are_skipped_and_logged_once(
         assert [name in message for message in caplog.messages].count(True) >= 1, name
 
 
-def test_two_queues_with_one_user_name_fail_a_query_unless_it_skips_them(
-    broker_url: str, redis_client: redis.Redis
-) -> None:
+def test_two_queues_with_the_same_name_in_the_app_fail_a_query(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 5)
     redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
     with pytest.raises(ConfigError, match="both would be called 'mail'"):
         FakeQuery(broker_url, queue="*")
 
 
-def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
+def test_a_reduced_stream_retention_is_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(redis_client, 5)
@@ -186,7 +184,9 @@ def test_a_stream_that_is_shortened_while_a_query_runs_is_logged_once(
     redis_client.hset(meta, "opts.maxLenEvents", 747_000)
     query = FakeQuery(broker_url)
     query.run_until_idle()
-    redis_client.hset(meta, mapping={"opts.maxLenEvents": 10_000, "version": "bullmq:5.62.0"})  # as Node's new Queue()
+    redis_client.hset(
+        meta, mapping={"opts.maxLenEvents": 10_000, "version": "bullmq:5.62.0"}
+    )  # as Node's new Queue() does
     query.run_until_idle()
     query.run_until_idle()
     [message] = caplog.messages

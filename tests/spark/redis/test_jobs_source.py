@@ -1,4 +1,4 @@
-"""The reader of jobs against a real server: what it brings is what Redis has, also while jobs move."""
+"""The reader of jobs returns the jobs in Redis, also while they change states; a real server, no JVM."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs, ids_i
 
 pytestmark = pytest.mark.redis
 
-FINE = {"minRowsPerPartition": "5", "numPartitions": "4", "batch": "3"}
+SMALL_PARTITIONS = {"minRowsPerPartition": "5", "numPartitions": "4", "batch": "3"}
 TIMES = ("created_at", "processed_at", "finished_at")
 NUMBERS = ("delay_ms", "priority", "attempts_made", "attempts_started", "stalled_count")
 
 Read = Callable[..., list[dict[str, Any]]]
 
 
-def one_of_each_state(queue: Queue, manual_worker: ManualWorker, broker_url: str) -> None:
+def add_jobs_in_every_state(queue: Queue, manual_worker: ManualWorker, broker_url: str) -> None:
     add(queue, 24)
     for number in range(12):
         manual_worker.complete({"n": number})
@@ -47,11 +47,11 @@ def one_of_each_state(queue: Queue, manual_worker: ManualWorker, broker_url: str
 
 
 def as_row(client: redis.Redis, state: str, job_id: str) -> dict[str, Any]:
-    """The oracle: one row at a time, from the whole hash."""
-    found = client.hgetall(BASE + job_id)
+    """Return the expected row of a job, from its hash: the oracle."""
+    stored = client.hgetall(BASE + job_id)
     row: dict[str, Any] = {"queue": "mail", "state": state, "id": job_id}
     for column, field in JOB_FIELDS.items():
-        value = found.get(field)
+        value = stored.get(field)
         if value is not None and column in TIMES:
             row[column] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(value))
         else:
@@ -63,19 +63,21 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["state"], row["id"]))
 
 
-def test_the_rows_of_every_state_are_what_redis_has(
+def test_rows_of_every_state_equal_the_jobs_in_redis(
     read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, broker_url: str
 ) -> None:
-    one_of_each_state(queue, manual_worker, broker_url)
+    add_jobs_in_every_state(queue, manual_worker, broker_url)
 
-    rows = read(state=EVERY_STATE, **FINE)
+    rows = read(state=EVERY_STATE, **SMALL_PARTITIONS)
 
     ids = {state: ids_in_redis(redis_client, state) for state in EVERY_STATE.split(",")}
-    assert [len(found) for found in ids.values()] == [5, 1, 0, 11, 11, 1, 12, 6]
-    assert by_id(rows) == by_id([as_row(redis_client, state, one) for state, found in ids.items() for one in found])
+    assert [len(job_ids) for job_ids in ids.values()] == [5, 1, 0, 11, 11, 1, 12, 6]
+    assert by_id(rows) == by_id(
+        [as_row(redis_client, state, job_id) for state, job_ids in ids.items() for job_id in job_ids]
+    )
 
 
-def test_jobs_of_a_paused_queue_are_paused_ones(read: Read, queue: Queue) -> None:
+def test_waiting_jobs_of_a_paused_queue_have_the_state_paused(read: Read, queue: Queue) -> None:
     ids = add(queue, 7)
     queue.pause()
 
@@ -84,8 +86,8 @@ def test_jobs_of_a_paused_queue_are_paused_ones(read: Read, queue: Queue) -> Non
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "wait", "delayed", "prioritized", "waiting-children"])
-def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
-    reader_of: Callable[..., DataSourceReader],
+def test_only_a_state_with_many_jobs_is_read_in_parallel(
+    make_reader: Callable[..., DataSourceReader],
     queue: Queue,
     manual_worker: ManualWorker,
     redis_client: redis.Redis,
@@ -100,17 +102,17 @@ def test_a_large_state_is_read_in_parallel_and_a_small_one_is_not(
             (manual_worker.complete if state == "completed" else manual_worker.fail)()
         age_jobs(redis_client, state, lambda number: number + 1)
 
-    many = reader_of(state=state, minRowsPerPartition="5", numPartitions="3").partitions()
-    one = reader_of(state=state, minRowsPerPartition="11", numPartitions="3").partitions()
+    large = make_reader(state=state, minRowsPerPartition="5", numPartitions="3").partitions()
+    small = make_reader(state=state, minRowsPerPartition="11", numPartitions="3").partitions()
 
-    recent = 1 if state in {"completed", "failed"} else 0  # the newest job is in the plan by its id
-    assert (len(many), len(one)) == (3 + recent, 1 + recent)
+    recent = 1 if state in {"completed", "failed"} else 0  # the newest job is listed in the plan by its id
+    assert (len(large), len(small)) == (3 + recent, 1 + recent)
 
 
 @pytest.mark.parametrize("hours", [lambda n: n, lambda n: n // 7, lambda n: 5 if n else 0])
-def test_finished_jobs_are_split_by_time_and_those_of_one_time_stay_together(
-    reader_of: Callable[..., DataSourceReader],
-    rows_of: Callable[..., Any],
+def test_finished_jobs_are_partitioned_by_time(
+    make_reader: Callable[..., DataSourceReader],
+    read_rows: Callable[..., Any],
     queue: Queue,
     manual_worker: ManualWorker,
     redis_client: redis.Redis,
@@ -122,49 +124,52 @@ def test_finished_jobs_are_split_by_time_and_those_of_one_time_stay_together(
         manual_worker.fail()
     age_jobs(redis_client, "completed", hours)
     age_jobs(redis_client, "failed", hours)
-    reader = reader_of(**FINE)
+    reader = make_reader(**SMALL_PARTITIONS)
 
     parts = reader.partitions()
-    rows = rows_of(reader, parts)
+    rows = read_rows(reader, parts)
 
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert any(isinstance(part, JobsPartition) and not part.ids for part in parts)
     assert by_id(rows) == by_id([as_row(redis_client, row["state"], row["id"]) for row in rows])
 
 
-def test_nothing_to_read_is_one_partition_that_spark_accepts(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any]
+def test_a_read_without_jobs_has_one_empty_partition(
+    make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Any]
 ) -> None:
-    reader = reader_of()
+    reader = make_reader()
 
     parts = reader.partitions()
 
     assert parts == [JobsPartition()]
-    assert rows_of(reader, parts) == []
+    assert read_rows(reader, parts) == []
 
 
-def test_a_job_that_ends_between_plan_and_read_is_there_once(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue, manual_worker: ManualWorker
+def test_a_job_that_finishes_between_planning_and_reading_is_read_once(
+    make_reader: Callable[..., DataSourceReader],
+    read_rows: Callable[..., Any],
+    queue: Queue,
+    manual_worker: ManualWorker,
 ) -> None:
     ids = add(queue, 20)
     for _ in range(8):
         manual_worker.complete()
-    taken = manual_worker.acquire()
-    reader = reader_of(state=EVERY_STATE, **FINE)
+    active_id = manual_worker.acquire()
+    reader = make_reader(state=EVERY_STATE, **SMALL_PARTITIONS)
 
     parts = reader.partitions()
-    manual_worker.finish(taken)
+    manual_worker.finish(active_id)
     manual_worker.fail()
     late = add(queue, 3)
-    rows = rows_of(reader, parts)
+    rows = read_rows(reader, parts)
 
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert not {row["id"] for row in rows} & set(late)
 
 
-def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
-    reader_of: Callable[..., DataSourceReader],
-    rows_of: Callable[..., Any],
+def test_a_job_that_finishes_with_an_older_timestamp_is_read_once(
+    make_reader: Callable[..., DataSourceReader],
+    read_rows: Callable[..., Any],
     queue: Queue,
     manual_worker: ManualWorker,
     redis_client: redis.Redis,
@@ -173,20 +178,22 @@ def test_an_active_job_that_ends_with_a_clock_behind_is_there_once(
     for _ in range(3):
         manual_worker.complete()
     age_jobs(redis_client, "completed", lambda number: number)
-    taken = manual_worker.acquire()
-    reader = reader_of(state="active,completed")
+    active_id = manual_worker.acquire()
+    reader = make_reader(state="active,completed")
 
     parts = reader.partitions()
-    manual_worker.finish(taken)
-    newest = max(redis_client.zscore(BASE + "completed", one) or 0 for one in ids_in_redis(redis_client, "completed"))
-    redis_client.zadd(BASE + "completed", {taken: newest - 5_000})
-    rows = rows_of(reader, parts)
+    manual_worker.finish(active_id)
+    newest = max(
+        redis_client.zscore(BASE + "completed", job_id) or 0 for job_id in ids_in_redis(redis_client, "completed")
+    )
+    redis_client.zadd(BASE + "completed", {active_id: newest - 5_000})
+    rows = read_rows(reader, parts)
 
-    assert [row["state"] for row in rows if row["id"] == taken] == ["active"]
+    assert [row["state"] for row in rows if row["id"] == active_id] == ["active"]
     assert len(rows) == 4
 
 
-def test_a_job_on_the_edge_of_what_is_recent_is_there_once(
+def test_jobs_at_the_boundary_of_recent_jobs_are_read_once(
     read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     ids = add(queue, 4)
@@ -198,11 +205,11 @@ def test_a_job_on_the_edge_of_what_is_recent_is_there_once(
     assert sorted(row["id"] for row in read()) == sorted(ids)
 
 
-def test_all_states_of_a_queue_are_looked_at_in_one_transaction(
-    reader_of: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
+def test_all_states_of_a_queue_are_planned_in_one_transaction(
+    make_reader: Callable[..., DataSourceReader], queue: Queue, commands: Callable[[], list[str]]
 ) -> None:
     add(queue, 3)
-    reader = reader_of(state=EVERY_STATE)
+    reader = make_reader(state=EVERY_STATE)
     commands()
 
     reader.partitions()
@@ -213,27 +220,27 @@ def test_all_states_of_a_queue_are_looked_at_in_one_transaction(
 
 
 @pytest.mark.slow
-def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
-    reader_of: Callable[..., DataSourceReader],
-    rows_of: Callable[..., Any],
+def test_every_job_is_read_once_while_a_worker_processes_jobs(
+    make_reader: Callable[..., DataSourceReader],
+    read_rows: Callable[..., Any],
     queue: Queue,
     manual_worker: ManualWorker,
     broker_url: str,
 ) -> None:
     ids = set(add(queue, 600))
-    begun, reads = threading.Event(), []
+    started, reads = threading.Event(), []
 
     def work() -> None:
         for number in range(600):
             if number == 50:
-                begun.set()
+                started.set()
             (manual_worker.fail if number % 5 == 0 else manual_worker.complete)()
 
     worker = threading.Thread(target=work)
     worker.start()
-    assert begun.wait(30)
+    assert started.wait(30)
     while worker.is_alive():
-        reads.append(rows_of(reader_of(state=EVERY_STATE, minRowsPerPartition="20", numPartitions="4")))
+        reads.append(read_rows(make_reader(state=EVERY_STATE, minRowsPerPartition="20", numPartitions="4")))
     worker.join()
 
     assert reads
@@ -242,29 +249,29 @@ def test_no_job_is_missing_and_none_is_there_twice_while_a_worker_moves_them(
         assert {row["id"] for row in rows} == ids
 
 
-def test_a_job_that_was_removed_after_the_plan_is_left_out(
-    reader_of: Callable[..., DataSourceReader], rows_of: Callable[..., Any], queue: Queue
+def test_a_job_removed_after_planning_is_not_read(
+    make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., Any], queue: Queue
 ) -> None:
     ids = add(queue, 4)
-    reader = reader_of(state="wait")
+    reader = make_reader(state="wait")
     parts = reader.partitions()
 
     queue.remove(ids[1])
 
-    assert sorted(row["id"] for row in rows_of(reader, parts)) == sorted({*ids} - {ids[1]})
+    assert sorted(row["id"] for row in read_rows(reader, parts)) == sorted({*ids} - {ids[1]})
 
 
-def test_a_column_that_no_job_has_yet_hides_no_job(read: Read, queue: Queue) -> None:
+def test_a_column_without_values_does_not_hide_jobs(read: Read, queue: Queue) -> None:
     ids = add(queue, 3)
-    few = StructType([JOBS["return_value"], JOBS["id"]])
+    schema = StructType([JOBS["return_value"], JOBS["id"]])
 
-    rows = read(few, state="wait")
+    rows = read(schema, state="wait")
 
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert {row["return_value"] for row in rows} == {None}
 
 
-def test_all_queues_are_found_and_are_called_as_the_user_calls_them(read: Read, queue: Queue, broker_url: str) -> None:
+def test_all_queues_are_discovered_with_their_names_in_the_app(read: Read, queue: Queue, broker_url: str) -> None:
     add(queue, 2)
     with Queue("bills", broker_url) as bills:
         add(bills, 1)
@@ -275,7 +282,7 @@ def test_all_queues_are_found_and_are_called_as_the_user_calls_them(read: Read, 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "column", "shown"),
+    ("fields", "column", "expected"),
     [
         ({"timestamp": "soon"}, "created_at", None),
         ({"timestamp": str(10**18)}, "created_at", None),
@@ -285,16 +292,16 @@ def test_all_queues_are_found_and_are_called_as_the_user_calls_them(read: Read, 
         ({"data": b'"\xff"'}, "data", '"\\xff"'),
     ],
 )
-def test_invalid_values_of_another_program_fail_no_read(
-    read: Read, queue: Queue, redis_client: redis.Redis, wrong: dict[Any, Any], column: str, shown: Any
+def test_invalid_values_of_another_client_do_not_fail_a_read(
+    read: Read, queue: Queue, redis_client: redis.Redis, fields: dict[Any, Any], column: str, expected: Any
 ) -> None:
     first, second = add(queue, 2)
-    redis_client.hset(BASE + first, mapping=wrong)
+    redis_client.hset(BASE + first, mapping=fields)
 
     rows = {row["id"]: row[column] for row in read(state="wait")}
 
-    assert rows[first] == shown
-    assert rows[second] != shown or shown is None
+    assert rows[first] == expected
+    assert rows[second] != expected or expected is None
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
@@ -304,16 +311,16 @@ FIELDS = st.one_of(st.none(), st.binary(max_size=12), st.integers(-(2**70), 2**7
 
 @pytest.mark.slow
 @given(st.lists(st.lists(FIELDS, min_size=16, max_size=16), max_size=5))
-def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> None:
+def test_columns_are_built_from_any_fields(replies: list[list[bytes | None]]) -> None:
     schema = arrow_schema(JOBS)
     assert len(hash_fields(schema.names)) == 16
-    there = [reply for reply in replies if any(value is not None for value in reply)]
+    stored = [reply for reply in replies if any(value is not None for value in reply)]
 
     batch = job_batch(schema, {"queue": "q", "state": "wait"}, [str(n) for n in range(len(replies))], replies)
 
     assert batch.schema == schema
-    assert batch.num_rows == len(there)
-    for row, reply in zip(batch.to_pylist(), there, strict=True):
+    assert batch.num_rows == len(stored)
+    for row, reply in zip(batch.to_pylist(), stored, strict=True):
         data = reply[hash_fields(schema.names).index("data")]
         assert row["data"] == (None if data is None else data.decode("utf-8", "backslashreplace"))
 
@@ -321,12 +328,14 @@ def test_columns_are_made_of_any_fields(replies: list[list[bytes | None]]) -> No
 # ---- secrets ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_password_is_shown(broker_url: str, reader_of: Callable[..., DataSourceReader]) -> None:
+def test_errors_and_repr_of_a_reader_mask_the_password(
+    broker_url: str, make_reader: Callable[..., DataSourceReader]
+) -> None:
     secret = broker_url.replace("redis://", "redis://user:s3cret@")
-    reader = reader_of(url=secret)
+    reader = make_reader(url=secret)
 
-    with pytest.raises(BrokerError) as refused:
+    with pytest.raises(BrokerError) as caught:
         reader.partitions()
 
-    assert "s3cret" not in repr(reader) + repr(vars(reader)) + str(refused.value) + repr(refused.value)
-    assert "***" in str(refused.value)
+    assert "s3cret" not in repr(reader) + repr(vars(reader)) + str(caught.value) + repr(caught.value)
+    assert "***" in str(caught.value)

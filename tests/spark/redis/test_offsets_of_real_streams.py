@@ -1,4 +1,4 @@
-"""Offsets of real streams that are trimmed, emptied, deleted and created again."""
+"""Offsets are reconciled with real streams that are trimmed, emptied, deleted and recreated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVENTS = "bull:{mail}:events"
 
 @pytest.fixture
 def state(broker_url: str) -> Iterator[Callable[[], StreamState | None]]:
-    """Ask the server for the facts of the queue's stream."""
+    """Return a function that reads the state of the queue's stream."""
     options = read_options(JobsOptions, {"queue": "mail", "url": broker_url}, {})
     with Connection(options.config) as connection:
         yield lambda: read_states(connection, [options.keys("mail")])[0]
@@ -36,19 +36,19 @@ def state(broker_url: str) -> Iterator[Callable[[], StreamState | None]]:
 
 @pytest.fixture
 def add(redis_client: redis.Redis) -> Callable[[int], list[Any]]:
-    """Add so many entries; returns their ids."""
+    """Return a function that adds entries and returns their ids."""
 
-    def added(count: int) -> list[Any]:
+    def add_entries(count: int) -> list[Any]:
         return [redis_client.xadd(EVENTS, {"event": "added"}) for _ in range(count)]
 
-    return added
+    return add_entries
 
 
-def still_behind(client: redis.Redis, position: QueueOffset) -> int:
+def entries_left(client: redis.Redis, position: QueueOffset) -> int:
     return len(client.xrange(EVENTS, f"({position.id}") or ())
 
 
-def test_what_a_trim_takes_is_counted_to_the_entry(
+def test_trimmed_entries_are_counted_exactly(
     redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
 ) -> None:
     add(10)
@@ -57,12 +57,12 @@ def test_what_a_trim_takes_is_counted_to_the_entry(
     redis_client.xtrim(EVENTS, maxlen=13, approximate=False)
     assert reconcile("mail", read, state()) == (read, None)
     redis_client.xtrim(EVENTS, maxlen=3, approximate=False)
-    settled, gap = reconcile("mail", read, state())
+    reconciled, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (gap.lost, gap.reason, settled.ordinal, settled.lost) == (7, LossReason.TRIMMED, 17, 7)
-    assert still_behind(redis_client, settled) == 3
+    assert (gap.lost, gap.reason, reconciled.ordinal, reconciled.lost) == (7, LossReason.TRIMMED, 17, 7)
+    assert entries_left(redis_client, reconciled) == 3
     redis_client.xtrim(EVENTS, maxlen=0, approximate=False)
-    emptied, gap = reconcile("mail", settled, state())
+    emptied, gap = reconcile("mail", reconciled, state())
     assert gap is not None
     assert (gap.lost, gap.first, emptied.ordinal, emptied.lost) == (3, None, 20, 10)
     assert reconcile("mail", emptied, state()) == (emptied, None)
@@ -70,39 +70,39 @@ def test_what_a_trim_takes_is_counted_to_the_entry(
     assert reconcile("mail", emptied, state()) == (emptied, None)
 
 
-def test_a_start_with_the_oldest_entry_leaves_nothing_out_and_counts_nothing_as_lost(
+def test_a_start_at_the_oldest_entry_reads_all_and_counts_no_loss(
     redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
 ) -> None:
     assert first_offset(state(), "earliest") == START
     add(10)
     redis_client.xtrim(EVENTS, maxlen=4, approximate=False)
-    begun = first_offset(state(), "earliest")
-    assert (begun.ordinal, begun.lost, still_behind(redis_client, begun)) == (6, 0, 4)
-    assert reconcile("mail", begun, state()) == (begun, None)
+    start = first_offset(state(), "earliest")
+    assert (start.ordinal, start.lost, entries_left(redis_client, start)) == (6, 0, 4)
+    assert reconcile("mail", start, state()) == (start, None)
 
 
-@pytest.mark.parametrize("again", [1, 5, 9])
-def test_a_stream_that_was_deleted_and_made_again_is_another_one(
-    again: int, redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
+@pytest.mark.parametrize("entries", [1, 5, 9])
+def test_a_recreated_stream_is_read_in_a_new_generation(
+    entries: int, redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
 ) -> None:
     add(5)
     read = first_offset(state(), "latest")
     redis_client.delete(EVENTS)
-    gone, gap = reconcile("mail", read, state())
+    deleted, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (gone, gap.reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.GONE)
-    redis_client.xadd(EVENTS, {"event": "added"}, id=f"{read.id.ms + 1}-0")  # the clock may stand in the same ms
-    add(again - 1)
-    anew, gap = reconcile("mail", read, state())
+    assert (deleted, gap.reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.GONE)
+    redis_client.xadd(EVENTS, {"event": "added"}, id=f"{read.id.ms + 1}-0")  # the clock may still be in the same ms
+    add(entries - 1)
+    recreated, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (anew, gap.reason, gap.exact) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.RECREATED, False)
+    assert (recreated, gap.reason, gap.exact) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.RECREATED, False)
 
 
-def test_entries_deleted_by_hand_end_the_counting_and_nothing_else(
+def test_manually_deleted_entries_only_disable_counting(
     redis_client: redis.Redis, add: Callable[[int], list[Any]], state: Callable[[], StreamState | None]
 ) -> None:
     add(5)
     read = first_offset(state(), "latest")
     redis_client.xdel(EVENTS, add(5)[2])
-    settled, gap = reconcile("mail", read, state())
-    assert (settled, gap) == (QueueOffset(read.id, None), None)
+    reconciled, gap = reconcile("mail", read, state())
+    assert (reconciled, gap) == (QueueOffset(read.id, None), None)

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a pipeline: of its ledger, and of what Redis has beside it."""
+"""The Prometheus metrics of a pipeline, from its ledger and from Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENTS = [event for event in histories(3, 10) if event.queue == "queue-0"]
 
 @pytest.fixture
 def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> PipelineMetrics:
-    """Of a lake that has all but the last ten events of a queue, and lost seven."""
+    """Metrics of a lake that lacks the last ten events of a queue and has lost seven."""
     write_events(redis_client, EVENTS)
     layout, queue = Layout(tmp_path), EVENTS[0].queue
     read = {queue: QueueRecord(events=40, first=EVENTS[0].event_id, last=EVENTS[-11].event_id, lost=7, gaps=1)}
@@ -34,8 +34,8 @@ def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> Pipel
         "a-0", number=3, written_ms=1_760_000_000_500, queues=read, ends=ends, lost={queue: 7}, steps_ms=steps
     )
     Ledger(layout).finish(record)
-    where = {"url": broker_url, "queue": "*"}
-    return PipelineMetrics(Ledger(layout), lambda: pipeline_status(layout, where))
+    source = {"url": broker_url, "queue": "*"}
+    return PipelineMetrics(Ledger(layout), lambda: pipeline_status(layout, source))
 
 
 def lines_of(metrics: PipelineMetrics) -> set[str]:
@@ -45,10 +45,10 @@ def lines_of(metrics: PipelineMetrics) -> set[str]:
 
 
 def test_metrics_show_lag_loss_and_the_last_batch(metrics: PipelineMetrics) -> None:
-    behind_s = (EVENTS[-1].event_ms - EVENTS[-11].event_ms) / 1000
+    lag_s = (EVENTS[-1].event_ms - EVENTS[-11].event_ms) / 1000
     assert lines_of(metrics) >= {
         f'bulltask_pipeline_lag_events{{queue="{EVENTS[0].queue}"}} 10.0',
-        f'bulltask_pipeline_lag_seconds{{queue="{EVENTS[0].queue}"}} {behind_s}',
+        f'bulltask_pipeline_lag_seconds{{queue="{EVENTS[0].queue}"}} {lag_s}',
         f'bulltask_pipeline_events_lost_total{{queue="{EVENTS[0].queue}"}} 7.0',
         "bulltask_pipeline_batches_total 3.0",
         "bulltask_pipeline_batch_events 40.0",
@@ -59,28 +59,30 @@ def test_metrics_show_lag_loss_and_the_last_batch(metrics: PipelineMetrics) -> N
     }
 
 
-def test_without_redis_metrics_show_what_the_ledger_knows(
+def test_metrics_without_redis_contain_the_values_of_the_ledger(
     metrics: PipelineMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BULLTASK_RECONNECT_DELAY_MAX", "0.01")
-    nobody = {"url": "redis://127.0.0.1:1", "queue": "*"}
-    alone = PipelineMetrics(Ledger(Layout(tmp_path)), lambda: pipeline_status(Layout(tmp_path), nobody))
-    lines = lines_of(alone)
+    unreachable = {"url": "redis://127.0.0.1:1", "queue": "*"}
+    metrics_of_ledger = PipelineMetrics(
+        Ledger(Layout(tmp_path)), lambda: pipeline_status(Layout(tmp_path), unreachable)
+    )
+    lines = lines_of(metrics_of_ledger)
     assert "bulltask_pipeline_redis_up 0.0" in lines
     assert f'bulltask_pipeline_events_lost_total{{queue="{EVENTS[0].queue}"}} 7.0' in lines
     assert not any("lag" in line for line in lines)
 
 
-def test_metrics_are_served_until_stopped_and_a_used_port_is_an_error(metrics: PipelineMetrics) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_metrics_are_served_until_stopped_and_need_a_free_port(metrics: PipelineMetrics) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}"):
             serve(metrics, "127.0.0.1", port)
-    end = serve(metrics, "127.0.0.1", port)
+    stop = serve(metrics, "127.0.0.1", port)
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-            assert b"bulltask_pipeline_batches_total 3.0" in answer.read()
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+            assert b"bulltask_pipeline_batches_total 3.0" in response.read()
     finally:
-        end()
+        stop()
     with pytest.raises(OSError, match="refused"):
         urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)

@@ -1,4 +1,4 @@
-"""The writers against a real server, driven as Spark drives them but without a JVM."""
+"""The writers with a real server, called as Spark calls them, but without a JVM."""
 
 from __future__ import annotations
 
@@ -26,123 +26,123 @@ def schema(*names: str, **kinds: Any) -> StructType:
     return StructType([StructField(name, kinds.get(name, TEXT)) for name in names])
 
 
-def rows(first: int, last: int, **more: Any) -> pa.RecordBatch:
-    made = [{"name": "send", "data": json.dumps({"n": n}), **more} for n in range(first, last)]
-    return pa.RecordBatch.from_pylist(made)
+def rows(first: int, last: int, **columns: Any) -> pa.RecordBatch:
+    jobs = [{"name": "send", "data": json.dumps({"n": n}), **columns} for n in range(first, last)]
+    return pa.RecordBatch.from_pylist(jobs)
 
 
 @pytest.fixture
 def options(broker_url: str) -> Callable[..., WriteOptions]:
-    return lambda **given: read_options(WriteOptions, {"url": broker_url, "queue": "mail", **given})
+    return lambda **values: read_options(WriteOptions, {"url": broker_url, "queue": "mail", **values})
 
 
 @pytest.fixture
 def writer(options: Make) -> Callable[..., JobsWriter]:
-    def make(columns: StructType | None = None, overwrite: bool = False, **given: str) -> JobsWriter:
-        return JobsWriter(options(**given), columns or schema("name", "data"), overwrite=overwrite)
+    def make(columns: StructType | None = None, overwrite: bool = False, **values: str) -> JobsWriter:
+        return JobsWriter(options(**values), columns or schema("name", "data"), overwrite=overwrite)
 
     return make
 
 
 @pytest.fixture
 def stream_writer(options: Make) -> Callable[..., JobsStreamWriter]:
-    def make(columns: StructType | None = None, overwrite: bool = False, **given: str) -> JobsStreamWriter:
-        return JobsStreamWriter(options(**given), columns or schema("name", "data"), overwrite=overwrite)
+    def make(columns: StructType | None = None, overwrite: bool = False, **values: str) -> JobsStreamWriter:
+        return JobsStreamWriter(options(**values), columns or schema("name", "data"), overwrite=overwrite)
 
     return make
 
 
 @pytest.fixture
 def plain(broker_url: str) -> Iterator[Any]:
-    """The queue, as anybody sees it."""
-    with Queue("mail", broker_url) as queue:
-        yield queue
+    """The queue, to which a test adds jobs without Spark."""
+    with Queue("mail", broker_url) as opened:
+        yield opened
 
 
 def write(writer: JobsWriter, *batches: pa.RecordBatch) -> WriteCounts:
-    """Write as a task does: by a copy of the writer that went to another process."""
-    pickled = CloudPickleSerializer()
-    wrote = pickled.loads(pickled.dumps(writer)).write(iter(batches))
-    assert isinstance(wrote, TaskCommit)
-    return wrote.counts
+    """Write as a task of Spark does: with a pickled copy of the writer."""
+    serializer = CloudPickleSerializer()
+    commit = serializer.loads(serializer.dumps(writer)).write(iter(batches))
+    assert isinstance(commit, TaskCommit)
+    return commit.counts
 
 
 def ids(redis_client: Any) -> list[str]:
     return list(reversed(redis_client.lrange("bull:{mail}:wait", 0, -1)))
 
 
-def test_a_row_becomes_the_job_that_queue_add_would_make(writer: Make, plain: Queue, redis_client: Any) -> None:
+def test_a_row_becomes_the_same_job_as_with_queue_add(writer: Make, plain: Queue, redis_client: Any) -> None:
     opts = {"attempts": 5, "backoff": 3, "remove_on_complete": True}
     assert write(writer(jobOpts=json.dumps(opts)), rows(0, 1)) == WriteCounts(1, 1, 0)
-    [made] = ids(redis_client)
-    added = redis_client.hgetall(f"bull:{{mail}}:{made}")
-    redis_client.delete(f"bull:{{mail}}:{made}", "bull:{mail}:wait")
-    plain.add("send", {"n": 0}, job_id=made, **opts)  # type: ignore[arg-type]
-    expected = redis_client.hgetall(f"bull:{{mail}}:{made}")
+    [job_id] = ids(redis_client)
+    added = redis_client.hgetall(f"bull:{{mail}}:{job_id}")
+    redis_client.delete(f"bull:{{mail}}:{job_id}", "bull:{mail}:wait")
+    plain.add("send", {"n": 0}, job_id=job_id, **opts)  # type: ignore[arg-type]
+    expected = redis_client.hgetall(f"bull:{{mail}}:{job_id}")
     assert json.loads(added.pop("opts")) == json.loads(expected.pop("opts"))
     assert int(expected.pop("timestamp")) - int(added.pop("timestamp")) < 60_000
     assert added == expected
 
 
-def test_times_count_from_when_a_row_is_sent(writer: Make, redis_client: Any) -> None:
-    """And not from when the writer was made, which is another process some time before."""
-    made = writer(jobOpts='{"delay":3600,"expires":7200}')
+def test_delays_and_expiry_start_when_a_row_is_sent(writer: Make, redis_client: Any) -> None:
+    """They do not start when the writer is created, earlier and in another process."""
+    prepared = writer(jobOpts='{"delay":3600,"expires":7200}')
     seconds, micros = redis_client.time()
     redis_client.blpop("never", 0.5)
-    assert write(made, rows(0, 2)) == WriteCounts(2, 2, 0)
-    for one, due in redis_client.zrange("bull:{mail}:delayed", 0, -1, withscores=True):
-        job = redis_client.hgetall(f"bull:{{mail}}:{one}")
+    assert write(prepared, rows(0, 2)) == WriteCounts(2, 2, 0)
+    for job_id, due in redis_client.zrange("bull:{mail}:delayed", 0, -1, withscores=True):
+        job = redis_client.hgetall(f"bull:{{mail}}:{job_id}")
         sent = int(job["timestamp"])
         assert sent > seconds * 1_000 + micros // 1_000 + 100
         assert due // 4096 == sent + 3_600_000
         assert json.loads(job["opts"])["bulltask"]["expires"] == sent + 7_200_000
 
 
-def test_a_task_that_runs_again_adds_what_is_missing(writer: Make, redis_client: Any) -> None:
-    """The first try had sent 400 rows, and half of those jobs had run and were removed, before it failed."""
-    made = writer(batch="100")
-    assert write(made, rows(0, 400)) == WriteCounts(400, 400, 0)
-    gone = ids(redis_client)[:200]
-    redis_client.delete(*(f"bull:{{mail}}:{one}" for one in gone))
+def test_a_task_that_runs_again_adds_the_missing_jobs(writer: Make, redis_client: Any) -> None:
+    """The first attempt has sent 400 rows before it failed; half of those jobs have run and were removed."""
+    prepared = writer(batch="100")
+    assert write(prepared, rows(0, 400)) == WriteCounts(400, 400, 0)
+    removed = ids(redis_client)[:200]
+    redis_client.delete(*(f"bull:{{mail}}:{job_id}" for job_id in removed))
     redis_client.ltrim("bull:{mail}:wait", 0, 199)
-    assert write(made, rows(0, 400), rows(400, 1_000)) == WriteCounts(1_000, 600, 400)
+    assert write(prepared, rows(0, 400), rows(400, 1_000)) == WriteCounts(1_000, 600, 400)
     assert len(set(ids(redis_client))) == len(ids(redis_client)) == 800
-    assert not set(gone) & set(ids(redis_client))
+    assert not set(removed) & set(ids(redis_client))
 
 
-def test_without_a_fence_a_job_that_is_gone_comes_back(writer: Make, redis_client: Any) -> None:
-    made = writer(fence="false")
-    write(made, rows(0, 10))
-    redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:{one}" for one in ids(redis_client)))
-    write(made, rows(0, 10))
+def test_a_write_without_a_fence_adds_removed_jobs_again(writer: Make, redis_client: Any) -> None:
+    prepared = writer(fence="false")
+    write(prepared, rows(0, 10))
+    redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:{job_id}" for job_id in ids(redis_client)))
+    write(prepared, rows(0, 10))
     assert len(ids(redis_client)) == 10
     assert not redis_client.keys("bulltask:*")
 
 
-def test_two_writes_without_an_id_are_two_and_with_the_same_id_are_one(writer: Make, redis_client: Any) -> None:
+def test_only_writes_with_the_same_id_are_added_once(writer: Make, redis_client: Any) -> None:
     for _ in range(2):
         write(writer(), rows(0, 10))
         write(writer(writeId="nightly"), rows(0, 10))
     assert len(ids(redis_client)) == 30
 
 
-def test_equal_rows_of_a_write_are_one_job(writer: Make) -> None:
+def test_equal_rows_of_a_write_are_added_once(writer: Make) -> None:
     assert write(writer(), rows(0, 3), rows(1, 5)) == WriteCounts(7, 5, 2)
 
 
-def test_data_is_the_same_when_what_is_sent_is(writer: Make, redis_client: Any) -> None:
-    """Spaces and escapes are not sent; the order of keys is, and 1.0 is not 1."""
+def test_rows_are_equal_if_their_json_is_equal_when_sent(writer: Make, redis_client: Any) -> None:
+    """Spaces and escapes are normalized; the order of keys matters, and 1.0 differs from 1."""
     same = ['{"n":1,"t":"ä"}', ' { "n" : 1, "t": "\\u00e4" } ', '{"n":0,"t":"ä","n":1}']
     others = ['{"t":"ä","n":1}', '{"n":1.0,"t":"ä"}', '{"n":"1","t":"ä"}']
     batch = pa.RecordBatch.from_pylist([{"name": "send", "data": text} for text in (*same, *others)])
     assert write(writer(), batch) == WriteCounts(6, 4, 2)
-    sent = [redis_client.hget(f"bull:{{mail}}:{one}", "data") for one in ids(redis_client)]
+    sent = [redis_client.hget(f"bull:{{mail}}:{job_id}", "data") for job_id in ids(redis_client)]
     assert sent == [same[0], *others]
 
 
-def test_rows_may_have_columns_of_ids_and_queues(writer: Make, broker_url: str, redis_client: Any) -> None:
-    made = writer(schema("name", "data", "id"))
-    assert write(made, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == WriteCounts(2, 2, 0)
+def test_rows_may_have_id_and_queue_columns(writer: Make, broker_url: str, redis_client: Any) -> None:
+    prepared = writer(schema("name", "data", "id"))
+    assert write(prepared, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == WriteCounts(2, 2, 0)
     assert ids(redis_client) == ["order-1", "order-2"]
     columns = schema("name", "data", "key", "queue")
     mixed = JobsWriter(read_options(WriteOptions, {"url": broker_url, "idColumn": "key"}), columns, overwrite=False)
@@ -152,7 +152,7 @@ def test_rows_may_have_columns_of_ids_and_queues(writer: Make, broker_url: str, 
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "told"),
+    ("columns", "values", "message"),
     [
         (schema("name"), {}, r"COLUMN_MISSING.*'data'.*have the columns name"),
         (schema("name", "data", data=LongType()), {}, r"COLUMN_TYPE.*'data'.*bigint.*to_json"),
@@ -165,29 +165,29 @@ def test_rows_may_have_columns_of_ids_and_queues(writer: Make, broker_url: str, 
         (schema("name", "data"), {"writeId": "a b"}, r"write id 'a b'"),
     ],
 )
-def test_errors_are_raised_before_any_task_starts(
-    columns: StructType, given: dict[str, str], told: str, writer: Make, stream_writer: Make
+def test_invalid_columns_and_options_fail_before_any_task_starts(
+    columns: StructType, values: dict[str, str], message: str, writer: Make, stream_writer: Make
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
-        writer(columns, **given)
-    with pytest.raises(ConfigError, match=told):
-        stream_writer(columns, **given)
+    with pytest.raises(ConfigError, match=message):
+        writer(columns, **values)
+    with pytest.raises(ConfigError, match=message):
+        stream_writer(columns, **values)
 
 
-def test_a_queue_must_be_named_by_the_option_or_by_the_rows(broker_url: str) -> None:
+def test_a_queue_is_required_as_option_or_column(broker_url: str) -> None:
     with pytest.raises(ConfigError, match=r"'queue', or the option queue"):
         JobsWriter(read_options(WriteOptions, {"url": broker_url}), schema("name", "data"), overwrite=False)
 
 
-def test_overwriting_is_refused(writer: Make, stream_writer: Make) -> None:
+def test_the_mode_overwrite_is_rejected(writer: Make, stream_writer: Make) -> None:
     with pytest.raises(ConfigError, match=r"BULLTASK_OVERWRITE.*mode\('append'\)"):
         writer(overwrite=True)
     with pytest.raises(ConfigError, match="BULLTASK_OVERWRITE"):
         stream_writer(overwrite=True)
 
 
-def test_an_invalid_row_is_reported_and_its_round_trip_is_not_sent(writer: Make, redis_client: Any) -> None:
-    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+def test_an_invalid_row_fails_before_its_round_trip_is_sent(writer: Make, redis_client: Any) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"name": None}, ConfigError, "ROW_INCOMPLETE.*no name"),
         ({"id": None}, ConfigError, "ROW_INCOMPLETE.*no id"),
         ({"id": "12"}, InvalidNameError, "'12' is a number"),
@@ -197,63 +197,61 @@ def test_an_invalid_row_is_reported_and_its_round_trip_is_not_sent(writer: Make,
         ({"data": '{"n":1e999}'}, EncodeError, "is inf"),
         ({"data": '{"text":"longer than 24 bytes"}'}, PayloadTooLargeError, "data of job send"),
     ]
-    for bad, error, told in wrong:
+    for values, error, message in cases:
         columns = schema("name", "data", "id")
         batch = pa.RecordBatch.from_pylist(
-            [{"name": "send", "data": "{}", "id": "a"}, {"name": "send", "data": "{}", "id": "b", **bad}],
+            [{"name": "send", "data": "{}", "id": "a"}, {"name": "send", "data": "{}", "id": "b", **values}],
             pa.schema([(name, pa.string()) for name in columns.names]),
         )
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             write(writer(columns, jobOpts='{"size_limit":24}'), batch)
     assert ids(redis_client) == []
 
 
-def test_a_batch_of_a_stream_that_runs_again_adds_nothing_and_the_next_one_does(
-    stream_writer: Make, redis_client: Any
-) -> None:
-    """A new writer each time, as in Spark; the next batch has the same rows again."""
-    sums = [
+def test_a_repeated_batch_of_a_stream_adds_no_jobs(stream_writer: Make, redis_client: Any) -> None:
+    """Each batch has a new writer, as in Spark; batch 8 has the same rows as batch 7."""
+    added = [
         stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).counts.added for batch in ("7", "7", "8", "7")
     ]
-    assert sums == [10, 0, 10, 0]
+    assert added == [10, 0, 10, 0]
     assert len(ids(redis_client)) == 20
 
 
-def test_a_stream_with_a_write_id_survives_a_new_checkpoint(stream_writer: Make) -> None:
+def test_a_stream_with_a_write_id_adds_nothing_after_a_new_checkpoint(stream_writer: Make) -> None:
     added = [
         stream_writer(writeId="feed").write_batch(iter([rows(0, 10)]), query, "0").counts.added for query in ("a", "b")
     ]
     assert added == [10, 0]
 
 
-def test_an_interrupted_write_says_what_was_sent_and_how_to_resume(writer: Make, redis_client: Any) -> None:
+def test_the_error_of_an_interrupted_write_reports_the_sent_rows(writer: Make, redis_client: Any) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(0, 20)
         raise RuntimeError("the rows end here")
 
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         writer(writeId="w1", batch="10").write(batches())
-    [note] = told.value.__notes__
+    [note] = caught.value.__notes__
     assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
     assert "This attempt had sent 20 rows" in note
     assert write(writer(writeId="w1"), rows(0, 30)) == WriteCounts(30, 10, 20)
 
 
-def test_an_aborted_write_is_logged_with_what_its_tasks_had_sent(
+def test_an_aborted_write_is_logged_with_the_rows_its_tasks_have_sent(
     writer: Make, stream_writer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, stream = writer(writeId="w1"), stream_writer()
-    one.abort([one.write(iter([rows(0, 20)])), None])
+    batch, stream = writer(writeId="w1"), stream_writer()
+    batch.abort([batch.write(iter([rows(0, 20)])), None])
     stream.abort([stream.write_batch(iter([rows(0, 5)]), "query", "7"), None, None], 7)
     stream.abort([None], 8)
-    told = [record.getMessage() for record in caplog.records]
-    assert "The write w1 has failed" in told[0]
-    assert "Of 2 tasks 1 had finished, with 20 rows" in told[0]
-    assert "The write query-7 has failed" in told[1]
-    assert "Of 3 tasks 1 had finished, with 5 rows" in told[1]
-    assert "The write of batch 8 has failed" in told[2]
+    messages = [record.getMessage() for record in caplog.records]
+    assert "The write w1 has failed" in messages[0]
+    assert "Of 2 tasks 1 had finished, with 20 rows" in messages[0]
+    assert "The write query-7 has failed" in messages[1]
+    assert "Of 3 tasks 1 had finished, with 5 rows" in messages[1]
+    assert "The write of batch 8 has failed" in messages[2]
 
 
-def test_the_password_does_not_show_in_the_writer(writer: Make) -> None:
-    made = writer(url="redis://:sesame@127.0.0.1:1/0")
-    assert "sesame" not in repr(made._sender)
+def test_the_repr_of_a_writer_masks_the_password(writer: Make) -> None:
+    prepared = writer(url="redis://:sesame@127.0.0.1:1/0")
+    assert "sesame" not in repr(prepared._sender)

@@ -1,4 +1,4 @@
-"""Reads and writes of DataFrames over TLS, with a certificate of the client's own."""
+"""Reads and writes of DataFrames over TLS, with a client certificate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = StructType([StructField("name", StringType()), StructField("data", Str
 
 @pytest.fixture
 def broker_url(tls_server: TlsServer) -> str:
-    """Everything of this file goes this way."""
+    """All tests of this file use TLS."""
     return tls_server.url
 
 
@@ -47,24 +47,24 @@ def test_a_stream_is_read_over_tls(queue: Queue, broker_url: str) -> None:
 def test_jobs_are_written_over_tls(broker_url: str, queue: Queue) -> None:
     writer = JobsWriter(read_options(WriteOptions, {"url": broker_url, "queue": "mail"}), COLUMNS, overwrite=False)
     rows = pa.RecordBatch.from_pylist([{"name": "send", "data": json.dumps({"n": n})} for n in range(10)])
-    wrote = writer.write(iter([rows]))
-    assert isinstance(wrote, TaskCommit)
-    assert wrote.counts == WriteCounts(10, 10, 0)
+    commit = writer.write(iter([rows]))
+    assert isinstance(commit, TaskCommit)
+    assert commit.counts == WriteCounts(10, 10, 0)
     assert queue.get_job_counts("wait") == {"wait": 10}
 
 
-def test_a_certificate_that_is_refused_fails_the_plan_at_once(
-    tls_server: TlsServer, certificates: Certificates, reader_of: Callable[..., DataSourceReader]
+def test_planning_fails_if_the_certificate_is_not_trusted(
+    tls_server: TlsServer, certificates: Certificates, make_reader: Callable[..., DataSourceReader]
 ) -> None:
-    strange = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.untrusted_authority}"
+    url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.untrusted_authority}"
     with pytest.raises(BrokerAuthError, match="add ssl_ca_certs=FILE"):
-        reader_of(url=strange).partitions()
+        make_reader(url=url).partitions()
 
 
-def test_a_misspelt_url_parameter_is_an_invalid_option() -> None:
+def test_a_misspelt_url_parameter_is_rejected() -> None:
     url = "rediss://:secret@localhost/0?ssl_ca_cert=a.pem"
     with pytest.raises(
         ConfigError, match=r"\[BULLTASK_OPTION_INVALID\] option url .* has an unknown option ssl_ca_cert"
-    ) as wrong:
+    ) as caught:
         read_options(StreamOptions, {"url": url, "queue": "mail"}, {})
-    assert "secret" not in str(wrong.value)
+    assert "secret" not in str(caught.value)

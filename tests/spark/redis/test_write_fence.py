@@ -1,4 +1,4 @@
-"""The fence: a write adds a job once, whatever became of it since; and the job is the one that a plain send adds."""
+"""A fenced write adds each job at most once, even after its removal, and as an unfenced send would add it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ KINDS = {
 
 @pytest.fixture
 def broker(broker_url: str) -> Iterator[Broker]:
-    made = Broker(Conf({"broker_publish_retries": 0}).freeze(), broker_url)
-    yield made
-    made.close()
+    opened = Broker(Conf({"broker_publish_retries": 0}).freeze(), broker_url)
+    yield opened
+    opened.close()
 
 
 def job(job_id: str, options: JobOptions = KINDS["standard"], **more: Any) -> NewJob:
@@ -48,102 +48,100 @@ def jobs(first: int, last: int) -> list[NewJob]:
     return [job(f"s{number}") for number in range(first, last)]
 
 
-def stored(plain: Any) -> dict[str, Any]:
-    """Everything in Redis but the fence; the ids of events are the time at which they were written."""
-    found: dict[str, Any] = {}
-    for key in sorted(set(plain.keys()) - {KEY}):
-        match plain.type(key):
+def contents_of(client: Any) -> dict[str, Any]:
+    """Return the contents of Redis without the fence and without the ids of events, which are times."""
+    contents: dict[str, Any] = {}
+    for key in sorted(set(client.keys()) - {KEY}):
+        match client.type(key):
             case "stream":
-                found[key] = [fields for _, fields in plain.xrange(key)]
+                contents[key] = [fields for _, fields in client.xrange(key)]
             case "hash":
-                found[key] = plain.hgetall(key)
+                contents[key] = client.hgetall(key)
             case "zset":
-                found[key] = plain.zrange(key, 0, -1, withscores=True)
+                contents[key] = client.zrange(key, 0, -1, withscores=True)
             case "list":
-                found[key] = plain.lrange(key, 0, -1)
+                contents[key] = client.lrange(key, 0, -1)
             case _:
-                found[key] = plain.get(key)
-    return found
+                contents[key] = client.get(key)
+    return contents
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fenced_job_is_stored_as_a_plain_one(kind: str, broker: Broker, redis_client: redis.Redis) -> None:
-    def after(call: Call[Any]) -> dict[str, Any]:
+def test_a_fenced_job_is_stored_like_an_unfenced_one(kind: str, broker: Broker, redis_client: redis.Redis) -> None:
+    def contents_after(call: Call[Any]) -> dict[str, Any]:
         redis_client.flushdb()
         broker.pool.run(call)
-        return stored(redis_client)
+        return contents_of(redis_client)
 
     keys, new = broker.keys("mail"), job("s1", KINDS[kind])
-    plain = after(add_job(keys, new, NOW_MS))
-    assert len(plain) > 3
+    unfenced = contents_after(add_job(keys, new, NOW_MS))
+    assert len(unfenced) > 3
     [call] = add_jobs_once(keys, [new], NOW_MS, FENCE)
-    assert after(call) == plain
+    assert contents_after(call) == unfenced
     assert redis_client.smembers(KEY) == {"s1"}
 
 
-def test_a_replay_after_400_of_1000_jobs_were_removed_adds_600(broker: Broker, redis_client: redis.Redis) -> None:
-    """Nothing of the 600 that were not sent is missing, and nothing of the 400 that have run comes back."""
+def test_a_repeated_write_of_1000_jobs_adds_the_600_missing_ones(broker: Broker, redis_client: redis.Redis) -> None:
+    """The 400 jobs of the first attempt, which have run and were removed, are not added again."""
     broker.producer.send_once(jobs(0, 400), FENCE)
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(400)))
     sent = broker.producer.send_once(jobs(0, 1_000), FENCE)
-    assert Counter(one.outcome for one in sent) == {"fenced": 400, "added": 600}
+    assert Counter(result.outcome for result in sent) == {"fenced": 400, "added": 600}
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
 
 
-def test_the_fence_leaves_no_trace_in_jobs(broker: Broker, redis_client: redis.Redis) -> None:
+def test_a_repeated_write_changes_nothing_but_the_fence(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 3), FENCE)
-    before = stored(redis_client)
-    assert {one.outcome for one in broker.producer.send_once(jobs(0, 3), FENCE)} == {"fenced"}
-    assert stored(redis_client) == before
+    before = contents_of(redis_client)
+    assert {result.outcome for result in broker.producer.send_once(jobs(0, 3), FENCE)} == {"fenced"}
+    assert contents_of(redis_client) == before
 
 
 def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
     sent = broker.producer.send_once([job("s1"), job("s2"), job("s1")], FENCE)
-    assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s2", "added"), ("s1", "fenced")]
+    assert [(result.id, result.outcome) for result in sent] == [("s1", "added"), ("s2", "added"), ("s1", "fenced")]
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s2", "s1"]
 
 
-def test_jobs_of_several_queues_and_scripts_are_answered_in_their_order(
-    broker: Broker, redis_client: redis.Redis
-) -> None:
+def test_results_of_several_queues_and_scripts_are_in_order(broker: Broker, redis_client: redis.Redis) -> None:
     kinds = list(KINDS.values())
     mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * TOGETHER)]
     sent = broker.producer.send_once(mixed, FENCE)
-    assert [(one.id, one.outcome) for one in sent] == [(one.id, "added") for one in mixed]
+    assert [(result.id, result.outcome) for result in sent] == [(new.id, "added") for new in mixed]
     for queue in ("q0", "q1", "q2"):
-        of_queue = {one.id for one in mixed if one.queue == queue}
+        of_queue = {new.id for new in mixed if new.queue == queue}
         assert redis_client.smembers(f"bulltask:{{{queue}}}:spark:w1") == of_queue
-        assert set(redis_client.keys(f"bull:{{{queue}}}:s*")) == {f"bull:{{{queue}}}:{one}" for one in of_queue}
+        assert set(redis_client.keys(f"bull:{{{queue}}}:s*")) == {f"bull:{{{queue}}}:{job_id}" for job_id in of_queue}
 
 
-def test_another_write_finds_the_job_that_is_there_and_says_so(broker: Broker, redis_client: redis.Redis) -> None:
+def test_another_write_reports_an_existing_job_as_known(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 1), FENCE)
-    [found] = broker.producer.send_once(jobs(0, 1), WriteFence("w2", 60_000))
-    assert (found.id, found.outcome) == ("s0", "known")
+    [result] = broker.producer.send_once(jobs(0, 1), WriteFence("w2", 60_000))
+    assert (result.id, result.outcome) == ("s0", "known")
     assert redis_client.llen("bull:{mail}:wait") == 1
 
 
-def test_a_deduplicated_job_is_reported_with_the_other_jobs_id(broker: Broker) -> None:
+def test_a_deduplicated_job_is_reported_with_the_id_of_the_existing_job(broker: Broker) -> None:
     same = JobOptions(more={"de": {"id": "one"}})
     sent = broker.producer.send_once([job("s1", same), job("s2", same)], FENCE)
-    assert [(one.id, one.outcome) for one in sent] == [("s1", "added"), ("s1", "known")]
+    assert [(result.id, result.outcome) for result in sent] == [("s1", "added"), ("s1", "known")]
 
 
-def test_the_fence_is_kept_for_its_time_after_the_last_job(broker: Broker, redis_client: redis.Redis) -> None:
+def test_the_fence_expires_after_its_ttl_since_the_last_job(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 1), FENCE)
     redis_client.pexpire(KEY, 5)
     broker.producer.send_once(jobs(1, 2), WriteFence("w1", 50_000_000))
     assert 49_000_000 < redis_client.pttl(KEY) <= 50_000_000
 
 
-def test_a_job_that_is_refused_is_not_fenced(broker: Broker, redis_client: redis.Redis) -> None:
+def test_a_rejected_job_is_not_fenced(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s1", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
     with pytest.raises(ParentNotFoundError):
         broker.producer.send_once([orphan], FENCE)
     assert not redis_client.exists(KEY)
 
 
-def test_a_refused_job_keeps_no_other_from_being_added(broker: Broker, redis_client: redis.Redis) -> None:
+def test_a_rejected_job_does_not_prevent_adding_the_others(broker: Broker, redis_client: redis.Redis) -> None:
     orphan = job("s5", parent=ParentLink("bull:{mail}:gone", {"id": "gone", "queueKey": "bull:{mail}"}))
     with pytest.raises(ParentNotFoundError):
         broker.producer.send_once([*jobs(0, 5), orphan, *jobs(6, 9)], FENCE)
@@ -151,8 +149,8 @@ def test_a_refused_job_keeps_no_other_from_being_added(broker: Broker, redis_cli
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s8", "s7", "s6", "s4", "s3", "s2", "s1", "s0"]
 
 
-def test_a_script_that_fails_at_a_job_has_remembered_those_before_it(broker: Broker, redis_client: redis.Redis) -> None:
-    """They may run and be removed before the write is done again, which then adds the others only."""
+def test_a_script_that_fails_at_a_job_has_fenced_the_jobs_before_it(broker: Broker, redis_client: redis.Redis) -> None:
+    """They may run and be removed before the write is repeated, which then adds only the others."""
     redis_client.set("bull:{mail}:s3", "no hash")
     with pytest.raises(BrokerError, match="WRONGTYPE"):
         broker.producer.send_once(jobs(0, 6), FENCE)
@@ -160,21 +158,21 @@ def test_a_script_that_fails_at_a_job_has_remembered_those_before_it(broker: Bro
     assert redis_client.pttl(KEY) > 0
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(4)))
     sent = broker.producer.send_once(jobs(0, 6), FENCE)
-    assert [one.outcome for one in sent] == ["fenced"] * 3 + ["added"] * 3
+    assert [result.outcome for result in sent] == ["fenced"] * 3 + ["added"] * 3
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s5", "s4", "s3"]
 
 
-def test_a_full_server_neither_adds_nor_fences(server_factory: ServerFactory) -> None:
+def test_a_server_out_of_memory_neither_adds_nor_fences_jobs(server_factory: ServerFactory) -> None:
     server = server_factory()
     broker = Broker(Conf({"broker_publish_retries": 0}).freeze(), server.url)
-    with redis.Redis.from_url(server.url, decode_responses=True) as plain:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
         broker.producer.send_once(jobs(0, 1), FENCE)
-        plain.config_set("maxmemory", 1)
+        client.config_set("maxmemory", 1)
         with pytest.raises(BrokerOutOfMemoryError):
             broker.producer.send_once(jobs(1, 2), FENCE)
-        plain.config_set("maxmemory", 0)
-        assert plain.smembers(KEY) == {"s0"}
-        assert [one.outcome for one in broker.producer.send_once(jobs(1, 2), FENCE)] == ["added"]
+        client.config_set("maxmemory", 0)
+        assert client.smembers(KEY) == {"s0"}
+        assert [result.outcome for result in broker.producer.send_once(jobs(1, 2), FENCE)] == ["added"]
     broker.close()
 
 
@@ -186,23 +184,23 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
         proxy.drop_replies(1, match="evalsha")
         sent = broker.producer.send_once(jobs(1, 5), FENCE)
         broker.close()
-    assert [one.outcome for one in sent] == ["fenced"] * 4
+    assert [result.outcome for result in sent] == ["fenced"] * 4
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s4", "s3", "s2", "s1", "s0"]
 
 
-def test_the_script_contains_the_official_text_unchanged(broker: Broker) -> None:
+def test_the_fenced_script_contains_bullmqs_script_unchanged(broker: Broker) -> None:
     script = wrappers.fenced("addStandardJob")
     assert loader.official("addStandardJob").body in script.body
     assert (script.name, script.key_count) == ("fence:addStandardJob", 10)
 
 
-def test_a_server_that_lost_its_scripts_gets_the_fenced_one_again(broker: Broker, redis_client: redis.Redis) -> None:
+def test_the_fenced_script_is_loaded_again_after_a_script_flush(broker: Broker, redis_client: redis.Redis) -> None:
     client: Client = broker.client()
     try:
         redis_client.script_flush()
         keys = broker.keys("mail")
         sent = client.run_many(add_jobs_once(keys, jobs(0, TOGETHER + 3), NOW_MS, FENCE))
-        assert [len(some) for some in sent] == [TOGETHER, 3]
-        assert {one.outcome for some in sent for one in some} == {"added"}
+        assert [len(results) for results in sent] == [TOGETHER, 3]
+        assert {result.outcome for results in sent for result in results} == {"added"}
     finally:
         client.close()
