@@ -1,4 +1,4 @@
-"""Fixtures of tests that need a server and nothing else."""
+"""Fixtures of tests that need only a Redis server."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def client(app: App) -> Iterator[Client]:
-    """A client of the app's, as a supervisor and a child have one."""
-    made = app.broker.client()
-    yield made
-    made.close()
+    """A client of the app, like that of a supervisor or a child."""
+    client = app.broker.client()
+    yield client
+    client.close()
 
 
 @pytest.fixture
 def emitted() -> list[Event]:
-    """What the bus has emitted."""
+    """The events that the bus has emitted."""
     return []
 
 
 @pytest.fixture
 def bus(emitted: list[Event]) -> Bus:
-    """A bus whose events can be read."""
-    made = Bus()
-    made.subscribe(Event, emitted.append)
-    return made
+    """A bus that records its events in ``emitted``."""
+    bus = Bus()
+    bus.subscribe(Event, emitted.append)
+    return bus
 
 
 @pytest.fixture(params=["sync", "async"])
 def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
     """The queue ``mail``, through its sync class and through its async one."""
     if request.param == "sync":
-        with Queue("mail", broker_url) as made:
-            yield made
+        with Queue("mail", broker_url) as queue:
+            yield queue
         return
     with asyncio.Runner() as runner:
         facade: Any = SyncFacade(AsyncQueue("mail", broker_url), runner)
@@ -62,9 +62,9 @@ def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
 def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
     """A manual worker of the queue ``mail``, one step at a time."""
     broker: Broker = queue.context.broker
-    made = ManualWorker(broker, broker.keys("mail"))
-    yield made
-    made.close()
+    manual_worker = ManualWorker(broker, broker.keys("mail"))
+    yield manual_worker
+    manual_worker.close()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def run(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("BULLTASK_LAKE", "BULLTASK_APP", "BULLTASK_BROKER_URL"):
         monkeypatch.delenv(name, raising=False)
 
-    def ran(*words: object) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, words)])
+    def invoke(*args: object) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "job", *map(str, args)])
 
-    return ran
+    return invoke

@@ -1,4 +1,4 @@
-"""The asyncio client against a real server."""
+"""Tests of the asyncio client with a real server."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def endpoint(url: str, timeout_ms: int = 5_000) -> Endpoint:
 
 @pytest.fixture
 async def client(broker_url: str) -> AsyncIterator[AsyncClient]:
-    made = AsyncClient(endpoint(broker_url), ServerClock(), "shared")
-    yield made
-    await made.close()
+    client = AsyncClient(endpoint(broker_url), ServerClock(), "shared")
+    yield client
+    await client.close()
 
 
 @pytest.fixture
 def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy
 
 
 def echo(text: object) -> Call[str]:
@@ -57,25 +57,25 @@ def blocking(seconds: float) -> Call[Any]:
     return command("BLPOP", "nothing", seconds)
 
 
-def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
+def count_calls(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
     """Start counting; the result returns calls and failed calls of a command since then."""
     client.config_resetstat()
 
     def calls(name: str) -> tuple[int, int]:
         stats: Any = client.info("commandstats")
-        found = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
-        return found["calls"], found["failed_calls"]
+        command_stats = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
+        return command_stats["calls"], command_stats["failed_calls"]
 
     return calls
 
 
 def connections(client: redis.Redis, name: str = "shared") -> int:
-    found: Any = client.client_list()
-    return sum(entry["name"] == name for entry in found)
+    clients: Any = client.client_list()
+    return sum(entry["name"] == name for entry in clients)
 
 
 async def outcomes(*tasks: asyncio.Task[Any]) -> list[type]:
-    """Wait for tasks; the types of what they returned or raised, cancellations included."""
+    """Wait for tasks; return the types of their results or exceptions, cancellations included."""
     return [type(outcome) for outcome in await asyncio.gather(*tasks, return_exceptions=True)]
 
 
@@ -109,31 +109,29 @@ async def test_an_error_reply_fails_one_call_and_not_the_connection(client: Asyn
     assert await client.run(CLIENT_ID) == before
 
 
-async def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
+async def test_a_pipeline_raises_its_first_error_and_makes_the_other_calls(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
     with pytest.raises(JobNotFoundError):
-        await client.run_many([command("SET", "a", 1), update_progress(KEYS, "nobody", b"1"), command("SET", "b", 1)])
+        await client.run_many([command("SET", "a", 1), update_progress(KEYS, "missing", b"1"), command("SET", "b", 1)])
     assert redis_client.mget("a", "b") == ["1", "1"]
 
 
 async def test_an_unknown_script_is_sent_with_its_body_once(client: AsyncClient, redis_client: redis.Redis) -> None:
     await client.connect()
     redis_client.script_flush()
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     for _ in range(3):
         assert await client.run(get_counts(KEYS, ["wait"])) == {"wait": 0}
     assert (calls("evalsha"), calls("eval")) == ((3, 1), (1, 0))
 
 
-async def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(
-    client: AsyncClient, redis_client: redis.Redis
-) -> None:
+async def test_a_pipeline_resends_only_the_calls_that_failed(client: AsyncClient, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), "name", "t")
     redis_client.script_flush()
     await client.run(get_counts(KEYS, ["wait"]))
     log = add_log(KEYS, "1", "line", None, None)
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     results = await client.run_many([command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, log])
     assert results == [1, 1, {"wait": 0}, 2, 3]
     assert redis_client.llen(KEYS.logs("1")) == 3
@@ -146,14 +144,14 @@ async def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(
 async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
-    chance, done = random.Random(7), asyncio.Event()
-    asked = 0
+    rng, done = random.Random(7), asyncio.Event()
+    sent = 0
 
     async def steady(task: int) -> None:
-        nonlocal asked
+        nonlocal sent
         while not done.is_set():
-            asked += 1
-            text = f"{task}-{asked}"
+            sent += 1
+            text = f"{task}-{sent}"
             assert await client.run_many([echo(text), echo(task)]) == [text, str(task)]
 
     async def victim(number: int) -> None:
@@ -165,32 +163,32 @@ async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
     workers = [asyncio.create_task(steady(task)) for task in range(5)]
     for number in range(1_000):
         task = asyncio.create_task(victim(number))
-        for _ in range(chance.randrange(12)):
+        for _ in range(rng.randrange(12)):
             await asyncio.sleep(0)
         task.cancel()
         assert await outcomes(task) == [asyncio.CancelledError]
     done.set()
     await asyncio.gather(*workers)
-    assert asked > 50  # how often depends on the load of the machine
+    assert sent > 50  # how often depends on the load of the machine
     assert await client.run(CLIENT_ID) == before, "a cancelled task costs no connection"
     assert connections(redis_client) == 1
     assert not client._pending
 
 
-async def test_tasks_cancelled_while_the_connection_is_made_leave_a_usable_client(
+async def test_cancelling_a_task_while_it_connects_leaves_a_usable_client(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     for steps in range(60):
-        client = AsyncClient(endpoint(broker_url), ServerClock(), "half-made")
+        client = AsyncClient(endpoint(broker_url), ServerClock(), "half-open")
         task = asyncio.create_task(client.run(echo("lost")))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         await outcomes(task)
         assert await client.run(echo(steps)) == str(steps)
-        assert connections(redis_client, "half-made") == 1
+        assert connections(redis_client, "half-open") == 1
         await client.close()
-        wait_until(lambda: connections(redis_client, "half-made") == 0, what="the end of the connections")
+        wait_until(lambda: connections(redis_client, "half-open") == 0, what="the end of the connections")
 
 
 async def test_cancelling_a_task_while_it_sends_keeps_the_connection(proxy: FlakyProxy) -> None:
@@ -221,16 +219,16 @@ async def test_cancelling_a_task_while_it_waits_does_not_delay_others(client: As
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-async def test_many_tasks_that_start_at_once_make_one_connection(broker_url: str, redis_client: redis.Redis) -> None:
+async def test_many_tasks_that_start_together_open_one_connection(broker_url: str, redis_client: redis.Redis) -> None:
     client = AsyncClient(endpoint(broker_url), ServerClock(), "first")
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     assert await asyncio.gather(*(client.run(echo(n)) for n in range(50))) == [str(n) for n in range(50)]
     assert connections(redis_client, "first") == 1
     assert calls("time")[0] == 1
     await client.close()
 
 
-async def test_closing_fails_the_calls_that_wait_and_the_client_may_be_used_again(
+async def test_close_fails_pending_calls_and_the_client_can_be_used_again(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
     waiting = [asyncio.create_task(client.run(blocking(30))) for _ in range(3)]
@@ -245,7 +243,7 @@ async def test_closing_fails_the_calls_that_wait_and_the_client_may_be_used_agai
     assert await client.run(echo("again")) == "again"
 
 
-async def test_a_connection_that_breaks_fails_all_its_calls_at_once_and_is_replaced_by_one(
+async def test_a_broken_connection_fails_all_its_calls_and_is_replaced_by_one(
     client: AsyncClient, redis_client: redis.Redis
 ) -> None:
     before = await client.run(CLIENT_ID)
@@ -257,25 +255,25 @@ async def test_a_connection_that_breaks_fails_all_its_calls_at_once_and_is_repla
     assert connections(redis_client) == 1
 
 
-async def test_a_server_that_comes_back_is_used_again(server_factory: ServerFactory) -> None:
+async def test_a_client_reconnects_to_a_restarted_server(server_factory: ServerFactory) -> None:
     server = server_factory()
     client = AsyncClient(endpoint(server.url), ServerClock())
     assert await client.run(echo(1)) == "1"
     server.kill()
     with pytest.raises(BrokerUnavailableError):
         await client.run(echo(2))
-    with pytest.raises(BrokerUnavailableError, match="no Redis answers") as refused:
+    with pytest.raises(BrokerUnavailableError, match="no Redis answers") as caught:
         await client.run(echo(3))
-    assert refused.value.refused
+    assert caught.value.refused
     server.restart()
     assert await client.run(echo(4)) == "4"
     await client.close()
 
 
-async def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
+async def test_the_clock_is_set_on_connect_and_once_a_minute(
     client: AsyncClient, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     for _ in range(3):
         await client.run(command("PING"))
     assert calls("time")[0] == 1
@@ -289,9 +287,9 @@ async def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
 async def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerFactory) -> None:
     server = server_factory(password="right")
     client = AsyncClient(endpoint(server.url.replace("right", "wrong")))
-    with pytest.raises(BrokerAuthError, match="refused the login") as refused:
+    with pytest.raises(BrokerAuthError, match="refused the login") as caught:
         await client.connect()
-    assert "wrong" not in str(refused.value)
+    assert "wrong" not in str(caught.value)
 
 
 async def test_a_server_that_is_loading_is_not_ready(proxy: FlakyProxy) -> None:
@@ -304,7 +302,7 @@ async def test_a_server_that_is_loading_is_not_ready(proxy: FlakyProxy) -> None:
     await client.close()
 
 
-# --- a way that breaks ------------------------------------------------------------------------------------------------
+# --- broken connections -----------------------------------------------------------------------------------------------
 
 
 async def test_a_call_times_out_and_its_late_reply_is_dropped(proxy: FlakyProxy) -> None:
@@ -351,7 +349,7 @@ async def test_lost_replies_never_shift_the_replies_that_follow(proxy: FlakyProx
     await client.close()
 
 
-async def test_replies_that_come_in_pieces_are_put_together(proxy: FlakyProxy) -> None:
+async def test_replies_that_arrive_in_pieces_are_reassembled(proxy: FlakyProxy) -> None:
     client = AsyncClient(endpoint(f"redis://127.0.0.1:{proxy.port}/0"))
     proxy.slice(3)
     assert await asyncio.gather(*(client.run(echo(n)) for n in range(50))) == [str(n) for n in range(50)]
@@ -361,11 +359,11 @@ async def test_replies_that_come_in_pieces_are_put_together(proxy: FlakyProxy) -
 # --- event loops ------------------------------------------------------------------------------------------------------
 
 
-def in_a_loop(work: Coroutine[Any, Any, Any]) -> Any:
+def run_in_new_loop(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-def test_each_event_loop_has_a_client_of_its_own(broker_url: str, redis_client: redis.Redis) -> None:
+def test_each_event_loop_has_a_separate_client(broker_url: str, redis_client: redis.Redis) -> None:
     broker = Broker(Conf({}, {}).freeze(), broker_url)
     before = len(redis_client.client_list())
 
@@ -375,7 +373,7 @@ def test_each_event_loop_has_a_client_of_its_own(broker_url: str, redis_client: 
         assert await client.run(echo(text)) == text
         return client
 
-    first, second = in_a_loop(work("one")), in_a_loop(work("two"))
+    first, second = run_in_new_loop(work("one")), run_in_new_loop(work("two"))
     assert first is not second
     wait_until(lambda: len(redis_client.client_list()) == before, what="the end of the connections of ended loops")
 
@@ -386,5 +384,5 @@ def test_the_end_of_a_loop_closes_its_connection_without_warnings(broker_url: st
         await client.run(command("PING"))
         assert connections(redis_client, "left") == 1
 
-    in_a_loop(leave_without_closing())
+    run_in_new_loop(leave_without_closing())
     wait_until(lambda: connections(redis_client, "left") == 0, what="the end of the connection")

@@ -1,4 +1,4 @@
-"""Entries of code become job schedulers, and those of others stay."""
+"""Beat entries of an app become job schedulers, and schedulers of other origins stay."""
 
 from __future__ import annotations
 
@@ -28,121 +28,121 @@ def schedulers(broker_url: str) -> Iterator[JobSchedulers]:
         yield queue.schedulers
 
 
-def bring(url: str, entries: dict[str, Any], name: str = "shop") -> Changes:
-    """What a worker of this app does at its start."""
+def reconcile_app(url: str, entries: dict[str, Any], name: str = "shop") -> Changes:
+    """Reconcile the beat schedule as a worker of this app does when it starts."""
     app = App(name, url, beat_schedule=entries)
     with app.broker.pool.client() as client:
         client.connect()
         return run_sync(client, reconcile(KEYS, read_entries(app) or [], name, app.now_ms()))
 
 
-def test_entries_become_schedulers_with_their_owner_in_the_template(
+def test_beat_entries_become_schedulers_with_the_app_name_in_the_template(
     broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
 ) -> None:
-    assert bring(broker_url, {"a": HOURLY, "b": NIGHTLY}) == Changes(added=["a", "b"])
-    found = {it.id: it for it in schedulers.list()}
-    assert (found["a"].every_ms, found["b"].pattern, found["b"].tz) == (3_600_000, "0 3 * * *", "UTC")
-    for scheduler in found.values():
+    assert reconcile_app(broker_url, {"a": HOURLY, "b": NIGHTLY}) == Changes(added=["a", "b"])
+    by_id = {scheduler.id: scheduler for scheduler in schedulers.list()}
+    assert (by_id["a"].every_ms, by_id["b"].pattern, by_id["b"].tz) == (3_600_000, "0 3 * * *", "UTC")
+    for scheduler in by_id.values():
         assert scheduler.name == "work"
         assert scheduler.opts["bulltask"]["beat"] == "shop"
         job: Any = redis_client.hget(KEYS.job(scheduler.next_job_id), "opts")
         assert json.loads(job)["bulltask"] == scheduler.opts["bulltask"]
 
 
-def test_an_interval_runs_for_the_first_time_when_it_is_over(broker_url: str, schedulers: JobSchedulers) -> None:
-    bring(broker_url, {"a": HOURLY})
+def test_an_interval_first_runs_after_one_interval(broker_url: str, schedulers: JobSchedulers) -> None:
+    reconcile_app(broker_url, {"a": HOURLY})
     (scheduler,) = schedulers.list()
     assert scheduler.start_ms == scheduler.next_ms
     assert scheduler.next_ms - App("x", broker_url).now_ms() > 3_500_000
 
 
-def test_what_is_unchanged_is_left_alone(broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis) -> None:
-    bring(broker_url, {"a": HOURLY, "b": NIGHTLY})
+def test_unchanged_beat_entries_are_not_written_again(
+    broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
+) -> None:
+    reconcile_app(broker_url, {"a": HOURLY, "b": NIGHTLY})
     before = schedulers.list()
     events = redis_client.xlen(KEYS.events)
-    assert bring(broker_url, {"b": NIGHTLY, "a": HOURLY}) == Changes()
+    assert reconcile_app(broker_url, {"b": NIGHTLY, "a": HOURLY}) == Changes()
     assert schedulers.list() == before
     assert redis_client.xlen(KEYS.events) == events
 
 
-def test_what_is_changed_is_replaced_and_what_is_gone_from_code_is_removed(
+def test_changed_beat_entries_are_replaced_and_deleted_entries_removed(
     broker_url: str, schedulers: JobSchedulers
 ) -> None:
-    bring(broker_url, {"a": HOURLY, "b": NIGHTLY, "c": HOURLY})
+    reconcile_app(broker_url, {"a": HOURLY, "b": NIGHTLY, "c": HOURLY})
     due = schedulers.get("a")
     assert due is not None
     changed = {**HOURLY, "kwargs": {"n": 2}}
-    assert bring(broker_url, {"a": changed, "b": NIGHTLY}) == Changes(changed=["a"], removed=["c"])
+    assert reconcile_app(broker_url, {"a": changed, "b": NIGHTLY}) == Changes(changed=["a"], removed=["c"])
     after = schedulers.get("a")
     assert after is not None
     assert (after.data, after.next_ms) == ({"n": 2}, due.next_ms)
-    assert {it.id for it in schedulers.list()} == {"a", "b"}
-    assert set(bring(broker_url, {}).removed) == {"a", "b"}
+    assert {scheduler.id for scheduler in schedulers.list()} == {"a", "b"}
+    assert set(reconcile_app(broker_url, {}).removed) == {"a", "b"}
     assert schedulers.count() == 0
 
 
 def test_an_interval_becomes_a_pattern_and_back(
     broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
 ) -> None:
-    bring(broker_url, {"a": HOURLY})
-    assert bring(broker_url, {"a": NIGHTLY}).changed == ["a"]
-    assert bring(broker_url, {"a": {**HOURLY, "schedule": 7200}}).changed == ["a"]
+    reconcile_app(broker_url, {"a": HOURLY})
+    assert reconcile_app(broker_url, {"a": NIGHTLY}).changed == ["a"]
+    assert reconcile_app(broker_url, {"a": {**HOURLY, "schedule": 7200}}).changed == ["a"]
     (scheduler,) = schedulers.list()
     assert (scheduler.every_ms, scheduler.pattern) == (7_200_000, None)
     assert redis_client.zcard(KEYS.delayed) == 1
 
 
-def test_schedulers_of_others_stay_and_are_not_taken_over(broker_url: str, schedulers: JobSchedulers) -> None:
-    schedulers.upsert("by-hand", every=3600, name="work")
-    bring(broker_url, {"theirs": HOURLY}, name="other")
+def test_schedulers_of_other_origins_are_not_changed(broker_url: str, schedulers: JobSchedulers) -> None:
+    schedulers.upsert("manual", every=3600, name="work")
+    reconcile_app(broker_url, {"of-other": HOURLY}, name="other")
     before = schedulers.list()
-    mine = {"by-hand": NIGHTLY, "theirs": NIGHTLY, "mine": NIGHTLY}
-    assert bring(broker_url, mine) == Changes(added=["mine"], foreign=["by-hand", "theirs"])
-    assert [it for it in schedulers.list() if it.id != "mine"] == before
-    assert bring(broker_url, {}) == Changes(removed=["mine"])
+    entries = {"manual": NIGHTLY, "of-other": NIGHTLY, "mine": NIGHTLY}
+    assert reconcile_app(broker_url, entries) == Changes(added=["mine"], foreign=["manual", "of-other"])
+    assert [scheduler for scheduler in schedulers.list() if scheduler.id != "mine"] == before
+    assert reconcile_app(broker_url, {}) == Changes(removed=["mine"])
     assert schedulers.list() == before
 
 
-def test_a_scheduler_that_somebody_made_anew_under_the_same_id_is_theirs(
-    broker_url: str, schedulers: JobSchedulers
-) -> None:
-    bring(broker_url, {"a": HOURLY})
+def test_a_scheduler_that_was_recreated_manually_is_not_changed(broker_url: str, schedulers: JobSchedulers) -> None:
+    reconcile_app(broker_url, {"a": HOURLY})
     schedulers.upsert("a", every=60, name="other-work")
-    assert bring(broker_url, {"a": HOURLY}) == Changes(foreign=["a"])
-    assert bring(broker_url, {}) == Changes()
+    assert reconcile_app(broker_url, {"a": HOURLY}) == Changes(foreign=["a"])
+    assert reconcile_app(broker_url, {}) == Changes()
     assert schedulers.count() == 1
 
 
-def test_one_entry_that_redis_refuses_does_not_keep_the_others_away(
+def test_a_beat_entry_that_fails_does_not_prevent_the_others(
     broker_url: str, schedulers: JobSchedulers, redis_client: redis.Redis
 ) -> None:
     yearly = {"task": "work", "schedule": "0 0 1 1 *"}
-    bring(broker_url, {"a": yearly})
+    reconcile_app(broker_url, {"a": yearly})
     scheduler = schedulers.get("a")
     assert scheduler is not None
-    redis_client.zrem(KEYS.delayed, scheduler.next_job_id)  # it has run ahead of its time
-    changes = bring(broker_url, {"a": {**yearly, "kwargs": {"n": 1}}, "b": HOURLY})
+    redis_client.zrem(KEYS.delayed, scheduler.next_job_id)  # as if it had been promoted and run
+    changes = reconcile_app(broker_url, {"a": {**yearly, "kwargs": {"n": 1}}, "b": HOURLY})
     assert changes.added == ["b"]
     assert set(changes.failed) == {"a"}
     assert scheduler.next_job_id in changes.failed["a"]
 
 
-def test_an_entry_that_never_fires_is_told_of(broker_url: str, schedulers: JobSchedulers) -> None:
+def test_a_beat_entry_that_never_fires_is_reported(broker_url: str, schedulers: JobSchedulers) -> None:
     never = {"task": "work", "schedule": crontab(0, 0, day_of_month=31, month_of_year="2,4")}
-    assert bring(broker_url, {"a": never}) == Changes(failed={"a": "the schedule never fires"})
+    assert reconcile_app(broker_url, {"a": never}) == Changes(failed={"a": "the schedule never fires"})
     assert schedulers.count() == 0
 
 
-def test_templates_that_cannot_be_read_are_nobodys(broker_url: str, redis_client: redis.Redis) -> None:
+def test_schedulers_with_malformed_templates_are_not_changed(broker_url: str, redis_client: redis.Redis) -> None:
     for number, text in enumerate(["", "{", "[]", '{"bulltask":5}', '{"bulltask":{"beat":["shop"]}}']):
         redis_client.zadd(KEYS.repeat, {f"s{number}": 1})
         redis_client.hset(KEYS.scheduler(f"s{number}"), "opts", text)
     redis_client.zadd(KEYS.repeat, {"no-hash": 1})
-    assert bring(broker_url, {}) == Changes()
+    assert reconcile_app(broker_url, {}) == Changes()
     assert redis_client.zcard(KEYS.repeat) == 6
 
 
-def test_thousands_of_others_schedulers_are_no_trouble(broker_url: str, redis_client: redis.Redis) -> None:
+def test_beat_entries_are_reconciled_among_thousands_of_schedulers(broker_url: str, redis_client: redis.Redis) -> None:
     redis_client.zadd(KEYS.repeat, {f"user-{number}": number for number in range(2_500)})
-    assert bring(broker_url, {"a": HOURLY}).added == ["a"]
-    assert bring(broker_url, {}).removed == ["a"]
+    assert reconcile_app(broker_url, {"a": HOURLY}).added == ["a"]
+    assert reconcile_app(broker_url, {}).removed == ["a"]

@@ -1,4 +1,4 @@
-"""The sync client against a real server."""
+"""Tests of the sync client with a real server."""
 
 from __future__ import annotations
 
@@ -49,43 +49,43 @@ def endpoint(url: str, timeout_ms: int = 5_000) -> Endpoint:
 
 @pytest.fixture
 def client(broker_url: str) -> Iterator[Client]:
-    made = Client(endpoint(broker_url), ServerClock())
-    yield made
-    made.close()
+    client = Client(endpoint(broker_url), ServerClock())
+    yield client
+    client.close()
 
 
 @pytest.fixture
 def pool(broker_url: str) -> Iterator[ClientPool]:
-    made = ClientPool(endpoint(broker_url), ServerClock(), limit=3)
-    yield made
-    made.close()
+    pool = ClientPool(endpoint(broker_url), ServerClock(), limit=3)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
 def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy
 
 
 def echo(text: object) -> Call[str]:
     return command("ECHO", str(text), parse_reply=bytes.decode)
 
 
-def counted(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
+def count_calls(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
     """Start counting; the result returns calls and failed calls of a command since then."""
     client.config_resetstat()
 
     def calls(name: str) -> tuple[int, int]:
         stats: Any = client.info("commandstats")
-        found = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
-        return found["calls"], found["failed_calls"]
+        command_stats = stats.get(f"cmdstat_{name}", {"calls": 0, "failed_calls": 0})
+        return command_stats["calls"], command_stats["failed_calls"]
 
     return calls
 
 
 def connections(client: redis.Redis, name: str) -> int:
-    found: Any = client.client_list()
-    return sum(entry["name"] == name for entry in found)
+    clients: Any = client.client_list()
+    return sum(entry["name"] == name for entry in clients)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -100,21 +100,24 @@ def test_a_call_returns_its_parsed_reply(client: Client) -> None:
 
 def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client: Client, broker_url: str) -> None:
     before = client.run(CLIENT_ID)
-    with pytest.raises(BrokerError, match=r"refused a command: .*unknown command") as refused:
+    with pytest.raises(BrokerError, match=r"refused a command: .*unknown command") as caught:
         client.run(command("NONSENSE"))
-    assert broker_url in str(refused.value)
+    assert broker_url in str(caught.value)
     assert client.run(CLIENT_ID) == before
 
 
 def test_a_negative_reply_of_a_script_raises_a_job_error(client: Client) -> None:
-    with pytest.raises(JobNotFoundError, match=r"job nobody in queue \{mail\}"):
-        client.run(update_progress(KEYS, "nobody", b"1"))
+    with pytest.raises(JobNotFoundError, match=r"job missing in queue \{mail\}"):
+        client.run(update_progress(KEYS, "missing", b"1"))
 
 
-def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
-    client: Client, redis_client: redis.Redis
-) -> None:
-    calls = [command("SET", "a", 1), command("NONSENSE"), update_progress(KEYS, "nobody", b"1"), command("SET", "b", 1)]
+def test_a_pipeline_raises_its_first_error_and_makes_the_other_calls(client: Client, redis_client: redis.Redis) -> None:
+    calls = [
+        command("SET", "a", 1),
+        command("NONSENSE"),
+        update_progress(KEYS, "missing", b"1"),
+        command("SET", "b", 1),
+    ]
     with pytest.raises(BrokerError, match="unknown command"):
         client.run_many(calls)
     assert redis_client.mget("a", "b") == ["1", "1"]
@@ -122,19 +125,19 @@ def test_in_a_pipeline_the_first_error_is_raised_and_the_other_calls_are_made(
 
 
 def test_independent_calls_return_their_errors_as_results(client: Client) -> None:
-    one, two, three = client.try_many([echo("a"), update_progress(KEYS, "nobody", b"1"), command("NONSENSE")])
+    one, two, three = client.try_many([echo("a"), update_progress(KEYS, "missing", b"1"), command("NONSENSE")])
     assert one == "a"
     assert isinstance(two, JobNotFoundError)
     assert isinstance(three, BrokerError)
 
 
-def test_an_id_that_is_not_utf8_is_sent_as_it_was_received(client: Client, redis_client: redis.Redis) -> None:
+def test_an_id_that_is_not_utf8_is_sent_unchanged(client: Client, redis_client: redis.Redis) -> None:
     key = b"\xff\xfe".decode("utf-8", "surrogateescape")
     client.run(command("SET", key, "x"))
     assert client.run(command("KEYS", "*")) == [b"\xff\xfe"]
 
 
-def test_a_script_with_a_wrong_number_of_keys_is_refused_before_it_is_sent() -> None:
+def test_a_script_call_with_a_wrong_number_of_keys_raises_an_error() -> None:
     script = get_counts(KEYS, ["wait"]).script
     assert script is not None
     with pytest.raises(TypeError, match="script getCounts takes 1 keys, not 2"):
@@ -147,19 +150,19 @@ def test_a_script_with_a_wrong_number_of_keys_is_refused_before_it_is_sent() -> 
 def test_an_unknown_script_is_sent_with_its_body_once(client: Client, redis_client: redis.Redis) -> None:
     client.connect()
     redis_client.script_flush()
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     for _ in range(3):
         assert client.run(get_counts(KEYS, ["wait"])) == {"wait": 0}
     assert calls("evalsha") == (3, 1)
     assert calls("eval") == (1, 0)
 
 
-def test_in_a_pipeline_only_the_entries_that_failed_are_sent_again(client: Client, redis_client: redis.Redis) -> None:
+def test_a_pipeline_resends_only_the_calls_that_failed(client: Client, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), "name", "t")
     redis_client.script_flush()
     client.run(get_counts(KEYS, ["wait"]))
     log = add_log(KEYS, "1", "line", None, None)
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     results = client.run_many(
         [command("INCR", "n"), log, get_counts(KEYS, ["wait"]), log, command("INCR", "n"), log, echo("end")]
     )
@@ -184,12 +187,12 @@ def test_scripts_may_be_flushed_in_the_middle_of_a_pipeline(client: Client, redi
 
 
 class Interrupted(BaseException):
-    """What a signal handler raises, as a time limit does."""
+    """The exception that the signal handler raises, like that of a time limit."""
 
 
 @contextmanager
 def interrupting() -> Iterator[Callable[[float], None]]:
-    """Raise ``Interrupted`` in this thread after so many seconds."""
+    """Yield a function that raises ``Interrupted`` in this thread after a number of seconds."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Interrupted
@@ -224,11 +227,11 @@ def test_an_interrupt_between_send_and_reply_drops_the_connection(client: Client
 # One that arrives inside redis-py's connect() leaves a socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_random_moments_never_mix_up_replies(client: Client) -> None:
-    chance, interrupted = random.Random(7), 0
+    rng, interrupted = random.Random(7), 0
     with interrupting() as later:
         for round_number in range(150):
             try:
-                later(chance.uniform(0, 0.003))
+                later(rng.uniform(0, 0.003))
                 for number in range(2_000):
                     text = f"{round_number}-{number}"
                     assert client.run_many([echo(text), echo("second")]) == [text, "second"]
@@ -255,11 +258,11 @@ def test_a_client_connects_when_it_is_first_used_and_again_after_close(
     client.close()
 
 
-def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
+def test_the_clock_is_set_on_connect_and_once_a_minute(
     broker_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ServerClock()
-    calls = counted(redis_client)
+    calls = count_calls(redis_client)
     client = Client(endpoint(broker_url), clock)
     for _ in range(5):
         client.run(command("PING"))
@@ -270,12 +273,10 @@ def test_the_clock_is_set_when_a_connection_is_made_and_once_a_minute(
     assert calls("time")[0] == 2
     client.close()
     Client(endpoint(broker_url), None).run(command("PING"))
-    assert calls("time")[0] == 2, "a client without a clock never asks"
+    assert calls("time")[0] == 2, "a client without a clock never requests the time"
 
 
-def test_a_connection_that_the_server_ended_is_replaced_at_the_next_call(
-    client: Client, redis_client: redis.Redis
-) -> None:
+def test_a_connection_that_the_server_closed_is_replaced(client: Client, redis_client: redis.Redis) -> None:
     redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
     with pytest.raises(BrokerUnavailableError, match=r"the connection to Redis at .* broke"):
         client.run(command("PING"))
@@ -301,7 +302,7 @@ def test_a_blocking_endpoint_extends_the_timeout(broker_url: str) -> None:
     client.close()
 
 
-def test_a_blocking_call_ends_to_the_millisecond(broker_url: str, client: Client) -> None:
+def test_a_blocking_call_times_out_with_millisecond_precision(broker_url: str, client: Client) -> None:
     waiter = Client(endpoint(broker_url).blocking(1_000), None)
     waiter.connect()
     late: list[float] = []
@@ -317,17 +318,17 @@ def test_a_blocking_call_ends_to_the_millisecond(broker_url: str, client: Client
     waiter.close()
 
 
-# --- servers that are not there, not ready or not ours ----------------------------------------------------------------
+# --- unavailable servers ----------------------------------------------------------------------------------------------
 
 
-def test_the_error_of_a_closed_port_says_how_to_get_a_server() -> None:
-    with pytest.raises(BrokerUnavailableError, match="bulltask server") as refused:
+def test_the_error_of_a_closed_port_suggests_bulltask_server() -> None:
+    with pytest.raises(BrokerUnavailableError, match="bulltask server") as caught:
         Client(endpoint("redis://:secret@127.0.0.1:1/0"), None).connect()
-    assert refused.value.refused
-    assert "secret" not in str(refused.value)
-    with pytest.raises(BrokerUnavailableError) as refused:
+    assert caught.value.refused
+    assert "secret" not in str(caught.value)
+    with pytest.raises(BrokerUnavailableError) as caught:
         Client(endpoint("unix:///nowhere/redis.sock"), None).connect()
-    assert refused.value.refused
+    assert caught.value.refused
 
 
 def test_an_invalid_url_is_a_config_error() -> None:
@@ -338,9 +339,9 @@ def test_an_invalid_url_is_a_config_error() -> None:
 def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerFactory) -> None:
     server = server_factory(password="right")
     url = server.url.replace("right", "wrong")
-    with pytest.raises(BrokerAuthError, match="refused the login") as refused:
+    with pytest.raises(BrokerAuthError, match="refused the login") as caught:
         Client(endpoint(url), None).connect()
-    assert "wrong" not in str(refused.value).replace("WRONGPASS", "")
+    assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
     none = f"redis://127.0.0.1:{server.port}/0"
     with pytest.raises(BrokerAuthError, match=r"refused the login: Authentication required"):
         Client(endpoint(none), None).run(command("PING"))
@@ -370,10 +371,10 @@ def test_each_error_of_redis_becomes_a_broker_error(proxy: FlakyProxy, reply: st
     client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0"), None)
     client.connect()
     proxy.inject_error(reply, match="echo")
-    with pytest.raises(BrokerError) as refused:
+    with pytest.raises(BrokerError) as caught:
         client.run(echo("x"))
-    assert type(refused.value) is error
-    assert f"127.0.0.1:{proxy.port}" in str(refused.value)
+    assert type(caught.value) is error
+    assert f"127.0.0.1:{proxy.port}" in str(caught.value)
     client.close()
 
 
@@ -389,7 +390,7 @@ def test_a_server_at_maxclients_is_not_ready(server_factory: ServerFactory) -> N
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_lent_client_is_used_again(pool: ClientPool) -> None:
+def test_a_pool_reuses_its_clients(pool: ClientPool) -> None:
     assert pool.run(CLIENT_ID) == pool.run(CLIENT_ID)
     with pool.client() as one, pool.client() as two:
         assert one is not two
@@ -429,7 +430,7 @@ def test_a_connection_that_died_while_it_was_idle_is_replaced_before_it_is_used(
     assert pool.run(CLIENT_ID) != before
 
 
-def test_a_client_that_failed_goes_back_and_works_again(pool: ClientPool, redis_client: redis.Redis) -> None:
+def test_a_client_that_failed_returns_to_the_pool_and_reconnects(pool: ClientPool, redis_client: redis.Redis) -> None:
     with pool.client() as client:
         redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
         with pytest.raises(BrokerUnavailableError):
@@ -440,7 +441,7 @@ def test_a_client_that_failed_goes_back_and_works_again(pool: ClientPool, redis_
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_fork_gives_the_child_a_connection_of_its_own(pool: ClientPool) -> None:
+def test_a_forked_child_opens_a_separate_connection(pool: ClientPool) -> None:
     before = pool.run(CLIENT_ID)
     read, write = os.pipe()
     pid = os.fork()

@@ -1,8 +1,8 @@
-"""The way with containers: testcontainers, an engine, and Redis and Valkey in it.
+"""Tests of servers in containers: testcontainers, a container engine, and Redis and Valkey images.
 
-Where no engine answers, podman is started for these tests, with images of the servers of this machine: no registry is
-asked. It has a mount and a process namespace of its own, so it sees no cgroups that crun refuses, and all that it has
-started ends with it.
+If no engine answers, these tests start podman with images of this machine's servers, so they need no registry. podman
+runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes end with
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MISSING = [program for program in ("podman", "crun", "unshare", "ldd") if shutil
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis")
 
-# Without CAP_SYS_RESOURCE crun cannot raise limits, without cgroups of its own it cannot make any.
+# Without CAP_SYS_RESOURCE crun cannot raise limits, and without a separate cgroup it cannot create any.
 CONFIG = """
 [containers]
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
@@ -61,7 +61,7 @@ def pack(binary: Path, file: Path) -> None:
 
 @contextmanager
 def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
-    """Serve Docker's API; its address."""
+    """Serve Docker's API; yield its address."""
     for flavour in FLAVOURS:
         pack(find_binary(flavour).path, directory / f"{flavour}.tar")
     (directory / "containers.conf").write_text(CONFIG)
@@ -91,14 +91,18 @@ def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
         yield IMAGES
         return
     if MISSING or subprocess.run([*NAMESPACES, "true"], check=False, capture_output=True).returncode != 0:
-        pytest.skip(f"no container engine: {' and '.join(MISSING) or 'a namespace for podman'} cannot be had here")
+        pytest.skip(f"no container engine: {' and '.join(MISSING) or 'a namespace for podman'} is missing")
     with (
         pytest.MonkeyPatch.context() as patch,
-        tempfile.TemporaryDirectory(prefix="podman-") as directory,  # what works in pytest's is a leftover
+        tempfile.TemporaryDirectory(
+            prefix="podman-"
+        ) as directory,  # processes that still use pytest's directory fail the test run
         podman(Path(directory), session_processes) as address,
     ):
         patch.setenv("DOCKER_HOST", address)
-        patch.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")  # an image of a registry; the namespace does as well
+        patch.setenv(
+            "TESTCONTAINERS_RYUK_DISABLED", "true"
+        )  # Ryuk's image is in a registry; the namespace cleans up as well
         has_container_engine.cache_clear()
         assert has_container_engine()
         yield {flavour: f"localhost/{flavour}:test" for flavour in FLAVOURS}
@@ -107,25 +111,25 @@ def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
-    with closing(WorkerHarness(broker_url, tmp_path, record_property)) as made:
-        yield made
+    with closing(WorkerHarness(broker_url, tmp_path, record_property)) as harness:
+        yield harness
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
 def redis_server(request: pytest.FixtureRequest, images: dict[Flavour, str]) -> Iterator[ContainerServer]:
-    """In the place of the session's server."""
+    """A server in a container, which replaces the session's server."""
     image = images[request.param]
     with container_server(image, host_network=image.startswith("localhost/")) as server:
         yield server
 
 
-# The queue through both of its classes, taking and ending jobs by hand.
+# Tests of the queue through both of its classes, with manual processing.
 test_a_job_is_added_and_read_back = test_queue_basics.test_a_job_is_added_and_read_back
-test_counts_of_all_states = test_queue_basics.test_counts_of_all_states
-test_obliterating_removes_everything = test_queue_basics.test_obliterating_removes_everything
+test_jobs_are_counted_by_state = test_queue_basics.test_jobs_are_counted_by_state
+test_obliterate_removes_all_keys = test_queue_basics.test_obliterate_removes_all_keys
 
 
-def test_the_server_is_of_the_kind_that_was_asked_for_and_in_a_container(
+def test_the_server_has_the_requested_flavour_and_runs_in_a_container(
     request: pytest.FixtureRequest, redis_server: ContainerServer, redis_client: redis.Redis
 ) -> None:
     flavour = request.node.callspec.params["redis_server"]
@@ -135,7 +139,7 @@ def test_the_server_is_of_the_kind_that_was_asked_for_and_in_a_container(
 
 
 @pytest.mark.process
-def test_a_worker_takes_jobs_from_a_server_in_a_container(harness: WorkerHarness) -> None:
+def test_a_worker_runs_jobs_of_a_server_in_a_container(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     assert harness.app.send_task("quick", countdown=0.1).get(timeout=60) is None
     assert len(harness.journal.wait_for(1, what="start")) == 1

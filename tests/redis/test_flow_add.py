@@ -1,4 +1,4 @@
-"""Flows as they are added: what stands in Redis, what is refused, and that nothing is ever half there."""
+"""Tests of adding flows: the stored keys, the rejected flows, and that a flow is never added in part."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ FLAGS = {
 def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProducer]:
     """A producer, through its sync class and through its async one."""
     if request.param == "sync":
-        with FlowProducer(broker_url) as made:
-            yield made
+        with FlowProducer(broker_url) as flows:
+            yield flows
         return
     with asyncio.Runner() as runner:
         facade: Any = SyncFacade(AsyncFlowProducer(broker_url), runner)
@@ -59,17 +59,17 @@ def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProdu
 
 def job(name: str, *children: FlowJob, queue: str = "q", data: Any = None, **options: Any) -> FlowJob:
     """A node whose job id is its name."""
-    said: Any = {"job_id": name, **options}
-    return FlowJob(name, queue, {} if data is None else data, said, children)
+    all_options: Any = {"job_id": name, **options}
+    return FlowJob(name, queue, {} if data is None else data, all_options, children)
 
 
 def anonymous(name: str, *children: FlowJob, queue: str = "q", **options: Any) -> FlowJob:
-    """A node whose job id is made here."""
+    """A node without a chosen job id."""
     return FlowJob(name, queue, {}, cast("Any", options), children)
 
 
-def names(client: redis.Redis, event: str, queue: str = "q") -> list[str]:
-    """The ids in this event, in order."""
+def ids_in_events(client: redis.Redis, event: str, queue: str = "q") -> list[str]:
+    """Return the job ids of the events of one name, in order."""
     entries: Any = client.xrange(f"bull:{{{queue}}}:events")
     return [fields["jobId"] for _, fields in entries if fields["event"] == event]
 
@@ -82,14 +82,14 @@ def hash_of(client: redis.Redis, job_id: str, queue: str = "q") -> dict[str, str
     return cast("dict[str, str]", client.hgetall(f"bull:{{{queue}}}:{job_id}"))
 
 
-# ---- what is stored --------------------------------------------------------------------------------------------------
+# ---- stored flows ----------------------------------------------------------------------------------------------------
 
 
-def test_a_flow_is_added_level_by_level_as_node_adds_it(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_flow_is_added_level_by_level_like_in_node(flows: FlowProducer, redis_client: redis.Redis) -> None:
     tree = flows.add(job("root", job("a", job("a1", job("a1x")), job("a2")), job("b", job("b1"), job("b2")), job("c")))
-    assert names(redis_client, "added") == ["root", "a", "b", "c", "a1", "a2", "b1", "b2", "a1x"]
-    assert names(redis_client, "waiting-children") == ["root", "a", "b", "a1"]
-    assert names(redis_client, "waiting") == ["c", "a2", "b1", "b2", "a1x"]
+    assert ids_in_events(redis_client, "added") == ["root", "a", "b", "c", "a1", "a2", "b1", "b2", "a1x"]
+    assert ids_in_events(redis_client, "waiting-children") == ["root", "a", "b", "a1"]
+    assert ids_in_events(redis_client, "waiting") == ["c", "a2", "b1", "b2", "a1x"]
     assert redis_client.lrange("bull:{q}:wait", 0, -1) == ["a1x", "b2", "b1", "a2", "c"]
     assert redis_client.smembers("bull:{q}:root:dependencies") == {"bull:{q}:a", "bull:{q}:b", "bull:{q}:c"}
     assert redis_client.smembers("bull:{q}:a:dependencies") == {"bull:{q}:a1", "bull:{q}:a2"}
@@ -101,7 +101,7 @@ def test_a_flow_is_added_level_by_level_as_node_adds_it(flows: FlowProducer, red
     assert [node.job.name for node in tree.walk()] == ["root", "a", "a1", "a1x", "a2", "b", "b1", "b2", "c"]
 
 
-def test_each_job_may_be_in_a_queue_of_its_own(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_the_jobs_of_a_flow_may_be_in_different_queues(flows: FlowProducer, redis_client: redis.Redis) -> None:
     tree = flows.add(
         anonymous("sum", anonymous("part", queue="parts"), anonymous("part", queue="{more}"), queue="sums")
     )
@@ -124,7 +124,7 @@ def test_each_job_may_be_in_a_queue_of_its_own(flows: FlowProducer, redis_client
 
 
 @pytest.mark.parametrize(("option", "flag"), FLAGS.items())
-def test_how_a_failure_affects_the_parent_is_in_the_options_and_in_the_parent_map(
+def test_failure_flags_are_stored_in_the_options_and_in_the_parent_field(
     flows: FlowProducer, redis_client: redis.Redis, option: str, flag: str
 ) -> None:
     flag_on: Any = {option: True}
@@ -138,7 +138,7 @@ def test_how_a_failure_affects_the_parent_is_in_the_options_and_in_the_parent_ma
     assert not json.loads(plain["opts"]).keys() & FLAGS.values()
 
 
-def test_data_and_options_are_those_of_queue_add(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_data_and_options_are_stored_like_those_of_queue_add(flows: FlowProducer, redis_client: redis.Redis) -> None:
     tree = flows.add(
         job(
             "root",
@@ -156,7 +156,7 @@ def test_data_and_options_are_those_of_queue_add(flows: FlowProducer, redis_clie
     assert redis_client.zrange("bull:{q}:prioritized", 0, -1) == ["urgent"]
     assert redis_client.lindex("bull:{q}:wait", -1) == "first"
     by_name = {node.job.name: node.job for node in tree.walk()}
-    assert {name: hash_of(redis_client, found.id)["data"] for name, found in by_name.items()} == {
+    assert {name: hash_of(redis_client, added.id)["data"] for name, added in by_name.items()} == {
         "root": "{}",
         "late": "{}",
         "urgent": "{}",
@@ -165,7 +165,7 @@ def test_data_and_options_are_those_of_queue_add(flows: FlowProducer, redis_clie
         "nothing": "null",
         "default": "{}",
     }
-    opts = {name: json.loads(hash_of(redis_client, found.id)["opts"]) for name, found in by_name.items()}
+    opts = {name: json.loads(hash_of(redis_client, added.id)["opts"]) for name, added in by_name.items()}
     assert (opts["late"]["attempts"], opts["late"]["delay"], "backoff" in opts["late"]) == (5, 60_000, False)
     assert (opts["urgent"]["priority"], opts["urgent"]["removeOnComplete"]) == (1, True)
     root = hash_of(redis_client, "root")
@@ -186,7 +186,7 @@ def test_defaults_of_a_queue_apply_to_jobs_without_the_option(flows: FlowProduce
     assert json.loads(hash_of(redis_client, "a", "parts")["parent"])["idof"] is True
 
 
-def test_calls_of_tasks_are_jobs_with_the_options_of_their_tasks(flows: FlowProducer, broker_url: str) -> None:
+def test_task_calls_become_jobs_with_the_options_of_their_tasks(flows: FlowProducer, broker_url: str) -> None:
     app = App("shop", broker_url)
 
     @app.task(name="total", queue="sums", max_retries=4)
@@ -225,7 +225,7 @@ def test_several_flows_are_added_in_one_transaction(flows: FlowProducer, redis_c
         ("b", []),
         ("c", [("c1", []), ("c2", [])]),
     ]
-    assert names(redis_client, "added") == ["a", "b", "c", "a1", "c1", "c2"]
+    assert ids_in_events(redis_client, "added") == ["a", "b", "c", "a1", "c1", "c2"]
     stats: Any = redis_client.info("commandstats")
     assert stats["cmdstat_exec"]["calls"] == 1
     assert flows.add_bulk([]) == []
@@ -241,7 +241,7 @@ def test_a_chain_may_be_longer_than_pythons_stack(flows: FlowProducer, redis_cli
     assert redis_client.zcard("bull:{q}:waiting-children") == 3_000
 
 
-def test_the_handles_are_jobs_of_the_producers_kind(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_producer_returns_jobs_of_its_own_kind(broker_url: str, redis_client: redis.Redis) -> None:
     with FlowProducer(broker_url) as flows:
         tree = flows.add(anonymous("root", anonymous("child", queue="parts")))
         assert isinstance(tree.job, Job)
@@ -260,10 +260,10 @@ def test_the_handles_are_jobs_of_the_producers_kind(broker_url: str, redis_clien
     asyncio.run(main())
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- rejected flows --------------------------------------------------------------------------------------------------
 
 
-def refused(flow: Any) -> tuple[type[Exception], str]:
+def expected_error(reason: str) -> tuple[type[Exception], str]:
     return {
         "two flags": (ConfigError, "exclude each other"),
         "another parent": (ConfigError, "cannot have another parent"),
@@ -274,11 +274,11 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         "bad queue": (InvalidNameError, "queue name"),
         "unknown": (TypeError, "unknown option 'attemptz'"),
         "bad id": (InvalidNameError, "job_id"),
-    }[flow]
+    }[reason]
 
 
 @pytest.mark.parametrize(
-    ("why", "child"),
+    ("reason", "child"),
     [
         ("two flags", job("x", fail_parent_on_failure=True, ignore_dependency_on_failure=True)),
         ("another parent", job("x", parent={"id": "1", "queue": "q"})),
@@ -292,10 +292,10 @@ def refused(flow: Any) -> tuple[type[Exception], str]:
         ("bad id", FlowJob("x", "q", {}, {"job_id": "123"})),
     ],
 )
-def test_an_invalid_job_anywhere_in_a_flow_is_reported_before_anything_is_sent(
-    flows: FlowProducer, redis_client: redis.Redis, why: str, child: Any
+def test_an_invalid_job_in_a_flow_raises_an_error_before_anything_is_sent(
+    flows: FlowProducer, redis_client: redis.Redis, reason: str, child: Any
 ) -> None:
-    kind, text = refused(why)
+    kind, text = expected_error(reason)
     with pytest.raises(kind, match=text):
         flows.add(FlowJob("root", "q", {}, {"job_id": "root"}, [job("good"), child]))
     assert redis_client.keys("*") == []
@@ -313,10 +313,10 @@ def test_a_flow_may_be_the_child_of_an_existing_job(
 ) -> None:
     with Queue("orders", broker_url) as orders:
         parent = orders.add("order")
-    spellings: list[Any] = [parent, JobRef("orders", parent.id), {"id": parent.id, "queue": "orders"}]
-    for number, waits in enumerate(spellings):
+    parent_forms: list[Any] = [parent, JobRef("orders", parent.id), {"id": parent.id, "queue": "orders"}]
+    for number, parent_form in enumerate(parent_forms):
         tree = flows.add(
-            job(f"child-{number}", job(f"grandchild-{number}"), continue_parent_on_failure=True), parent=waits
+            job(f"child-{number}", job(f"grandchild-{number}"), continue_parent_on_failure=True), parent=parent_form
         )
         assert tree.job.parent == {"id": parent.id, "queueKey": "bull:{orders}", "cpof": True}
     flows.add(job("child-3", parent=parent))
@@ -346,13 +346,13 @@ def test_a_job_that_belongs_to_another_parent_is_an_error_and_nothing_is_added(
 def test_a_flow_with_chosen_ids_may_be_sent_again(flows: FlowProducer, redis_client: redis.Redis) -> None:
     for _ in range(2):
         assert shape(flows.add(job("root", job("a"), job("b")))) == ("root", [("a", []), ("b", [])])
-    assert names(redis_client, "added") == ["root", "a", "b"]
-    assert names(redis_client, "duplicated") == ["root", "a", "b"]
+    assert ids_in_events(redis_client, "added") == ["root", "a", "b"]
+    assert ids_in_events(redis_client, "duplicated") == ["root", "a", "b"]
     assert redis_client.smembers("bull:{q}:root:dependencies") == {"bull:{q}:a", "bull:{q}:b"}
     assert redis_client.llen("bull:{q}:wait") == 2
 
 
-def test_a_parent_does_not_run_early_because_its_first_child_has_completed_before(
+def test_a_parent_waits_for_new_children_although_its_first_child_is_completed(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """BullMQ 5.62's script releases a parent that has no pending child at that moment; Node's flow begins with it."""
@@ -374,10 +374,10 @@ def test_a_flow_with_a_deduplicated_root_adds_nothing(flows: FlowProducer, redis
     first = flows.add(anonymous("import", anonymous("part"), deduplication="import"))
     again = flows.add_bulk([anonymous("import", anonymous("part"), deduplication="import"), job("other")])
     assert (again[0].job.id, again[0].children, again[1].job.id) == (first.job.id, (), "other")
-    assert redis_client.llen("bull:{q}:wait") == 2, "one part, and the other one"
+    assert redis_client.llen("bull:{q}:wait") == 2, "one part, and the job 'other'"
 
 
-# ---- all or nothing --------------------------------------------------------------------------------------------------
+# ---- atomicity -------------------------------------------------------------------------------------------------------
 
 
 def test_no_client_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
@@ -385,12 +385,12 @@ def test_no_client_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
 ) -> None:
     done, seen = threading.Event(), set[int]()
 
-    def look() -> None:
+    def read_counts() -> None:
         with redis.Redis.from_url(broker_url) as plain:
             while not done.is_set():
                 seen.add(int(plain.get("bull:{q}:id") or 0))
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read_counts)
     reader.start()
     sent = 0
     try:
@@ -409,18 +409,18 @@ def test_no_client_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", redis_server.port) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture(params=["sync", "async"])
-def shaky(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowProducer]:
-    """A producer whose way to the server the test may break."""
+def unreliable_flows(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowProducer]:
+    """A producer whose connection the test may break."""
     url = f"redis://127.0.0.1:{proxy.port}/0"
     settings: dict[str, Any] = {"redis_socket_timeout": 1, "broker_reconnect_delay": 0.05}
     if request.param == "sync":
-        with FlowProducer(url, **settings) as made:
-            yield made
+        with FlowProducer(url, **settings) as unreliable_flows:
+            yield unreliable_flows
         return
     with asyncio.Runner() as runner:
         facade: Any = SyncFacade(AsyncFlowProducer(url, **settings), runner)
@@ -429,33 +429,33 @@ def shaky(request: pytest.FixtureRequest, proxy: FlakyProxy) -> Iterator[FlowPro
 
 
 def test_a_flow_whose_reply_was_lost_is_stored_once(
-    shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
+    unreliable_flows: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
-    shaky.add(job("before"))
+    unreliable_flows.add(job("before"))
     for number in range(5):
         proxy.drop_replies(1, match="exec")
-        tree = shaky.add(anonymous("root", job(f"chosen-{number}"), anonymous("child")))
+        tree = unreliable_flows.add(anonymous("root", job(f"chosen-{number}"), anonymous("child")))
         assert redis_client.zscore("bull:{q}:waiting-children", tree.job.id)
     assert proxy.dropped == 5
     assert redis_client.get("bull:{q}:id") == "16", "no add was made twice"
-    assert names(redis_client, "duplicated") == []
+    assert ids_in_events(redis_client, "duplicated") == []
     proxy.drop_replies(1, match="exec")
-    shaky.add(job("root", job("a"), job("b")))
+    unreliable_flows.add(job("root", job("a"), job("b")))
     assert redis_client.get("bull:{q}:id") == "19"
 
 
-def test_a_child_that_failed_while_the_reply_was_lost_does_not_hold_its_parent_for_ever(
-    shaky: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
+def test_a_child_that_failed_before_a_resend_does_not_block_its_parent(
+    unreliable_flows: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    """Sending it again would make the parent wait for a child that has ended."""
+    """Sending the flow again would make the parent wait for a child that has ended."""
     broker = Broker(Conf({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
-    shaky.add(job("before"))
+    unreliable_flows.add(job("before"))
     manual_worker.complete()
     proxy.drop_replies(1, match="exec")
     failed = threading.Thread(target=fail_first, args=(manual_worker,))
     failed.start()
-    shaky.add(job("root", job("bad", ignore_dependency_on_failure=True)))
+    unreliable_flows.add(job("root", job("bad", ignore_dependency_on_failure=True)))
     failed.join()
     assert redis_client.exists("bull:{q}:root:dependencies") == 0
     assert redis_client.hgetall("bull:{q}:root:failed") == {"bull:{q}:bad": "no"}
@@ -464,20 +464,20 @@ def test_a_child_that_failed_while_the_reply_was_lost_does_not_hold_its_parent_f
     broker.close()
 
 
-def test_a_flow_that_ran_and_was_removed_while_the_reply_was_lost_is_not_run_again(
-    shaky: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
+def test_a_flow_that_ran_before_a_resend_does_not_run_again(
+    unreliable_flows: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
 ) -> None:
     broker = Broker(Conf({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
-    shaky.add(job("before"))
+    unreliable_flows.add(job("before"))
     manual_worker.complete()
     proxy.drop_replies(1, match="exec")
     worker = threading.Thread(target=run_and_remove, args=(manual_worker, redis_client))
     worker.start()
-    shaky.add(anonymous("root", anonymous("child")))
+    unreliable_flows.add(anonymous("root", anonymous("child")))
     worker.join()
-    before, root, child = names(redis_client, "added")
-    assert names(redis_client, "completed") == [before, child, root]
+    before, root, child = ids_in_events(redis_client, "added")
+    assert ids_in_events(redis_client, "completed") == [before, child, root]
     assert redis_client.exists(f"bull:{{q}}:{root}", f"bull:{{q}}:{child}") == 0
     manual_worker.close()
     broker.close()
@@ -498,18 +498,18 @@ def fail_first(manual_worker: ManualWorker) -> None:
 
 
 def test_a_flow_that_could_not_be_sent_is_not_stored(
-    shaky: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
+    unreliable_flows: FlowProducer, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
-    shaky.add(job("before"))
+    unreliable_flows.add(job("before"))
     proxy.refuse()
     proxy.reset()
     with pytest.raises(BrokerUnavailableError):
-        shaky.add(job("root", job("a")))
+        unreliable_flows.add(job("root", job("a")))
     proxy.accept()
-    assert names(redis_client, "added") == ["before"]
+    assert ids_in_events(redis_client, "added") == ["before"]
 
 
-def test_a_server_without_memory_adds_no_job_of_a_flow(server_factory: ServerFactory) -> None:
+def test_a_full_server_adds_no_job_of_a_flow(server_factory: ServerFactory) -> None:
     server = server_factory()
     with FlowProducer(server.url) as flows, redis.Redis.from_url(server.url, decode_responses=True) as plain:
         flows.add(job("before"))
@@ -522,7 +522,9 @@ def test_a_server_without_memory_adds_no_job_of_a_flow(server_factory: ServerFac
         flows.add(job("root", job("a")))
 
 
-def test_a_broken_queue_says_how_much_of_a_flow_was_added(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_the_error_of_a_broken_queue_counts_the_jobs_that_were_added(
+    flows: FlowProducer, redis_client: redis.Redis
+) -> None:
     """A Lua error is not rolled back; nothing else leaves a flow in part."""
     flows.add(job("before", queue="broken"))
     redis_client.delete("bull:{broken}:wait")
@@ -551,7 +553,7 @@ SLOTS = (
 
 
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
-def test_a_flow_across_slots_is_refused_on_a_cluster_and_the_error_says_what_to_do(cluster_url: str, user: str) -> None:
+def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
     with allow_cluster(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
         for _ in range(2):
@@ -577,7 +579,7 @@ def test_a_prefix_with_braces_lets_flows_span_queues_on_a_cluster(cluster_url: s
         assert shape(read) == ("root", [("a", [])])
 
 
-def test_a_queue_without_braces_has_no_slot_of_its_own(cluster_url: str) -> None:
+def test_a_flow_on_a_cluster_needs_queue_names_with_a_hash_tag(cluster_url: str) -> None:
     with (
         allow_cluster(FlowProducer(cluster_url, queue_hash_tag=False)) as flows,
         pytest.raises(ConfigError, match="bull:orders"),

@@ -1,4 +1,4 @@
-"""Reading stored flows."""
+"""Tests of reading stored flows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.redis
 def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProducer]:
     """A producer, through its sync class and through its async one."""
     if request.param == "sync":
-        with FlowProducer(broker_url) as made:
-            yield made
+        with FlowProducer(broker_url) as flows:
+            yield flows
         return
     with asyncio.Runner() as runner:
         facade: Any = SyncFacade(AsyncFlowProducer(broker_url), runner)
@@ -37,20 +37,20 @@ def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProdu
 def manual_worker(broker_url: str) -> Iterator[ManualWorker]:
     """A manual worker of the queue ``q``."""
     broker = Broker(Conf({}).freeze(), broker_url)
-    made = ManualWorker(broker, broker.keys("q"))
-    yield made
-    made.close()
+    manual_worker = ManualWorker(broker, broker.keys("q"))
+    yield manual_worker
+    manual_worker.close()
     broker.close()
 
 
 def job(name: str, *children: FlowJob, queue: str = "q", **options: Any) -> FlowJob:
     """A node whose job id is its name."""
-    said: Any = {"job_id": name, **options}
-    return FlowJob(name, queue, {}, said, children)
+    all_options: Any = {"job_id": name, **options}
+    return FlowJob(name, queue, {}, all_options, children)
 
 
 def shape(node: FlowNode[Any] | None) -> Any:
-    """The ids; children in the order of the ids, as sets have none of their own."""
+    """Return the ids of a flow; children are sorted, because sets have no order."""
     assert node is not None
     return (node.job.id, sorted(shape(child) for child in node.children))
 
@@ -110,7 +110,7 @@ def test_a_flow_may_be_deeper_than_pythons_stack(flows: FlowProducer) -> None:
 
 
 @pytest.mark.parametrize(("depth", "levels"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
-def test_as_many_levels_are_read_as_are_asked_for(flows: FlowProducer, depth: int, levels: int) -> None:
+def test_depth_limits_the_levels_that_are_read(flows: FlowProducer, depth: int, levels: int) -> None:
     flows.add(job("l1", job("l2", job("l3", job("l4")))))
     found = flows.get_flow("q", "l1", depth=depth)
     assert found is not None
@@ -127,17 +127,17 @@ def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
     assert len(list(found.walk())) == 10
 
 
-@pytest.mark.parametrize("most", [1, 20, 150, 700, 1_000])
-def test_as_many_children_of_each_kind_are_read_as_are_asked_for(
-    flows: FlowProducer, manual_worker: ManualWorker, most: int
+@pytest.mark.parametrize("limit", [1, 20, 150, 700, 1_000])
+def test_max_children_limits_the_children_of_each_kind(
+    flows: FlowProducer, manual_worker: ManualWorker, limit: int
 ) -> None:
     flows.add(job("root", *(job(f"child-{number}") for number in range(900))))
     for _ in range(200):
         manual_worker.complete()
-    found = flows.get_flow("q", "root", max_children=most)
+    found = flows.get_flow("q", "root", max_children=limit)
     assert found is not None
-    done = [child.job for child in found.children if child.job.finished_ms]
-    assert (len(done), len(found.children) - len(done)) == (min(most, 200), min(most, 700))
+    finished = [child.job for child in found.children if child.job.finished_ms]
+    assert (len(finished), len(found.children) - len(finished)) == (min(limit, 200), min(limit, 700))
     assert len({child.job.id for child in found.children}) == len(found.children)
 
 
@@ -148,7 +148,7 @@ def test_twenty_children_of_each_kind_are_read_by_default(flows: FlowProducer) -
     assert len(found.children) == 20
 
 
-def test_a_child_that_was_removed_is_left_out(
+def test_a_removed_child_is_omitted(
     flows: FlowProducer, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     """Node 5.62 has ``undefined`` in its place."""
@@ -158,8 +158,10 @@ def test_a_child_that_was_removed_is_left_out(
     assert shape(flows.get_flow("q", "root")) == ("root", leaf("b"))
 
 
-def test_children_are_found_under_any_spelling(flows: FlowProducer, broker_url: str, redis_client: redis.Redis) -> None:
-    """Of other prefixes, without braces, and with colons in their ids (which Node 5.62 cuts)."""
+def test_children_are_found_under_any_form_of_key(
+    flows: FlowProducer, broker_url: str, redis_client: redis.Redis
+) -> None:
+    """The children have other prefixes, no braces, or colons in their ids (which Node 5.62 cuts)."""
     flows.add(job("root", job("repeat:nightly:1795230905789"), job("b", queue="{parts}")))
     for prefix, tag in (("bull", False), ("other", True), ("a:b", True)):
         with FlowProducer(broker_url, prefix=prefix, queue_hash_tag=tag) as others:
@@ -183,7 +185,7 @@ def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
         assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))
 
 
-def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, manual_worker: ManualWorker) -> None:
+def test_jobs_of_a_flow_have_the_methods_of_jobs(broker_url: str, manual_worker: ManualWorker) -> None:
     with FlowProducer(broker_url) as flows, Queue("q", broker_url) as queue:
         flows.add(job("root", job("a"), job("b")))
         found = flows.get_flow("q", "root")
@@ -197,7 +199,7 @@ def test_jobs_of_a_flow_may_be_worked_on(broker_url: str, manual_worker: ManualW
 @pytest.mark.parametrize(
     ("name", "number"), [("depth", 0), ("depth", "2"), ("max_children", 0), ("max_children", True)]
 )
-def test_invalid_numbers_are_refused(flows: FlowProducer, name: str, number: Any) -> None:
+def test_invalid_limits_of_get_flow_are_rejected(flows: FlowProducer, name: str, number: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be an integer"):
         flows.get_flow("q", "root", **{name: number})
     with pytest.raises(InvalidNameError):

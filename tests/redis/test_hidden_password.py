@@ -30,15 +30,15 @@ LIBRARY = Path(bulltask.__file__).parent
 
 
 def chain(exc: BaseException) -> Iterator[BaseException]:
-    """An exception and those behind it, as tracebacks show them."""
+    """Yield an exception and its causes, as tracebacks show them."""
     following: BaseException | None = exc
     while following is not None:
         yield following
         following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
-def shown(value: object) -> str:
-    """What a crash report writes; of an object that was not finished, its class."""
+def report_text(value: object) -> str:
+    """Return what a crash report prints: the repr, or only the class of a half-initialised object."""
     try:
         return repr(value)
     except AttributeError:
@@ -46,47 +46,47 @@ def shown(value: object) -> str:
 
 
 def leaks(exc: BaseException) -> list[str]:
-    """Where the password shows: in messages, and in the variables of all frames but the test's own."""
-    found = [f"message of {type(one).__name__}: {one}" for one in chain(exc) if SECRET in str(one)]
-    for one in chain(exc):
-        for frame, line in traceback.walk_tb(one.__traceback__):
+    """Return where the password appears: in messages, and in variables of all frames outside this module."""
+    found = [f"message of {type(error).__name__}: {error}" for error in chain(exc) if SECRET in str(error)]
+    for error in chain(exc):
+        for frame, line in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_filename == __file__:
                 continue
             for name, value in frame.f_locals.items():
-                if SECRET in shown(value):
+                if SECRET in report_text(value):
                     found.append(f"{name} in {frame.f_code.co_filename}:{line}")
     return found
 
 
-def at(place: str) -> str:
-    return f"redis://:{SECRET}@{place}"
+def url_to(host: str) -> str:
+    return f"redis://:{SECRET}@{host}"
 
 
-def sent(url: str) -> None:
+def send(url: str) -> None:
     App("shop", url, broker_reconnect_delay=0.01).send_task("work")
 
 
-def asent(url: str) -> None:
+def asend(url: str) -> None:
     asyncio.run(App("shop", url, broker_reconnect_delay=0.01).asend_task("work"))
 
 
-def updated(url: str) -> None:
+def update_setting(url: str) -> None:
     App("shop").conf.update(broker_url=url, prefix="")
 
 
-def from_environment(url: str) -> None:
+def read_environment(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BULLTASK_BROKER_URL", url)
         App("shop", prefix="")
 
 
-@pytest.mark.parametrize("send", [sent, asent])
+@pytest.mark.parametrize("send_task", [send, asend])
 @pytest.mark.parametrize(
     "url",
     [
-        at("127.0.0.1:1"),
-        at("127.0.0.1:port"),
-        at("127.0.0.1?nonsense=1"),
+        url_to("127.0.0.1:1"),
+        url_to("127.0.0.1:port"),
+        url_to("127.0.0.1?nonsense=1"),
         f"redis://:{SECRET}/#@127.0.0.1",
         f"redis://:12/{SECRET}@127.0.0.1",
         f"redis://:p[{SECRET}@127.0.0.1",
@@ -94,17 +94,19 @@ def from_environment(url: str) -> None:
         f"http://:{SECRET}@127.0.0.1",
     ],
 )
-def test_no_error_of_a_send_shows_the_password(send: Callable[[str], None], url: str) -> None:
+def test_no_error_of_a_send_shows_the_password(send_task: Callable[[str], None], url: str) -> None:
     with pytest.raises(BulltaskError) as caught:
-        send(url)
+        send_task(url)
     assert leaks(caught.value) == []
 
 
-@pytest.mark.parametrize("send", [sent, asent])
-def test_a_refused_login_does_not_show_the_password(server_factory: ServerFactory, send: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("send_task", [send, asend])
+def test_a_rejected_login_does_not_show_the_password(
+    server_factory: ServerFactory, send_task: Callable[[str], None]
+) -> None:
     server = server_factory(password="another")
     with pytest.raises(BulltaskError, match="refused the login") as caught:
-        send(at(f"127.0.0.1:{server.port}"))
+        send_task(url_to(f"127.0.0.1:{server.port}"))
     assert leaks(caught.value) == []
 
 
@@ -115,52 +117,52 @@ def test_a_refused_login_does_not_show_the_password(server_factory: ServerFactor
         lambda url: Queue("mail", url, prefix=""),
         lambda url: QueueEvents("mail", url, prefix=""),
         lambda url: FlowProducer(url, prefix=""),
-        updated,
-        from_environment,
+        update_setting,
+        read_environment,
     ],
 )
 def test_an_invalid_setting_does_not_show_the_password(make: Callable[[str], object]) -> None:
     with pytest.raises(BulltaskError, match="prefix") as caught:
-        make(at("127.0.0.1"))
+        make(url_to("127.0.0.1"))
     assert leaks(caught.value) == []
 
 
 def test_no_object_that_has_the_url_shows_the_password() -> None:
-    app = App("shop", at("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
-    order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
-    holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, order]
-    holders += [app.conf.overrides(), vars(app), vars(app.broker), order.overrides]
-    assert [what for what in holders if SECRET in repr(what)] == []
+    app = App("shop", url_to("127.0.0.1"), spark_conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
+    spec = SpawnSpec("shop", {"broker_url": url_to("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    holders: list[Any] = [app, app.conf, app.config, app.broker.endpoint, app.conf.broker_url, app.broker, spec]
+    holders += [app.conf.overrides(), vars(app), vars(app.broker), spec.overrides]
+    assert [holder for holder in holders if SECRET in repr(holder)] == []
     assert f"{app.config.broker_url}" == "redis://***@127.0.0.1"
 
 
 def test_sparks_options_have_the_password_but_do_not_show_it() -> None:
-    options = broker_options({"url": at("127.0.0.1")})
-    assert options["url"] == at("127.0.0.1")
+    options = broker_options({"url": url_to("127.0.0.1")})
+    assert options["url"] == url_to("127.0.0.1")
     assert SECRET not in repr(options)
     with pytest.raises(BulltaskError) as caught:
-        read_options(EventsOptions, {"table": "events", "queue": "mail", "url": at("127.0.0.1"), "batch": "-1"})
+        read_options(EventsOptions, {"table": "events", "queue": "mail", "url": url_to("127.0.0.1"), "batch": "-1"})
     assert leaks(caught.value) == []
 
 
 def test_a_spawned_child_gets_the_password() -> None:
-    order = SpawnSpec("shop", {"broker_url": at("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
-    with os.fdopen(order.write()) as file:
-        assert at("127.0.0.1") in file.read()
+    spec = SpawnSpec("shop", {"broker_url": url_to("127.0.0.1")}, [], [], "w", 0, 1, 2, 1, 1, None)
+    with os.fdopen(spec.write()) as file:
+        assert url_to("127.0.0.1") in file.read()
 
 
 def test_the_command_line_keeps_the_password_out_of_crash_reports() -> None:
-    with main.make_context("bulltask", ["-b", at("127.0.0.1"), "worker"]) as ctx:
+    with main.make_context("bulltask", ["-b", url_to("127.0.0.1"), "worker"]) as ctx:
         assert SECRET not in repr(ctx.params)
     assert "BULLTASK_BROKER_URL_FILE" in CliRunner().invoke(main, ["worker", "--help"]).output
 
 
 def test_the_password_may_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "broker"
-    secret.write_text(f"{at('127.0.0.1')}\n")
+    secret.write_text(f"{url_to('127.0.0.1')}\n")
     conf = Conf({"broker_url": "redis://elsewhere"}, {"BULLTASK_BROKER_URL_FILE": str(secret)})
-    assert conf.freeze().broker_url.get_secret_value() == at("127.0.0.1")
-    both = Conf({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://that"})
-    assert both.freeze().broker_url == "redis://that"
+    assert conf.freeze().broker_url.get_secret_value() == url_to("127.0.0.1")
+    both = Conf({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://other"})
+    assert both.freeze().broker_url == "redis://other"
     with pytest.raises(BulltaskError, match="the file that BULLTASK_BROKER_URL_FILE names cannot be read"):
         Conf({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})

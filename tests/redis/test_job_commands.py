@@ -1,4 +1,4 @@
-"""``bulltask job``: one job from Redis and the lake, and searches of the lake."""
+"""Tests of ``bulltask job``, which shows one job from Redis and the lake, and searches the lake."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ END = at("2026-11-20 10:00", 250)
 MS = int(END.timestamp() * 1000)
 
 
-def failed_job(app: App) -> str:
-    """A job that failed in its second attempt, with a log."""
+def add_failed_job(app: App) -> str:
+    """Add a job that fails in its second attempt, with a log; return its id."""
     queue = app.queue("mail")
     job = queue.add("send", {"to": "ada"}, attempts=2, backoff=None)
     for number in (1, 2):
-        taken = queue.get_next_job("token", worker="w-1")
-        assert taken is not None
-        taken.log(f"try {number}\n\x1b[31mred")
-        taken.update_progress({"part": number})
-        taken.move_to_failed(ConnectionError(f"refused by \x1b[2J host {number}"))
+        acquired = queue.get_next_job("token", worker="w-1")
+        assert acquired is not None
+        acquired.log(f"attempt {number}\n\x1b[31mred")
+        acquired.update_progress({"part": number})
+        acquired.move_to_failed(ConnectionError(f"refused by \x1b[2J host {number}"))
     return job.id
 
 
-def ended(lake: LakeBuilder, job_id: str, state: str = "failed", **more: Any) -> None:
-    """What the lake has of a job of two attempts."""
+def add_finished_job(lake: LakeBuilder, job_id: str, state: str = "failed", **more: Any) -> None:
+    """Write a finished job with two attempts to the lake."""
     job = {"job_id": job_id, "incarnation": f"{MS}-0", "name": "send"}
     start = END - timedelta(seconds=3)
     lake.jobs(
@@ -62,8 +62,8 @@ def ended(lake: LakeBuilder, job_id: str, state: str = "failed", **more: Any) ->
 # ---- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_redis_has_is_shown_with_data_attempts_tracebacks_and_logs(app: App, run: Run) -> None:
-    job_id = failed_job(app)
+def test_show_prints_data_attempts_tracebacks_and_logs_from_redis(app: App, run: Run) -> None:
+    job_id = add_failed_job(app)
     shown = run("show", job_id)
     assert shown.exit_code == 0, shown.output
     first, second, *lines = shown.output.splitlines()
@@ -77,29 +77,29 @@ def test_a_job_that_redis_has_is_shown_with_data_attempts_tracebacks_and_logs(ap
     assert facts["started"].endswith(" by w-1")
     assert "refused by" in facts["reason"]
     assert [line for line in lines if line.startswith("Traceback ")] == ["Traceback 1 of 2", "Traceback 2 of 2"]
-    assert lines[-5:] == ["Logs", "  try 1", "  \\x1b[31mred", "  try 2", "  \\x1b[31mred"]
+    assert lines[-5:] == ["Logs", "  attempt 1", "  \\x1b[31mred", "  attempt 2", "  \\x1b[31mred"]
     assert "\x1b" not in shown.output
 
 
-def test_a_job_that_redis_has_is_json_for_programs(app: App, run: Run) -> None:
-    job_id = failed_job(app)
+def test_show_json_prints_a_job_from_redis(app: App, run: Run) -> None:
+    job_id = add_failed_job(app)
     shown = json.loads(run("show", job_id, "--json", "--queue", "mail").output)
     assert (shown["id"], shown["queue"], shown["history"]) == (job_id, "mail", None)
-    found = shown["redis"]
-    assert (found["state"], found["data"], found["attempts_made"], found["worker"]) == (
+    stored = shown["redis"]
+    assert (stored["state"], stored["data"], stored["attempts_made"], stored["worker"]) == (
         "failed",
         {"to": "ada"},
         2,
         "w-1",
     )
-    assert (len(found["stacktrace"]), found["logs"], found["log_lines"]) == (
-        2, ["try 1\n\x1b[31mred", "try 2\n\x1b[31mred"], 2,
+    assert (len(stored["stacktrace"]), stored["logs"], stored["log_lines"]) == (
+        2, ["attempt 1\n\x1b[31mred", "attempt 2\n\x1b[31mred"], 2,
     )  # fmt: skip
-    assert abs(datetime.now(UTC) - datetime.fromisoformat(found["finished_at"])) < timedelta(minutes=5)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(stored["finished_at"])) < timedelta(minutes=5)
 
 
-def test_a_job_that_redis_has_forgotten_is_shown_from_the_lake(lake: LakeBuilder, run: Run) -> None:
-    ended(lake, "gone-1", final_reason="no\nway")
+def test_show_prints_a_job_that_only_the_lake_has(lake: LakeBuilder, run: Run) -> None:
+    add_finished_job(lake, "gone-1", final_reason="no\nway")
     lake.snapshots(
         [{"id": "gone-1", "data": '{"to": "ada"}', "stacktrace": '["Traceback\\nline"]', "snapshot_at": END}]
     )
@@ -125,24 +125,22 @@ def test_a_job_that_redis_has_forgotten_is_shown_from_the_lake(lake: LakeBuilder
     assert lines[-3:] == ["Traceback 1 of 1", "  Traceback", "  line"]
 
 
-def test_the_lake_adds_its_attempts_and_events_to_what_redis_has(app: App, lake: LakeBuilder, run: Run) -> None:
-    job_id = failed_job(app)
-    ended(lake, job_id)
-    ended(lake, "another")
+def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder, run: Run) -> None:
+    job_id = add_failed_job(app)
+    add_finished_job(lake, job_id)
+    add_finished_job(lake, "another")
     shown = run("show", job_id, "--lake", lake.layout.root)
     assert "(from Redis and the lake)" in shown.output
     assert 'data       {"to": "ada"}' in shown.output
     assert shown.output.count("retry") == 1
-    whole = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
-    assert [one["outcome"] for one in whole["history"]["attempts"]] == ["retry", "failed"]
-    assert whole["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
-    assert whole["history"]["attempts"][0]["wait"] == 0.5
+    job = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
+    assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["retry", "failed"]
+    assert job["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
+    assert job["history"]["attempts"][0]["wait"] == 0.5
 
 
-def test_a_job_of_a_queue_that_the_lake_has_never_seen_is_shown_from_redis(
-    app: App, lake: LakeBuilder, run: Run
-) -> None:
-    ended(lake, "1")
+def test_show_prints_a_job_of_a_queue_that_is_not_in_the_lake(app: App, lake: LakeBuilder, run: Run) -> None:
+    add_finished_job(lake, "1")
     job = app.queue("new").add("send", {})
     shown = run("show", job.id, "--lake", lake.layout.root)
     assert shown.exit_code == 0, shown.output
@@ -150,14 +148,14 @@ def test_a_job_of_a_queue_that_the_lake_has_never_seen_is_shown_from_redis(
     assert "(from Redis)" in shown.output
 
 
-def test_a_job_that_is_not_done_is_shown_by_its_events(lake: LakeBuilder, run: Run) -> None:
+def test_show_prints_the_last_event_of_an_unfinished_job(lake: LakeBuilder, run: Run) -> None:
     lake.events([{"event_id": f"{MS}-0", "event": "added", "job_id": "1", "name": "send"}])
     shown = run("show", "1", "--lake", lake.layout.root)
     assert shown.output.startswith("send 1, queue mail\nnot finished; its last event is 'added', ")
 
 
-def test_earlier_jobs_with_the_same_id_are_listed(lake: LakeBuilder, run: Run) -> None:
-    ended(lake, "1")
+def test_show_lists_earlier_jobs_with_the_same_id(lake: LakeBuilder, run: Run) -> None:
+    add_finished_job(lake, "1")
     lake.jobs(
         [
             {
@@ -173,26 +171,26 @@ def test_earlier_jobs_with_the_same_id_are_listed(lake: LakeBuilder, run: Run) -
     assert "Earlier jobs with this id\n  2026-11-01 00:00:00.000  removed\n" in shown.output
 
 
-def test_an_unknown_job_is_exit_code_1_and_the_message_names_what_was_searched(lake: LakeBuilder, run: Run) -> None:
-    ended(lake, "1")
-    alone = run("show", "nobody")
+def test_show_exits_with_1_for_an_unknown_job_and_names_the_searched_places(lake: LakeBuilder, run: Run) -> None:
+    add_finished_job(lake, "1")
+    alone = run("show", "missing")
     assert (alone.exit_code, alone.stdout) == (1, "")
-    assert "Job 'nobody' not found in Redis (all queues)" in alone.output
+    assert "Job 'missing' not found in Redis (all queues)" in alone.output
     assert "pass --lake" in alone.output
-    both = run("show", "nobody", "--queue", "mail", "--lake", lake.layout.root)
+    both = run("show", "missing", "--queue", "mail", "--lake", lake.layout.root)
     assert (both.exit_code, both.stdout) == (1, "")
     assert f"not found in Redis (queue mail) or the lake {lake.layout.root}" in both.output
 
 
-def test_a_queue_that_is_misspelled_is_named(lake: LakeBuilder, run: Run) -> None:
-    ended(lake, "1")
+def test_show_suggests_a_name_for_a_misspelled_queue(lake: LakeBuilder, run: Run) -> None:
+    add_finished_job(lake, "1")
     shown = run("show", "1", "--queue", "mial", "--lake", lake.layout.root)
     assert shown.exit_code == 1
     assert "nothing of queue 'mial'; did you mean 'mail'?" in shown.output
 
 
 @pytest.mark.parametrize("hash_tag", [True, False])
-def test_an_id_that_jobs_of_several_queues_have_needs_the_queue(
+def test_show_needs_the_queue_if_several_queues_have_the_id(
     broker_url: str, run: Run, redis_client: Any, hash_tag: bool
 ) -> None:
     with_tag = [] if hash_tag else ["--no-queue-hash-tag"]
@@ -206,7 +204,7 @@ def test_an_id_that_jobs_of_several_queues_have_needs_the_queue(
     assert '{"queue": "reports"}' in run("show", "same", "--queue", "reports", *with_tag).output
 
 
-def test_queues_that_are_spelled_the_other_way_are_passed_over(broker_url: str, run: Run) -> None:
+def test_show_ignores_queues_without_the_hash_tag_by_default(broker_url: str, run: Run) -> None:
     for hash_tag in (True, False):
         app = App("sender", broker_url, queue_hash_tag=hash_tag)
         app.queue("mail").add("send", {"braces": hash_tag}, job_id="same")
@@ -214,7 +212,7 @@ def test_queues_that_are_spelled_the_other_way_are_passed_over(broker_url: str, 
     assert '{"braces": true}' in run("show", "same").output
 
 
-def test_the_app_says_where_redis_is_and_how_keys_are_spelled(
+def test_show_uses_the_broker_url_and_the_prefix_of_the_app(
     app: App, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shop_of_job_tests.py").write_text(
@@ -224,19 +222,19 @@ def test_the_app_says_where_redis_is_and_how_keys_are_spelled(
     job = shop.queue("mail").add("send", {"to": "ada"})
     shop.close()
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "bulltask", "job", "show", job.id, "-A", "shop_of_job_tests"]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert 'data       {"to": "ada"}' in ran.stdout
+    args = [sys.executable, "-m", "bulltask", "job", "show", job.id, "-A", "shop_of_job_tests"]
+    completed = subprocess.run(args, capture_output=True, text=True, timeout=50, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert 'data       {"to": "ada"}' in completed.stdout
     assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url, "--prefix", "shop"]).exit_code == 0
     assert CliRunner().invoke(main, ["job", "show", job.id, "-b", broker_url]).exit_code == 1
 
 
-def test_a_redis_that_cannot_be_reached_leaves_the_lake(lake: LakeBuilder) -> None:
-    ended(lake, "1")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # nothing listens there
-        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+def test_show_reads_only_the_lake_if_redis_is_unavailable(lake: LakeBuilder) -> None:
+    add_finished_job(lake, "1")
+    with socket.socket() as unused_port:
+        unused_port.bind(("127.0.0.1", 0))  # nothing listens there
+        url = f"redis://127.0.0.1:{unused_port.getsockname()[1]}/0"
         shown = CliRunner().invoke(main, ["-b", url, "job", "show", "1", "--lake", str(lake.layout.root)])
         alone = CliRunner().invoke(main, ["-b", url, "job", "show", "1"])
     assert shown.exit_code == 0, shown.output
@@ -247,19 +245,19 @@ def test_a_redis_that_cannot_be_reached_leaves_the_lake(lake: LakeBuilder) -> No
     assert "not found" not in alone.stderr
 
 
-def test_no_redis_does_not_connect(lake: LakeBuilder) -> None:
-    ended(lake, "1")
+def test_show_with_no_redis_does_not_connect(lake: LakeBuilder) -> None:
+    add_finished_job(lake, "1")
     url = "redis://127.0.0.1:1/0"
-    words = ["-b", url, "job", "show", "1", "--no-redis"]
-    shown = CliRunner().invoke(main, [*words, "--lake", str(lake.layout.root)])
+    args = ["-b", url, "job", "show", "1", "--no-redis"]
+    shown = CliRunner().invoke(main, [*args, "--lake", str(lake.layout.root)])
     assert (shown.exit_code, shown.stderr) == (0, "")
-    assert CliRunner().invoke(main, words).exit_code == 2
+    assert CliRunner().invoke(main, args).exit_code == 2
 
 
 # ---- list ------------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_listed_by_filters_page_by_page(lake: LakeBuilder, run: Run) -> None:
+def test_list_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) -> None:
     now = datetime.now(UTC)
     rows = [
         {
@@ -269,9 +267,9 @@ def test_jobs_are_listed_by_filters_page_by_page(lake: LakeBuilder, run: Run) ->
         for n in range(5)
     ]  # fmt: skip
     lake.jobs([*rows, {**rows[0], "job_id": "done", "state": "completed"}, {**rows[0], "job_id": "x", "name": "other"}])
-    words = ["list", "--lake", lake.layout.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
-    words += ["--since", "210m", "--limit", "3"]
-    shown = run(*words)
+    args = ["list", "--lake", lake.layout.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
+    args += ["--since", "210m", "--limit", "3"]
+    shown = run(*args)
     assert shown.exit_code == 0, shown.output
     head, *lines, empty, more = shown.output.splitlines()
     assert head.split() == ["ended", "(UTC)", "state", "queue", "name", "id", "attempts", "ran", "reason"]
@@ -279,13 +277,13 @@ def test_jobs_are_listed_by_filters_page_by_page(lake: LakeBuilder, run: Run) ->
     assert lines[0].endswith("  failed  mail   send  job-0         3  2.500 s  refused \\x1b[2J by host 0")
     assert empty == ""
     cursor = more.rpartition(" ")[2]
-    rest = json.loads(run(*words, "--cursor", cursor, "--json").output)
+    rest = json.loads(run(*args, "--cursor", cursor, "--json").output)
     assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["job-3"], None)
     assert rest["jobs"][0]["run"] == 2.5
 
 
 def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended(lake, "1")
+    add_finished_job(lake, "1")
     assert run("list").exit_code == 2
     monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
     assert " 1 " in run("list", "--since", "2026-11-20", "--until", "2026-11-20T10:01").output
@@ -294,7 +292,7 @@ def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("args", "code", "message"),
     [
         (["--state", "fialed"], 1, "unknown state 'fialed'; did you mean 'failed'?"),
         (["--since", "yesterday"], 2, "invalid time 'yesterday': write it like 2026-11-22, 2026-11-22T14:00 or 1d"),
@@ -305,23 +303,23 @@ def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, mon
         (["--queue", "mial"], 1, "did you mean 'mail'?"),
     ],
 )
-def test_invalid_options_are_errors(lake: LakeBuilder, run: Run, words: list[str], code: int, said: str) -> None:
-    ended(lake, "1")
-    shown = run("list", "--lake", lake.layout.root, *words)
+def test_invalid_options_are_errors(lake: LakeBuilder, run: Run, args: list[str], code: int, message: str) -> None:
+    add_finished_job(lake, "1")
+    shown = run("list", "--lake", lake.layout.root, *args)
     assert shown.exit_code == code
-    assert said in shown.output
+    assert message in shown.output
 
 
-def test_a_directory_that_is_no_lake_is_named(run: Run, tmp_path: Path) -> None:
+def test_list_reports_a_directory_that_is_not_a_lake(run: Run, tmp_path: Path) -> None:
     shown = run("list", "--lake", tmp_path)
     assert shown.exit_code == 1
     assert f"there is no lake in {tmp_path}" in shown.output
 
 
-def test_help_needs_no_arrow() -> None:
+def test_help_does_not_import_pyarrow() -> None:
     program = (
         "import sys, importlib, bulltask.cli.job as job; "
         "[importlib.import_module(module) for module in job.COMMANDS.values()]; print('pyarrow' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
-    assert ran.stdout.strip() == "False"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    assert completed.stdout.strip() == "False"

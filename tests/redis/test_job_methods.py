@@ -1,4 +1,4 @@
-"""What can be done with one job from outside its worker. Every test runs with both classes."""
+"""Tests of a job's methods outside its worker. Every test runs with both classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bulltask.worker.child.reporter import JobReporter
 from tests.support.manual_worker import ManualWorker
 
 
-def test_data_is_replaced(queue: Queue) -> None:
+def test_update_data_replaces_the_data(queue: Queue) -> None:
     job = queue.add("n", {"step": 1})
     job.update_data({"step": 2, "to": ("a", "b")})
     assert job.data == {"step": 2, "to": ["a", "b"]}
@@ -44,11 +44,11 @@ def test_progress_is_stored_and_emitted(queue: Queue, redis_client: redis.Redis)
     job.update_progress({"rows": 7})
     assert job.progress == {"rows": 7}
     entries: Any = redis_client.xrange("bull:{mail}:events")
-    told = [fields["data"] for _, fields in entries if fields["event"] == "progress"]
-    assert told == ["40", '{"rows":7}']
+    emitted = [fields["data"] for _, fields in entries if fields["event"] == "progress"]
+    assert emitted == ["40", '{"rows":7}']
 
 
-def test_the_log(queue: Queue) -> None:
+def test_log_lines_are_added_read_and_cleared(queue: Queue) -> None:
     job = queue.add("n")
     assert [job.log(f"line {number}") for number in range(5)] == [1, 2, 3, 4, 5]
     assert job.get_logs(1, 2).lines == ("line 1", "line 2")
@@ -64,9 +64,7 @@ def test_the_log(queue: Queue) -> None:
     assert [short.log("x") for _ in range(3)] == [1, 2, 2]
 
 
-def test_a_log_keeps_a_thousand_lines_unless_the_job_or_a_setting_says_otherwise(
-    queue: Queue, broker_url: str, redis_client: Any
-) -> None:
+def test_a_log_keeps_a_thousand_lines_by_default(queue: Queue, broker_url: str, redis_client: Any) -> None:
     def lines_of(job: Job) -> int:
         redis_client.rpush(f"bull:{{mail}}:{job.id}:logs", *map(str, range(1_500)))
         shown = job.log("last")
@@ -85,7 +83,7 @@ def test_a_log_keeps_a_thousand_lines_unless_the_job_or_a_setting_says_otherwise
         assert strict.add_job_log(job.id, "x") == 20
 
 
-def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(broker_url: str) -> None:
+def test_max_logs_limits_the_log_of_a_running_job(broker_url: str) -> None:
     app = App("logging", broker_url, max_logs=3)
     job = app.queue("mail").add("n")
     running = RunningJob.from_hash("mail", job.id, [b"opts", b"{}"])
@@ -97,7 +95,7 @@ def test_the_log_of_a_running_job_keeps_as_many_lines_as_its_worker_is_set_to(br
     app.close()
 
 
-def test_data_that_is_too_large_together_with_the_options_is_refused(broker_url: str) -> None:
+def test_data_and_options_together_must_not_exceed_max_payload(broker_url: str) -> None:
     app = App("writing", broker_url, max_payload=1_000)
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
@@ -111,27 +109,27 @@ def test_data_that_is_too_large_together_with_the_options_is_refused(broker_url:
     app.close()
 
 
-def test_states_and_their_predicates(queue: Queue, manual_worker: ManualWorker) -> None:
-    def told(job: Job) -> tuple[JobState, set[str]]:
+def test_each_state_has_a_predicate(queue: Queue, manual_worker: ManualWorker) -> None:
+    def states(job: Job) -> tuple[JobState, set[str]]:
         names = "completed failed delayed active waiting prioritized waiting_children".split()
         return job.get_state(), {name for name in names if getattr(job, f"is_{name}")()}
 
     job = queue.add("n")
-    assert told(job) == (JobState.WAITING, {"waiting"})
+    assert states(job) == (JobState.WAITING, {"waiting"})
     queue.pause()
-    assert told(job) == (JobState.WAITING, {"waiting"})
+    assert states(job) == (JobState.WAITING, {"waiting"})
     queue.resume()
     manual_worker.acquire()
-    assert told(job) == (JobState.ACTIVE, {"active"})
+    assert states(job) == (JobState.ACTIVE, {"active"})
     manual_worker.finish(job.id)
-    assert told(job) == (JobState.COMPLETED, {"completed"})
-    assert told(queue.add("n", delay=60)) == (JobState.DELAYED, {"delayed"})
-    assert told(queue.add("n", priority=1)) == (JobState.PRIORITIZED, {"prioritized"})
+    assert states(job) == (JobState.COMPLETED, {"completed"})
+    assert states(queue.add("n", delay=60)) == (JobState.DELAYED, {"delayed"})
+    assert states(queue.add("n", priority=1)) == (JobState.PRIORITIZED, {"prioritized"})
     failed = queue.add("n")
     manual_worker.fail()
-    assert told(failed) == (JobState.FAILED, {"failed"})
+    assert states(failed) == (JobState.FAILED, {"failed"})
     failed.remove()
-    assert told(failed) == (JobState.UNKNOWN, set())
+    assert states(failed) == (JobState.UNKNOWN, set())
 
 
 def test_a_failed_job_is_retried(queue: Queue, manual_worker: ManualWorker) -> None:
@@ -225,12 +223,12 @@ def test_a_lock_is_extended_by_its_holder(queue: Queue, manual_worker: ManualWor
     assert job.extend_lock("manual-worker", 60)
     left: Any = redis_client.pttl(f"bull:{{mail}}:{job.id}:lock")
     assert 50_000 < left <= 60_000
-    assert not job.extend_lock("somebody", 60)
+    assert not job.extend_lock("foreign", 60)
     with pytest.raises(ConfigError, match="duration"):
         job.extend_lock("manual-worker", 0)
 
 
-def test_waiting_until_a_job_has_ended(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_wait_until_finished_returns_the_result_or_raises(queue: Queue, manual_worker: ManualWorker) -> None:
     good, bad = queue.add("n"), queue.add("n")
     with pytest.raises(ResultTimeoutError):
         good.wait_until_finished(timeout=0.05)
@@ -253,7 +251,7 @@ class Family:
         return self.queue.add("child", parent=self.parent, **options)
 
 
-def test_children_by_outcome(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_children_are_read_by_outcome(queue: Queue, manual_worker: ManualWorker) -> None:
     family = Family(queue, manual_worker)
     done, ignored, fatal, pending = (
         family.child(),
@@ -263,12 +261,12 @@ def test_children_by_outcome(queue: Queue, manual_worker: ManualWorker) -> None:
     )
     manual_worker.complete({"n": 1})
     manual_worker.fail("broke")
-    manual_worker.fail("fell")
+    manual_worker.fail("failed")
     parent = family.parent
     assert parent.get_children_values() == {done.key: {"n": 1}}
-    found = parent.get_dependencies()
-    assert (found.processed, found.unprocessed) == ({done.key: {"n": 1}}, (pending.key,))
-    assert (found.ignored, found.failed) == ({ignored.key: "broke"}, (fatal.key,))
+    dependencies = parent.get_dependencies()
+    assert (dependencies.processed, dependencies.unprocessed) == ({done.key: {"n": 1}}, (pending.key,))
+    assert (dependencies.ignored, dependencies.failed) == ({ignored.key: "broke"}, (fatal.key,))
     failures = parent.get_failed_children()
     assert (failures.ignored, failures.failed) == ({ignored.key: "broke"}, (fatal.key,))
     assert parent.get_dependencies_count() == {"processed": 1, "unprocessed": 1, "ignored": 1, "failed": 1}
@@ -295,9 +293,9 @@ def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
     assert manual_worker.fail("broke") == child.id
     child.retry()
     assert child.is_waiting()
-    found = family.parent.get_dependencies()
-    assert child.key in found.unprocessed
-    assert child.key not in {*found.ignored, *found.failed}
+    dependencies = family.parent.get_dependencies()
+    assert child.key in dependencies.unprocessed
+    assert child.key not in {*dependencies.ignored, *dependencies.failed}
     entries: Any = redis_client.xrevrange("bull:{mail}:events", count=1)
     assert entries[0][1] == {"event": "waiting", "jobId": child.id, "prev": "failed"}
     with pytest.raises(JobStateError):
@@ -306,7 +304,7 @@ def test_a_failed_child_is_retried_and_its_parent_waits_for_it(
     assert child.key in family.parent.get_children_values()
 
 
-def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
+def test_retrying_a_child_in_a_paused_or_full_queue_sets_no_marker(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     family = Family(queue, manual_worker)
@@ -326,7 +324,7 @@ def test_a_failed_child_of_a_paused_or_full_queue_wakes_nobody(
             child.retry()
 
 
-def test_children_are_read_in_parts(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_children_are_read_in_pages(queue: Queue, manual_worker: ManualWorker) -> None:
     family = Family(queue, manual_worker)
     children = {family.child().key for _ in range(700)}
     page = queue.get_dependencies(family.parent.id, "pending", 0, 9)
@@ -335,7 +333,7 @@ def test_children_are_read_in_parts(queue: Queue, manual_worker: ManualWorker) -
     values = {manual_worker.complete(number): number for number in range(3)}
     done = queue.get_dependencies(family.parent.id, "processed")
     assert done.items == {f"bull:{{mail}}:{job_id}": number for job_id, number in values.items()}
-    assert queue.get_dependencies("nobody", "pending").items == {}
+    assert queue.get_dependencies("missing", "pending").items == {}
     with pytest.raises(ConfigError, match="kind"):
         queue.get_dependencies(family.parent.id, "dead")
 
@@ -344,7 +342,7 @@ def test_children_are_read_in_parts(queue: Queue, manual_worker: ManualWorker) -
     ("kind", "flag", "value"),
     [("ignored", "ignore_dependency_on_failure", "7"), ("failed", "fail_parent_on_failure", None)],
 )
-def test_failed_children_are_read_in_parts(
+def test_failed_children_are_read_in_pages(
     queue: Queue, manual_worker: ManualWorker, kind: str, flag: str, value: str | None
 ) -> None:
     family = Family(queue, manual_worker)
@@ -353,12 +351,12 @@ def test_failed_children_are_read_in_parts(
         manual_worker.fail("7")
     pages = [queue.get_dependencies(family.parent.id, kind, start, start + 1) for start in (0, 2, 4)]
     assert [(set(page.items.values()), page.total) for page in pages] == [({value}, 4), ({value}, 4), (set(), 4)]
-    found = queue.get_dependencies(family.parent.id, kind)
-    assert found.items.keys() == pages[0].items.keys() | pages[1].items.keys()
-    assert len(found.items) == 4
+    all_children = queue.get_dependencies(family.parent.id, kind)
+    assert all_children.items.keys() == pages[0].items.keys() | pages[1].items.keys()
+    assert len(all_children.items) == 4
 
 
-def test_a_child_leaves_its_parent(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_remove_child_dependency_detaches_a_child(queue: Queue, manual_worker: ManualWorker) -> None:
     family = Family(queue, manual_worker)
     child = family.child()
     assert child.remove_child_dependency()
@@ -367,18 +365,20 @@ def test_a_child_leaves_its_parent(queue: Queue, manual_worker: ManualWorker) ->
     assert family.parent.get_dependencies_count("unprocessed") == {"unprocessed": 0}
 
 
-def test_children_that_have_not_ended_are_removed(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_remove_unprocessed_children_keeps_active_and_completed_children(
+    queue: Queue, manual_worker: ManualWorker
+) -> None:
     family = Family(queue, manual_worker)
-    done, taken, waiting = family.child(), family.child(), family.child()
+    done, active, waiting = family.child(), family.child(), family.child()
     manual_worker.complete()
     manual_worker.acquire()
     family.parent.remove_unprocessed_children()
     assert waiting.get_state() is JobState.UNKNOWN
-    assert taken.is_active()
+    assert active.is_active()
     assert done.is_completed()
 
 
-def test_a_job_goes_with_its_children_or_without(
+def test_a_job_is_removed_with_or_without_its_children(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     family = Family(queue, manual_worker)
@@ -396,21 +396,21 @@ def test_a_job_goes_with_its_children_or_without(
     assert other.is_waiting()
 
 
-def test_a_parent_that_does_not_exist_is_refused(queue: Queue) -> None:
+def test_a_child_of_a_missing_parent_is_rejected(queue: Queue) -> None:
     with pytest.raises(ParentNotFoundError):
-        queue.add("child", parent={"id": "nobody", "queue": "mail"})
+        queue.add("child", parent={"id": "missing", "queue": "mail"})
 
 
-def test_a_parent_in_another_queue_is_named_by_either_spelling(queue: Queue, broker_url: str) -> None:
+def test_a_parents_queue_may_be_given_with_or_without_the_hash_tag(queue: Queue, broker_url: str) -> None:
     with Queue("orders", broker_url) as orders:
         parent = orders.add("parent")
-        for spelling in ("orders", "{orders}", "bull:{orders}"):
-            child = queue.add("child", parent={"id": parent.id, "queue": spelling})
+        for queue_name in ("orders", "{orders}", "bull:{orders}"):
+            child = queue.add("child", parent={"id": parent.id, "queue": queue_name})
             assert child.parent_key == parent.key
         assert parent.get_dependencies_count("unprocessed") == {"unprocessed": 3}
 
 
-def test_the_owner_of_a_deduplication_id(queue: Queue, redis_client: redis.Redis) -> None:
+def test_a_deduplication_id_is_freed_only_by_its_owner(queue: Queue, redis_client: redis.Redis) -> None:
     first = queue.add("n", deduplication="x")
     assert queue.get_deduplication_job_id("x") == first.id
     assert queue.add("n", deduplication="x").id == first.id
@@ -418,7 +418,7 @@ def test_the_owner_of_a_deduplication_id(queue: Queue, redis_client: redis.Redis
     assert not first.remove_deduplication_key()
     second = queue.add("n", deduplication="x")
     assert second.id != first.id
-    assert not first.remove_deduplication_key(), "it is the second one's now"
+    assert not first.remove_deduplication_key(), "the second job owns it now"
     assert queue.remove_deduplication_key("x")
     assert not queue.remove_deduplication_key("x")
     assert queue.get_deduplication_job_id("x") is None

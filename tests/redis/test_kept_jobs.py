@@ -28,18 +28,18 @@ def add_kept(broker_url: str) -> Iterator[AddKept]:
 
 
 def keep(redis_client: redis.Redis, job_id: str = "second", **fields: Any) -> None:
-    """Put a job aside, as BullMQ 5.81's add scripts do."""
+    """Store a kept job, as BullMQ 5.81's add scripts do."""
     opts = {"attempts": 0, "de": {"id": "d", "keepLastIfActive": True}, **fields.pop("opts", {})}
     mapping: Any = {"name": "a", "data": '{"n":[]}', "opts": json.dumps(opts), "jid": job_id, **fields}
     redis_client.hset(KEYS.kept("d"), mapping=mapping)
 
 
-def test_where_no_job_is_put_aside_nothing_happens(redis_client: redis.Redis, add_kept: AddKept) -> None:
+def test_without_a_kept_job_nothing_happens(redis_client: redis.Redis, add_kept: AddKept) -> None:
     assert add_kept() == ""
     assert redis_client.keys("*") == []
 
 
-def test_a_job_is_added_once(redis_client: redis.Redis, add_kept: AddKept) -> None:
+def test_a_kept_job_is_added_once(redis_client: redis.Redis, add_kept: AddKept) -> None:
     keep(redis_client)
     assert [add_kept(), add_kept()] == ["second", ""]
     assert redis_client.lrange(KEYS.wait, 0, -1) == ["second"]
@@ -49,12 +49,12 @@ def test_a_job_is_added_once(redis_client: redis.Redis, add_kept: AddKept) -> No
     assert not redis_client.exists(KEYS.kept("d"))
 
 
-@pytest.mark.parametrize("taken", ["the deduplication id", "the job's own id"])
-def test_a_job_stays_put_aside_where_its_place_is_taken(
-    redis_client: redis.Redis, add_kept: AddKept, taken: str
+@pytest.mark.parametrize("used", ["the deduplication id", "the job's own id"])
+def test_a_kept_job_is_not_added_if_its_id_or_deduplication_id_is_used(
+    redis_client: redis.Redis, add_kept: AddKept, used: str
 ) -> None:
     keep(redis_client)
-    if taken == "the deduplication id":
+    if used == "the deduplication id":
         redis_client.set(KEYS.deduplication("d"), "other")
     else:
         redis_client.hset(KEYS.job("second"), "name", "another")
@@ -64,7 +64,7 @@ def test_a_job_stays_put_aside_where_its_place_is_taken(
     assert redis_client.exists(KEYS.kept("d"))
 
 
-def test_it_waits_in_a_paused_queue_and_wakes_nobody(redis_client: redis.Redis, add_kept: AddKept) -> None:
+def test_a_kept_job_of_a_paused_queue_is_added_without_a_marker(redis_client: redis.Redis, add_kept: AddKept) -> None:
     redis_client.hset(KEYS.meta, "paused", 1)
     keep(redis_client)
     assert add_kept() == "second"
@@ -72,7 +72,9 @@ def test_it_waits_in_a_paused_queue_and_wakes_nobody(redis_client: redis.Redis, 
     assert not redis_client.exists(KEYS.wait, KEYS.marker)
 
 
-def test_it_wakes_nobody_while_as_many_jobs_are_active_as_may_be(redis_client: redis.Redis, add_kept: AddKept) -> None:
+def test_a_kept_job_is_added_without_a_marker_at_the_global_concurrency(
+    redis_client: redis.Redis, add_kept: AddKept
+) -> None:
     redis_client.hset(KEYS.meta, "concurrency", 1)
     redis_client.lpush(KEYS.active, "third")
     keep(redis_client)
@@ -80,9 +82,7 @@ def test_it_wakes_nobody_while_as_many_jobs_are_active_as_may_be(redis_client: r
     assert not redis_client.exists(KEYS.marker)
 
 
-def test_a_lifo_job_is_the_next_and_a_delayed_one_behind_those_of_its_millisecond(
-    redis_client: redis.Redis, add_kept: AddKept
-) -> None:
+def test_lifo_and_delay_of_a_kept_job_are_applied(redis_client: redis.Redis, add_kept: AddKept) -> None:
     redis_client.lpush(KEYS.wait, "waiting")
     keep(redis_client, opts={"lifo": True})
     add_kept()
@@ -97,10 +97,10 @@ def test_a_lifo_job_is_the_next_and_a_delayed_one_behind_those_of_its_millisecon
     assert redis_client.zscore(KEYS.marker, "1") == NOW_MS + 499
 
 
-def test_a_child_is_a_child_of_its_parent_again(redis_client: redis.Redis, add_kept: AddKept) -> None:
+def test_a_kept_child_is_linked_to_its_parent_again(redis_client: redis.Redis, add_kept: AddKept) -> None:
     parent = KEYS.job("parent")
     keep(redis_client, pk=parent, pd='{"id":"parent"}', pdk=f"{parent}:dependencies", rjk="hourly")
     assert add_kept() == "second"
     assert redis_client.smembers(f"{parent}:dependencies") == {KEYS.job("second")}
-    found = redis_client.hmget(KEYS.job("second"), "parentKey", "parent", "rjk", "deid")
-    assert found == [parent, '{"id":"parent"}', "hourly", "d"]
+    stored = redis_client.hmget(KEYS.job("second"), "parentKey", "parent", "rjk", "deid")
+    assert stored == [parent, '{"id":"parent"}', "hourly", "d"]

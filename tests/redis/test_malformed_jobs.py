@@ -1,4 +1,4 @@
-"""Jobs whose hash is not what BullMQ writes: what a child and a supervisor do with them, and with the others."""
+"""A child and a supervisor quarantine jobs whose hash is not as BullMQ writes it, and continue with others."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.support.in_process_child import Child
 pytestmark = pytest.mark.redis
 
 Put = Callable[..., str]
-Look = Callable[[], None]
+StalledCheckRun = Callable[[], None]
 
 
 @pytest.fixture
 def app(broker_url: str) -> Iterator[App]:
-    made = App("tested", broker_url, max_crashes=1)
-    yield made
-    made.close()
+    app = App("tested", broker_url, max_crashes=1)
+    yield app
+    app.close()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def keys(app: App) -> QueueKeys:
 
 @pytest.fixture
 def put(redis_client: Any, keys: QueueKeys) -> Put:
-    """Put a job behind the others, with these fields in its hash, or another value in the place of the hash."""
+    """Add a job behind the others, with these fields in its hash, or with another value instead of the hash."""
 
     def add(job_id: str, /, value: str = "", **fields: object) -> str:
         if value:
@@ -66,14 +66,14 @@ def put(redis_client: Any, keys: QueueKeys) -> Put:
 @pytest.fixture
 def child(app: App, bus: Bus) -> Iterator[Child]:
     app.task(name="task")(lambda **_: "done")
-    made = Child(app, ["mail"], bus)
-    yield made
-    made.close()
+    child = Child(app, ["mail"], bus)
+    yield child
+    child.close()
 
 
 @pytest.fixture
 def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[..., int]:
-    """Have a supervisor settle the jobs of a child that died; the result is how many it could not settle."""
+    """Settle the jobs of a child that died, like a supervisor; return how many could not be settled."""
 
     def settle(*tokens: str) -> int:
         recovery = Recovery([keys], client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
@@ -84,37 +84,37 @@ def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[...
 
 
 @pytest.fixture
-def take(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[..., str]:
-    """Put a job, and take it as a child that dies then; the result is its token."""
+def acquire(app: App, keys: QueueKeys, client: Client, put: Put) -> Callable[..., str]:
+    """Add a job and acquire it, like a child that then dies; return its token."""
 
-    def taken(job_id: str, **fields: object) -> str:
+    def add_and_acquire(job_id: str, **fields: object) -> str:
         put(job_id, **fields)
         token = f"token-{job_id}"
         client.run(move_to_active(keys, FetchOptions(token, 30_000, "dead"), app.now_ms()))
         return token
 
-    return taken
+    return add_and_acquire
 
 
 @pytest.fixture
-def look_for_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_client: Any) -> Look:
-    """Have a supervisor look once; a job must be found twice."""
+def check_stalled_jobs(app: App, keys: QueueKeys, client: Client, redis_client: Any) -> StalledCheckRun:
+    """Run the stalled check once; a job stalls when two checks find it."""
 
-    def look() -> None:
+    def check() -> None:
         redis_client.delete(keys.stalled_check)
         StalledCheck(app.broker, [keys], lambda _index: True, client, Bus(), ReconnectBackoff(Bus(), app.config)).tick(
             0, 0
         )
 
-    return look
+    return check
 
 
-def next_name(value: object) -> str:
-    """The name of a test's case: its first field."""
+def first_field(value: object) -> str:
+    """Return the first field, which names a test's case."""
     return next(iter(value)) if isinstance(value, dict) else ""
 
 
-def of(emitted: list[Event], kind: type[Event]) -> list[Any]:
+def events_of(emitted: list[Event], kind: type[Event]) -> list[Any]:
     return [event for event in emitted if isinstance(event, kind)]
 
 
@@ -133,23 +133,23 @@ def of(emitted: list[Event], kind: type[Event]) -> list[Any]:
     ],
     ids=lambda opts: json.dumps(opts)[:40],
 )
-def test_a_supervisor_settles_a_job_whatever_numbers_its_options_hold(
-    app: App, emitted: list[Event], take: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
+def test_a_supervisor_settles_a_job_with_huge_numbers_in_its_options(
+    app: App, emitted: list[Event], acquire: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
 ) -> None:
-    assert recover(take("large", opts=json.dumps(opts))) == 0
-    assert [event.job_id for event in of(emitted, JobCrashed)] == ["large"]
+    assert recover(acquire("large", opts=json.dumps(opts))) == 0
+    assert [event.job_id for event in events_of(emitted, JobCrashed)] == ["large"]
     assert app.queue("mail").get_job_counts("failed", "active") == {"failed": 1, "active": 0}
 
 
-def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_the_child(
-    keys: QueueKeys, emitted: list[Event], take: Callable[..., str], recover: Callable[..., int], redis_client: Any
+def test_a_job_that_cannot_be_settled_does_not_block_other_jobs_of_its_child(
+    keys: QueueKeys, emitted: list[Event], acquire: Callable[..., str], recover: Callable[..., int], redis_client: Any
 ) -> None:
-    tokens = [take(job_id) for job_id in ("text", "sound")]
+    tokens = [acquire(job_id) for job_id in ("text", "sound")]
     redis_client.delete(keys.job("text"))
     redis_client.set(keys.job("text"), "not a hash")
     assert recover(*tokens) == 0
-    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == ["text"]
-    assert [event.job_id for event in of(emitted, JobRecovered)] == ["sound"]
+    assert [event.job_id for event in events_of(emitted, MalformedJobFailed)] == ["text"]
+    assert [event.job_id for event in events_of(emitted, JobRecovered)] == ["sound"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == 0
 
@@ -157,7 +157,7 @@ def test_a_job_that_cannot_be_settled_keeps_a_supervisor_from_no_other_job_of_th
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_is_taken(
+def test_malformed_jobs_are_quarantined_and_the_job_behind_them_is_acquired(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     malformed = [
@@ -168,40 +168,40 @@ def test_jobs_that_the_script_cannot_take_are_set_aside_and_the_one_behind_them_
     acquired = child.fetcher.acquire(child.slot)
     assert acquired is not None
     assert acquired.job.id == "sound"
-    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == [*malformed, "text"]
-    assert of(emitted, RedisRefused) == []
+    assert [event.job_id for event in events_of(emitted, MalformedJobFailed)] == [*malformed, "text"]
+    assert events_of(emitted, RedisRefused) == []
     assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
     assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
     assert {redis_client.hget(keys.job(job), "atm") for job in malformed} == {"1"}
     assert redis_client.lrange(keys.active, 0, -1) == ["sound"]
-    told = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
-    assert [entry["jobId"] for entry in told] == [*malformed, "text"]
-    assert all("its hash is malformed" in entry["failedReason"] for entry in told)
+    failures = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
+    assert [entry["jobId"] for entry in failures] == [*malformed, "text"]
+    assert all("its hash is malformed" in entry["failedReason"] for entry in failures)
     assert redis_client.get(keys.job("text")) == "not a hash"
 
 
-def test_no_job_is_set_aside_for_what_is_wrong_with_its_queue(
+def test_no_job_is_quarantined_for_an_error_of_its_queue(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("sound")
     redis_client.set(keys.marker, "not a sorted set")
     assert child.run_waiting() == 0
-    assert of(emitted, MalformedJobFailed) == []
-    assert [event.queue for event in of(emitted, RedisRefused)] == ["mail"]
+    assert events_of(emitted, MalformedJobFailed) == []
+    assert [event.queue for event in events_of(emitted, RedisRefused)] == ["mail"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
 
 
-def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
+def test_a_job_completes_although_the_next_job_is_malformed(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("first")
     put("second", ats="many")
     put("third")
     assert child.run_waiting() == 2
-    assert [event.job_id for event in of(emitted, JobCompleted)] == ["first", "third"]
-    assert [event.job_id for event in of(emitted, MalformedJobFailed)] == ["second"]
-    assert of(emitted, LockLost) == []
+    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["first", "third"]
+    assert [event.job_id for event in events_of(emitted, MalformedJobFailed)] == ["second"]
+    assert events_of(emitted, LockLost) == []
     assert redis_client.zrange(keys.failed, 0, -1) == ["second"]
     assert redis_client.llen(keys.active) == 0
 
@@ -218,17 +218,17 @@ def test_a_job_whose_following_one_the_script_cannot_take_has_completed(
     ids=json.dumps,
 )
 @pytest.mark.parametrize("scheduler", [{}, {"rjk": "often"}], ids=["repeatable", "scheduler"])
-def test_a_rule_that_cannot_be_followed_delays_its_job_and_ends_no_child(
+def test_an_invalid_repeat_rule_delays_its_job_and_crashes_no_child(
     put: Put, child: Child, emitted: list[Event], scheduler: dict[str, str], opts: dict[str, Any]
 ) -> None:
     put("repeated", opts=json.dumps(opts), **scheduler)
     put("sound")
     assert child.run_waiting() == 2
-    assert [event.job_id for event in of(emitted, JobCompleted)][-1:] == ["sound"]
-    assert len(of(emitted, SchedulingFailed)) + len(of(emitted, JobCompleted)) == 2
+    assert [event.job_id for event in events_of(emitted, JobCompleted)][-1:] == ["sound"]
+    assert len(events_of(emitted, SchedulingFailed)) + len(events_of(emitted, JobCompleted)) == 2
 
 
-def test_a_lone_surrogate_in_a_deduplication_id_is_written_as_node_writes_it(
+def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_like_in_node(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     redis_client.hset(
@@ -236,11 +236,11 @@ def test_a_lone_surrogate_in_a_deduplication_id_is_written_as_node_writes_it(
     )
     put("first", opts='{"de": {"id": "a\\ud800"}}')
     assert child.run_waiting() + child.run_waiting() == 2
-    assert [event.job_id for event in of(emitted, JobCompleted)] == ["first", "kept"]
+    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["first", "kept"]
 
 
 @pytest.mark.parametrize("kept", [{"age": "x", "count": None}, {"age": None}, {"count": "many"}, {"age": []}], ids=str)
-def test_a_limit_of_kept_jobs_that_is_no_number_removes_nothing(
+def test_a_retention_limit_that_is_not_a_number_removes_nothing(
     keys: QueueKeys, put: Put, child: Child, redis_client: Any, kept: dict[str, Any]
 ) -> None:
     put("job", opts=json.dumps({"removeOnComplete": kept}))
@@ -248,22 +248,27 @@ def test_a_limit_of_kept_jobs_that_is_no_number_removes_nothing(
     assert redis_client.hget(keys.job("job"), "returnvalue") == '"done"'
 
 
-def test_a_malformed_delayed_job_takes_no_other_with_it_when_it_is_promoted(
+def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     # BullMQ's script takes all that are due out of `delayed`, and stops at the second.
     jobs = [put("a"), put("b-nan", priority="-nan"), put("c-text", value="not a hash"), put("d"), put("e", priority=5)]
     redis_client.delete(keys.wait)
-    redis_client.zadd(keys.delayed, {job_id: at for at, job_id in enumerate(jobs)})
+    redis_client.zadd(keys.delayed, {job_id: score for score, job_id in enumerate(jobs)})
     child.run_waiting()
-    assert {event.job_id for event in of(emitted, JobCompleted)} == {"a", "b-nan", "d", "e"}
-    (told,) = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
-    assert (told["jobId"], told["prev"]) == ("c-text", "delayed")
-    assert "its hash is malformed: WRONGTYPE" in told["failedReason"]
+    assert {event.job_id for event in events_of(emitted, JobCompleted)} == {"a", "b-nan", "d", "e"}
+    (failures,) = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
+    assert (failures["jobId"], failures["prev"]) == ("c-text", "delayed")
+    assert "its hash is malformed: WRONGTYPE" in failures["failedReason"]
 
 
-def test_a_malformed_job_that_has_stalled_does_not_vanish_and_hides_no_other(
-    keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any, look_for_stalled_jobs: Look
+def test_a_malformed_stalled_job_is_not_lost_and_hides_no_other_job(
+    keys: QueueKeys,
+    put: Put,
+    child: Child,
+    emitted: list[Event],
+    redis_client: Any,
+    check_stalled_jobs: StalledCheckRun,
 ) -> None:
     put("a-count", stc="many")
     put("b-opts", opts="{")
@@ -273,21 +278,21 @@ def test_a_malformed_job_that_has_stalled_does_not_vanish_and_hides_no_other(
     put("f-sound")
     redis_client.lpush(keys.lock("e-lock"), "not a lock")
     redis_client.rename(keys.wait, keys.active)
-    look_for_stalled_jobs()
-    look_for_stalled_jobs()
+    check_stalled_jobs()
+    check_stalled_jobs()
     child.run_waiting()
     assert redis_client.llen(keys.active) == 0
-    assert {event.job_id for event in of(emitted, JobCompleted)} == {"a-count", "e-lock", "f-sound"}
-    told = {entry["jobId"] for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"}
-    assert told == {"b-opts", "c-list", "d-text"}
+    assert {event.job_id for event in events_of(emitted, JobCompleted)} == {"a-count", "e-lock", "f-sound"}
+    failures = {entry["jobId"] for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"}
+    assert failures == {"b-opts", "c-list", "d-text"}
 
 
-def test_a_lock_that_is_no_lock_hides_no_job_of_a_dead_child(
-    keys: QueueKeys, take: Callable[..., str], recover: Callable[..., int], redis_client: Any
+def test_a_malformed_lock_hides_no_job_of_a_dead_child(
+    keys: QueueKeys, acquire: Callable[..., str], recover: Callable[..., int], redis_client: Any
 ) -> None:
     redis_client.lpush(keys.active, "other")
     redis_client.lpush(keys.lock("other"), "not a lock")
-    assert recover(take("mine")) == 0
+    assert recover(acquire("mine")) == 0
     assert redis_client.lrange(keys.active, 0, -1) == ["other"]
 
 
@@ -305,9 +310,9 @@ def test_a_lock_that_is_no_lock_hides_no_job_of_a_dead_child(
         ({"parent": "null"}, "field parent of job bad is not a JSON object"),
         ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not the key of a job"),
     ],
-    ids=next_name,
+    ids=first_field,
 )
-def test_a_job_that_cannot_be_read_or_ended_is_not_run_and_fails_with_the_reason(
+def test_a_malformed_job_is_not_run_and_fails_with_the_reason(
     keys: QueueKeys, put: Put, child: Child, redis_client: Any, fields: dict[str, str], problem: str
 ) -> None:
     put("bad", **fields)
@@ -317,7 +322,7 @@ def test_a_job_that_cannot_be_read_or_ended_is_not_run_and_fails_with_the_reason
     assert redis_client.llen(keys.active) == redis_client.exists(keys.lock("bad")) == 0
 
 
-@pytest.mark.parametrize("fields", [{"atm": "many"}, {"parentKey": "x" * 100_000}], ids=next_name)
+@pytest.mark.parametrize("fields", [{"atm": "many"}, {"parentKey": "x" * 100_000}], ids=first_field)
 def test_a_malformed_job_can_be_revoked(
     app: App, keys: QueueKeys, put: Put, redis_client: Any, fields: dict[str, str]
 ) -> None:
@@ -327,13 +332,13 @@ def test_a_malformed_job_can_be_revoked(
     assert redis_client.llen(keys.wait) == redis_client.llen(keys.active) == 0
 
 
-def test_a_job_whose_lock_never_runs_out_looks_like_one_that_runs(
-    keys: QueueKeys, put: Put, look_for_stalled_jobs: Look, redis_client: Any
+def test_a_job_whose_lock_never_expires_does_not_stall(
+    keys: QueueKeys, put: Put, check_stalled_jobs: StalledCheckRun, redis_client: Any
 ) -> None:
-    redis_client.set(keys.lock(put("held")), "somebody")
+    redis_client.set(keys.lock(put("held")), "other-worker")
     redis_client.rename(keys.wait, keys.active)
-    look_for_stalled_jobs()
-    look_for_stalled_jobs()
+    check_stalled_jobs()
+    check_stalled_jobs()
     assert redis_client.lrange(keys.active, 0, -1) == ["held"]
 
 
@@ -341,7 +346,7 @@ def test_a_job_whose_lock_never_runs_out_looks_like_one_that_runs(
     ("flag", "becomes"),
     [("fpof", "failed"), ("cpof", "completed"), ("idof", "completed"), ("rdof", "completed"), ("", "waiting_children")],
 )
-def test_a_parent_hears_of_a_child_that_is_set_aside_as_the_childs_options_say(
+def test_a_quarantined_child_affects_its_parent_as_its_options_require(
     keys: QueueKeys, put: Put, child: Child, redis_client: Any, flag: str, becomes: str
 ) -> None:
     put("parent")
@@ -356,7 +361,7 @@ def test_a_parent_hears_of_a_child_that_is_set_aside_as_the_childs_options_say(
     assert "bad" in redis_client.zrange(keys.failed, 0, -1)
 
 
-def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_counts_for_no_paused_queue(
+def test_a_quarantined_job_does_not_count_for_the_global_concurrency(
     app: App, keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     queue = app.queue("mail")
@@ -369,10 +374,10 @@ def test_a_job_that_is_set_aside_makes_room_under_a_global_concurrency_and_count
     assert redis_client.llen(keys.paused) == 4
     queue.resume()
     assert child.run_waiting() == 1
-    assert [event.job_id for event in of(emitted, JobCompleted)] == ["sound"]
+    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["sound"]
 
 
-def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
+def test_a_malformed_job_of_another_queue_does_not_lose_an_outcome(
     app: App, keys: QueueKeys, put: Put, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     app.task(name="task")(lambda **_: "done")
@@ -383,7 +388,7 @@ def test_the_job_of_another_queue_that_the_script_cannot_take_costs_no_outcome(
     child = Child(app, ["mail", "other"], bus)
     child.run_waiting()
     child.close()
-    assert [event.job_id for event in of(emitted, JobCompleted)] == ["sound"]
-    assert [(event.queue, event.job_id) for event in of(emitted, MalformedJobFailed)] == [("other", "bad")]
+    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["sound"]
+    assert [(event.queue, event.job_id) for event in events_of(emitted, MalformedJobFailed)] == [("other", "bad")]
     assert redis_client.llen(other.active) == redis_client.llen(keys.active) == 0
     assert redis_client.zrange(other.failed, 0, -1) == ["bad"]

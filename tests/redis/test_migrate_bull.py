@@ -1,4 +1,4 @@
-"""Migrating the layout of Bull 1 and 2, and what needs no Bull to be tested."""
+"""Tests of migrating the layout of Bull 1 and 2, and other tests that need no Bull library."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TRACE = 'Error: no "x"\\n    at file.js:1'
 
 @pytest.fixture
 def queue(broker_url: str) -> Iterator[Queue]:
-    """Our queue ``mail``, ``bull:{mail}``."""
-    with Queue("mail", broker_url) as made:
-        yield made
+    """bulltask's queue ``mail``, ``bull:{mail}``."""
+    with Queue("mail", broker_url) as queue:
+        yield queue
 
 
-def old_job(client: redis.Redis, job_id: str, **fields: Any) -> None:
-    """A job as Bull 1 stores it: no name, attempts in the hash."""
+def add_bull_1_job(client: redis.Redis, job_id: str, **fields: Any) -> None:
+    """Store a job as Bull 1 does: without a name, with the attempts in the hash."""
     hash_: dict[str, Any] = {
         "data": f'{{"n": {job_id}}}',
         "opts": "{}",
@@ -48,12 +48,12 @@ def old_job(client: redis.Redis, job_id: str, **fields: Any) -> None:
     client.hset(f"bull:mail:{job_id}", mapping=hash_ | fields)
 
 
-def old_queue(client: redis.Redis) -> None:
-    """Bull 1's queue ``mail``: completed and failed are sets, scores of delayed ones are ms times 4096 plus the id."""
+def fill_bull_1_queue(client: redis.Redis) -> None:
+    """Fill Bull 1's queue ``mail``: completed and failed are sets, scores in delayed are ms times 4096 plus the id."""
     for job_id in ("1", "2"):
-        old_job(client, job_id, returnvalue=f'{{"ok":{job_id}}}', progress=1)
+        add_bull_1_job(client, job_id, returnvalue=f'{{"ok":{job_id}}}', progress=1)
     client.sadd("bull:mail:completed", "2", "1")
-    old_job(
+    add_bull_1_job(
         client,
         "3",
         attempts=3,
@@ -63,15 +63,15 @@ def old_queue(client: redis.Redis) -> None:
     )
     client.sadd("bull:mail:failed", "3")
     for job_id in ("4", "5"):
-        old_job(client, job_id)
+        add_bull_1_job(client, job_id)
         client.lpush("bull:mail:wait", job_id)
-    old_job(client, "6", delay=DUE_MS - ADDED_MS)
+    add_bull_1_job(client, "6", delay=DUE_MS - ADDED_MS)
     client.zadd("bull:mail:delayed", {"6": DUE_MS * 4096 + 6})
     client.set("bull:mail:id", 6)
 
 
 def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client: redis.Redis) -> None:
-    old_queue(redis_client)
+    fill_bull_1_queue(redis_client)
     migration = BullMigration(queue)
     plan = migration.plan()
     assert (plan.layout, plan.total, plan.outcome.notes) == (QueueLayout.BULL_1, 6, {"unnamed": 6})
@@ -99,14 +99,14 @@ def test_the_layout_of_bull_1_is_recognised_and_moved(queue: Queue, redis_client
     assert not {"attempts", "attemptsMade", "stacktrace", "returnvalue"} & waiting.keys()
 
 
-def test_bull_1_is_known_by_its_jobs_where_none_has_ended(queue: Queue, redis_client: redis.Redis) -> None:
-    old_job(redis_client, "1")
+def test_bull_1_is_recognised_by_its_jobs_if_none_has_finished(queue: Queue, redis_client: redis.Redis) -> None:
+    add_bull_1_job(redis_client, "1")
     redis_client.lpush("bull:mail:wait", "1")
     assert BullMigration(queue).plan().layout is QueueLayout.BULL_1
 
 
-def test_sets_cannot_become_sorted_sets_in_place(broker_url: str, redis_client: redis.Redis) -> None:
-    old_queue(redis_client)
+def test_an_in_place_migration_rejects_the_sets_of_bull_1(broker_url: str, redis_client: redis.Redis) -> None:
+    fill_bull_1_queue(redis_client)
     before = {key: redis_client.type(key) for key in redis_client.keys("*")}
     with Queue("mail", broker_url, queue_hash_tag=False) as queue:
         with pytest.raises(MigrationRefusedError, match="sets of Bull 1 and 2"):
@@ -116,19 +116,19 @@ def test_sets_cannot_become_sorted_sets_in_place(broker_url: str, redis_client: 
             assert BullMigration(other, "mail").run().complete
 
 
-def test_a_limit_counts_in_sets_too(queue: Queue, redis_client: redis.Redis) -> None:
-    old_queue(redis_client)
+def test_a_limit_also_applies_to_sets(queue: Queue, redis_client: redis.Redis) -> None:
+    fill_bull_1_queue(redis_client)
     report = BullMigration(queue, states=("completed",), limit=1).run()
     assert (report.outcome.moved, redis_client.smembers("bull:mail:completed")) == ({"completed": 1}, {"2"})
     assert BullMigration(queue).run().complete
 
 
-def test_no_queues_at_all(queue: Queue) -> None:
+def test_the_plan_for_a_missing_queue_is_empty(queue: Queue) -> None:
     plan = BullMigration(queue).plan()
     assert (plan.layout, plan.total, plan.refusals) == (QueueLayout.EMPTY, 0, [])
 
 
-def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None:
+def test_the_source_queue_may_have_another_prefix(queue: Queue, redis_client: redis.Redis) -> None:
     redis_client.hset(
         "old:mail:1", mapping={"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp":5}'}
     )
@@ -148,14 +148,14 @@ def test_another_prefix_of_bull(queue: Queue, redis_client: redis.Redis) -> None
         ({"dry": True}, TypeError, "dry"),
     ],
 )
-def test_wishes_that_cannot_be_are_refused_at_once(
+def test_invalid_options_of_a_migration_are_rejected(
     queue: Queue, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         BullMigration(queue, **options)
 
 
-def test_in_place_ids_stay(broker_url: str) -> None:
+def test_an_in_place_migration_rejects_an_id_prefix(broker_url: str) -> None:
     with Queue("mail", broker_url, queue_hash_tag=False) as queue, pytest.raises(ConfigError, match="in place"):
         BullMigration(queue, id_prefix="old-")
 
@@ -178,7 +178,7 @@ def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFact
         assert plain.lrange("bull:{mail}:wait", 0, -1) == ["1"]
 
 
-MEANWHILE: dict[MoveResult, list[list[str]]] = {
+CONCURRENT_CHANGES: dict[MoveResult, list[list[str]]] = {
     MoveResult.GONE: [["LREM", "bull:mail:wait", "0", "2"], ["LPUSH", "bull:mail:active", "2"]],
     MoveResult.NO_HASH: [["DEL", "bull:mail:2"]],
     MoveResult.LOCKED: [["SET", "bull:mail:2:lock", "token"]],
@@ -188,14 +188,18 @@ MEANWHILE: dict[MoveResult, list[list[str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("answer", "in_place"),
+    ("expected", "in_place"),
     [
-        *((answer, False) for answer in (MoveResult.DONE, *MEANWHILE)),
-        *((answer, True) for answer in (MoveResult.DONE, *MEANWHILE) if answer is not MoveResult.ID_TAKEN),
+        *((expected, False) for expected in (MoveResult.DONE, *CONCURRENT_CHANGES)),
+        *(
+            (expected, True)
+            for expected in (MoveResult.DONE, *CONCURRENT_CHANGES)
+            if expected is not MoveResult.ID_TAKEN
+        ),
     ],
 )
-def test_a_job_that_has_changed_since_it_was_read_is_left_alone(
-    queue: Queue, redis_client: redis.Redis, answer: MoveResult, in_place: bool
+def test_a_job_that_has_changed_since_it_was_read_is_not_moved(
+    queue: Queue, redis_client: redis.Redis, expected: MoveResult, in_place: bool
 ) -> None:
     opts = '{"attempts":1,"delay":0,"timestamp":5}'
     for job_id in ("1", "2", "3"):
@@ -204,39 +208,41 @@ def test_a_job_that_has_changed_since_it_was_read_is_left_alone(
     source = BullKeys("bull", "mail")
     with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("2", "")])
-        found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
-        assert found is not None
-        for command in MEANWHILE.get(answer, []):
+        change = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
+        assert change is not None
+        for command in CONCURRENT_CHANGES.get(expected, []):
             redis_client.execute_command(*command)
         before = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
-        call = convert_bull_job(source, found[0]) if in_place else move_bull_job(source, queue.context.keys, found[0])
-        assert client.run(call) is answer
+        call = convert_bull_job(source, change[0]) if in_place else move_bull_job(source, queue.context.keys, change[0])
+        assert client.run(call) is expected
     after = {key: redis_client.type(key) for key in redis_client.keys("*")}, redis_client.hgetall("bull:mail:2")
-    assert (before == after) is (answer is not MoveResult.DONE)
+    assert (before == after) is (expected is not MoveResult.DONE)
     assert redis_client.lrange("bull:mail:wait", 0, -1) == (
-        ["3", "1"] if answer is MoveResult.GONE or (answer is MoveResult.DONE and not in_place) else ["3", "2", "1"]
+        ["3", "1"] if expected is MoveResult.GONE or (expected is MoveResult.DONE and not in_place) else ["3", "2", "1"]
     )
 
 
 def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Redis) -> None:
-    """The opts are part of what is compared; what Bull wrote last is what counts."""
+    """The script compares the options too, so a job whose options Bull has changed is not moved with the old ones."""
     old = '{"attempts":1,"delay":0,"timestamp":5}'
     redis_client.hset("bull:mail:1", mapping={"name": "n", "data": "{}", "opts": old, "timestamp": "5"})
     redis_client.lpush("bull:mail:wait", "1")
     source = BullKeys("bull", "mail")
     with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("1", "")])
-        found = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
-        assert found is not None
+        change = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
+        assert change is not None
         redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
-        assert client.run(move_bull_job(source, queue.context.keys, found[0])) is MoveResult.CHANGED
+        assert client.run(move_bull_job(source, queue.context.keys, change[0])) is MoveResult.CHANGED
     assert BullMigration(queue).run().complete
     assert redis_client.hget("bull:{mail}:1", "opts") == '{"attempts":7}'
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("paused", [False, True])
-def test_workers_that_wait_are_woken(broker_url: str, redis_client: redis.Redis, in_place: bool, paused: bool) -> None:
+def test_a_migration_wakes_waiting_workers(
+    broker_url: str, redis_client: redis.Redis, in_place: bool, paused: bool
+) -> None:
     opts = '{"attempts":1,"delay":0,"timestamp":5}'
     for job_id in ("1", "2"):
         redis_client.hset(f"bull:mail:{job_id}", mapping={"name": "n", "data": "{}", "opts": opts, "timestamp": "5"})
@@ -248,8 +254,8 @@ def test_workers_that_wait_are_woken(broker_url: str, redis_client: redis.Redis,
         assert BullMigration(queue, "mail").run().complete
         assert queue.is_paused() is paused
     base = "bull:mail" if in_place else "bull:{mail}"
-    found: Any = redis_client.zrange(f"{base}:marker", 0, -1, withscores=True)
-    woken = dict(found)
-    assert woken == {"1": DUE_MS} | ({} if paused else {"0": 0})
+    marker: Any = redis_client.zrange(f"{base}:marker", 0, -1, withscores=True)
+    due = dict(marker)
+    assert due == {"1": DUE_MS} | ({} if paused else {"0": 0})
     assert redis_client.hget(f"{base}:meta", "paused") == ("1" if paused else None)
     assert redis_client.exists("bull:mail:meta-paused") == (paused and not in_place)

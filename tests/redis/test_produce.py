@@ -1,4 +1,4 @@
-"""Sending: what is stored in Redis, in how many round trips, and what happens when the connection breaks."""
+"""Tests of sending jobs: what is stored in Redis, the number of round trips, and broken connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = pytest.mark.redis
 
 ROUND_TRIP_MS = 50
-"""The server's time is known to half a round trip, and this machine is shared."""
+"""The server's time is known only to half a round trip, and the machine may be busy."""
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 TWO_32 = 2**32
@@ -43,22 +43,22 @@ TWO_32 = 2**32
 
 @pytest.fixture
 def app(broker_url: str) -> Iterator[App]:
-    made = App("producer", broker_url, task_default_queue="mail", result_expires=None)
-    yield made
-    made.close()
+    app = App("producer", broker_url, task_default_queue="mail", result_expires=None)
+    yield app
+    app.close()
 
 
 @pytest.fixture
 def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def proxied(proxy: FlakyProxy) -> Iterator[App]:
-    """An app whose way to the server can be broken; it waits a little before it sends again."""
+    """An app whose connection can be broken; it waits a little before it sends again."""
     url = f"redis://127.0.0.1:{proxy.port}/0"
-    made = App(
+    proxied = App(
         "producer",
         url,
         task_default_queue="mail",
@@ -66,8 +66,8 @@ def proxied(proxy: FlakyProxy) -> Iterator[App]:
         redis_socket_timeout=0.5,
         redis_socket_connect_timeout=0.5,
     )
-    yield made
-    made.close()
+    yield proxied
+    proxied.close()
 
 
 def send(app: App, **options: Any) -> AsyncResult[Any]:
@@ -75,23 +75,23 @@ def send(app: App, **options: Any) -> AsyncResult[Any]:
 
 
 def stored(client: redis.Redis, job_id: str) -> dict[str, str]:
-    found: Any = client.hgetall(KEYS.job(job_id))
-    return dict(found)
+    fields: Any = client.hgetall(KEYS.job(job_id))
+    return dict(fields)
 
 
 def options_of(client: redis.Redis, job_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(stored(client, job_id)["opts"])
-    return found
+    opts: dict[str, Any] = json.loads(stored(client, job_id)["opts"])
+    return opts
 
 
 def events(client: redis.Redis) -> list[dict[str, str]]:
-    found: Any = client.xrange(KEYS.events)
-    return [fields for _, fields in found]
+    entries: Any = client.xrange(KEYS.events)
+    return [fields for _, fields in entries]
 
 
 def scored(client: redis.Redis, key: str) -> list[tuple[str, float]]:
-    found: Any = client.zrange(key, 0, -1, withscores=True)
-    return list(found)
+    members: Any = client.zrange(key, 0, -1, withscores=True)
+    return list(members)
 
 
 def server_ms(client: redis.Redis) -> int:
@@ -99,7 +99,7 @@ def server_ms(client: redis.Redis) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-# --- each option in its place -----------------------------------------------------------------------------------------
+# --- stored options ---------------------------------------------------------------------------------------------------
 
 
 def test_a_plain_job_is_stored_in_wait_with_exactly_bullmqs_fields(app: App, redis_client: redis.Redis) -> None:
@@ -131,7 +131,7 @@ def test_a_queues_protocol_version_is_written_once(app: App, redis_client: redis
     assert redis_client.hgetall(other.meta) == {"version": "bullmq:5.81.5", "opts.maxLenEvents": "5"}
 
 
-def test_only_these_keys_are_written(app: App, redis_client: redis.Redis) -> None:
+def test_a_send_writes_only_bullmqs_keys(app: App, redis_client: redis.Redis) -> None:
     result = send(app)
     assert set(redis_client.keys("*")) == {KEYS.wait, KEYS.meta, KEYS.id, KEYS.events, KEYS.marker, KEYS.job(result.id)}
 
@@ -152,7 +152,7 @@ def test_a_countdown_makes_a_delayed_job_due_by_the_servers_time(
     assert scored(redis_client, KEYS.marker) == [("1", float(due_ms))]
 
 
-def test_an_eta_is_the_moment_itself_and_one_that_has_passed_is_no_delay(app: App, redis_client: redis.Redis) -> None:
+def test_an_eta_is_stored_exactly_and_a_past_eta_is_no_delay(app: App, redis_client: redis.Redis) -> None:
     moment_ms = server_ms(redis_client) + 3_600_000
     result = send(app, eta=datetime.fromtimestamp(moment_ms / 1000, UTC))
     ((_, score),) = scored(redis_client, KEYS.delayed)
@@ -162,9 +162,7 @@ def test_an_eta_is_the_moment_itself_and_one_that_has_passed_is_no_delay(app: Ap
     assert (result.state, past.state) == (JobState.DELAYED, JobState.WAITING)
 
 
-def test_a_priority_orders_jobs_low_number_first_and_first_come_first_served_inside(
-    app: App, redis_client: redis.Redis
-) -> None:
+def test_jobs_are_ordered_by_priority_and_then_by_order_of_arrival(app: App, redis_client: redis.Redis) -> None:
     ids = [send(app, priority=priority).id for priority in (7, 1, 7, 2**21 - 1)]
     assert scored(redis_client, KEYS.prioritized) == [
         (ids[1], 1.0 * TWO_32 + 2),
@@ -183,21 +181,21 @@ def test_priority_zero_means_no_priority(app: App, redis_client: redis.Redis) ->
     assert "priority" not in options_of(redis_client, result.id)
 
 
-def test_a_delayed_job_keeps_its_priority_for_later(app: App, redis_client: redis.Redis) -> None:
+def test_a_delayed_job_keeps_its_priority(app: App, redis_client: redis.Redis) -> None:
     result = send(app, countdown=60, priority=7)
     assert redis_client.zcard(KEYS.delayed) == 1
     assert redis_client.exists(KEYS.prioritized) == 0
     assert stored(redis_client, result.id)["priority"] == "7"
 
 
-def test_lifo_puts_a_job_before_those_that_wait(app: App, redis_client: redis.Redis) -> None:
+def test_lifo_puts_a_job_before_the_waiting_jobs(app: App, redis_client: redis.Redis) -> None:
     first, second, urgent = send(app), send(app), send(app, lifo=True)
-    # Taken from the right.
+    # Jobs are acquired from the right.
     assert redis_client.lrange(KEYS.wait, 0, -1) == [second.id, first.id, urgent.id]
     assert options_of(redis_client, urgent.id)["lifo"] is True
 
 
-def test_jobs_of_a_paused_queue_wait_with_the_others(app: App, redis_client: redis.Redis) -> None:
+def test_a_job_for_a_paused_queue_is_stored_in_paused(app: App, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.meta, "paused", 1)
     result = send(app)
     assert redis_client.lrange(KEYS.paused, 0, -1) == [result.id]
@@ -227,31 +225,31 @@ def test_options_of_tasks_and_calls_are_stored_under_bullmqs_names(
     app: App, redis_client: redis.Redis, task: dict[str, Any], call: dict[str, Any], written: dict[str, Any]
 ) -> None:
     work = app.task(name="work", **task)(lambda: None)
-    found = options_of(redis_client, work.apply_async(**call).id)
+    opts = options_of(redis_client, work.apply_async(**call).id)
     for name, value in written.items():
         if isinstance(value, dict):
-            assert {key: found[name][key] for key in value} == value
+            assert {key: opts[name][key] for key in value} == value
         else:
-            assert found[name] == value
+            assert opts[name] == value
 
 
-def test_an_expiry_is_a_moment_of_the_servers_time(app: App, redis_client: redis.Redis) -> None:
+def test_expires_is_stored_as_a_time_of_the_server(app: App, redis_client: redis.Redis) -> None:
     before = server_ms(redis_client)
-    found = options_of(redis_client, send(app, expires=60).id)["bulltask"]["expires"]
-    assert before - ROUND_TRIP_MS <= found - 60_000 <= server_ms(redis_client) + ROUND_TRIP_MS
+    expires_ms = options_of(redis_client, send(app, expires=60).id)["bulltask"]["expires"]
+    assert before - ROUND_TRIP_MS <= expires_ms - 60_000 <= server_ms(redis_client) + ROUND_TRIP_MS
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert options_of(redis_client, send(app, expires=moment).id)["bulltask"]["expires"] == 1_893_456_000_000
 
 
 def test_results_are_kept_for_a_day_by_default(broker_url: str, redis_client: redis.Redis) -> None:
     app = App("producer", broker_url, task_default_queue="mail")
-    found = options_of(redis_client, send(app).id)
-    assert found["removeOnComplete"] == {"age": 86_400}
-    assert "removeOnFail" not in found
+    opts = options_of(redis_client, send(app).id)
+    assert opts["removeOnComplete"] == {"age": 86_400}
+    assert "removeOnFail" not in opts
     app.close()
 
 
-def test_the_times_of_a_job_are_the_servers_also_where_the_clock_of_the_machine_is_wrong(
+def test_job_times_are_server_times_although_the_clock_is_wrong(
     app: App, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulltask.clock.wall_ms", lambda: wall_ms() + 120_000)
@@ -298,7 +296,7 @@ def test_the_keys_of_a_queue_follow_the_settings(
     app.close()
 
 
-async def test_asyncio_sends_the_same(app: App, redis_client: redis.Redis) -> None:
+async def test_asyncio_stores_the_same_jobs(app: App, redis_client: redis.Redis) -> None:
     work = app.task(name="work")(lambda x: None)
     results = [
         await work.adelay(1),
@@ -316,20 +314,20 @@ async def test_asyncio_sends_the_same(app: App, redis_client: redis.Redis) -> No
 
 @pytest.fixture
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many calls each round trip of either client carries."""
+    """The number of calls in each round trip of either client."""
     sizes: list[int] = []
     sync, asynchronous = Client._round_trip, AsyncClient._round_trip
 
-    def counting(self: Client, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
+    def count_calls(self: Client, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))
         return sync(self, connection, packed, *more)
 
-    async def acounting(self: AsyncClient, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
+    async def acount_calls(self: AsyncClient, connection: Any, packed: Sequence[bytes], *more: Any) -> list[Any]:
         sizes.append(len(packed))
         return await asynchronous(self, connection, packed, *more)
 
-    monkeypatch.setattr(Client, "_round_trip", counting)
-    monkeypatch.setattr(AsyncClient, "_round_trip", acounting)
+    monkeypatch.setattr(Client, "_round_trip", count_calls)
+    monkeypatch.setattr(AsyncClient, "_round_trip", acount_calls)
     return sizes
 
 
@@ -345,7 +343,7 @@ def test_2500_jobs_take_three_round_trips_and_keep_their_order(
     assert waiting[::-1] == [result.id for result in results]
 
 
-async def test_2500_jobs_take_three_round_trips_of_asyncio_too(
+async def test_2500_jobs_take_three_round_trips_with_asyncio(
     app: App, redis_client: redis.Redis, round_trips: list[int]
 ) -> None:
     work = app.task(name="work")(lambda n: None)
@@ -358,24 +356,24 @@ async def test_2500_jobs_take_three_round_trips_of_asyncio_too(
     await app.aclose()
 
 
-def test_the_first_job_takes_two_round_trips_and_each_further_one_a_single_one(
+def test_connecting_takes_two_calls_and_each_send_one_round_trip(
     app: App, round_trips: list[int], redis_client: redis.Redis
 ) -> None:
     send(app)
     redis_client.config_resetstat()
-    assert round_trips[0] == 2, "what the server is, and its time, when the connection is made"
+    assert round_trips[0] == 2, "the server's kind and time, on connect"
     round_trips.clear()
     send(app)
     send(app)
     assert round_trips == [1, 1]
 
 
-def test_jobs_of_several_queues_travel_together(app: App, redis_client: redis.Redis, round_trips: list[int]) -> None:
+def test_jobs_of_several_queues_share_a_round_trip(app: App, redis_client: redis.Redis, round_trips: list[int]) -> None:
     send(app)
     round_trips.clear()
     work = app.task(name="work")(lambda n: None)
     app.send_many([work.s(n).set(queue=f"q{n % 3}") for n in range(9)])
-    assert round_trips == [9 + 2 * 3], "three queues are described"
+    assert round_trips == [9 + 2 * 3], "three queues get their metadata"
     assert [redis_client.llen(f"bull:{{q{n}}}:wait") for n in range(3)] == [3, 3, 3]
 
 
@@ -391,7 +389,7 @@ def test_large_jobs_take_more_round_trips(
     assert redis_client.llen(KEYS.wait) == 8
 
 
-def test_sending_nothing_sends_nothing(app: App, round_trips: list[int]) -> None:
+def test_sending_no_jobs_takes_no_round_trip(app: App, round_trips: list[int]) -> None:
     assert app.send_many([]) == []
     assert app.task(name="work")(lambda: None).delay_many([]) == []
     assert round_trips == []
@@ -414,7 +412,7 @@ def bad_calls(app: App) -> list[tuple[Callable[[], object], type[Exception]]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_one_bad_call_of_many_sends_none_of_them(broker_url: str, redis_client: redis.Redis, number: int) -> None:
+def test_one_invalid_call_of_many_sends_none_of_them(broker_url: str, redis_client: redis.Redis, number: int) -> None:
     app = App("producer", broker_url, max_payload=10_000)
     call, error = bad_calls(app)[number]
     with pytest.raises(error):
@@ -423,7 +421,7 @@ def test_one_bad_call_of_many_sends_none_of_them(broker_url: str, redis_client: 
     app.close()
 
 
-def test_the_limit_of_a_payload_is_the_apps(broker_url: str, redis_client: redis.Redis) -> None:
+def test_max_payload_limits_the_arguments_of_a_task(broker_url: str, redis_client: redis.Redis) -> None:
     app = App("producer", broker_url, max_payload=1_000)
     work = app.task(name="work")(lambda x: None)
     options: Any = redis_client.hget(app.broker.keys("default").job(work.delay("x").id), "opts")
@@ -450,7 +448,7 @@ def test_the_limit_of_a_payload_is_the_apps(broker_url: str, redis_client: redis
         lambda app, text: app.queue("mail").schedulers.upsert("s", data=text, options={"headers": text}, every=60),
     ],
 )
-def test_the_limit_is_of_data_and_options_together(
+def test_max_payload_limits_data_and_options_together(
     broker_url: str, redis_client: redis.Redis, send: Callable[[App, str], object]
 ) -> None:
     app = App("producer", broker_url, max_payload=10_000)
@@ -461,7 +459,7 @@ def test_the_limit_is_of_data_and_options_together(
     app.close()
 
 
-def test_a_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) -> None:
+def test_update_data_rejects_data_that_exceeds_max_payload(broker_url: str) -> None:
     with Queue("mail", broker_url, max_payload=10_000) as queue:
         job = queue.add("work", headers={"h": 6_000 * "x"})
         with pytest.raises(PayloadTooLargeError, match="together more than the limit of 10,000"):
@@ -469,7 +467,7 @@ def test_a_job_gets_no_data_that_is_too_large_with_its_options(broker_url: str) 
         job.update_data(3_000 * "x")
 
 
-# --- a way that breaks ------------------------------------------------------------------------------------------------
+# --- broken connections -----------------------------------------------------------------------------------------------
 
 
 def test_thirty_sends_with_ten_lost_replies_make_thirty_jobs(
@@ -506,7 +504,7 @@ def test_a_bulk_whose_replies_are_lost_halfway_is_stored_once(
 
 
 @pytest.mark.parametrize("reply", ["LOADING Redis is loading", "READONLY You can't write", "MISCONF no snapshots"])
-def test_a_server_that_is_not_ready_is_asked_again(
+def test_a_send_is_repeated_if_the_server_is_not_ready(
     proxied: App, proxy: FlakyProxy, redis_client: redis.Redis, reply: str
 ) -> None:
     send(proxied)
@@ -516,7 +514,7 @@ def test_a_server_that_is_not_ready_is_asked_again(
     assert redis_client.llen(KEYS.wait) == 2
 
 
-def test_after_three_resends_the_error_is_the_callers(proxied: App, proxy: FlakyProxy) -> None:
+def test_a_send_raises_the_error_after_three_resends(proxied: App, proxy: FlakyProxy) -> None:
     send(proxied)
     proxy.inject_error("LOADING Redis is loading", 4, match="evalsha")
     with pytest.raises(BrokerNotReadyError):
@@ -526,7 +524,7 @@ def test_after_three_resends_the_error_is_the_callers(proxied: App, proxy: Flaky
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError):
         send(proxied)
-    assert 1 < time.monotonic() - started < 5, "each of four tries has its timeout"
+    assert 1 < time.monotonic() - started < 5, "each of four attempts has its timeout"
     proxy.pass_all()
     send(proxied)
 
@@ -547,19 +545,21 @@ def test_resends_wait_longer_each_time(proxied: App, proxy: FlakyProxy, monkeypa
     pauses: list[float] = []
     wait = threading.Event.wait
 
-    def noting(self: threading.Event, timeout: float | None = None) -> bool:
+    def record_wait(self: threading.Event, timeout: float | None = None) -> bool:
         if timeout is not None:
             pauses.append(timeout)
         return wait(self, timeout)
 
     send(proxied)
     proxy.inject_error("READONLY no", 3, match="evalsha")
-    monkeypatch.setattr(threading.Event, "wait", noting)
+    monkeypatch.setattr(threading.Event, "wait", record_wait)
     send(proxied)
-    assert [pause == pytest.approx(wanted, rel=0.2) for pause, wanted in zip(pauses, (0.02, 0.04, 0.08), strict=True)]
+    assert [
+        pause == pytest.approx(expected, rel=0.2) for pause, expected in zip(pauses, (0.02, 0.04, 0.08), strict=True)
+    ]
 
 
-def test_a_server_that_comes_back_in_time_costs_no_send(
+def test_a_send_succeeds_if_the_server_returns_in_time(
     proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     send(proxied)
@@ -572,7 +572,7 @@ def test_a_server_that_comes_back_in_time_costs_no_send(
     assert redis_client.llen(KEYS.wait) == 2
 
 
-def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory: ServerFactory) -> None:
+def test_a_send_to_a_full_server_fails_without_a_resend(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxmemory", "3mb", "--maxmemory-policy", "noeviction"])
     app = App("producer", server.url, broker_reconnect_delay=5, broker_reconnect_delay_max=5)
     started = time.monotonic()
@@ -587,13 +587,13 @@ def test_a_full_server_refuses_at_once_and_nothing_is_sent_again(server_factory:
     app.close()
 
 
-def test_where_nothing_listens_the_error_comes_after_the_resends() -> None:
+def test_a_send_to_a_closed_port_fails_after_its_resends() -> None:
     app = App("producer", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
         send(app)
 
 
-def test_threads_send_side_by_side(app: App, redis_client: redis.Redis) -> None:
+def test_threads_send_at_the_same_time(app: App, redis_client: redis.Redis) -> None:
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda _: send(app), range(400)))
     assert redis_client.llen(KEYS.wait) == len({result.id for result in results}) == 400

@@ -1,4 +1,4 @@
-"""A queue from outside: adding, reading, counting, removing. Every test runs with both classes."""
+"""Tests of adding, reading, counting and removing jobs of a queue. Every test runs with both classes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_a_job_is_added_and_read_back(queue: Queue) -> None:
 
 
 def test_an_unknown_id_returns_no_job(queue: Queue) -> None:
-    assert queue.get_job("nobody") is None
-    assert queue.get_job_state("nobody") is JobState.UNKNOWN
+    assert queue.get_job("missing") is None
+    assert queue.get_job_state("missing") is JobState.UNKNOWN
 
 
 def test_jobs_are_added_in_bulk_and_in_order(queue: Queue) -> None:
@@ -38,7 +38,7 @@ def test_jobs_are_added_in_bulk_and_in_order(queue: Queue) -> None:
     assert queue.get_job_ids("waiting", 0, 1, asc=True) == [job.id for job in sent[:2]]
 
 
-def test_nothing_is_added_when_one_of_many_is_wrong(queue: Queue) -> None:
+def test_add_bulk_adds_nothing_if_one_job_is_invalid(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="priority"):
         queue.add_bulk([{"name": "a"}, {"name": "b", "options": {"priority": -1}}])
     with pytest.raises(InvalidNameError):
@@ -62,7 +62,7 @@ def test_a_queues_default_options_apply_to_its_jobs(broker_url: str) -> None:
         Queue("mail", broker_url, default_job_options={"tries": 7})  # type: ignore[arg-type]
 
 
-def test_counts_of_all_states(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_jobs_are_counted_by_state(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     manual_worker.complete()
     manual_worker.fail()
@@ -103,7 +103,7 @@ def test_jobs_of_several_states_are_read_once_each(queue: Queue, manual_worker: 
     assert ended[0].finished_ms is not None
 
 
-def test_draining_removes_what_waits(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add("first")
     manual_worker.complete()
     queue.add("taken")
@@ -117,7 +117,7 @@ def test_draining_removes_what_waits(queue: Queue, manual_worker: ManualWorker) 
     assert sorted(job.name for job in queue.get_jobs()) == ["first", "taken"]
 
 
-def test_cleaning_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_clean_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 6)
     done = [manual_worker.complete() for _ in range(3)]
     failed = [manual_worker.fail() for _ in range(2)]
@@ -136,23 +136,23 @@ def test_cleaning_removes_old_jobs_of_one_state(queue: Queue, manual_worker: Man
 
 
 @pytest.mark.slow
-def test_cleaning_stops_exactly_at_its_limit(queue: Queue) -> None:
+def test_clean_stops_exactly_at_its_limit(queue: Queue) -> None:
     queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 15_000)
     assert len(queue.clean(0, 12_000, "delayed")) == 12_000
     assert queue.get_job_counts("delayed") == {"delayed": 3_000}
 
 
-def test_a_removed_job_is_gone(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_remove_deletes_a_job_that_is_not_active(queue: Queue, manual_worker: ManualWorker) -> None:
     job = queue.add("a")
     assert queue.remove(job.id)
     assert queue.get_job(job.id) is None
-    taken = queue.add("b")
+    active = queue.add("b")
     manual_worker.acquire()
-    assert not queue.remove(taken.id)
-    assert queue.get_job(taken.id) is not None
+    assert not queue.remove(active.id)
+    assert queue.get_job(active.id) is not None
 
 
-def test_obliterating_removes_everything(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
+def test_obliterate_removes_all_keys(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     queue.add("late", delay=60)
     manual_worker.complete()
@@ -165,7 +165,7 @@ def test_obliterating_removes_everything(queue: Queue, manual_worker: ManualWork
     assert left == set()
 
 
-def test_failed_jobs_wait_again_all_at_once(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_retry_jobs_retries_all_failed_jobs(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add_bulk([{"name": "n"}] * 5)
     for _ in range(3):
         manual_worker.fail()
@@ -178,7 +178,7 @@ def test_failed_jobs_wait_again_all_at_once(queue: Queue, manual_worker: ManualW
         queue.retry_jobs(state="active")
 
 
-def test_delayed_jobs_wait_all_at_once(queue: Queue) -> None:
+def test_promote_jobs_promotes_all_delayed_jobs(queue: Queue) -> None:
     queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 3)
     queue.promote_jobs(count=2)
     assert queue.get_job_counts("waiting", "delayed") == {"waiting": 3, "delayed": 0, "paused": 0}

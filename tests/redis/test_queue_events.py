@@ -1,4 +1,4 @@
-"""QueueEvents: what a listener hears, sync and async alike."""
+"""Tests of QueueEvents, in its sync and async forms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STREAM = "bull:{mail}:events"
 
 
 class Listener(Protocol):
-    """What both forms can do, as plain calls."""
+    """The methods of both forms, as plain calls."""
 
     position: str
 
@@ -45,16 +45,16 @@ class Listener(Protocol):
 
 
 class OnLoop:
-    """An `AsyncQueueEvents` whose coroutines run to their end when they are called."""
+    """An `AsyncQueueEvents` whose coroutines run to completion when they are called."""
 
     def __init__(self, events: AsyncQueueEvents, runner: asyncio.Runner) -> None:
         self._events, self._runner = events, runner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._events, name)
+        attribute = getattr(self._events, name)
         if name in {"open", "next", "publish", "close"}:
-            return lambda *args: self._runner.run(found(*args))
-        return found
+            return lambda *args: self._runner.run(attribute(*args))
+        return attribute
 
 
 Listen = Callable[..., Listener]
@@ -62,9 +62,9 @@ Listen = Callable[..., Listener]
 
 @pytest.fixture
 def broker(broker_url: str) -> Iterator[Broker]:
-    made = broker_to(broker_url)
-    yield made
-    made.close()
+    broker = broker_to(broker_url)
+    yield broker
+    broker.close()
 
 
 def broker_to(url: str, **settings: object) -> Broker:
@@ -73,21 +73,23 @@ def broker_to(url: str, **settings: object) -> Broker:
 
 @pytest.fixture(params=["sync", "async"])
 def listen(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Listen]:
-    """Make listeners of one form; they are closed after the test."""
-    made: list[Listener] = []
+    """Create listeners of one form; they are closed after the test."""
+    listeners: list[Listener] = []
     with asyncio.Runner() as runner:
 
-        def make(start: str = "$", *, on: Broker = broker, opened: bool = True) -> Listener:
+        def create(start: str = "$", *, on: Broker = broker, opened: bool = True) -> Listener:
             if request.param == "sync":
-                made.append(cast("Listener", QueueEvents("mail", start=start, broker=lambda: on)))
+                listeners.append(cast("Listener", QueueEvents("mail", start=start, broker=lambda: on)))
             else:
-                made.append(cast("Listener", OnLoop(AsyncQueueEvents("mail", start=start, broker=lambda: on), runner)))
+                listeners.append(
+                    cast("Listener", OnLoop(AsyncQueueEvents("mail", start=start, broker=lambda: on), runner))
+                )
             if opened:
-                made[-1].open()
-            return made[-1]
+                listeners[-1].open()
+            return listeners[-1]
 
-        yield make
-        for listener in made:
+        yield create
+        for listener in listeners:
             listener.close()
         runner.run(broker.aclose())
 
@@ -103,13 +105,13 @@ def add_many(client: redis.Redis, count: int) -> list[str]:
     return [str(entry_id) for entry_id in pipeline.execute()]
 
 
-def heard(listener: Listener, count: int, timeout: float = 5) -> list[QueueEvent]:
+def receive(listener: Listener, count: int, timeout: float = 5) -> list[QueueEvent]:
     events = [listener.next(timeout) for _ in range(count)]
     assert None not in events, events
     return cast("list[QueueEvent]", events)
 
 
-# ---- what is heard ---------------------------------------------------------------------------------------------------
+# ---- received events -------------------------------------------------------------------------------------------------
 
 ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
     ("added", {"jobId": "7", "name": "send"}, types.Added, {"job_id": "7", "name": "send"}),
@@ -165,9 +167,9 @@ ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
     ("drained", {}, types.Drained, {}),
     ("paused", {}, types.Paused, {}),
     ("resumed", {}, types.Resumed, {}),
-    ("of our own", {"a": "1"}, types.Custom, {"name": "of our own", "fields": {"a": "1"}, "job_id": ""}),
-    ("own", {"jobId": "7"}, types.Custom, {"name": "own", "fields": {"jobId": "7"}, "job_id": "7"}),
-    # Known names without their fields, or with nonsense in them: as they are.
+    ("custom event", {"a": "1"}, types.Custom, {"name": "custom event", "fields": {"a": "1"}, "job_id": ""}),
+    ("paid", {"jobId": "7"}, types.Custom, {"name": "paid", "fields": {"jobId": "7"}, "job_id": "7"}),
+    # Known names with missing or invalid fields are custom events.
     ("completed", {"jobId": "7"}, types.Custom, {"name": "completed", "fields": {"jobId": "7"}, "job_id": "7"}),
     (
         "delayed",
@@ -182,16 +184,16 @@ ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("event", "fields", "kind", "said"), ROWS)
+@pytest.mark.parametrize(("event", "fields", "kind", "attributes"), ROWS)
 def test_each_event_of_the_protocol_has_its_class(
-    broker: Broker, redis_client: redis.Redis, event: str, fields: dict[str, Any], kind: Any, said: dict[str, Any]
+    broker: Broker, redis_client: redis.Redis, event: str, fields: dict[str, Any], kind: Any, attributes: dict[str, Any]
 ) -> None:
     with QueueEvents("mail", broker=lambda: broker) as events:
         entry_id = add(redis_client, event, **fields)
-        assert events.next(5) == kind(entry_id, "mail", **said)
+        assert events.next(5) == kind(entry_id, "mail", **attributes)
 
 
-def test_there_is_a_class_for_every_event_that_bullmqs_scripts_write() -> None:
+def test_every_event_that_bullmqs_scripts_write_has_a_class() -> None:
     rows = "added waiting active completed failed retries-exhausted waiting-children stalled delayed progress removed"
     more = "duplicated deduplicated debounced cleaned drained paused resumed custom events-lost"
     assert set(KINDS) == {*rows.split(), *more.split()}
@@ -202,7 +204,7 @@ def test_a_listener_receives_events_from_its_opening_on(listen: Listen, redis_cl
     add_many(redis_client, 3)
     events = listen()
     ids = add_many(redis_client, 2)
-    assert [event.id for event in heard(events, 2)] == ids
+    assert [event.id for event in receive(events, 2)] == ids
     assert events.next(0.05) is None
 
 
@@ -210,7 +212,7 @@ def test_a_listener_of_a_queue_that_does_not_exist_yet_receives_its_first_event(
     events = listen()
     assert events.next(0.01) is None
     broker.producer.send([NewJob("mail", "a", "send", b"{}", JobOptions())])
-    added, waiting = heard(events, 2)
+    added, waiting = receive(events, 2)
     assert (added, waiting) == (
         types.Added(added.id, "mail", "a", "send"),
         types.Waiting(waiting.id, "mail", "a", None),
@@ -221,17 +223,19 @@ def test_a_listener_of_a_queue_that_does_not_exist_yet_receives_its_first_event(
 def test_a_listener_from_the_start_receives_all_events(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     redis_client.xtrim(STREAM, 8, approximate=False)
-    assert [event.id for event in heard(listen("0"), 8)] == ids[2:], "and nobody asked for what was trimmed before"
+    assert [event.id for event in receive(listen("0"), 8)] == ids[2:], (
+        "events that were trimmed before are not reported"
+    )
 
 
 def test_a_listener_starts_after_an_id(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     first = listen("0")
-    heard(first, 4)
+    receive(first, 4)
     assert first.position == ids[3]
     again = listen(first.position)
     assert again.position == ids[3]
-    assert [event.id for event in heard(again, 6)] == ids[4:]
+    assert [event.id for event in receive(again, 6)] == ids[4:]
     moment = ids[-1].partition("-")[0]
     assert listen(str(int(moment) + 1)).next(0.01) is None, "an id may be a time"
 
@@ -239,7 +243,7 @@ def test_a_listener_starts_after_an_id(listen: Listen, redis_client: redis.Redis
 def test_a_listener_receives_thousands_of_events_in_order(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     ids = add_many(redis_client, 3_456)
-    assert [event.id for event in heard(events, 3_456)] == ids
+    assert [event.id for event in receive(events, 3_456)] == ids
     assert events.next(0.01) is None
 
 
@@ -254,7 +258,7 @@ def test_malformed_json_does_not_stop_a_listener(listen: Listen, redis_client: r
     ):
         redis_client.xadd(STREAM, cast("Any", fields))
     add(redis_client, "drained")
-    completed, progress, drained = heard(events, 3)
+    completed, progress, drained = receive(events, 3)
     assert isinstance(completed, types.Completed)
     assert isinstance(progress, types.Progress)
     assert isinstance(drained, types.Drained)
@@ -268,31 +272,31 @@ def test_invalid_utf_8_does_not_stop_a_listener(listen: Listen, redis_client: re
     events = listen()
     redis_client.xadd(STREAM, cast("Any", {"event": "stalled", "jobId": b"\xff\x00"}))
     redis_client.xadd(STREAM, cast("Any", {"event": b"\xfe", b"\xfd": b"\xfc"}))
-    stalled, custom = heard(events, 2)
+    stalled, custom = receive(events, 2)
     assert isinstance(stalled, types.Stalled)
     assert broker.keys("mail").job(stalled.job_id).encode("utf-8", "surrogateescape") == b"bull:{mail}:\xff\x00"
     assert custom == types.Custom(custom.id, "mail", "\\xfe", {"\\xfd": "\\xfc"})
 
 
 async def test_a_listener_needs_no_app(broker_url: str, redis_client: redis.Redis) -> None:
-    with QueueEvents("mail", broker_url, prefix="own", queue_hash_tag=False) as events:
-        entry_id = redis_client.xadd("own:mail:events", {"event": "drained"})
+    with QueueEvents("mail", broker_url, prefix="shop", queue_hash_tag=False) as events:
+        entry_id = redis_client.xadd("shop:mail:events", {"event": "drained"})
         assert events.next(5) == types.Drained(str(entry_id), "mail")
-    async with AsyncQueueEvents("mail", broker_url, start="0", prefix="own", queue_hash_tag=False) as aevents:
+    async with AsyncQueueEvents("mail", broker_url, start="0", prefix="shop", queue_hash_tag=False) as aevents:
         assert await aevents.next(5) == types.Drained(str(entry_id), "mail")
-        await aevents.publish("own")
-    assert redis_client.xlen("own:mail:events") == 2
+        await aevents.publish("paid")
+    assert redis_client.xlen("shop:mail:events") == 2
 
 
 @pytest.mark.parametrize("start", ["", "now", "-1", "1-", "1-2-3", "$1", 0, None])
-def test_an_invalid_start_is_refused(broker: Broker, start: Any) -> None:
+def test_an_invalid_start_is_rejected(broker: Broker, start: Any) -> None:
     with pytest.raises(ConfigError, match="start must be"):
         QueueEvents("mail", start=start, broker=lambda: broker)
     with pytest.raises(InvalidNameError, match="queue name"):
         QueueEvents("ma:il", broker=lambda: broker)
 
 
-def test_the_connection_has_the_name_by_which_node_finds_listeners(listen: Listen, redis_client: redis.Redis) -> None:
+def test_the_connection_has_the_name_that_node_expects_of_listeners(listen: Listen, redis_client: redis.Redis) -> None:
     listen()
     clients: Any = redis_client.client_list()
     name = f"bull:{base64.b64encode(b'{mail}').decode()}:qe"
@@ -303,7 +307,7 @@ def test_the_connection_has_the_name_by_which_node_finds_listeners(listen: Liste
 
 
 def test_callbacks_receive_their_events_in_order_of_registration(listen: Listen, redis_client: redis.Redis) -> None:
-    events, told = listen(), list[tuple[str, str]]()
+    events, calls = listen(), list[tuple[str, str]]()
     for name, kind, job_id in [
         ("by name", "stalled", None),
         ("by class", types.Stalled, None),
@@ -312,39 +316,39 @@ def test_callbacks_receive_their_events_in_order_of_registration(listen: Listen,
         ("of job b", "stalled", "b"),
         ("all of job b", types.JobEvent, "b"),
         ("everything of job b", QueueEvent, "b"),
-        ("own", "own", None),
-        ("own of job b", "own", "b"),
+        ("paid", "paid", None),
+        ("paid of job b", "paid", "b"),
         ("customs", "custom", None),
         ("others", "progress", None),
     ]:
-        events.on(kind, lambda event, name=name: told.append((name, event.id)), job_id=job_id)
+        events.on(kind, lambda event, name=name: calls.append((name, event.id)), job_id=job_id)
     ids = [add(redis_client, "stalled", jobId="a"), add(redis_client, "stalled", jobId="b")]
-    ids += [add(redis_client, "drained"), add(redis_client, "own", jobId="b")]
-    heard(events, 4)
-    assert [name for name, at in told if at == ids[0]] == ["by name", "by class", "of jobs", "of all"]
-    assert [name for name, at in told if at == ids[1]] == [
+    ids += [add(redis_client, "drained"), add(redis_client, "paid", jobId="b")]
+    receive(events, 4)
+    assert [name for name, event_id in calls if event_id == ids[0]] == ["by name", "by class", "of jobs", "of all"]
+    assert [name for name, event_id in calls if event_id == ids[1]] == [
         "by name", "by class", "of jobs", "of all", "of job b", "all of job b", "everything of job b",
     ]  # fmt: skip
-    assert [name for name, at in told if at == ids[2]] == ["of all"]
-    assert [name for name, at in told if at == ids[3]] == [
-        "of all", "everything of job b", "own", "own of job b", "customs",
+    assert [name for name, event_id in calls if event_id == ids[2]] == ["of all"]
+    assert [name for name, event_id in calls if event_id == ids[3]] == [
+        "of all", "everything of job b", "paid", "paid of job b", "customs",
     ]  # fmt: skip
 
 
 def test_a_callback_that_raises_is_logged_and_the_others_are_called(
     listen: Listen, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events, told = listen(), list[str]()
+    events, calls = listen(), list[str]()
 
     def broken(event: QueueEvent) -> None:
         raise ValueError("broken callback")
 
     events.on("stalled", broken)
-    events.on("stalled", lambda event: told.append(event.id))
+    events.on("stalled", lambda event: calls.append(event.id))
     ids = add_many(redis_client, 2)
     with caplog.at_level(logging.ERROR, "bulltask"):
-        heard(events, 2)
-    assert told == ids
+        receive(events, 2)
+    assert calls == ids
     assert [record.getMessage().split(" of event ")[1] for record in caplog.records] == [
         "stalled of queue mail raised"
     ] * 2
@@ -353,67 +357,67 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(
 
 def test_on_is_also_a_decorator_and_off_removes_a_callback(broker: Broker, redis_client: redis.Redis) -> None:
     with QueueEvents("mail", broker=lambda: broker) as events:
-        told: list[str] = []
+        calls: list[str] = []
 
         @events.on("stalled")
-        def tell(event: QueueEvent) -> None:
-            told.append(event.id)
+        def record(event: QueueEvent) -> None:
+            calls.append(event.id)
 
-        assert events.on(types.Drained, tell) is tell
+        assert events.on(types.Drained, record) is record
         add(redis_client, "stalled", jobId="a")
         add(redis_client, "drained")
-        heard(cast("Listener", events), 2)
-        events.off(tell)
+        receive(cast("Listener", events), 2)
+        events.off(record)
         events.off(print)
         add(redis_client, "drained")
-        heard(cast("Listener", events), 1)
-        assert len(told) == 2
+        receive(cast("Listener", events), 1)
+        assert len(calls) == 2
 
 
-async def test_coroutine_functions_are_awaited_one_after_the_other(broker: Broker, redis_client: redis.Redis) -> None:
+async def test_coroutine_callbacks_are_awaited_one_after_another(broker: Broker, redis_client: redis.Redis) -> None:
     async with AsyncQueueEvents("mail", broker=lambda: broker) as events:
-        told: list[str] = []
+        calls: list[str] = []
 
         @events.on("stalled")
         async def slow(event: types.Stalled) -> None:
-            told.append(f"begins {event.job_id}")
+            calls.append(f"begins {event.job_id}")
             await asyncio.sleep(0.01)
-            told.append(f"ends {event.job_id}")
+            calls.append(f"ends {event.job_id}")
 
         add_many(redis_client, 2)
         await events.next(5)
         await events.next(5)
-        assert told == ["begins job-0", "ends job-0", "begins job-1", "ends job-1"]
+        assert calls == ["begins job-0", "ends job-0", "begins job-1", "ends job-1"]
 
 
 def test_listen_reads_in_a_thread_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
-    events, told, done = QueueEvents("mail", broker=lambda: broker), list[str](), threading.Event()
-    events.on("stalled", lambda event: told.append(event.id))
+    events, calls, done = QueueEvents("mail", broker=lambda: broker), list[str](), threading.Event()
+    events.on("stalled", lambda event: calls.append(event.id))
     events.on("drained", lambda event: done.set())
     assert events.listen() is events.listen()
     ids = add_many(redis_client, 20)
     add(redis_client, "drained")
     assert done.wait(60)
-    assert told == ids
+    assert calls == ids
     events.close()
     assert not any(thread.name == "bulltask-events-mail" for thread in threading.enumerate())
 
 
 async def test_listen_reads_in_a_task_until_it_is_closed(broker: Broker, redis_client: redis.Redis) -> None:
-    events, told, done = AsyncQueueEvents("mail", broker=lambda: broker), list[str](), asyncio.Event()
-    events.on("stalled", lambda event: told.append(event.id))
+    events, calls, done = AsyncQueueEvents("mail", broker=lambda: broker), list[str](), asyncio.Event()
+    events.on("stalled", lambda event: calls.append(event.id))
     events.on("drained", lambda event: done.set())
     assert await events.listen() is await events.listen()
     ids = add_many(redis_client, 20)
     add(redis_client, "drained")
     async with asyncio.timeout(5):
         await done.wait()
-    assert told == ids
+    assert calls == ids
     await events.close()
     assert not any(task.get_name() == "bulltask-events-mail" for task in asyncio.all_tasks())
 
 
-# ---- events of one's own ---------------------------------------------------------------------------------------------
+# ---- custom events ---------------------------------------------------------------------------------------------------
 
 
 def test_a_published_event_is_received_and_does_not_trim_others(listen: Listen, redis_client: redis.Redis) -> None:
@@ -428,39 +432,39 @@ def test_a_published_event_is_received_and_does_not_trim_others(listen: Listen, 
     assert redis_client.xlen(STREAM) == 2_002, "Node's QueueEventsProducer trims the stream to 1,000"
 
 
-def test_a_published_event_cannot_have_the_name_of_one_of_bullmqs(listen: Listen, redis_client: redis.Redis) -> None:
+def test_publish_rejects_the_names_of_bullmqs_events(listen: Listen, redis_client: redis.Redis) -> None:
     events = listen()
     for name in ("completed", "events-lost", ""):
         with pytest.raises(InvalidNameError, match="a name that BullMQ does not use"):
             events.publish(name)
     with pytest.raises(InvalidNameError, match="the field 'event'"):
-        events.publish("own", {"event": "x"})
+        events.publish("paid", {"event": "x"})
     for value in (True, None, [1], {"a": 1}):
         with pytest.raises(ConfigError, match="field 'a' of an event must be a string or a number"):
-            events.publish("own", {"a": value})
+            events.publish("paid", {"a": value})
     assert redis_client.exists(STREAM) == 0
 
 
 # ---- closing ---------------------------------------------------------------------------------------------------------
 
 
-def test_close_ends_a_blocked_read_at_once(broker: Broker) -> None:
+def test_close_ends_a_blocked_read_immediately(broker: Broker) -> None:
     events, seen = QueueEvents("mail", broker=lambda: broker), list[QueueEvent]()
     events.open()
     reader = threading.Thread(target=lambda: seen.extend(events))
     reader.start()
     wait_until(lambda: blocked(broker), what="a blocked reader")
-    began = time.monotonic()
+    started = time.monotonic()
     events.close()
     reader.join(60)
-    assert time.monotonic() - began < scale_to_load(0.5)
+    assert time.monotonic() - started < scale_to_load(0.5)
     assert not reader.is_alive()
     assert seen == []
-    assert events.next() is None, "and for good"
+    assert events.next() is None, "a closed listener stays closed"
     events.close()
 
 
-async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> None:
+async def test_close_ends_a_blocked_read_of_a_task_immediately(broker: Broker) -> None:
     events = AsyncQueueEvents("mail", broker=lambda: broker)
     await events.open()
 
@@ -469,10 +473,10 @@ async def test_close_ends_a_blocked_read_of_a_task_at_once(broker: Broker) -> No
 
     task = asyncio.create_task(read())
     await asyncio.to_thread(wait_until, lambda: blocked(broker), 5, "a blocked reader")
-    began = time.monotonic()
+    started = time.monotonic()
     await events.close()
     assert await task == []
-    assert time.monotonic() - began < scale_to_load(0.5)
+    assert time.monotonic() - started < scale_to_load(0.5)
     assert await events.next() is None
     await events.close()
 
@@ -495,9 +499,9 @@ def test_close_from_a_signal_handler_ends_the_loop_that_it_interrupts(broker: Br
     sender = threading.Thread(target=send)
     try:
         sender.start()
-        began = time.monotonic()
+        started = time.monotonic()
         assert list(events) == []
-        assert time.monotonic() - began < scale_to_load(3)
+        assert time.monotonic() - started < scale_to_load(3)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
@@ -527,7 +531,7 @@ async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, red
         await task
 
 
-def test_close_ends_the_wait_for_a_server_that_is_away(server_factory: ServerFactory) -> None:
+def test_close_ends_the_wait_for_an_unavailable_server(server_factory: ServerFactory) -> None:
     server = server_factory()
     broker = broker_to(server.url, broker_reconnect_delay=20, broker_reconnect_delay_max=20)
     events = QueueEvents("mail", broker=lambda: broker).open()
@@ -536,10 +540,10 @@ def test_close_ends_the_wait_for_a_server_that_is_away(server_factory: ServerFac
     reader.start()
     reader.join(0.3)
     assert reader.is_alive()
-    began = time.monotonic()
+    started = time.monotonic()
     events.close()
     reader.join(60)
-    assert time.monotonic() - began < scale_to_load(0.5)
+    assert time.monotonic() - started < scale_to_load(0.5)
     broker.close()
 
 
@@ -560,16 +564,16 @@ def test_a_closed_listener_leaves_no_connection(listen: Listen, redis_client: re
 
 @pytest.fixture
 def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", redis_server.port) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def shaky(proxy: FlakyProxy) -> Iterator[Broker]:
-    """A broker whose way to the server the test may break."""
-    made = broker_to(f"redis://127.0.0.1:{proxy.port}/0", redis_socket_timeout=1)
-    yield made
-    made.close()
+def unreliable_broker(proxy: FlakyProxy) -> Iterator[Broker]:
+    """A broker whose connection the test may break."""
+    unreliable_broker = broker_to(f"redis://127.0.0.1:{proxy.port}/0", redis_socket_timeout=1)
+    yield unreliable_broker
+    unreliable_broker.close()
 
 
 def cut(proxy: FlakyProxy) -> None:
@@ -577,9 +581,9 @@ def cut(proxy: FlakyProxy) -> None:
     proxy.reset()
 
 
-def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, shaky: Broker) -> None:
+def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker) -> None:
     proxy.refuse()
-    events = listen(on=shaky, opened=False)
+    events = listen(on=unreliable_broker, opened=False)
     with pytest.raises(BrokerUnavailableError):
         events.open()
     with pytest.raises(BrokerUnavailableError):
@@ -589,9 +593,9 @@ def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, sh
 
 
 def test_no_event_is_missed_or_received_twice_while_the_connection_breaks(
-    listen: Listen, proxy: FlakyProxy, shaky: Broker, redis_client: redis.Redis
+    listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker, redis_client: redis.Redis
 ) -> None:
-    events, ids, seen = listen(on=shaky), list[str](), list[str]()
+    events, ids, seen = listen(on=unreliable_broker), list[str](), list[str]()
     for number in range(12):
         if number % 3 == 0:
             proxy.reset()
@@ -603,7 +607,7 @@ def test_no_event_is_missed_or_received_twice_while_the_connection_breaks(
             ids += add_many(redis_client, 25)
             proxy.accept()
         ids += add_many(redis_client, 25)
-        seen += [event.id for event in heard(events, len(ids) - len(seen))]
+        seen += [event.id for event in receive(events, len(ids) - len(seen))]
     assert seen == ids
     assert proxy.dropped == 4
 
@@ -614,46 +618,48 @@ def test_a_listener_survives_a_restart_of_the_server(listen: Listen, server_fact
     events = listen(on=broker)
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         ids = add_many(client, 3)
-        assert [event.id for event in heard(events, 3)] == ids
+        assert [event.id for event in receive(events, 3)] == ids
         server.kill()
         assert events.next(0.1) is None
         server.restart()
         ids = add_many(client, 3)
-    assert [event.id for event in heard(events, 3)] == ids
+    assert [event.id for event in receive(events, 3)] == ids
     broker.close()
 
 
-def test_next_keeps_its_time_while_the_server_is_away(listen: Listen, proxy: FlakyProxy, shaky: Broker) -> None:
-    events = listen(on=shaky)
-    cut(proxy)
-    began = time.monotonic()
-    assert events.next(0.3) is None
-    assert 0.28 < time.monotonic() - began < scale_to_load(1)
-
-
-def test_a_half_open_connection_is_noticed_by_itself(
-    listen: Listen, proxy: FlakyProxy, shaky: Broker, redis_client: redis.Redis
+def test_next_times_out_on_time_while_the_server_is_unavailable(
+    listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker
 ) -> None:
-    events = listen(on=shaky)
+    events = listen(on=unreliable_broker)
+    cut(proxy)
+    started = time.monotonic()
+    assert events.next(0.3) is None
+    assert 0.28 < time.monotonic() - started < scale_to_load(1)
+
+
+def test_a_half_open_connection_is_detected(
+    listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker, redis_client: redis.Redis
+) -> None:
+    events = listen(on=unreliable_broker)
     proxy.freeze()
     ids = add_many(redis_client, 3)
-    began = time.monotonic()
-    assert [event.id for event in heard(events, 3, timeout=20)] == ids
-    assert time.monotonic() - began < 8, "5 s of waiting and redis_socket_timeout"
+    started = time.monotonic()
+    assert [event.id for event in receive(events, 3, timeout=20)] == ids
+    assert time.monotonic() - started < 8, "5 s of waiting and redis_socket_timeout"
 
 
 def test_an_outage_is_logged_once(
-    listen: Listen, proxy: FlakyProxy, shaky: Broker, caplog: pytest.LogCaptureFixture
+    listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events = listen(on=shaky)
+    events = listen(on=unreliable_broker)
     with caplog.at_level(logging.WARNING, "bulltask"):
         cut(proxy)
         events.next(0.5)
         proxy.accept()
         wait_until(lambda: events.next(0.05) is None and proxy.connections, what="a connection")
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "cannot read the events of queue mail, trying again" in said[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "cannot read the events of queue mail, trying again" in messages[0]
 
 
 def test_a_key_that_is_no_stream_is_an_error(listen: Listen, redis_client: redis.Redis) -> None:

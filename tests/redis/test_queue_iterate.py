@@ -1,4 +1,4 @@
-"""Iterating over many jobs while other clients use the queue. Every test runs with both classes."""
+"""Tests of iterating over many jobs while other clients use the queue. Every test runs with both classes."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_every_job_of_all_states_is_returned_once(queue: Queue, manual_worker: M
 
 @pytest.mark.parametrize("asc", [True, False])
 @pytest.mark.parametrize("options", [{}, {"delay": 60}, {"priority": 5}])
-def test_the_order_is_that_of_a_states_jobs(queue: Queue, asc: bool, options: dict[str, Any]) -> None:
+def test_jobs_are_returned_in_the_order_of_their_state(queue: Queue, asc: bool, options: dict[str, Any]) -> None:
     sent = fill(queue, 25, **options)
     seen = ids_of(queue.iter_jobs(["waiting", "delayed", "prioritized"], asc=asc, page_size=4))
     assert seen == (sent if asc else sent[::-1])
 
 
 @pytest.mark.parametrize("asc", [True, False])
-def test_jobs_that_stay_are_returned_once_while_others_come_and_go(
+def test_remaining_jobs_are_returned_once_while_others_come_and_go(
     queue: Queue, manual_worker: ManualWorker, asc: bool
 ) -> None:
     sent = fill(queue, 100)
@@ -74,7 +74,9 @@ def test_no_job_is_missed_if_a_whole_page_is_removed(queue: Queue, manual_worker
     assert seen == sent[:10] + sent[25:]
 
 
-def test_finished_jobs_that_end_or_go_meanwhile_do_not_disturb(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_jobs_that_finish_or_are_removed_meanwhile_cause_no_duplicates(
+    queue: Queue, manual_worker: ManualWorker
+) -> None:
     fill(queue, 80)
     done = [manual_worker.complete() for _ in range(50)]
     for asc in (True, False):
@@ -125,7 +127,7 @@ def test_a_job_that_moves_to_the_front_does_not_disturb_the_iteration(queue: Que
     assert seen == sent
 
 
-def test_invalid_arguments_of_getters_are_refused(queue: Queue) -> None:
+def test_iter_jobs_rejects_invalid_arguments(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="page_size"):
         list(queue.iter_jobs(page_size=0))
     with pytest.raises(ConfigError, match="no state"):

@@ -1,4 +1,4 @@
-"""BullMQ's options of a job: how each is stored, what is refused, and the five ways to deduplicate."""
+"""Tests of BullMQ's job options: how each is stored, invalid values, and the five deduplication modes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bulltask.queue import FlowJob, Queue
 from bulltask.testing.wait import wait_until
 from tests.support.manual_worker import ManualWorker
 
-PLAIN = {
+DEFAULTS = {
     "attempts": 3,
     "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0.2, "maxDelay": 3_600_000},
     "removeOnComplete": {"age": 86_400},
     "bulltask": {"v": 1},
 }
-"""What is stored where nothing is said; Node stores ``attempts: 0`` and nothing else."""
+"""The options that are stored by default; Node stores only ``attempts: 0``."""
 
-BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    # of Queue.add and of tasks
+COMMON: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # options of both Queue.add and tasks
     ({"priority": 7}, {"priority": 7}),
     ({"lifo": True}, {"lifo": True}),
     ({"remove_on_complete": True}, {"removeOnComplete": True}),
@@ -64,13 +64,13 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"timestamp": 1_767_225_600}, {"timestamp": 1_767_225_600_000}),
     ({"headers": {"a": [1]}}, {"bulltask": {"v": 1, "headers": '{"a":[1]}'}}),
 ]
-QUEUES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+ADD_ONLY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"attempts": 0}, {"attempts": 0}),
     ({"attempts": 9}, {"attempts": 9}),
     ({"delay": timedelta(seconds=5)}, {"delay": 5_000}),
     ({"delay": 0}, {}),
 ]
-CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+CALL_ONLY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_retries": 8}, {"attempts": 9}),
     ({"countdown": 5}, {"delay": 5_000}),
 ]
@@ -78,54 +78,54 @@ CALLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 def stored(redis_client: redis.Redis, job_id: str) -> dict[str, Any]:
     text: Any = redis_client.hget(f"bull:{{mail}}:{job_id}", "opts")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    opts: dict[str, Any] = json.loads(text)
+    return opts
 
 
-@pytest.mark.parametrize(("said", "wire"), [*BOTH, *QUEUES])
-def test_how_an_option_of_add_is_stored(
-    queue: Queue, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+@pytest.mark.parametrize(("given", "wire"), [*COMMON, *ADD_ONLY])
+def test_an_option_of_add_is_stored_under_bullmqs_name(
+    queue: Queue, redis_client: redis.Redis, given: dict[str, Any], wire: dict[str, Any]
 ) -> None:
-    job = queue.add("n", {}, **said)  # type: ignore[typeddict-item, unused-ignore]
-    assert stored(redis_client, job.id) == {**PLAIN, **wire}
-    assert job.opts == {**PLAIN, **wire}
+    job = queue.add("n", {}, **given)  # type: ignore[typeddict-item, unused-ignore]
+    assert stored(redis_client, job.id) == {**DEFAULTS, **wire}
+    assert job.opts == {**DEFAULTS, **wire}
 
 
-@pytest.mark.parametrize(("said", "wire"), [*BOTH, *CALLS])
-def test_how_an_option_of_a_call_is_stored(
-    app: App, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+@pytest.mark.parametrize(("given", "wire"), [*COMMON, *CALL_ONLY])
+def test_an_option_of_a_call_is_stored_under_bullmqs_name(
+    app: App, redis_client: redis.Redis, given: dict[str, Any], wire: dict[str, Any]
 ) -> None:
-    sent = app.send_task("n", queue="mail", **said)
-    assert stored(redis_client, sent.id) == {**PLAIN, **wire}
+    sent = app.send_task("n", queue="mail", **given)
+    assert stored(redis_client, sent.id) == {**DEFAULTS, **wire}
 
 
-@pytest.mark.parametrize(("said", "wire"), BOTH)
-def test_how_an_option_of_a_task_is_stored(
-    app: App, redis_client: redis.Redis, said: dict[str, Any], wire: dict[str, Any]
+@pytest.mark.parametrize(("given", "wire"), COMMON)
+def test_an_option_of_a_task_is_stored_under_bullmqs_name(
+    app: App, redis_client: redis.Redis, given: dict[str, Any], wire: dict[str, Any]
 ) -> None:
-    if said.keys() & {"backoff", "deduplication", "telemetry_metadata", "omit_context", "timestamp", "headers"}:
+    if given.keys() & {"backoff", "deduplication", "telemetry_metadata", "omit_context", "timestamp", "headers"}:
         with pytest.raises(TypeError, match="unknown task option"):
-            app.task(name="n", **said)  # these are said by a call
+            app.task(name="n", **given)  # only a call has these options
         return
-    task = app.task(name="n", queue="mail", **said)(_anything)
-    assert stored(redis_client, task.delay().id) == {**PLAIN, **wire}
+    task = app.task(name="n", queue="mail", **given)(_anything)
+    assert stored(redis_client, task.delay().id) == {**DEFAULTS, **wire}
 
 
 def _anything() -> None: ...
 
 
-def test_no_backoff_is_an_immediate_retry(queue: Queue, redis_client: redis.Redis) -> None:
+def test_backoff_none_stores_no_backoff(queue: Queue, redis_client: redis.Redis) -> None:
     assert "backoff" not in stored(redis_client, queue.add("n", backoff=None).id)
 
 
-def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis) -> None:
+def test_an_option_of_a_call_overrides_that_of_its_task(app: App, redis_client: redis.Redis) -> None:
     task = app.task(name="n", queue="mail", keep_logs=5, remove_on_fail=3)(_anything)
-    found = stored(redis_client, task.apply_async(keep_logs=9).id)
-    assert (found["kl"], found["removeOnFail"]) == (9, 3)
+    opts = stored(redis_client, task.apply_async(keep_logs=9).id)
+    assert (opts["kl"], opts["removeOnFail"]) == (9, 3)
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "why"),
+    ("given", "error", "message"),
     [
         ({"attempts": -1}, ConfigError, "attempts"),
         ({"attempts": 2.5}, ConfigError, "attempts"),
@@ -171,25 +171,25 @@ def test_a_calls_option_wins_over_its_tasks(app: App, redis_client: redis.Redis)
         ({"expires": []}, ConfigError, "expires"),
     ],
 )
-def test_what_is_refused_before_anything_is_sent(
-    queue: Queue, redis_client: redis.Redis, said: dict[str, Any], error: type[BulltaskError], why: str
+def test_an_invalid_option_raises_an_error_before_anything_is_sent(
+    queue: Queue, redis_client: redis.Redis, given: dict[str, Any], error: type[BulltaskError], message: str
 ) -> None:
-    with pytest.raises(error, match=why):
-        queue.add("n", {"text": "a long one"}, **said)  # type: ignore[typeddict-item, unused-ignore]
+    with pytest.raises(error, match=message):
+        queue.add("n", {"text": "a long one"}, **given)  # type: ignore[typeddict-item, unused-ignore]
     assert redis_client.dbsize() == 0
 
 
 @pytest.mark.parametrize(
     "send",
     [
-        lambda app, said: app.send_task("n", **said),
-        lambda app, said: app.flows().add(FlowJob("n", "mail", options=said)),
-        lambda app, said: app.queue("mail").schedulers.upsert("s", name="n", options=said, every=60),
-        lambda app, said: app.queue("mail", default_job_options=said).add("n"),
+        lambda app, given: app.send_task("n", **given),
+        lambda app, given: app.flows().add(FlowJob("n", "mail", options=given)),
+        lambda app, given: app.queue("mail").schedulers.upsert("s", name="n", options=given, every=60),
+        lambda app, given: app.queue("mail", default_job_options=given).add("n"),
     ],
     ids=["call", "flow", "scheduler", "default"],
 )
-def test_an_unknown_backoff_type_is_refused_whichever_way_the_job_is_sent(
+def test_an_unknown_backoff_type_is_rejected_by_every_way_to_send_a_job(
     app: App, redis_client: redis.Redis, send: Callable[[App, Any], object]
 ) -> None:
     with pytest.raises(ConfigError, match="unknown backoff type 'Fixed'"):
@@ -198,12 +198,12 @@ def test_an_unknown_backoff_type_is_refused_whichever_way_the_job_is_sent(
 
 
 def test_a_registered_backoff_strategy_is_stored_by_its_name(broker_url: str, redis_client: redis.Redis) -> None:
-    app = App("shop", broker_url, backoff_strategies=["mine", "theirs"])
-    for backoff in ({"type": "mine"}, Backoff("theirs", 5, 0.0, None)):
+    app = App("shop", broker_url, backoff_strategies=["mine", "other"])
+    for backoff in ({"type": "mine"}, Backoff("other", 5, 0.0, None)):
         job = app.queue("mail").add("n", backoff=backoff)
-        assert stored(redis_client, job.id)["backoff"]["type"] in {"mine", "theirs"}
+        assert stored(redis_client, job.id)["backoff"]["type"] in {"mine", "other"}
         sent = app.send_task("n", queue="mail", backoff=backoff)
-        assert stored(redis_client, sent.id)["backoff"]["type"] in {"mine", "theirs"}
+        assert stored(redis_client, sent.id)["backoff"]["type"] in {"mine", "other"}
     app.close()
 
 
@@ -211,17 +211,17 @@ def test_a_registered_backoff_strategy_is_stored_by_its_name(broker_url: str, re
 def test_a_backoff_of_more_than_an_hour_is_sent_with_a_warning(queue: Queue, backoff: Any) -> None:
     with pytest.warns(UserWarning, match=r"delay of backoff is (3601|7200) s, more than an hour"):
         queue.add("n", backoff=backoff)
-    queue.add("n", backoff=3_600)  # warnings are errors here
+    queue.add("n", backoff=3_600)  # pytest turns warnings into errors
 
 
 @pytest.mark.parametrize("name", ["retry_backoff", "default_retry_delay"])
-def test_a_task_with_such_a_backoff_warns_of_the_line_where_it_is_defined(app: App, name: str) -> None:
+def test_the_warning_about_a_long_backoff_names_the_line_of_the_task(app: App, name: str) -> None:
     with pytest.warns(UserWarning, match=f"{name} is 7200 s") as warned:
         app.task(name="n", **{name: 7_200})(_anything)  # type: ignore[call-overload]
     assert warned[0].filename == __file__
 
 
-def test_an_id_with_two_colons_is_one_of_nodes_too(queue: Queue) -> None:
+def test_a_job_id_may_have_two_colons_like_in_node(queue: Queue) -> None:
     assert queue.add("n", job_id="repeat:mine:1").id == "repeat:mine:1"
 
 
@@ -233,31 +233,33 @@ def test_a_delay_counts_from_the_timestamp_of_the_job(queue: Queue, manual_worke
 # ---- deduplication --------------------------------------------------------------------------------------------------
 
 
-def names(queue: Queue) -> list[Any]:
+def stored_data(queue: Queue) -> list[Any]:
     return sorted(job.data for job in queue.get_jobs())
 
 
-def test_deduplicated_until_the_first_one_has_ended(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_a_job_is_deduplicated_until_the_first_job_has_finished(queue: Queue, manual_worker: ManualWorker) -> None:
     first = queue.add("n", 1, deduplication="x")
     assert queue.add("n", 2, deduplication="x").id == first.id
     manual_worker.acquire()
     assert queue.add("n", 3, deduplication="x").id == first.id
     manual_worker.finish(first.id)
     assert queue.add("n", 4, deduplication="x").id != first.id
-    assert names(queue) == [1, 4]
+    assert stored_data(queue) == [1, 4]
 
 
-def test_deduplicated_for_a_time(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
+def test_a_job_is_deduplicated_for_the_ttl(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     mode = Deduplication("x", ttl=60)
     first = queue.add("n", 1, deduplication=mode)
     manual_worker.complete()
-    assert queue.add("n", 2, deduplication=mode).id == first.id, "whatever became of it"
+    assert queue.add("n", 2, deduplication=mode).id == first.id, "although the first job has completed"
     redis_client.pexpire("bull:{mail}:de:x", 1)
-    wait_until(lambda: not redis_client.exists("bull:{mail}:de:x"), 5.0, "the end of the time")
+    wait_until(lambda: not redis_client.exists("bull:{mail}:de:x"), 5.0, "the end of the ttl")
     assert queue.add("n", 3, deduplication=mode).id != first.id
 
 
-def test_every_further_job_extends_the_time(queue: Queue, redis_client: redis.Redis) -> None:
+def test_each_duplicate_extends_the_ttl(queue: Queue, redis_client: redis.Redis) -> None:
     mode = Deduplication("x", ttl=60, extend=True)
     first = queue.add("n", 1, deduplication=mode)
     redis_client.pexpire("bull:{mail}:de:x", 5_000)
@@ -266,25 +268,25 @@ def test_every_further_job_extends_the_time(queue: Queue, redis_client: redis.Re
     assert left > 50_000
 
 
-def test_a_debounce_keeps_the_newest(queue: Queue) -> None:
+def test_a_debounce_keeps_the_newest_job(queue: Queue) -> None:
     mode = Deduplication("x", ttl=60, extend=True, replace=True)
     first = queue.add("n", 1, deduplication=mode, delay=60)
     second = queue.add("n", 2, deduplication=mode, delay=60)
     assert second.id != first.id
-    assert names(queue) == [2]
+    assert stored_data(queue) == [2]
 
 
-def test_a_delayed_job_is_replaced(queue: Queue) -> None:
+def test_replace_replaces_a_delayed_job(queue: Queue) -> None:
     mode = Deduplication("x", replace=True)
     first = queue.add("n", 1, deduplication=mode, delay=60)
     second = queue.add("n", 2, deduplication=mode, delay=60)
     second.promote()
-    assert queue.add("n", 3, deduplication=mode, delay=60).id == second.id, "it is not delayed any more"
-    assert names(queue) == [2]
+    assert queue.add("n", 3, deduplication=mode, delay=60).id == second.id, "the second job is not delayed any more"
+    assert stored_data(queue) == [2]
     assert first.id != second.id
 
 
-def test_the_result_of_a_deduplicated_call_is_that_of_the_first(app: App) -> None:
+def test_a_deduplicated_call_returns_the_result_of_the_first_call(app: App) -> None:
     first = app.send_task("n", deduplication="x")
     assert app.send_task("n", deduplication="x") == first
     task = app.task(name="n")(_anything)

@@ -1,4 +1,4 @@
-"""Pause and resume, also where clients of BullMQ 6 use the same queue. Every test runs with both classes."""
+"""Tests of pause and resume, also with clients of BullMQ 6 on the same queue. Every test runs with both classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def events(redis_client: redis.Redis) -> list[str]:
     return [fields["event"] for _, fields in entries]
 
 
-def test_a_paused_queue_gives_no_jobs(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis) -> None:
+def test_no_job_is_acquired_from_a_paused_queue(
+    queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
+) -> None:
     add(queue, "a", "b")
     queue.pause()
     add(queue, "c")
@@ -41,7 +43,7 @@ def test_a_paused_queue_gives_no_jobs(queue: Queue, manual_worker: ManualWorker,
     assert [event for event in events(redis_client) if event in {"paused", "resumed"}] == ["paused", "resumed"]
 
 
-def test_pausing_twice_and_resuming_twice_lose_nothing(queue: Queue, manual_worker: ManualWorker) -> None:
+def test_pausing_twice_and_resuming_twice_loses_no_job(queue: Queue, manual_worker: ManualWorker) -> None:
     add(queue, "a")
     queue.pause()
     add(queue, "b")
@@ -51,11 +53,11 @@ def test_pausing_twice_and_resuming_twice_lose_nothing(queue: Queue, manual_work
     assert [manual_worker.acquire() for _ in range(3)] == ["a", "b", ""]
 
 
-def test_the_jobs_of_a_flag_only_pause_are_kept(
+def test_resume_keeps_the_jobs_of_a_pause_that_only_set_the_flag(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     add(queue, "a", "b", "c")
-    redis_client.hset(META, "paused", 1)  # BullMQ 6 pauses so: T2 and T7 of FEATURES A13
+    redis_client.hset(META, "paused", 1)  # BullMQ 6 only sets the flag
     redis_client.delete(MARKER)
     add(queue, "d", "e")
     queue.resume()
@@ -70,20 +72,20 @@ def test_the_jobs_of_a_flag_only_pause_are_kept(
     assert redis_client.exists(MARKER)
 
 
-def test_the_jobs_added_to_wait_during_a_pause_are_kept(
+def test_resume_keeps_jobs_that_were_added_to_wait_during_a_pause(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     add(queue, "a", "b", "c")
     queue.pause()
     ids = add(queue, "d", "e")
-    for job_id in ids:  # BullMQ 6 adds so: T1 and T6 of FEATURES A13
+    for job_id in ids:  # BullMQ 6 adds to wait although the queue is paused
         redis_client.lrem(PAUSED, 1, job_id)
         redis_client.lpush(WAIT, job_id)
     queue.resume()
     assert [manual_worker.acquire() for _ in range(6)] == ["a", "b", "c", "d", "e", ""]
 
 
-def test_pausing_over_a_foreign_pause_keeps_the_jobs(
+def test_pausing_again_keeps_jobs_that_were_added_to_wait(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     add(queue, "a", "b", "c")
@@ -97,7 +99,7 @@ def test_pausing_over_a_foreign_pause_keeps_the_jobs(
     assert [manual_worker.acquire() for _ in range(5)] == ["a", "b", "c", "d", ""]
 
 
-def test_a_flag_only_pause_without_more_jobs_is_resumed(
+def test_resume_wakes_workers_after_a_pause_that_only_set_the_flag(
     queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     add(queue, "a")
@@ -122,13 +124,13 @@ def test_long_lists_are_merged_in_many_steps(
     assert not redis_client.exists(PAUSED)
 
 
-def test_jobs_that_are_added_while_others_resume_are_kept(
+def test_jobs_that_are_added_during_a_resume_are_kept(
     queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_scripts, "MOVED_AT_ONCE", 2)
     started = threading.Barrier(3)
 
-    def keep_adding(name: str) -> None:
+    def add_jobs(name: str) -> None:
         with Queue("mail", queue.context.broker.config.broker_url) as other:
             started.wait()
             for number in range(150):
@@ -136,7 +138,7 @@ def test_jobs_that_are_added_while_others_resume_are_kept(
                 if number % 10 == 0:
                     redis_client.lpush(WAIT, f"v6-{name}{number}")
 
-    threads = [threading.Thread(target=keep_adding, args=(name,)) for name in ("x", "y")]
+    threads = [threading.Thread(target=add_jobs, args=(name,)) for name in ("x", "y")]
     for thread in threads:
         thread.start()
     started.wait()

@@ -1,4 +1,4 @@
-"""What an app meets after Redis was restarted behind its back."""
+"""An app reads results and sends jobs after a restart of Redis."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bulltask.testing.server import RedisServer
 def test_results_are_read_and_jobs_are_sent_after_a_restart_of_redis(tmp_path: Path) -> None:
     with RedisServer.start(tmp_path, appendonly=True) as server:
         app = App("reader", server.url)
-        result = app.send_task("nobody", kwargs={})
+        result = app.send_task("work", kwargs={})
         assert result.state is JobState.WAITING
         server.restart()
         assert result.state is JobState.WAITING, "an idle connection that has ended is not used again"
         server.restart()
-        assert app.send_task("nobody", kwargs={}).state is JobState.WAITING
+        assert app.send_task("work", kwargs={}).state is JobState.WAITING
         app.close()

@@ -1,4 +1,4 @@
-"""Waiting for the end of jobs, and reading what became of them."""
+"""Tests of waiting for results and of reading the outcome of jobs."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ CLAIM = FetchOptions("token", 30_000, "by hand")
 
 
 class Worker:
-    """A worker's hand: takes and ends the jobs of the queue ``default`` at once."""
+    """A fake worker that acquires and settles jobs of the queue ``default`` when a test calls it."""
 
     def __init__(self, app: App) -> None:
         self._broker = app.broker
         self._client = app.broker.client()
 
-    def take(self) -> str:
+    def acquire(self) -> str:
         self._client.connect()
         return self._client.run(move_to_active(KEYS, CLAIM, self._broker.clock.now_ms())).job_id
 
-    def ending(self, job_id: str, value: object, failure: str | None, keep: int) -> Any:
+    def finish_call(self, job_id: str, value: object, failure: str | None, keep: int) -> Any:
         text = json.dumps(value) if failure is None else failure
-        ending = FinishOptions(failure is None, text.encode(), {"count": keep}, 1)
-        return move_to_finished(KEYS, job_id, CLAIM, ending, fetch_next=False, now_ms=self._broker.clock.now_ms())
+        options = FinishOptions(failure is None, text.encode(), {"count": keep}, 1)
+        return move_to_finished(KEYS, job_id, CLAIM, options, fetch_next=False, now_ms=self._broker.clock.now_ms())
 
     def end(self, value: object = None, *, failure: str | None = None, keep: int = -1) -> str:
-        job_id = self.take()
-        self._client.run(self.ending(job_id, value, failure, keep))
+        job_id = self.acquire()
+        self._client.run(self.finish_call(job_id, value, failure, keep))
         return job_id
 
-    def end_unheard(self, client: redis.Redis, value: object = None, *, keep: int = -1) -> None:
+    def end_without_event(self, client: redis.Redis, value: object = None, *, keep: int = -1) -> None:
         """Finish a job and trim its events in one step, so that no listener receives them."""
-        call = self.ending(self.take(), value, None, keep)
+        call = self.finish_call(self.acquire(), value, None, keep)
         with client.pipeline(transaction=True) as step:
             step.execute_command("EVAL", call.script.body, *call.args)
             step.xtrim(KEYS.events, maxlen=0, approximate=False)
@@ -65,15 +65,15 @@ class Worker:
 
 @pytest.fixture
 def worker(app: App) -> Iterator[Worker]:
-    made = Worker(app)
-    yield made
-    made.close()
+    worker = Worker(app)
+    yield worker
+    worker.close()
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as made:
-        yield made
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
 
 
 @pytest.fixture
@@ -87,21 +87,21 @@ def send(app: App, **options: Any) -> AsyncResult[Any]:
 
 
 def blocked(client: redis.Redis) -> int:
-    """How many connections wait for the stream."""
-    found: Any = client.client_list()
-    return sum(entry["cmd"] == "xread" and "b" in entry["flags"] for entry in found)
+    """Return how many connections wait for the stream."""
+    clients: Any = client.client_list()
+    return sum(entry["cmd"] == "xread" and "b" in entry["flags"] for entry in clients)
 
 
-def looks(client: redis.Redis) -> int:
-    """How many scripts the server has run since its statistics were reset."""
+def script_calls(client: redis.Redis) -> int:
+    """Return how many scripts the server has run since its statistics were reset."""
     stats: Any = client.info("commandstats")
     return sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
 
 
-def waiting(
+def start_waiters(
     threads: ThreadPoolExecutor, client: redis.Redis, *results: AsyncResult[Any], timeout: float | None = 20
 ) -> list[Future[Any]]:
-    """Call ``get()`` in threads; returns when all of them wait."""
+    """Call ``get()`` in threads; return when all of them wait."""
     before = blocked(client)
     futures = [threads.submit(result.get, timeout) for result in results]
     wait_until(lambda: blocked(client) == before + len(results), what="the waiters")
@@ -114,10 +114,10 @@ def elapsed(work: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-# --- jobs that have ended already -------------------------------------------------------------------------------------
+# --- jobs that have already finished ----------------------------------------------------------------------------------
 
 
-def test_a_job_that_has_ended_already_is_read_at_once(app: App, worker: Worker) -> None:
+def test_get_returns_immediately_if_the_job_has_finished(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
     worker.end(failure="no such address")
@@ -127,7 +127,7 @@ def test_a_job_that_has_ended_already_is_read_at_once(app: App, worker: Worker) 
         failed.get()
 
 
-async def test_a_job_that_has_ended_already_is_read_at_once_by_asyncio(app: App, worker: Worker) -> None:
+async def test_aget_returns_immediately_if_the_job_has_finished(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end({"sum": 3})
     worker.end(failure="no such address")
@@ -137,7 +137,7 @@ async def test_a_job_that_has_ended_already_is_read_at_once_by_asyncio(app: App,
     await app.broker.aclose()
 
 
-def test_a_handle_can_be_made_of_an_id(app: App, worker: Worker) -> None:
+def test_a_result_can_be_created_from_a_job_id(app: App, worker: Worker) -> None:
     send(app, job_id="order-7", queue="default")
     worker.end("shipped")
     assert app.result("order-7").get() == "shipped"
@@ -145,14 +145,14 @@ def test_a_handle_can_be_made_of_an_id(app: App, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("stored", ["null", ""])
-def test_a_return_value_of_nothing_is_none(app: App, worker: Worker, redis_client: redis.Redis, stored: str) -> None:
+def test_an_empty_return_value_is_none(app: App, worker: Worker, redis_client: redis.Redis, stored: str) -> None:
     result = send(app)
     worker.end()
     redis_client.hset(KEYS.job(result.id), "returnvalue", stored)
     assert result.get() is None
 
 
-def test_a_return_value_that_is_no_json_is_named(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+def test_an_invalid_return_value_raises_a_decode_error(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     result = send(app)
     worker.end()
     redis_client.hset(KEYS.job(result.id), "returnvalue", "{")
@@ -163,11 +163,11 @@ def test_a_return_value_that_is_no_json_is_named(app: App, worker: Worker, redis
 # --- jobs that finish while a waiter waits ----------------------------------------------------------------------------
 
 
-def test_a_waiter_is_notified_at_once(
+def test_a_waiter_is_notified_immediately(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     done, failed = send(app), send(app)
-    first, second = waiting(threads, redis_client, done, failed)
+    first, second = start_waiters(threads, redis_client, done, failed)
     worker.end([1, 2])
     assert elapsed(lambda: first.result(60)) < scale_to_load(0.5)
     assert first.result() == [1, 2]
@@ -176,7 +176,7 @@ def test_a_waiter_is_notified_at_once(
     assert isinstance(second.exception(5), TaskError)
 
 
-async def test_an_asyncio_waiter_is_notified_at_once(app: App, worker: Worker, redis_client: redis.Redis) -> None:
+async def test_an_asyncio_waiter_is_notified_immediately(app: App, worker: Worker, redis_client: redis.Redis) -> None:
     done, failed = send(app), send(app)
     first, second = asyncio.create_task(done.aget(20)), asyncio.create_task(failed.aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
@@ -188,11 +188,11 @@ async def test_an_asyncio_waiter_is_notified_at_once(app: App, worker: Worker, r
     await app.broker.aclose()
 
 
-def test_a_waiter_is_not_misled_by_the_events_of_other_jobs(
+def test_a_waiter_ignores_the_events_of_other_jobs(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
-    mine = send(app, priority=9)  # taken after the others
-    (future,) = waiting(threads, redis_client, mine)
+    mine = send(app, priority=9)  # acquired after the other jobs
+    (future,) = start_waiters(threads, redis_client, mine)
     for number in range(50):
         send(app)
         worker.end(number)
@@ -201,11 +201,11 @@ def test_a_waiter_is_not_misled_by_the_events_of_other_jobs(
     assert future.result(60) == "mine"
 
 
-def test_each_of_many_waiters_gets_its_own_result(
+def test_each_of_many_waiters_gets_the_result_of_its_job(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     results = [send(app) for _ in range(8)]
-    futures = waiting(threads, redis_client, *results)
+    futures = start_waiters(threads, redis_client, *results)
     values = {worker.end(number): number for number in range(8)}
     assert [future.result(60) for future in futures] == [values[result.id] for result in results]
 
@@ -225,11 +225,11 @@ async def test_many_tasks_share_one_reader(app: App, worker: Worker, redis_clien
 async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
     app: App, worker: Worker, redis_client: redis.Redis
 ) -> None:
-    chance, result = random.Random(7), send(app)
+    rng, result = random.Random(7), send(app)
     for _ in range(60):
         tasks = [asyncio.create_task(result.aget(20)) for _ in range(3)]
         for task in tasks:
-            for _ in range(chance.randrange(30)):
+            for _ in range(rng.randrange(30)):
                 await asyncio.sleep(0)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -246,39 +246,39 @@ async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
 
 
 @pytest.mark.usefixtures("short_rechecks")
-def test_a_waiter_finds_the_end_although_its_event_was_trimmed(
+def test_a_waiter_gets_the_result_although_its_event_was_trimmed(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
-    (future,) = waiting(threads, redis_client, send(app))
-    worker.end_unheard(redis_client, "found")
+    (future,) = start_waiters(threads, redis_client, send(app))
+    worker.end_without_event(redis_client, "found")
     assert redis_client.xlen(KEYS.events) == 0
     assert future.result(60) == "found"
 
 
 @pytest.mark.usefixtures("short_rechecks")
-async def test_a_task_finds_the_end_although_its_event_was_trimmed(
+async def test_an_asyncio_waiter_gets_the_result_although_its_event_was_trimmed(
     app: App, worker: Worker, redis_client: redis.Redis
 ) -> None:
     task = asyncio.create_task(send(app).aget(20))
     await asyncio.to_thread(wait_until, lambda: blocked(redis_client) == 1)
-    worker.end_unheard(redis_client, "found")
+    worker.end_without_event(redis_client, "found")
     assert await asyncio.wait_for(task, 60) == "found"
     await app.broker.aclose()
 
 
 @pytest.mark.parametrize("keep", [0, -1])
-def test_a_stream_that_is_trimmed_all_the_time_does_not_stop_a_waiter(
+def test_a_constantly_trimmed_stream_does_not_stop_a_waiter(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis, keep: int
 ) -> None:
-    (future,) = waiting(threads, redis_client, send(app, priority=9))
+    (future,) = start_waiters(threads, redis_client, send(app, priority=9))
     for _ in range(20):
         send(app)
-        worker.end_unheard(redis_client)
+        worker.end_without_event(redis_client)
     worker.end("mine", keep=keep)
     assert future.result(60) == "mine"
 
 
-def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream(app: App, worker: Worker) -> None:
+def test_get_reads_the_result_of_a_removed_job_from_the_stream(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end("gone", keep=0)
     worker.end(failure="gone too", keep=0)
@@ -288,7 +288,7 @@ def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream(app: App, worke
         failed.get(timeout=60)
 
 
-async def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream_by_asyncio(app: App, worker: Worker) -> None:
+async def test_aget_reads_the_result_of_a_removed_job_from_the_stream(app: App, worker: Worker) -> None:
     done, failed = send(app), send(app)
     worker.end("gone", keep=0)
     worker.end(failure="gone too", keep=0)
@@ -298,25 +298,25 @@ async def test_a_job_that_is_removed_as_it_ends_is_found_in_the_stream_by_asynci
     await app.broker.aclose()
 
 
-def test_the_end_of_a_job_that_is_removed_at_once_reaches_its_waiter(
+def test_waiters_get_the_result_of_a_job_that_is_removed_when_it_ends(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     result = send(app)
-    mine, others = waiting(threads, redis_client, result, app.result(result.id))
+    first, second = start_waiters(threads, redis_client, result, app.result(result.id))
     worker.end("gone", keep=0)
-    assert (mine.result(60), others.result(60)) == ("gone", "gone")
+    assert (first.result(60), second.result(60)) == ("gone", "gone")
 
 
 # --- jobs that do not exist, and jobs that do not end -----------------------------------------------------------------
 
 
-async def test_a_job_that_never_existed_is_not_waited_for(app: App, worker: Worker) -> None:
-    nobody = app.result("nobody")
-    with pytest.raises(JobNotFoundError, match=r"job nobody in queue \{default\}"):
-        nobody.get(timeout=60)
+async def test_get_raises_an_error_for_a_job_that_never_existed(app: App, worker: Worker) -> None:
+    missing = app.result("missing")
+    with pytest.raises(JobNotFoundError, match=r"job missing in queue \{default\}"):
+        missing.get(timeout=60)
     with pytest.raises(JobNotFoundError):
-        await nobody.aget(timeout=60)
-    assert (nobody.state, nobody.ready(), nobody.traceback, nobody.info) == (JobState.UNKNOWN, False, None, None)
+        await missing.aget(timeout=60)
+    assert (missing.state, missing.ready(), missing.traceback, missing.info) == (JobState.UNKNOWN, False, None, None)
     await app.broker.aclose()
 
 
@@ -325,8 +325,8 @@ async def test_a_job_that_finished_and_was_removed_before_the_wait_is_not_found(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     result = send(app)
-    (future,) = await asyncio.to_thread(waiting, threads, redis_client, result)
-    worker.end_unheard(redis_client, keep=0)
+    (future,) = await asyncio.to_thread(start_waiters, threads, redis_client, result)
+    worker.end_without_event(redis_client, keep=0)
     assert isinstance(await asyncio.to_thread(future.exception, 5), JobNotFoundError)
     with pytest.raises(JobNotFoundError):
         await result.aget(5)
@@ -334,7 +334,7 @@ async def test_a_job_that_finished_and_was_removed_before_the_wait_is_not_found(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6])
-async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> None:
+async def test_get_and_aget_time_out_on_time(app: App, worker: Worker, seconds: float) -> None:
     result = send(app)
     for attempt in (lambda: result.get(seconds), lambda: asyncio.run(result.aget(seconds))):
         started = time.monotonic()
@@ -354,11 +354,11 @@ async def test_a_wait_ends_on_time(app: App, worker: Worker, seconds: float) -> 
 
 @pytest.fixture
 def persistent_server(server_factory: ServerFactory) -> RedisServer:
-    """A server that keeps its data over a crash, and is this test's to harm."""
+    """A server for one test that keeps its data over a crash."""
     return server_factory(appendonly=True, extra=["--appendfsync", "always"])
 
 
-def test_get_fails_at_once_if_no_server_listens() -> None:
+def test_get_fails_immediately_if_no_server_listens() -> None:
     app = App("results", "redis://127.0.0.1:1/0")
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
@@ -370,7 +370,7 @@ def test_a_waiter_survives_a_restart_of_the_server(persistent_server: RedisServe
     app = App("results", persistent_server.url)
     worker, result = Worker(app), send(app)
     with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
-        (future,) = waiting(threads, client, result)
+        (future,) = start_waiters(threads, client, result)
     worker.close()
     persistent_server.kill()
     persistent_server.restart()
@@ -380,13 +380,13 @@ def test_a_waiter_survives_a_restart_of_the_server(persistent_server: RedisServe
     app.close()
 
 
-async def test_the_reader_of_tasks_survives_a_restart_of_the_server(persistent_server: RedisServer) -> None:
+async def test_asyncio_waiters_survive_a_restart_of_the_server(persistent_server: RedisServer) -> None:
     app = App("results", persistent_server.url)
     worker, results = Worker(app), [send(app) for _ in range(5)]
     with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
         client.config_resetstat()
         tasks = [asyncio.create_task(result.aget(20)) for result in results]
-        await asyncio.to_thread(wait_until, lambda: looks(client) >= 5, what="a first look of each")
+        await asyncio.to_thread(wait_until, lambda: script_calls(client) >= 5, what="the first read of each waiter")
     worker.close()
     await asyncio.to_thread(persistent_server.kill)
     await asyncio.to_thread(persistent_server.restart)
@@ -398,16 +398,14 @@ async def test_the_reader_of_tasks_survives_a_restart_of_the_server(persistent_s
 
 
 @pytest.mark.usefixtures("short_rechecks")
-async def test_an_outage_that_lasts_ends_every_wait(
-    persistent_server: RedisServer, threads: ThreadPoolExecutor
-) -> None:
+async def test_a_long_outage_fails_every_wait(persistent_server: RedisServer, threads: ThreadPoolExecutor) -> None:
     app = App("results", persistent_server.url)
     result = send(app)
     with redis.Redis.from_url(persistent_server.url, decode_responses=True) as client:
         client.config_resetstat()
         task = asyncio.create_task(result.aget(30))
-        await asyncio.to_thread(wait_until, lambda: looks(client) >= 1, what="its first look")
-        (future,) = await asyncio.to_thread(waiting, threads, client, result)
+        await asyncio.to_thread(wait_until, lambda: script_calls(client) >= 1, what="the first read of the waiter")
+        (future,) = await asyncio.to_thread(start_waiters, threads, client, result)
     persistent_server.kill()
     with pytest.raises(BrokerUnavailableError):
         await asyncio.wait_for(task, 60)
@@ -418,9 +416,9 @@ async def test_an_outage_that_lasts_ends_every_wait(
 def test_a_connection_that_breaks_during_the_wait_is_replaced(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
-    (future,) = waiting(threads, redis_client, send(app))
-    found: Any = redis_client.client_list()
-    for entry in found:
+    (future,) = start_waiters(threads, redis_client, send(app))
+    clients: Any = redis_client.client_list()
+    for entry in clients:
         if entry["cmd"] == "xread":
             redis_client.client_kill_filter(_id=entry["id"])
     wait_until(lambda: blocked(redis_client) == 1, what="the waiter on a new connection")
@@ -428,7 +426,7 @@ def test_a_connection_that_breaks_during_the_wait_is_replaced(
     assert future.result(60) == "again"
 
 
-# --- what Redis holds of a job ----------------------------------------------------------------------------------------
+# --- snapshots of jobs ------------------------------------------------------------------------------------------------
 
 
 async def test_a_snapshot_has_the_progress_of_a_job(app: App, worker: Worker, redis_client: redis.Redis) -> None:
@@ -439,7 +437,7 @@ async def test_a_snapshot_has_the_progress_of_a_job(app: App, worker: Worker, re
         False,
         False,
     )
-    worker.take()
+    worker.acquire()
     redis_client.hset(KEYS.job(result.id), "progress", '{"done":5}')
     redis_client.hset(KEYS.job(result.id), "atm", "2")
     assert (result.state, result.progress, result.info) == (JobState.ACTIVE, {"done": 5}, {"done": 5})
@@ -474,15 +472,17 @@ def test_a_failed_job_is_ready_and_has_its_traceback(app: App, worker: Worker, r
     ("options", "state"),
     [({"countdown": 60}, JobState.DELAYED), ({"priority": 5}, JobState.PRIORITIZED), ({}, JobState.WAITING)],
 )
-def test_the_state_is_where_the_job_is(app: App, worker: Worker, options: dict[str, Any], state: JobState) -> None:
+def test_the_state_of_a_result_is_that_of_its_job(
+    app: App, worker: Worker, options: dict[str, Any], state: JobState
+) -> None:
     assert send(app, **options).state is state
 
 
-def test_waiters_in_threads_and_a_reader_in_a_loop_do_not_disturb_each_other(
+def test_waiters_in_threads_and_in_an_event_loop_work_at_the_same_time(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     one, two = send(app), send(app)
-    (future,) = waiting(threads, redis_client, one)
+    (future,) = start_waiters(threads, redis_client, one)
     values: list[object] = []
     loop = threading.Thread(target=lambda: values.append(asyncio.run(two.aget(20))))
     loop.start()

@@ -1,4 +1,4 @@
-"""Revoking jobs: what becomes of one that waits somewhere, of one that runs, and of everybody who waits for it."""
+"""Tests of revoking waiting and running jobs, and of the callers that wait for their results."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ HOUR_MS = 3_600_000
 
 
 def events(client: Any, job_id: str) -> list[dict[str, str]]:
-    """What was told of a job, without its id."""
-    told = [fields for _, fields in client.xrange(KEYS.events) if fields.get("jobId") == job_id]
-    return [{name: value for name, value in fields.items() if name != "jobId"} for fields in told]
+    """Return the events of a job, without its id."""
+    entries = [fields for _, fields in client.xrange(KEYS.events) if fields.get("jobId") == job_id]
+    return [{name: value for name, value in fields.items() if name != "jobId"} for fields in entries]
 
 
-def places(client: Any, job_id: str) -> list[str]:
-    """The lists and sets of the queue in which an id stands."""
-    found = [key for key in ("wait", "paused", "active") if job_id in client.lrange(KEYS.base + key, 0, -1)]
+def lists_with(client: Any, job_id: str) -> list[str]:
+    """Return the names of the queue's lists and sets that hold an id."""
+    lists = [key for key in ("wait", "paused", "active") if job_id in client.lrange(KEYS.base + key, 0, -1)]
     zsets = ("prioritized", "delayed", "waiting-children", "completed", "failed")
-    return found + [key for key in zsets if client.zscore(KEYS.base + key, job_id) is not None]
+    return lists + [key for key in zsets if client.zscore(KEYS.base + key, job_id) is not None]
 
 
-def wait_in_wait(queue: Queue) -> str:
+def add_waiting_job(queue: Queue) -> str:
     return queue.add("n", {"size": 1}).id
 
 
-def wait_with_a_priority(queue: Queue) -> str:
+def add_prioritized_job(queue: Queue) -> str:
     return queue.add("n", priority=3).id
 
 
-def wait_for_an_hour(queue: Queue) -> str:
+def add_delayed_job(queue: Queue) -> str:
     return queue.add("n", delay=3600).id
 
 
-def wait_in_a_paused_queue(queue: Queue) -> str:
+def add_paused_job(queue: Queue) -> str:
     queue.pause()
     return queue.add("n").id
 
 
-def wait_for_a_child(queue: Queue) -> str:
+def add_waiting_parent(queue: Queue) -> str:
     with FlowProducer(broker=lambda: queue.context.broker) as flows:
         return flows.add(FlowJob("parent", "mail", {}, {}, [FlowJob("child", "other")])).job.id
 
 
 @pytest.mark.parametrize(
-    "make", [wait_in_wait, wait_with_a_priority, wait_for_an_hour, wait_in_a_paused_queue, wait_for_a_child]
+    "make", [add_waiting_job, add_prioritized_job, add_delayed_job, add_paused_job, add_waiting_parent]
 )
 @pytest.mark.parametrize("terminate", [False, True])
-def test_a_job_that_does_not_run_has_failed_at_once(
+def test_revoking_a_job_that_is_not_active_fails_it_immediately(
     queue: Queue, redis_client: Any, make: Callable[[Queue], str], terminate: bool
 ) -> None:
     job_id, other = make(queue), queue.add("n", delay=10).id
     assert queue.revoke(job_id, terminate=terminate) == "revoked"
-    assert places(redis_client, job_id) == ["failed"]
+    assert lists_with(redis_client, job_id) == ["failed"]
     assert redis_client.hget(KEYS.job(job_id), "failedReason") == "revoked"
     last = events(redis_client, job_id)[-1]
     assert last == {"event": "failed", "failedReason": "revoked", "prev": "active"}
@@ -81,14 +81,14 @@ def test_a_job_that_does_not_run_has_failed_at_once(
     assert queue.revoke(job_id, terminate=terminate) is Revocation.FINISHED
 
 
-def test_a_revoked_job_is_not_retried_however_many_attempts_it_has(queue: Queue, redis_client: Any) -> None:
+def test_a_revoked_job_is_not_retried(queue: Queue, redis_client: Any) -> None:
     job = queue.add("n", attempts=5, backoff=1)
     assert queue.revoke(job.id) is Revocation.REVOKED
-    assert places(redis_client, job.id) == ["failed"]
-    assert [told["event"] for told in events(redis_client, job.id)] == ["added", "waiting", "failed"]
+    assert lists_with(redis_client, job.id) == ["failed"]
+    assert [event["event"] for event in events(redis_client, job.id)] == ["added", "waiting", "failed"]
 
 
-def test_get_raises_celerys_error_in_both_forms(app: App) -> None:
+def test_get_and_aget_raise_task_revoked_error(app: App) -> None:
     job = app.send_task("n", queue="mail")
     other = app.send_task("n", queue="mail")
     assert job.revoke() == "revoked"
@@ -106,7 +106,7 @@ def test_get_raises_celerys_error_in_both_forms(app: App) -> None:
     asyncio.run(use())
 
 
-def test_somebody_who_waits_already_hears_of_it(app: App) -> None:
+def test_revoke_notifies_a_caller_that_already_waits(app: App) -> None:
     job = app.send_task("n", queue="mail")
 
     async def use() -> None:
@@ -120,7 +120,7 @@ def test_somebody_who_waits_already_hears_of_it(app: App) -> None:
     asyncio.run(use())
 
 
-def test_a_task_that_fails_with_that_word_was_not_revoked(app: App, redis_client: Any) -> None:
+def test_a_failure_with_the_reason_revoked_is_not_a_revocation(app: App, redis_client: Any) -> None:
     job: AsyncResult[Any] = app.send_task("n", queue="mail")
     trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: revoked\n'
     redis_client.lrem(KEYS.wait, 1, job.id)
@@ -130,7 +130,7 @@ def test_a_task_that_fails_with_that_word_was_not_revoked(app: App, redis_client
         job.get(timeout=20)
 
 
-def test_a_job_that_runs_goes_on_unless_its_end_is_wished(
+def test_a_running_job_continues_unless_terminate_is_set(
     queue: Queue, manual_worker: ManualWorker, redis_client: Any
 ) -> None:
     job = queue.add("n")
@@ -139,49 +139,49 @@ def test_a_job_that_runs_goes_on_unless_its_end_is_wished(
     assert not redis_client.exists(KEYS.revoked)
     assert queue.revoke(job.id, terminate=True) == "terminating"
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
-    assert places(redis_client, job.id) == ["active"]
+    assert lists_with(redis_client, job.id) == ["active"]
     manual_worker.finish(job.id, "done")
     assert job.get_state() is JobState.COMPLETED
 
 
-def test_nobody_knows_such_a_job(queue: Queue, redis_client: Any) -> None:
+def test_revoking_an_unknown_job_stores_no_request(queue: Queue, redis_client: Any) -> None:
     redis_client.zadd(KEYS.revoked, {"gone": 1})
     assert queue.revoke("gone", terminate=True) == "unknown"
     assert not redis_client.exists(KEYS.revoked)
 
 
-def test_a_job_that_is_nowhere_is_left_alone(queue: Queue, redis_client: Any) -> None:
+def test_a_job_in_no_list_is_not_changed(queue: Queue, redis_client: Any) -> None:
     redis_client.hset(KEYS.job("lost"), mapping={"name": "n", "opts": "{}"})
     assert queue.revoke("lost") == "unknown"
-    assert places(redis_client, "lost") == []
+    assert lists_with(redis_client, "lost") == []
 
 
 def test_a_job_that_cannot_be_read_can_be_revoked(queue: Queue, redis_client: Any) -> None:
     redis_client.hset(KEYS.job("broken"), mapping={"name": "n", "opts": "{no JSON"})
     redis_client.lpush(KEYS.wait, "broken")
     assert queue.revoke("broken") == "revoked"
-    assert places(redis_client, "broken") == ["failed"]
+    assert lists_with(redis_client, "broken") == ["failed"]
 
 
-def test_the_next_job_of_a_scheduler_is_refused_because_the_series_would_end(queue: Queue, redis_client: Any) -> None:
+def test_revoking_the_next_job_of_a_scheduler_raises_an_error(queue: Queue, redis_client: Any) -> None:
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (job,) = queue.get_jobs(["waiting", "delayed"])
-    before = places(redis_client, job.id)
+    before = lists_with(redis_client, job.id)
     with pytest.raises(SchedulerJobError):
         queue.revoke(job.id)
-    assert places(redis_client, job.id) == before != []
+    assert lists_with(redis_client, job.id) == before != []
 
 
-def test_a_job_of_a_scheduler_that_was_taken_can_be_revoked_when_it_waits_again(queue: Queue) -> None:
+def test_a_postponed_job_of_a_scheduler_can_be_revoked(queue: Queue) -> None:
     queue.schedulers.upsert("hourly", name="tick", every=3600)
-    taken = queue.get_next_job("t")  # adds the next one
-    assert taken is not None
-    taken.move_to_delayed(60)
-    assert queue.revoke(taken.id) == "revoked"
+    job = queue.get_next_job("t")  # adds the next job
+    assert job is not None
+    job.move_to_delayed(60)
+    assert queue.revoke(job.id) == "revoked"
     assert queue.get_delayed_count() == 1
 
 
-def test_what_is_not_to_be_kept_is_gone_and_was_told(queue: Queue, redis_client: Any) -> None:
+def test_a_revoked_job_with_remove_on_fail_is_removed_after_its_event(queue: Queue, redis_client: Any) -> None:
     job = queue.add("n", remove_on_fail=True)
     assert queue.revoke(job.id) == "revoked"
     assert not redis_client.exists(KEYS.job(job.id))
@@ -189,14 +189,14 @@ def test_what_is_not_to_be_kept_is_gone_and_was_told(queue: Queue, redis_client:
     assert queue.revoke(job.id) == "unknown"
 
 
-def test_a_deduplication_id_is_free_again(queue: Queue) -> None:
+def test_revoke_frees_the_deduplication_id(queue: Queue) -> None:
     job = queue.add("n", deduplication="d", delay=3600)
     assert queue.get_deduplication_job_id("d") == job.id
     queue.revoke(job.id)
     assert queue.get_deduplication_job_id("d") is None
 
 
-def test_a_job_retried_by_hand_waits_like_any_other(queue: Queue) -> None:
+def test_a_revoked_job_can_be_retried_manually(queue: Queue) -> None:
     job = queue.add("n")
     queue.revoke(job.id, terminate=True)
     job.retry()
@@ -207,7 +207,7 @@ def test_a_job_retried_by_hand_waits_like_any_other(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000])
-def test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed(
+def test_retry_jobs_leaves_revoked_jobs_failed(
     queue: Queue, redis_client: Any, manual_worker: ManualWorker, count: int
 ) -> None:
     jobs = queue.add_bulk([{"name": "n"}] * 7)
@@ -224,7 +224,7 @@ def test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed(
     assert not redis_client.exists(KEYS.retrying)
 
 
-def test_only_jobs_that_had_failed_by_then_are_retried(
+def test_retry_jobs_retries_only_jobs_that_failed_before_the_given_time(
     queue: Queue, redis_client: Any, manual_worker: ManualWorker
 ) -> None:
     early, revoked, late = queue.add_bulk([{"name": "n"}] * 3)
@@ -240,8 +240,8 @@ def test_only_jobs_that_had_failed_by_then_are_retried(
 # ---- flows ---------------------------------------------------------------------------------------------------------
 
 
-def family(app: App, **options: Any) -> tuple[str, str]:
-    """A parent of the queue ``mail`` that waits for a child of ``other``; their ids."""
+def add_family(app: App, **options: Any) -> tuple[str, str]:
+    """Add a parent in the queue ``mail`` that waits for a child in ``other``; return their ids."""
     with app.flows() as flows:
         leaf = FlowJob("child", "other", {}, options)  # type: ignore[arg-type]
         node = flows.add(FlowJob("parent", "mail", {}, {}, [leaf]))
@@ -258,10 +258,10 @@ def family(app: App, **options: Any) -> tuple[str, str]:
         ("attempts", JobState.WAITING_CHILDREN),
     ],
 )
-def test_a_parent_hears_of_a_revoked_child_as_of_one_that_failed(
+def test_a_revoked_child_affects_its_parent_like_a_failed_child(
     app: App, redis_client: Any, flag: str, state: JobState
 ) -> None:
-    parent, child = family(app, **{flag: True if flag != "attempts" else 3})
+    parent, child = add_family(app, **{flag: True if flag != "attempts" else 3})
     assert app.queue("other").revoke(child) == "revoked"
     assert app.queue("mail").get_job_state(parent) is state
     deferred = redis_client.hget(KEYS.job(parent), "defa")
@@ -270,27 +270,27 @@ def test_a_parent_hears_of_a_revoked_child_as_of_one_that_failed(
         assert list(redis_client.hgetall(KEYS.ignored(parent)).values()) == ["revoked"]
 
 
-def test_a_child_of_a_revoked_parent_goes_on_and_wakes_nobody(app: App, redis_client: Any) -> None:
-    parent, _ = family(app)
+def test_a_child_of_a_revoked_parent_completes_and_the_parent_stays_failed(app: App, redis_client: Any) -> None:
+    parent, _ = add_family(app)
     assert app.queue("mail").revoke(parent) == "revoked"
     other = ManualWorker(app.broker, app.broker.keys("other"))
     other.complete("done")
     other.close()
-    assert places(redis_client, parent) == ["failed"]
+    assert lists_with(redis_client, parent) == ["failed"]
 
 
-# ---- marks ---------------------------------------------------------------------------------------------------------
+# ---- revocation requests ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def client(app: App) -> Any:
-    made = app.broker.client()
-    made.connect()
-    yield made
-    made.close()
+    client = app.broker.client()
+    client.connect()
+    yield client
+    client.close()
 
 
-def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
+def test_requests_for_active_and_waiting_jobs_are_kept_and_others_removed(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     running, done, waiting = (queue.add("n").id for _ in range(3))
@@ -303,10 +303,10 @@ def test_marks_of_jobs_that_run_or_wait_are_told_and_others_go(
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
     assert client.run(open_marks(KEYS, day + 5_002)) == RevocationMarks(
         [], [waiting]
-    )  # the older one has been there for a day
+    )  # the older request has expired after a day
 
 
-def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
+def test_only_the_newest_ten_thousand_requests_are_kept(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n")
@@ -335,10 +335,10 @@ def test_the_newest_marks_are_kept_and_never_more_than_ten_thousand(
     assert client.run(open_marks(KEYS, 0, skipped)) == RevocationMarks([], [], 0)
     again = client.run(open_marks(KEYS, 0, 0))
     assert again is not None
-    assert (again.following, len(again.free)) == (999, 999), "one mark went"
+    assert (again.following, len(again.free)) == (999, 999), "one request was removed"
 
 
-def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
+def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n", attempts=5)
@@ -355,7 +355,7 @@ def test_a_run_that_ends_as_revoked_takes_its_mark_along_in_one_step(
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
     client.run(ending(manual_worker.token))
     assert not redis_client.exists(KEYS.revoked)
-    assert places(redis_client, job.id) == ["failed"]
+    assert lists_with(redis_client, job.id) == ["failed"]
 
 
 def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
@@ -374,15 +374,15 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
         assert {str(key).partition("{")[2].partition("}")[0] for key in keys} == {"mail"}
 
 
-def test_bullmqs_text_stands_in_both_scripts_as_it_is() -> None:
+def test_both_scripts_contain_bullmqs_script_unchanged() -> None:
     official = loader.official("moveToFinished").body
     for name in ("revoke", "endRevoked"):
-        made = wrappers.ending(name)
-        assert made.body == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.own(name).body
-        assert made.key_count == 14 + loader.own(name).key_count
+        script = wrappers.ending(name)
+        assert script.body == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.own(name).body
+        assert script.key_count == 14 + loader.own(name).key_count
 
 
-def test_asking_for_marks_is_one_look_at_a_key_where_there_are_none(
+def test_reading_requests_takes_one_exists_if_there_are_none(
     app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     app.queue("mail").add_bulk([{"name": "n"}] * 2_000)

@@ -1,4 +1,4 @@
-"""``bulltask revoke``: what it says of each job, and its exit codes."""
+"""Tests of ``bulltask revoke``: its output for each job, and its exit codes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def revoke(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Revoke:
     for name in ("BULLTASK_APP", "BULLTASK_BROKER_URL"):
         monkeypatch.delenv(name, raising=False)
 
-    def ran(*words: str) -> Result:
-        return CliRunner().invoke(main, ["-b", broker_url, "revoke", *words])
+    def invoke(*args: str) -> Result:
+        return CliRunner().invoke(main, ["-b", broker_url, "revoke", *args])
 
-    return ran
+    return invoke
 
 
 def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> None:
@@ -41,15 +41,15 @@ def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> No
     assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: the job had already ended\n")
 
 
-def test_a_job_that_runs_goes_on_unless_its_end_is_wished(app: App, revoke: Revoke) -> None:
+def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revoke) -> None:
     queue = app.queue("mail")
     job = queue.add("n")
     queue.get_next_job("t")
-    left = revoke("-q", "mail", job.id)
-    assert left.exit_code == 3
-    assert left.output == f"{job.id}  running: the job continues; use --terminate to end it\n"
-    told = revoke("-q", "mail", "--terminate", job.id)
-    assert (told.exit_code, told.output) == (0, f"{job.id}  terminating: the job's worker ends it\n")
+    running = revoke("-q", "mail", job.id)
+    assert running.exit_code == 3
+    assert running.output == f"{job.id}  running: the job continues; use --terminate to end it\n"
+    terminated = revoke("-q", "mail", "--terminate", job.id)
+    assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker ends it\n")
 
 
 def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Revoke) -> None:
@@ -63,7 +63,7 @@ def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: 
     assert revoke("--queue", "mail", "gone").exit_code == 4
 
 
-def test_the_next_job_of_a_scheduler_is_refused_and_the_others_are_not(app: App, revoke: Revoke) -> None:
+def test_the_next_job_of_a_scheduler_is_rejected_and_other_jobs_are_revoked(app: App, revoke: Revoke) -> None:
     queue = app.queue("mail")
     queue.schedulers.upsert("hourly", name="tick", every=3600)
     (tick,) = queue.get_jobs(["waiting", "delayed"])
@@ -74,12 +74,12 @@ def test_the_next_job_of_a_scheduler_is_refused_and_the_others_are_not(app: App,
     assert f"{job.id}  revoked" in done.output
 
 
-def test_an_id_of_two_queues_needs_the_queue(app: App, revoke: Revoke) -> None:
+def test_revoke_needs_the_queue_if_several_queues_have_the_id(app: App, revoke: Revoke) -> None:
     for name in ("mail", "reports"):
         app.queue(name).add("n", job_id="same")
-    refused = revoke("same")
-    assert refused.exit_code == 2
-    assert "several queues have a job 'same': mail, reports" in refused.output
+    ambiguous = revoke("same")
+    assert ambiguous.exit_code == 2
+    assert "several queues have a job 'same': mail, reports" in ambiguous.output
     assert app.queue("mail").get_job_state("same") == "waiting"
     assert revoke("same", "--queue", "reports").exit_code == 0
     assert app.queue("mail").get_job_state("same") == "waiting"
@@ -87,22 +87,22 @@ def test_an_id_of_two_queues_needs_the_queue(app: App, revoke: Revoke) -> None:
 
 def test_a_missing_id_or_server_is_an_error(revoke: Revoke) -> None:
     assert revoke().exit_code == 2
-    away = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-q", "mail", "x"])
-    assert away.exit_code == 1
-    assert away.output.startswith("Error: ")
+    unreachable = CliRunner().invoke(main, ["revoke", "-b", "redis://127.0.0.1:1/0", "-q", "mail", "x"])
+    assert unreachable.exit_code == 1
+    assert unreachable.output.startswith("Error: ")
 
 
-def test_the_apps_own_server_and_spelling_count(
+def test_revoke_uses_the_broker_url_and_the_hash_tag_setting_of_the_app(
     broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BULLTASK_BROKER_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "plainly_spelled.py").write_text(
+    (tmp_path / "shop_without_hash_tag.py").write_text(
         f"from bulltask import App\napp = App('x', {broker_url!r}, queue_hash_tag=False)\n"
     )
     sender: Any = App("sender", broker_url, queue_hash_tag=False)
     job = sender.queue("mail").add("n")
-    assert CliRunner().invoke(main, ["revoke", "-A", "plainly_spelled", "-q", "mail", job.id]).exit_code == 0
+    assert CliRunner().invoke(main, ["revoke", "-A", "shop_without_hash_tag", "-q", "mail", job.id]).exit_code == 0
     assert job.get_state() == "failed"
     sender.close()

@@ -1,4 +1,4 @@
-"""Job schedulers from outside: made, changed, read, removed. Every test runs with both classes."""
+"""Tests of creating, changing, reading and removing job schedulers. Every test runs with both classes."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def schedulers(request: pytest.FixtureRequest, broker_url: str) -> Iterator[JobS
 
 @pytest.fixture
 def jobs(broker_url: str) -> Iterator[Queue]:
-    """The queue itself."""
+    """The queue of the schedulers."""
     with Queue("mail", broker_url) as queue:
         yield queue
 
 
 @pytest.fixture
 def manual_worker(jobs: Queue) -> Iterator[ManualWorker]:
-    made = ManualWorker(jobs.context.broker, jobs.context.keys)
-    yield made
-    made.close()
+    manual_worker = ManualWorker(jobs.context.broker, jobs.context.keys)
+    yield manual_worker
+    manual_worker.close()
 
 
-def made(scheduler: Scheduler | None) -> Scheduler:
+def not_none(scheduler: Scheduler | None) -> Scheduler:
     assert scheduler is not None
     return scheduler
 
@@ -61,14 +61,14 @@ def now_ms(jobs: Queue) -> int:
     return jobs.context.now_ms()
 
 
-# --- making -----------------------------------------------------------------------------------------------------------
+# --- creating ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_interval_starts_at_once_and_all_its_fields_can_be_read(
+def test_an_interval_starts_immediately_and_its_fields_can_be_read(
     schedulers: JobSchedulers, jobs: Queue, redis_client: redis.Redis
 ) -> None:
     before = now_ms(jobs)
-    scheduler = made(
+    scheduler = not_none(
         schedulers.upsert("beat", every=timedelta(hours=1), name="send", data={"to": "ann"}, options={"priority": 3})
     )
     assert before <= scheduler.next_ms <= now_ms(jobs)
@@ -82,16 +82,16 @@ def test_an_interval_starts_at_once_and_all_its_fields_can_be_read(
     assert redis_client.hgetall(jobs.context.keys.meta) == {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"}
 
 
-def test_the_name_is_the_id_and_the_data_is_empty_unless_they_are_said(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("beat", every=60))
+def test_name_and_data_default_to_the_id_and_an_empty_object(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(schedulers.upsert("beat", every=60))
     assert (scheduler.name, scheduler.data) == ("beat", {})
     job = jobs.get_job(scheduler.next_job_id)
     assert job is not None
     assert (job.name, job.data) == ("beat", {})
 
 
-def test_a_pattern_waits_for_its_next_moment_in_its_time_zone(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("nightly", cron="0 3 * * *", tz="Europe/Berlin"))
+def test_a_pattern_is_evaluated_in_its_time_zone(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(schedulers.upsert("nightly", cron="0 3 * * *", tz="Europe/Berlin"))
     assert (scheduler.pattern, scheduler.tz) == ("0 3 * * *", "Europe/Berlin")
     assert 0 < scheduler.next_ms - now_ms(jobs) <= 25 * HOUR_MS
     assert scheduler.next_ms % HOUR_MS == 0
@@ -99,15 +99,15 @@ def test_a_pattern_waits_for_its_next_moment_in_its_time_zone(schedulers: JobSch
     assert jobs.get_job_counts()["delayed"] == 1
 
 
-def test_a_pattern_without_a_time_zone_gets_that_of_the_settings(broker_url: str) -> None:
+def test_the_time_zone_of_a_pattern_defaults_to_the_setting(broker_url: str) -> None:
     with Queue("mail", broker_url, timezone="America/New_York") as queue:
-        assert made(queue.schedulers.upsert("a", cron="@daily")).tz == "America/New_York"
+        assert not_none(queue.schedulers.upsert("a", cron="@daily")).tz == "America/New_York"
     with Queue("mail", broker_url) as queue:
-        assert made(queue.schedulers.upsert("b", cron="@daily")).tz == "UTC"
+        assert not_none(queue.schedulers.upsert("b", cron="@daily")).tz == "UTC"
 
 
 def test_a_pattern_may_start_immediately(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("nightly", cron="0 3 * * *", immediately=True))
+    scheduler = not_none(schedulers.upsert("nightly", cron="0 3 * * *", immediately=True))
     assert abs(scheduler.next_ms - now_ms(jobs)) < scale_to_load(1000)
     assert jobs.get_job_counts()["waiting"] == 1
     job = jobs.get_job(scheduler.next_job_id)
@@ -116,35 +116,35 @@ def test_a_pattern_may_start_immediately(schedulers: JobSchedulers, jobs: Queue)
 
 
 def test_nothing_runs_before_the_start(schedulers: JobSchedulers) -> None:
-    assert made(schedulers.upsert("a", every=60, start=FAR)).next_ms == round(FAR.timestamp() * 1000)
+    assert not_none(schedulers.upsert("a", every=60, start=FAR)).next_ms == round(FAR.timestamp() * 1000)
     assert (
-        made(schedulers.upsert("b", cron="30 * * * *", start=FAR)).next_ms
+        not_none(schedulers.upsert("b", cron="30 * * * *", start=FAR)).next_ms
         == round(FAR.timestamp() * 1000) + HOUR_MS // 2
     )
 
 
-def test_a_pattern_that_does_not_fire_before_its_end_makes_nothing(schedulers: JobSchedulers) -> None:
+def test_a_pattern_that_never_fires_creates_no_scheduler(schedulers: JobSchedulers) -> None:
     soon = datetime.now(UTC) + timedelta(seconds=30)
     assert schedulers.upsert("never", cron="0 0 29 2 *", end=soon) is None
     assert schedulers.upsert("never", cron="0 0 31 2,4 *") is None
     assert schedulers.count() == 0
 
 
-def test_with_an_offset_an_interval_keeps_to_its_multiples(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("hourly", every=3600, offset=600))
+def test_an_offset_aligns_an_interval_to_its_multiples(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(schedulers.upsert("hourly", every=3600, offset=600))
     assert scheduler.next_ms % HOUR_MS == 600_000
     assert 0 <= scheduler.next_ms - now_ms(jobs) <= HOUR_MS
     assert scheduler.offset_ms == 600_000
 
 
-def test_expiry_counts_from_the_moment_for_which_a_job_was_made(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("a", every=60, start=FAR, options={"expires": 5}))
+def test_expires_is_stored_in_the_template_as_a_duration(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(schedulers.upsert("a", every=60, start=FAR, options={"expires": 5}))
     assert scheduler.opts["bulltask"] == {"v": 1, "ttl": 5000}
 
 
-def test_a_queues_default_options_apply_to_its_schedulers_if_they_are_allowed_there(broker_url: str) -> None:
+def test_a_queues_default_options_apply_to_schedulers_if_they_are_allowed(broker_url: str) -> None:
     with Queue("mail", broker_url, default_job_options={"delay": 9, "deduplication": "x", "priority": 4}) as queue:
-        scheduler = made(queue.schedulers.upsert("a", every=60))
+        scheduler = not_none(queue.schedulers.upsert("a", every=60))
         job = queue.get_job(scheduler.next_job_id)
         assert job is not None
         assert job.priority == scheduler.opts["priority"] == 4
@@ -154,7 +154,7 @@ def test_a_queues_default_options_apply_to_its_schedulers_if_they_are_allowed_th
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ({}, "either every= or cron="),
         ({"every": 1, "cron": "* * * * *"}, "either every= or cron="),
@@ -177,13 +177,13 @@ def test_a_queues_default_options_apply_to_its_schedulers_if_they_are_allowed_th
         ({"cron": "* * * * *", "start": "tomorrow"}, "start must be a datetime"),
     ],
 )
-def test_invalid_rules_are_refused(schedulers: JobSchedulers, rule: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_scheduler_rules_are_rejected(schedulers: JobSchedulers, rule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         schedulers.upsert("a", **rule)
     assert schedulers.count() == 0
 
 
-def test_options_that_a_scheduler_decides_are_refused_and_unknown_ones_named(schedulers: JobSchedulers) -> None:
+def test_options_that_a_scheduler_sets_and_unknown_options_are_rejected(schedulers: JobSchedulers) -> None:
     for option in ({"job_id": "x"}, {"delay": 1}, {"deduplication": "x"}, {"parent": None, "timestamp": 1.0}):
         with pytest.raises(ConfigError, match="cannot have the option"):
             schedulers.upsert("a", every=1, options=cast("Any", option))
@@ -200,8 +200,8 @@ def test_options_that_a_scheduler_decides_are_refused_and_unknown_ones_named(sch
 
 
 def test_an_unchanged_rule_only_updates_the_template(schedulers: JobSchedulers, jobs: Queue) -> None:
-    first = made(schedulers.upsert("beat", every=3600, start=FAR))
-    second = made(schedulers.upsert("beat", every=3600, start=FAR, data={"new": True}))
+    first = not_none(schedulers.upsert("beat", every=3600, start=FAR))
+    second = not_none(schedulers.upsert("beat", every=3600, start=FAR, data={"new": True}))
     assert (second.next_ms, second.data) == (first.next_ms, {"new": True})
     assert jobs.get_job_counts()["delayed"] == schedulers.count() == 1
     job = jobs.get_job(second.next_job_id)
@@ -210,19 +210,19 @@ def test_an_unchanged_rule_only_updates_the_template(schedulers: JobSchedulers, 
 
 
 def test_a_changed_rule_replaces_the_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
-    first = made(schedulers.upsert("beat", cron="0 3 * * *"))
-    second = made(schedulers.upsert("beat", cron="0 4 * * *"))
+    first = not_none(schedulers.upsert("beat", cron="0 3 * * *"))
+    second = not_none(schedulers.upsert("beat", cron="0 4 * * *"))
     assert second.next_ms != first.next_ms
     assert jobs.get_job(first.next_job_id) is None
     assert jobs.get_job_counts()["delayed"] == 1
-    third = made(schedulers.upsert("beat", every=5))
+    third = not_none(schedulers.upsert("beat", every=5))
     assert (third.every_ms, third.pattern, third.tz) == (5000, None, None)
 
 
-def test_a_job_that_has_run_cannot_be_replaced(
+def test_the_next_job_cannot_be_replaced_after_it_has_run(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
-    when = made(schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR))
+    when = not_none(schedulers.upsert("nightly", cron="0 0 1 1 *", end=FAR))
     jobs.promote_jobs()
     assert manual_worker.complete() == when.next_job_id
     with pytest.raises(SchedulerCollisionError, match=when.next_job_id):
@@ -232,13 +232,13 @@ def test_a_job_that_has_run_cannot_be_replaced(
 def test_an_interval_whose_next_two_jobs_have_run_is_busy(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    first = made(schedulers.upsert("beat", every=3600, start=FAR))
+    first = not_none(schedulers.upsert("beat", every=3600, start=FAR))
     for _ in range(2):
         jobs.promote_jobs()
-        manual_worker.complete()  # by hand: no worker adds the next one
-        second = made(schedulers.get("beat"))
+        manual_worker.complete()  # manually: no worker adds the next job
+        second = not_none(schedulers.get("beat"))
         if second.next_ms == first.next_ms:
-            second = made(schedulers.upsert("beat", every=3600, start=FAR))
+            second = not_none(schedulers.upsert("beat", every=3600, start=FAR))
             assert second.next_ms == first.next_ms + HOUR_MS, "the slot after the one that has run"
     redis_client.zadd(jobs.context.keys.repeat, {"beat": first.next_ms - HOUR_MS})
     with pytest.raises(SchedulerBusyError):
@@ -251,7 +251,7 @@ def test_an_interval_whose_next_two_jobs_have_run_is_busy(
 def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
-    first = made(schedulers.upsert("beat", every=3600, data={"n": 1}))
+    first = not_none(schedulers.upsert("beat", every=3600, data={"n": 1}))
     assert manual_worker.acquire() == first.next_job_id
     job = jobs.get_job(first.next_job_id)
     assert job is not None
@@ -260,23 +260,23 @@ def test_the_next_job_is_added_once_even_if_it_is_requested_repeatedly(
     run = jobs.context.broker.pool.run
     assert run(call) == f"repeat:beat:{first.next_ms + HOUR_MS}"
     assert run(call) is None
-    after = made(schedulers.get("beat"))
+    after = not_none(schedulers.get("beat"))
     assert (after.next_ms, after.iterations) == (first.next_ms + HOUR_MS, 2)
     schedulers.remove("beat")
     assert run(call) is None
 
 
-def test_ticks_without_a_worker_make_one_job(
+def test_intervals_missed_without_a_worker_add_one_job(
     schedulers: JobSchedulers, jobs: Queue, manual_worker: ManualWorker
 ) -> None:
-    first = made(schedulers.upsert("beat", every=60))
+    first = not_none(schedulers.upsert("beat", every=60))
     assert manual_worker.acquire() == first.next_job_id
     late = first.next_ms + 10 * 60_000 + 7
     job = jobs.get_job(first.next_job_id)
     assert job is not None
     call = update_job_scheduler(jobs.context.keys, "beat", job.id, Iteration(None, b"{}", dict(job.opts)), late)
     jobs.context.broker.pool.run(call)
-    following = made(schedulers.get("beat")).next_ms
+    following = not_none(schedulers.get("beat")).next_ms
     assert (following - first.next_ms) % 60_000 == 0
     assert late < following <= late + 2 * 60_000
     assert jobs.get_job_counts()["delayed"] == 1
@@ -288,16 +288,16 @@ def test_ticks_without_a_worker_make_one_job(
 def test_schedulers_are_listed_in_the_order_of_their_next_jobs(schedulers: JobSchedulers) -> None:
     for hours in (3, 1, 2):
         schedulers.upsert(f"in-{hours}", every=60, start=FAR + timedelta(hours=hours))
-    assert [it.id for it in schedulers.list()] == ["in-3", "in-2", "in-1"]
-    assert [it.id for it in schedulers.list(asc=True)] == ["in-1", "in-2", "in-3"]
-    assert [it.id for it in schedulers.list(1, 1)] == ["in-2"]
-    assert [it.id for it in schedulers.list(0, 1, asc=True)] == ["in-1", "in-2"]
+    assert [scheduler.id for scheduler in schedulers.list()] == ["in-3", "in-2", "in-1"]
+    assert [scheduler.id for scheduler in schedulers.list(asc=True)] == ["in-1", "in-2", "in-3"]
+    assert [scheduler.id for scheduler in schedulers.list(1, 1)] == ["in-2"]
+    assert [scheduler.id for scheduler in schedulers.list(0, 1, asc=True)] == ["in-1", "in-2"]
     assert schedulers.count() == 3
     assert schedulers.list(5, 9) == []
 
 
-def test_a_removed_scheduler_takes_its_next_job_along(schedulers: JobSchedulers, jobs: Queue) -> None:
-    scheduler = made(schedulers.upsert("beat", every=60, start=FAR))
+def test_removing_a_scheduler_removes_its_next_job(schedulers: JobSchedulers, jobs: Queue) -> None:
+    scheduler = not_none(schedulers.upsert("beat", every=60, start=FAR))
     assert schedulers.remove("beat") is True
     assert schedulers.remove("beat") is False
     assert schedulers.get("beat") is None
@@ -305,8 +305,8 @@ def test_a_removed_scheduler_takes_its_next_job_along(schedulers: JobSchedulers,
     assert (schedulers.count(), schedulers.list()) == (0, [])
 
 
-def test_names_of_any_characters_are_kept(schedulers: JobSchedulers) -> None:
+def test_scheduler_ids_may_have_any_characters(schedulers: JobSchedulers) -> None:
     for name in ("jeden Tag um 3", "ünï:co:de", "a" * 255, "{x}", "123"):
-        assert made(schedulers.upsert(name, every=60, start=FAR)).id == name
-        assert made(schedulers.get(name)).id == name
+        assert not_none(schedulers.upsert(name, every=60, start=FAR)).id == name
+        assert not_none(schedulers.get(name)).id == name
     assert schedulers.count() == 5

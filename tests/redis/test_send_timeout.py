@@ -1,4 +1,4 @@
-"""A send takes no longer than ``broker_publish_timeout``, whatever Redis and the way to it do."""
+"""A send takes no longer than ``broker_publish_timeout``, whatever Redis and the network do."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ LIBRARY = str(Path(bulltask.__file__).parent)
 KEYS = QueueKeys("bull", "{default}", "default")
 LIMIT_S = 1.0
 LATE_S = 15.0
-"""How late the end of a send may come on a busy machine; without the limit it would take 41 s."""
+"""How late a send may end on a busy machine; without the limit it would take 41 s."""
 
 
 @pytest.fixture
 def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy
 
 
 @pytest.fixture
 def app(proxy: FlakyProxy) -> Iterator[App]:
-    """An app with all its other times at their defaults."""
-    made = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=LIMIT_S)
-    yield made
-    made.close()
+    """An app whose other timeouts have their defaults."""
+    app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=LIMIT_S)
+    yield app
+    app.close()
 
 
-def took(send: Callable[[], object]) -> tuple[float, str]:
-    """How long a send that fails took, and what it said."""
+def time_failure(send: Callable[[], object]) -> tuple[float, str]:
+    """Return how long a failing send took, and its error message."""
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError) as caught:
         send()
     return time.monotonic() - started, str(caught.value)
 
 
-async def atook(send: Awaitable[object]) -> tuple[float, str]:
-    """:func:`took` for asyncio."""
+async def atime_failure(send: Awaitable[object]) -> tuple[float, str]:
+    """Do the same as :func:`time_failure` for asyncio."""
     started = time.monotonic()
     with pytest.raises(BrokerUnavailableError) as caught:
         await send
@@ -66,10 +66,10 @@ def test_a_send_times_out_if_redis_accepts_but_never_replies(app: App, proxy: Fl
     if connected:
         app.send_task("work")
     proxy.blackhole()
-    seconds, said = took(lambda: app.send_task("work", job_id="invoice-5"))
+    seconds, message = time_failure(lambda: app.send_task("work", job_id="invoice-5"))
     assert LIMIT_S * 0.9 < seconds < LIMIT_S + LATE_S
-    assert "Gave up sending job invoice-5 after " in said
-    assert "it is unknown whether Redis has stored it" in said
+    assert "Gave up sending job invoice-5 after " in message
+    assert "it is unknown whether Redis has stored it" in message
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -79,10 +79,10 @@ async def test_an_asyncio_send_times_out_if_redis_accepts_but_never_replies(
     if connected:
         await app.asend_task("work")
     proxy.blackhole()
-    sends = [atook(app.asend_task("work", job_id=f"invoice-{number}")) for number in range(20)]
-    for number, (seconds, said) in enumerate(await asyncio.gather(*sends)):
+    sends = [atime_failure(app.asend_task("work", job_id=f"invoice-{number}")) for number in range(20)]
+    for number, (seconds, message) in enumerate(await asyncio.gather(*sends)):
         assert LIMIT_S * 0.9 < seconds < LIMIT_S + LATE_S
-        assert f"Gave up sending job invoice-{number}" in said
+        assert f"Gave up sending job invoice-{number}" in message
     await app.aclose()
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_was_given_up_is_stored_once_if_it_is_sent_again(
 ) -> None:
     app.send_task("work")
     proxy.drop_replies(match="evalsha", then="freeze")
-    took(lambda: app.send_task("work", job_id="invoice-5"))
+    time_failure(lambda: app.send_task("work", job_id="invoice-5"))
     assert redis_client.exists(KEYS.job("invoice-5"))
     proxy.pass_all()
     assert app.send_task("work", job_id="invoice-5").id == "invoice-5"
@@ -123,7 +123,7 @@ def test_a_job_that_was_given_up_is_stored_once_if_it_is_sent_again(
 
 
 @pytest.mark.slow
-def test_each_round_trip_of_many_jobs_has_its_own_time(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
+def test_the_limit_applies_to_each_round_trip_of_many_jobs(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
     app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=4)
     work = app.task(name="work")(lambda n: None)
     work.delay(0)
@@ -139,26 +139,26 @@ def test_the_error_of_many_jobs_names_the_first_and_the_last(app: App, proxy: Fl
     work = app.task(name="work")(lambda n: None)
     calls = [work.s(n).set(job_id=f"n-{n}") for n in range(3)]
     proxy.blackhole()
-    _, said = took(lambda: app.send_many(calls))
-    assert "Gave up sending 3 jobs, n-0 to n-2, after" in said
+    _, message = time_failure(lambda: app.send_many(calls))
+    assert "Gave up sending 3 jobs, n-0 to n-2, after" in message
 
 
-def test_without_a_limit_each_try_may_take_as_long_as_a_command(proxy: FlakyProxy) -> None:
+def test_without_a_limit_each_attempt_may_take_as_long_as_a_command(proxy: FlakyProxy) -> None:
     url = f"redis://127.0.0.1:{proxy.port}/0"
     app = App("sender", url, broker_publish_timeout=None, broker_publish_retries=2, redis_socket_timeout=0.3)
     app.send_task("work")
     proxy.blackhole()
-    seconds, said = took(lambda: app.send_task("work"))
+    seconds, message = time_failure(lambda: app.send_task("work"))
     assert 0.9 * 0.9 < seconds < 0.9 + LATE_S
-    assert "after 3 attempts;" in said
+    assert "after 3 attempts;" in message
     app.close()
 
 
 def test_the_limit_of_a_send_does_not_apply_to_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
     app.send_task("work")
-    proxy.latency(LIMIT_S * 0.6)  # longer than a try of a send may take, shorter than a command
-    answer: Any = app.broker.pool.run(command("PING"))
-    assert answer == b"PONG"
+    proxy.latency(LIMIT_S * 0.6)  # longer than an attempt to send may take, shorter than a command
+    reply: Any = app.broker.pool.run(command("PING"))
+    assert reply == b"PONG"
     assert proxy.connections == 1
 
 
@@ -167,7 +167,7 @@ def test_a_send_times_out_if_its_reply_arrives_byte_by_byte(app: App, proxy: Fla
     if connected:
         app.send_task("work")
     proxy.bandwidth(10, replies_only=True)
-    seconds, _ = took(lambda: app.send_task("work"))
+    seconds, _ = time_failure(lambda: app.send_task("work"))
     assert LIMIT_S * 0.9 < seconds < LIMIT_S + scale_to_load(1)
 
 
@@ -179,7 +179,7 @@ def test_any_other_call_times_out_if_its_reply_arrives_byte_by_byte(proxy: Flaky
     if connected:
         queue.get_job_counts()
     proxy.bandwidth(10, replies_only=True)
-    seconds, _ = took(queue.get_job_counts)
+    seconds, _ = time_failure(queue.get_job_counts)
     assert seconds < 1 + scale_to_load(1)
     proxy.pass_all()
     assert queue.get_job_counts()["waiting"] == 0
@@ -211,8 +211,8 @@ def test_a_signal_handler_may_send_at_any_line_of_another_send(broker_url: str, 
     app.close()
 
 
-def test_a_send_to_a_closed_port_does_not_say_that_the_outcome_is_unknown() -> None:
+def test_the_error_of_a_closed_port_mentions_no_unknown_outcome() -> None:
     app = App("sender", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
-    _, said = took(lambda: app.send_task("work"))
-    assert said.startswith("no Redis answers at")
-    assert "given up" not in said
+    _, message = time_failure(lambda: app.send_task("work"))
+    assert message.startswith("no Redis answers at")
+    assert "given up" not in message

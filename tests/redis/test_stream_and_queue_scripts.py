@@ -1,4 +1,4 @@
-"""What readers of much at once ask Redis: spans and pages of a stream, bounds of scores, queues under a prefix."""
+"""Tests of the calls of bulk readers: spans and pages of a stream, score ranges, queues under a prefix."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ KEYS = QueueKeys("bull", "{mail}", "mail")
 
 @pytest.fixture
 def client(broker_url: str) -> Iterator[Client]:
-    made = Client(Endpoint(broker_url, 5_000, 10_000), None)
-    yield made
-    made.close()
+    client = Client(Endpoint(broker_url, 5_000, 10_000), None)
+    yield client
+    client.close()
 
 
-def fill(redis_client: redis.Redis, count: int, *, of_each: int = 10) -> list[str]:
-    """Entries with ids 1-0 … 1-9, 2-0 … and so on."""
+def fill(redis_client: redis.Redis, count: int, *, per_millisecond: int = 10) -> list[str]:
+    """Add entries with the ids 1-0 … 1-9, 2-0 and so on."""
     pipeline = redis_client.pipeline(transaction=False)
     for number in range(count):
-        pipeline.xadd(KEYS.events, {"event": "added"}, id=f"{number // of_each + 1}-{number % of_each}")
+        pipeline.xadd(KEYS.events, {"event": "added"}, id=f"{number // per_millisecond + 1}-{number % per_millisecond}")
     return [str(entry_id) for entry_id in pipeline.execute()]
 
 
-@pytest.mark.parametrize("most", [1, 499, 500, 501, 1_000, 1_499])
-def test_a_span_ends_at_its_last_entry_whatever_the_pages_inside_it(
-    client: Client, redis_client: redis.Redis, most: int
+@pytest.mark.parametrize("max_entries", [1, 499, 500, 501, 1_000, 1_499])
+def test_a_span_ends_at_the_requested_number_of_entries(
+    client: Client, redis_client: redis.Redis, max_entries: int
 ) -> None:
     ids = fill(redis_client, 1_500)
 
-    end = client.run(span_end(KEYS, "0-0", "+", most))
+    end = client.run(span_end(KEYS, "0-0", "+", max_entries))
 
-    assert (end.last, end.count) == (ids[most - 1], most)
+    assert (end.last, end.count) == (ids[max_entries - 1], max_entries)
 
 
-def test_a_span_begins_behind_its_start_and_keeps_to_its_bound(client: Client, redis_client: redis.Redis) -> None:
+def test_a_span_excludes_its_start_and_includes_its_end(client: Client, redis_client: redis.Redis) -> None:
     fill(redis_client, 1_500)
 
     bounded = client.run(span_end(KEYS, "2-4", "3-1", 100))
@@ -69,19 +69,17 @@ def test_a_call_reads_a_limited_number_of_entries(client: Client, redis_client: 
     assert (end.last, end.count) == (ids[SPAN - 1], SPAN)
 
 
-def test_pages_follow_each_other_without_a_gap_and_without_an_overlap(
-    client: Client, redis_client: redis.Redis
-) -> None:
+def test_pages_of_a_stream_have_no_gap_and_no_overlap(client: Client, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25)
     read: list[str] = []
 
-    while found := client.run(page(KEYS, read[-1] if read else "0-0", ids[20], 7)):
-        read += [entry_id.decode() for entry_id, _ in found]
+    while entries := client.run(page(KEYS, read[-1] if read else "0-0", ids[20], 7)):
+        read += [entry_id.decode() for entry_id, _ in entries]
 
     assert read == ids[:21]
 
 
-def test_bounds_of_scores_count_and_list_the_same_jobs(client: Client, redis_client: redis.Redis) -> None:
+def test_score_ranges_count_and_list_the_same_jobs(client: Client, redis_client: redis.Redis) -> None:
     redis_client.zadd(KEYS.completed, {"a": 1, "b": 2, "c": 2, "d": 1760010061025, "e": 2**53})
 
     assert client.run(score_at(KEYS, "completed", 3)) == "1760010061025"
@@ -90,7 +88,7 @@ def test_bounds_of_scores_count_and_list_the_same_jobs(client: Client, redis_cli
     assert client.run(count_by_score(KEYS, "completed", "(2", "+inf")) == 2
 
 
-def test_fields_of_a_job_and_ids_of_a_list_come_as_they_are(client: Client, redis_client: redis.Redis) -> None:
+def test_job_fields_and_list_ids_are_returned_unchanged(client: Client, redis_client: redis.Redis) -> None:
     redis_client.hset(KEYS.job("1"), mapping={"name": "send", "data": "{}"})
     redis_client.rpush(KEYS.wait, "1", "2")
 
@@ -99,19 +97,19 @@ def test_fields_of_a_job_and_ids_of_a_list_come_as_they_are(client: Client, redi
     assert client.run(job_fields(KEYS, "2", ("name", "atm"))) == [None, None]
 
 
-def test_queues_are_found_under_their_prefix_only(client: Client, redis_client: redis.Redis) -> None:
+def test_only_queues_with_the_prefix_are_found(client: Client, redis_client: redis.Redis) -> None:
     for key in ("b*d:{mail}:meta", "b*d:plain:meta", "bad:{other}:meta", "b*d:{mail}:de:meta", "b*d::meta"):
         redis_client.hset(key, "opts.maxLenEvents", 10)
-    found: list[str] = []
+    queues: list[str] = []
     cursor = "0"
 
     while True:
         cursor, names = client.run(scan_queues("b*d", cursor))
-        found += names
+        queues += names
         if cursor == "0":
             break
 
-    assert sorted(found) == ["plain", "{mail}"]
+    assert sorted(queues) == ["plain", "{mail}"]
 
 
 def test_a_stream_reports_its_entries_and_its_counters(client: Client, redis_client: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""The locks of a worker's jobs: renewed while a child stands still, and taken again after they have run out."""
+"""A worker's locks are renewed while a child is busy, and reacquired after they have expired."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOST = "the lock is gone or held by another worker"
 
 
 class Supervised:
-    """A supervisor's services, and two slots of a child that does nothing by itself."""
+    """The services of a supervisor, and two slots of a child that does nothing itself."""
 
     def __init__(self, url: str) -> None:
         self.app = App("tested", url, max_stalled_count=1)
@@ -68,24 +68,24 @@ class Supervised:
     def views(self) -> list[Any]:
         return [slot.read() for slot in self.slots.children[0].slots()]
 
-    def take(self, slot: Slot, index: int = 0) -> str:
-        """Have a new job taken with the slot's token, and its lock run out soon."""
+    def acquire(self, slot: Slot, index: int = 0) -> str:
+        """Acquire a new job with the slot's token and a lock that expires soon."""
         job_id = self.app.queue(self.queues[index]).add("held").id
         self.client.run(move_to_active(self.keys[index], FetchOptions(slot.token, 5_000, "worker"), self.app.now_ms()))
         return job_id
 
     def run(self, slot: Slot, index: int = 0) -> str:
-        """The same, and the child knows of it."""
-        job_id = self.take(slot, index)
+        """Acquire a new job and mark its slot as active."""
+        job_id = self.acquire(slot, index)
         slot.activate(index, job_id, mono_ms())
         return job_id
 
-    def left_ms(self, job_id: str, index: int = 0) -> int:
-        left: Any = self.redis.pttl(self.keys[index].lock(job_id))
-        return int(left)
+    def lock_ttl_ms(self, job_id: str, index: int = 0) -> int:
+        ttl_ms: Any = self.redis.pttl(self.keys[index].lock(job_id))
+        return int(ttl_ms)
 
     def expire(self, job_id: str, index: int = 0) -> None:
-        """Have a job's lock run out, in the eyes of the last check for stalled jobs too."""
+        """Remove a job's lock, and record that the last stalled check found it without one."""
         self.redis.delete(self.keys[index].lock(job_id))
         self.redis.sadd(self.keys[index].stalled, job_id)
 
@@ -100,45 +100,45 @@ class Supervised:
 
 @pytest.fixture
 def worker(broker_url: str) -> Iterator[Supervised]:
-    made = Supervised(broker_url)
-    yield made
-    made.close()
+    worker = Supervised(broker_url)
+    yield worker
+    worker.close()
 
 
 @pytest.fixture
 def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[..., tuple[Supervised, RedisServer]]]:
-    made: list[Supervised] = []
+    workers: list[Supervised] = []
 
-    def make(**options: Any) -> tuple[Supervised, RedisServer]:
+    def start(**options: Any) -> tuple[Supervised, RedisServer]:
         server = server_factory(**options)
-        made.append(Supervised(server.url))
-        return made[-1], server
+        workers.append(Supervised(server.url))
+        return workers[-1], server
 
-    yield make
-    for each in made:
+    yield start
+    for each in workers:
         each.close()
 
 
 # ---- jobs that a child has fetched and not emitted of ----
 
 
-def test_the_lock_of_a_job_that_a_child_is_fetching_for_long_is_renewed(worker: Supervised) -> None:
+def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None:
     worker.slot.reserve(mono_ms() - LONG_AGO_MS)
-    job_id = worker.take(worker.slot, 1)
+    job_id = worker.acquire(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
-    assert worker.left_ms(job_id, 1) > 20_000
+    assert worker.lock_ttl_ms(job_id, 1) > 20_000
 
 
-def test_the_lock_of_a_job_that_came_with_the_end_of_another_is_renewed(worker: Supervised) -> None:
+def test_the_lock_of_a_job_fetched_while_settling_another_is_renewed(worker: Supervised) -> None:
     worker.slot.activate(0, "has-ended", mono_ms())
     worker.slot.settle(mono_ms() - LONG_AGO_MS)
-    job_id = worker.take(worker.slot, 1)
+    job_id = worker.acquire(worker.slot, 1)
     worker.heartbeat.tick(0, 0)
-    assert worker.left_ms(job_id, 1) > 20_000
+    assert worker.lock_ttl_ms(job_id, 1) > 20_000
     assert worker.events(HeartbeatFailed) == []
 
 
-def test_a_fetch_that_has_just_begun_needs_no_search_for_its_job(worker: Supervised) -> None:
+def test_a_heartbeat_does_not_search_for_the_job_of_a_recent_fetch(worker: Supervised) -> None:
     worker.slot.reserve(mono_ms())
     before = worker.redis.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
     worker.heartbeat.tick(0, 0)
@@ -148,7 +148,7 @@ def test_a_fetch_that_has_just_begun_needs_no_search_for_its_job(worker: Supervi
 # ---- outages ----
 
 
-def test_an_outage_is_reported_once_for_each_queue_and_the_locks_are_taken_again_right_after_it(
+def test_an_outage_is_reported_once_for_each_queue_and_locks_are_reacquired(
     on_server: Callable[..., tuple[Supervised, RedisServer]],
 ) -> None:
     worker, server = on_server(appendonly=True)
@@ -158,11 +158,11 @@ def test_an_outage_is_reported_once_for_each_queue_and_the_locks_are_taken_again
     usual_ms = heartbeat.interval_ms
     server.kill()
     for _ in range(3):
-        heartbeat.tick(0, 0)  # the second and the third one leave it to others to find out when Redis is back
+        heartbeat.tick(0, 0)  # later ticks leave reconnecting to other services
     assert [(set(event.job_ids), event.attempt) for event in worker.events(HeartbeatFailed)] == [(set(jobs), 1)]
     assert heartbeat.interval_ms < usual_ms
     assert not heartbeat.has_renewed(0)
-    assert heartbeat.has_renewed(1), "it has no jobs there"
+    assert heartbeat.has_renewed(1), "the worker has no job of that queue"
 
     server.restart()
     for job_id in jobs:
@@ -170,34 +170,34 @@ def test_an_outage_is_reported_once_for_each_queue_and_the_locks_are_taken_again
     worker.check.tick(0, 0)
     worker.backoff.reset()
     worker.check.tick(0, 0)
-    assert worker.events(JobStalled) == [], "a check would have had the worker's own jobs run twice"
+    assert worker.events(JobStalled) == [], "a check would have made the worker's jobs run twice"
     heartbeat.tick(0, 0)
-    assert [worker.left_ms(job_id) > 20_000 for job_id in jobs] == [True, True]
+    assert [worker.lock_ttl_ms(job_id) > 20_000 for job_id in jobs] == [True, True]
     assert heartbeat.interval_ms == usual_ms
     assert heartbeat.has_renewed(0)
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == []
 
 
-@pytest.mark.parametrize("fault", ["read-only", "full"])
-def test_a_read_only_redis_is_reported_once_although_it_answers(
-    on_server: Callable[..., tuple[Supervised, RedisServer]], fault: str
+@pytest.mark.parametrize("condition", ["read-only", "full"])
+def test_a_read_only_or_full_redis_is_reported_once(
+    on_server: Callable[..., tuple[Supervised, RedisServer]], condition: str
 ) -> None:
     worker, _ = on_server()
     presence = Presence(worker.app.broker, worker.queues, "worker", worker.backoff)
     job_id = worker.run(worker.slot)
     worker.heartbeat.tick(0, 0)
-    if fault == "full":
+    if condition == "full":
         worker.redis.config_set("maxmemory", "1")
     else:
-        worker.redis.replicaof("127.0.0.1", "1")  # nothing is there
+        worker.redis.replicaof("127.0.0.1", "1")  # a closed port
     try:
         for _ in range(3):
             for service in (worker.heartbeat, worker.check, presence):
                 service.tick(0, 0)
         assert len(worker.events(RedisRefused)) == 1
         assert worker.events(RedisRecovered) == []
-        if fault == "full":
+        if condition == "full":
             worker.redis.config_set("maxmemory", "0")
         else:
             worker.redis.replicaof("NO", "ONE")
@@ -205,28 +205,26 @@ def test_a_read_only_redis_is_reported_once_although_it_answers(
         assert len(worker.events(RedisRecovered)) == 1
         worker.redis.pexpire(worker.keys[0].lock(job_id), 5_000)
         worker.heartbeat.tick(0, 0)
-        assert worker.left_ms(job_id) > 20_000
+        assert worker.lock_ttl_ms(job_id) > 20_000
     finally:
         presence.close()
 
 
-@pytest.mark.parametrize("over", [RedisReconnected(3, LOCK_MS), RedisRecovered("", 3, LOCK_MS)])
-def test_after_an_outage_that_locks_may_not_have_outlived_a_check_waits_for_other_workers(
-    worker: Supervised, over: Event
-) -> None:
-    of_another = worker.take(worker.slot)
-    worker.expire(of_another)
-    worker.bus.emit(over)
+@pytest.mark.parametrize("event", [RedisReconnected(3, LOCK_MS), RedisRecovered("", 3, LOCK_MS)])
+def test_after_a_long_outage_the_stalled_check_waits_for_other_workers(worker: Supervised, event: Event) -> None:
+    other_job = worker.acquire(worker.slot)
+    worker.expire(other_job)
+    worker.bus.emit(event)
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == []
 
 
-def test_a_short_outage_does_not_put_off_the_check(worker: Supervised) -> None:
-    of_another = worker.take(worker.slot)
-    worker.expire(of_another)
+def test_a_short_outage_does_not_postpone_the_stalled_check(worker: Supervised) -> None:
+    other_job = worker.acquire(worker.slot)
+    worker.expire(other_job)
     worker.bus.emit(RedisReconnected(3, LOCK_MS // 4))
     worker.check.tick(0, 0)
-    assert [event.job_id for event in worker.events(JobStalled)] == [of_another]
+    assert [event.job_id for event in worker.events(JobStalled)] == [other_job]
 
 
 def test_a_lock_of_another_worker_is_reported_once(worker: Supervised) -> None:
@@ -241,37 +239,37 @@ def test_a_lock_of_another_worker_is_reported_once(worker: Supervised) -> None:
 # ---- stalled jobs ----
 
 
-def test_a_stalled_job_says_when_its_lock_ran_out(worker: Supervised) -> None:
-    seen, unseen, renewed = (worker.take(slot) for slot in (worker.slot, worker.other, worker.slot))
+def test_job_stalled_has_the_time_when_the_lock_expired(worker: Supervised) -> None:
+    seen, unseen, renewed = (worker.acquire(slot) for slot in (worker.slot, worker.other, worker.slot))
     locks = [worker.keys[0].lock(job_id) for job_id in (seen, unseen, renewed)]
     worker.redis.pexpire(locks[0], 200)
     worker.redis.delete(locks[1])
     before_ms, ends_ms = worker.app.now_ms(), worker.redis.pexpiretime(locks[0])
     worker.check.tick(0, 0)
     after_ms = worker.app.now_ms()
-    worker.check.tick(0, 0)  # a check that the one before shuts out changes nothing
+    worker.check.tick(0, 0)  # a check that follows another one too soon changes nothing
     wait_until(lambda: not worker.redis.exists(locks[0]), 10, "the end of the lock")
     worker.redis.delete(worker.keys[0].stalled_check)
     worker.check.tick(0, 0)
-    found = {event.job_id: event.lock_expired_at_ms for event in worker.events(JobStalled)}
-    assert found.keys() == {seen, unseen}
-    assert abs((found[seen] or 0) - int(ends_ms)) <= after_ms - before_ms + 5
-    assert before_ms <= (found[unseen] or 0) <= after_ms
+    expired_ms = {event.job_id: event.lock_expired_at_ms for event in worker.events(JobStalled)}
+    assert expired_ms.keys() == {seen, unseen}
+    assert abs((expired_ms[seen] or 0) - int(ends_ms)) <= after_ms - before_ms + 5
+    assert before_ms <= (expired_ms[unseen] or 0) <= after_ms
 
 
-def test_a_stalled_job_does_not_say_it_where_another_worker_has_marked_the_job(worker: Supervised) -> None:
-    job_id = worker.take(worker.slot)
+def test_job_stalled_has_no_time_if_another_worker_has_marked_the_job(worker: Supervised) -> None:
+    job_id = worker.acquire(worker.slot)
     worker.expire(job_id)
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == [JobStalled(job_id, "mail", None)]
     left: Any = worker.redis.pttl(worker.keys[0].lock_ends)
-    assert -2 <= left <= 2 * worker.check.interval_ms, "what is noted does not stay"
+    assert -2 <= left <= 2 * worker.check.interval_ms, "the recorded times expire"
 
 
-# ---- locks that ran out ----
+# ---- expired locks ----
 
 
-def test_a_lock_that_ran_out_is_taken_again_also_when_redis_is_full(
+def test_an_expired_lock_is_reacquired_although_redis_is_full(
     on_server: Callable[..., tuple[Supervised, RedisServer]],
 ) -> None:
     worker, _ = on_server()
@@ -280,53 +278,53 @@ def test_a_lock_that_ran_out_is_taken_again_also_when_redis_is_full(
     worker.expire(job_id)
     worker.redis.config_set("maxmemory", "1")
     assert worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
-    assert worker.left_ms(job_id) > 20_000
+    assert worker.lock_ttl_ms(job_id) > 20_000
 
 
-def test_an_expired_lock_is_not_taken_again_when_the_job_was_released(worker: Supervised) -> None:
+def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Supervised) -> None:
     job_id = worker.run(worker.slot)
     worker.expire(job_id)
     worker.check.tick(0, 0)
     assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
     assert not worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
-    assert worker.left_ms(job_id) == -2
+    assert worker.lock_ttl_ms(job_id) == -2
 
 
-def test_jobs_of_a_child_that_died_in_an_outage_are_released_at_once_although_their_locks_have_expired(
+def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     worker: Supervised,
 ) -> None:
-    killed, beside = worker.run(worker.slot, 0), worker.run(worker.other, 1)
+    killed, neighbour = worker.run(worker.slot, 0), worker.run(worker.other, 1)
     killed_run = KilledRun(
         worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, retried=False, since_ms=mono_ms()
     )
     worker.expire(killed, 0)
-    worker.expire(beside, 1)
+    worker.expire(neighbour, 1)
     tokens = (worker.slot.token, worker.other.token)
-    jobs = ((0, tokens[0], killed), (1, tokens[1], beside))
+    jobs = ((0, tokens[0], killed), (1, tokens[1], neighbour))
     worker.recovery.recover(
         OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_run}, jobs)
     )
     assert worker.recovery.pending == 0
-    assert [event.job_id for event in worker.events(JobRecovered)] == [beside]
-    assert worker.app.queue("sms").get_job_state(beside) == "waiting"
+    assert [event.job_id for event in worker.events(JobRecovered)] == [neighbour]
+    assert worker.app.queue("sms").get_job_state(neighbour) == "waiting"
     assert worker.app.queue("mail").get_job_state(killed) == "failed"
 
 
-def test_a_child_whose_fetch_was_slow_keeps_the_job_unless_another_worker_has_it(worker: Supervised) -> None:
+def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker: Supervised) -> None:
     wakeup_pipe = WakeupPipe()
     fetcher = JobFetcher(worker.app.broker, worker.queues, worker.bus, "worker", wakeup_pipe, worker.slots.control)
     try:
-        for mine in (True, False):
+        for owned in (True, False):
             job_id = worker.app.queue("mail").add("held").id
             fetched = fetcher.client.run(fetcher.fetch_call(0, worker.slot))
             worker.redis.delete(worker.keys[0].lock(job_id))
-            if not mine:
+            if not owned:
                 worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
             worker.slot.reserve(mono_ms() - LONG_AGO_MS - 1_000)
             acquired = fetcher.acquired(0, worker.slot, fetched)
-            assert (acquired is not None) == mine
+            assert (acquired is not None) == owned
             if acquired is not None:
-                assert worker.left_ms(job_id) > 20_000
+                assert worker.lock_ttl_ms(job_id) > 20_000
                 assert fetcher.keeps_lock(acquired)
     finally:
         fetcher.client.close()

@@ -1,4 +1,4 @@
-"""A supervisor and a child with several queues, one of which is broken."""
+"""A supervisor and a child serve several queues although one of them is broken."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ QUEUES = ["broken", "sound"]
 
 @pytest.fixture
 def app(broker_url: str) -> Iterator[App]:
-    made = App("tested", broker_url, max_stalled_count=1)
-    yield made
-    made.close()
+    app = App("tested", broker_url, max_stalled_count=1)
+    yield app
+    app.close()
 
 
 def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
@@ -73,7 +73,7 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     assert job.get_state() == "waiting"
 
 
-def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is_broken(
+def test_jobs_of_a_dead_child_are_settled_although_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -97,7 +97,7 @@ def test_jobs_of_a_dead_child_are_settled_in_one_queue_although_another_queue_is
     assert recovery.pending == 0
 
 
-def test_a_job_does_not_fail_for_a_crash_while_a_broken_queue_may_have_another_quarantined_job(
+def test_a_job_does_not_fail_for_crashes_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -112,7 +112,7 @@ def test_a_job_does_not_fail_for_a_crash_while_a_broken_queue_may_have_another_q
     assert [event for event in emitted if isinstance(event, JobCrashed)] == []
 
 
-def test_jobs_that_cannot_be_settled_are_left_to_the_stalled_check_when_their_locks_have_expired(
+def test_jobs_with_expired_locks_are_left_to_the_stalled_check(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -138,7 +138,7 @@ def test_a_broken_queue_is_reported_once(
     assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
 
 
-def test_a_child_releases_the_jobs_of_a_lost_reply_although_another_queue_is_broken(
+def test_a_child_releases_jobs_of_a_lost_reply_although_a_queue_is_broken(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
     keys, slots, wakeup_pipe = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
@@ -165,31 +165,31 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     keys = [app.broker.keys(queue) for queue in QUEUES]
     redis_client.set(keys[0].revoked, "not a sorted set")
     queue = app.queue("sound")
-    ours, lapsed, waiting, of_another = (queue.add("n", attempts=9).id for _ in range(4))
-    for job_id in (ours, lapsed, of_another):
+    owned, expired, waiting, of_other_worker = (queue.add("n", attempts=9).id for _ in range(4))
+    for job_id in (owned, expired, of_other_worker):
         redis_client.lrem(keys[1].wait, 1, job_id)
         redis_client.lpush(keys[1].active, job_id)
-        if job_id != lapsed:
-            redis_client.set(keys[1].lock(job_id), "somebody's")
+        if job_id != expired:
+            redis_client.set(keys[1].lock(job_id), "other-worker")
     queue.schedulers.upsert("hourly", name="tick", every=3600)
-    (next_one,) = (job.id for job in queue.get_jobs(["waiting", "delayed"]) if job.id != waiting)
-    marked = (ours, lapsed, waiting, of_another, next_one)
-    marked_ms = app.now_ms() - 5_000
-    redis_client.zadd(keys[1].revoked, dict.fromkeys(marked, marked_ms))
-    asked: list[tuple[int, set[str]]] = []
+    (next_job_id,) = (job.id for job in queue.get_jobs(["waiting", "delayed"]) if job.id != waiting)
+    revoked = (owned, expired, waiting, of_other_worker, next_job_id)
+    revoked_ms = app.now_ms() - 5_000
+    redis_client.zadd(keys[1].revoked, dict.fromkeys(revoked, revoked_ms))
+    requests: list[tuple[int, set[str]]] = []
 
     def interrupt(index: int, job_ids: Collection[str]) -> set[str]:
-        asked.append((index, set(job_ids)))
-        return {ours, lapsed}
+        requests.append((index, set(job_ids)))
+        return {owned, expired}
 
     backoff = ReconnectBackoff(bus, app.config)
     service = Revocations(app.broker, keys, interrupt, client, bus, backoff)
     service.tick(0, 0)
-    assert asked == [(1, set(marked))]
+    assert requests == [(1, set(revoked))]
     assert [event.job_id for event in emitted if isinstance(event, JobRevoked)] == [waiting]
     assert queue.get_job_state(waiting) == "failed"
     left = dict(redis_client.zrange(keys[1].revoked, 0, -1, withscores=True))
-    assert left == dict.fromkeys([ours, lapsed, of_another], marked_ms)
+    assert left == dict.fromkeys([owned, expired, of_other_worker], revoked_ms)
     assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
     assert not backoff.is_active
     redis_client.delete(keys[0].revoked)
@@ -197,21 +197,21 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
 
 
-def test_revocation_marks_are_not_read_while_redis_is_unavailable(app: App, bus: Bus) -> None:
+def test_revocation_requests_are_not_read_while_redis_is_unavailable(app: App, bus: Bus) -> None:
     backoff = ReconnectBackoff(bus, app.config)
-    asked: list[int] = []
+    requests: list[int] = []
 
-    class Away:
+    class UnavailableClient:
         def try_many(self, _calls: object) -> list[Any]:
-            asked.append(1)
+            requests.append(1)
             raise BrokerUnavailableError
 
     service = Revocations(
-        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, Away()), bus, backoff
+        app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, UnavailableClient()), bus, backoff
     )
     service.tick(0, 0)
     service.tick(0, 0)
-    assert asked == [1]
+    assert requests == [1]
     backoff.reset()
     service.tick(0, 0)
-    assert asked == [1, 1]
+    assert requests == [1, 1]

@@ -1,4 +1,4 @@
-"""TLS: certificates of both sides by redis-py's words in the URL, and errors that say what to do."""
+"""Tests of TLS: certificates in redis-py's URL parameters, and errors that suggest a solution."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.redis
 CA, CERT, KEY = "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"
 TRUSTED = f"{CA}=(authority.pem)"
 
-FAULTS = [
+ERRORS = [
     ("", "not signed by an authority .*: add ssl_ca_certs=FILE"),
     (f"{CA}=(untrusted-authority.pem)", "not signed by an authority .*: add ssl_ca_certs=FILE"),
     (f"{TRUSTED}&{CERT}=(client.pem)&{KEY}=(stranger.key)", "must be a certificate and its key"),
     (f"{TRUSTED}&{CERT}=(client.pem)", "must be a certificate and its key"),
     (f"{CA}=(client.key)", "ssl_ca_certs must be a file with certificates"),
-    (f"{CA}=(nobody.pem)", r"cannot read .*nobody\.pem \(ssl_ca_certs in the URL\). Every machine"),
-    (f"{TRUSTED}&{CERT}=(nobody.pem)", r"cannot read .*nobody\.pem \(ssl_certfile in the URL\)"),
+    (f"{CA}=(missing.pem)", r"cannot read .*missing\.pem \(ssl_ca_certs in the URL\). Every machine"),
+    (f"{TRUSTED}&{CERT}=(missing.pem)", r"cannot read .*missing\.pem \(ssl_certfile in the URL\)"),
 ]
 
 
@@ -45,7 +45,7 @@ def ping(url: str, timeout_ms: int = 10_000) -> bytes:
         client.close()
 
 
-async def aping(url: str) -> bytes:
+async def async_ping(url: str) -> bytes:
     client = AsyncClient(endpoint(url))
     try:
         reply: bytes = await client.run(command("PING"))
@@ -55,24 +55,24 @@ async def aping(url: str) -> bytes:
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-async def test_both_clients_speak_tls_with_a_certificate_of_their_own(
+async def test_both_clients_connect_with_a_client_certificate(
     tls_server: TlsServer, certificates: Certificates, host: str
 ) -> None:
     url = f"rediss://{host}:{tls_server.port}/0?{certificates.query()}"
-    assert ping(url) == await aping(url) == b"PONG"
+    assert ping(url) == await async_ping(url) == b"PONG"
 
 
-@pytest.mark.parametrize(("query", "says"), FAULTS)
-async def test_a_certificate_that_is_wrong_is_refused_and_the_error_says_what_to_do(
-    tls_server: TlsServer, certificates: Certificates, query: str, says: str
+@pytest.mark.parametrize(("query", "message"), ERRORS)
+async def test_an_invalid_certificate_raises_an_error_that_suggests_a_solution(
+    tls_server: TlsServer, certificates: Certificates, query: str, message: str
 ) -> None:
     filled = query.replace("(", f"{certificates.file('')}/").replace(")", "")
     url = f"rediss://me:secret@localhost:{tls_server.port}/0?{filled}"
-    with pytest.raises(BrokerAuthError, match=f"no TLS connection to Redis at rediss://me:.*{says}") as refused:
+    with pytest.raises(BrokerAuthError, match=f"no TLS connection to Redis at rediss://me:.*{message}") as caught:
         ping(url)
-    assert "secret" not in str(refused.value)
-    with pytest.raises(BrokerAuthError, match=says):
-        await aping(url)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(BrokerAuthError, match=message):
+        await async_ping(url)
 
 
 @pytest.mark.parametrize("more", ["", "&ssl_certfile=(stranger.pem)&ssl_keyfile=(stranger.key)"])
@@ -81,15 +81,15 @@ async def test_a_client_certificate_that_the_server_does_not_trust_is_reported(
 ) -> None:
     filled = more.replace("(", f"{certificates.file('')}/").replace(")", "")
     url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.authority}{filled}"
-    # What the server says of it may be overtaken by the end of the connection.
+    # The connection may end before the server's alert arrives.
     with pytest.raises(BrokerError, match=r"ssl_certfile=FILE|certificate in ssl_certfile|\(ssl_certfile\)"):
         ping(url)
     with pytest.raises(BrokerError, match=r"ssl_certfile=FILE|certificate in ssl_certfile|\(ssl_certfile\)"):
-        await aping(url)
+        await async_ping(url)
 
 
 @pytest.mark.parametrize(
-    ("alert", "says"),
+    ("alert", "message"),
     [
         ("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required", "add ssl_certfile=FILE"),
         ("[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca", "does not trust the certificate in ssl_certfile"),
@@ -98,10 +98,10 @@ async def test_a_client_certificate_that_the_server_does_not_trust_is_reported(
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "The port does not speak TLS"),
     ],
 )
-def test_a_tls_alert_is_translated_to_advice(alert: str, says: str) -> None:
-    refusal = connection_error(ConnectionError(alert), "rediss://host", connecting=False)
-    assert isinstance(refusal, BrokerAuthError)
-    assert says in str(refusal)
+def test_a_tls_alert_becomes_an_error_with_advice(alert: str, message: str) -> None:
+    error = connection_error(ConnectionError(alert), "rediss://host", connecting=False)
+    assert isinstance(error, BrokerAuthError)
+    assert message in str(error)
 
 
 def test_a_tls_connection_that_breaks_later_gets_no_tls_advice() -> None:
@@ -109,7 +109,9 @@ def test_a_tls_connection_that_breaks_later_gets_no_tls_advice() -> None:
     assert isinstance(broken, BrokerUnavailableError)
 
 
-def test_a_servers_certificate_must_have_the_name_in_the_url(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_the_server_certificate_must_match_the_host_of_the_url(
+    tls_server: TlsServer, certificates: Certificates
+) -> None:
     url = f"rediss://127.1:{tls_server.port}/0?{certificates.query()}"  # the same address, but not in the certificate
     with pytest.raises(BrokerAuthError, match=r"Use a host name for which .* ssl_check_hostname=false"):
         ping(url)
@@ -125,12 +127,12 @@ def test_a_certificate_may_have_its_key_in_the_same_file(
     assert ping(f"rediss://localhost:{tls_server.port}/0?{query}") == b"PONG"
 
 
-def test_checks_of_the_certificate_can_be_turned_off(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_certificate_checks_can_be_disabled(tls_server: TlsServer, certificates: Certificates) -> None:
     pair = f"ssl_certfile={certificates.file('client.pem')}&ssl_keyfile={certificates.file('client.key')}"
     assert ping(f"rediss://127.1:{tls_server.port}/0?{pair}&ssl_cert_reqs=none") == b"PONG"
 
 
-def test_the_error_of_a_wrong_scheme_names_the_right_one(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_the_error_of_a_wrong_scheme_names_the_right_scheme(tls_server: TlsServer, certificates: Certificates) -> None:
     with pytest.raises(BrokerUnavailableError, match="If the port speaks TLS, start the URL with rediss://"):
         ping(f"redis://localhost:{tls_server.port}/0")
     with pytest.raises(BrokerUnavailableError, match="Either the port does not speak TLS, or the server"):

@@ -1,4 +1,4 @@
-"""A worker whose user of Redis (ACL) lacks a right says which, before it takes a job."""
+"""A worker whose Redis user (ACL) lacks a permission reports it before it acquires a job."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def acl(redis_client: redis.Redis) -> Iterator[Any]:
-    """Sets the rights of the user ``worker``."""
+    """A function that sets the permissions of the user ``worker``."""
     yield lambda *words: redis_client.execute_command("ACL SETUSER worker reset on >secret ~* &*", *words)
     redis_client.execute_command("ACL DELUSER worker")
 
 
 def start(broker_url: str, **settings: Any) -> tuple[ExitCode | None, list[Any]]:
-    """Let a worker look at Redis; its exit code, and the errors that it logs."""
+    """Run a worker's checks of Redis; return its exit code and the errors that it logs."""
     app = App("shop", broker_url.replace("://", "://worker:secret@"), **settings)
     client = app.broker.client()
     with structlog.testing.capture_logs() as lines:
@@ -42,7 +42,7 @@ def start(broker_url: str, **settings: Any) -> tuple[ExitCode | None, list[Any]]
     return code, [line["error"] for line in lines if line["log_level"] == "error"]
 
 
-def test_each_command_that_is_refused_is_named(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
+def test_each_forbidden_command_is_named(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
     acl("+@all")
     assert start(broker_url) == (None, [])
     for name in worker_commands():
@@ -55,7 +55,7 @@ def test_each_command_that_is_refused_is_named(broker_url: str, redis_client: re
     assert "lpos, xtrim, zremrangebyscore. Grant them: ACL SETUSER worker +lpos +xtrim" in start(broker_url)[1][0]
 
 
-def test_metrics_need_more_and_a_worker_without_them_does_not_ask_for_it(broker_url: str, acl: Any) -> None:
+def test_the_commands_for_metrics_are_needed_only_with_metrics(broker_url: str, acl: Any) -> None:
     assert metrics_commands() == ("lindex", "rpop")
     acl("+@all", "-lindex", "-rpop")
     assert start(broker_url) == (None, [])
@@ -64,7 +64,7 @@ def test_metrics_need_more_and_a_worker_without_them_does_not_ask_for_it(broker_
     assert "Grant them: ACL SETUSER worker +lindex +rpop" in error
 
 
-def test_nothing_is_executed_to_find_out(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
+def test_the_permission_check_executes_no_command(broker_url: str, redis_client: redis.Redis, acl: Any) -> None:
     acl("+@all")
     start(broker_url)
     before: Any = redis_client.hgetall("bull:{mail}:meta")
@@ -83,7 +83,7 @@ def test_a_worker_starts_although_transactions_are_forbidden(
     for name in ("multi", "discard"):
         acl("+@all", f"-{name}")
         assert start(broker_url) == (None, [])
-        assert redis_client.hget("bull:{mail}:meta", "version"), "what came next was executed"
+        assert redis_client.hget("bull:{mail}:meta", "version"), "the next command was executed"
         redis_client.delete("bull:{mail}:meta")
 
 

@@ -24,9 +24,9 @@ PAGE = ROOT / "docs" / "reference" / "differences.md"
 ELSEWHERE = {
     "test_a_job_that_was_put_aside_is_added_as_they_add_it": "tests/hazard/test_structures.py",
     "test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it": "tests/interop/test_revoke.py",
-    "test_when_all_failed_jobs_are_retried_revoked_ones_stay_failed": "tests/redis/test_revoke.py",
+    "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
-    "test_a_parent_does_not_run_early_because_its_first_child_has_completed_before": "tests/redis/test_flow_add.py",
+    "test_a_parent_waits_for_new_children_although_its_first_child_is_completed": "tests/redis/test_flow_add.py",
 }
 """Rows that are asserted where their feature is."""
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -1,4 +1,4 @@
-"""A server that replies in another protocol than Redis': a proxy's error page, another program on the port."""
+"""A server that replies in another protocol raises an error: a proxy's error page, another program on the port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bulltask.transport.endpoint import Endpoint
 
 pytestmark = pytest.mark.redis
 
-ANSWERS = {
+REPLIES = {
     "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
     "tls": b"\x15\x03\x01\x00\x02\x02\x46",
     "smtp": b"220 mail.example.org ESMTP\r\n",
@@ -29,45 +29,43 @@ PING: Call[Any] = command("PING")
 
 @pytest.fixture
 def proxy(broker_url: str) -> Iterator[FlakyProxy]:
-    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as made:
-        yield made
+    with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
+        yield proxy
 
 
-def url_of(proxy: FlakyProxy) -> str:
+def proxy_url(proxy: FlakyProxy) -> str:
     return f"redis://127.0.0.1:{proxy.port}/0"
 
 
 def endpoint(proxy: FlakyProxy) -> Endpoint:
-    return Endpoint(url_of(proxy), 2_000, 5_000)
+    return Endpoint(proxy_url(proxy), 2_000, 5_000)
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_reply_in_another_protocol_breaks_the_connection_and_the_next_call_reconnects(
-    proxy: FlakyProxy, answer: bytes
-) -> None:
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+def test_a_reply_in_another_protocol_closes_the_connection(proxy: FlakyProxy, reply: bytes) -> None:
     client = Client(endpoint(proxy), ServerClock())
-    proxy.inject_reply(answer)
+    proxy.inject_reply(reply)
     with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
         client.connect()
     assert client.run(PING) == b"PONG"
-    proxy.inject_reply(answer, match="ping")
+    proxy.inject_reply(reply, match="ping")
     with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.run_many([PING, PING])
     assert client.run(PING) == b"PONG"
-    proxy.inject_reply(answer, match="blpop")
+    proxy.inject_reply(reply, match="blpop")
     with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.wait(command("BLPOP", "nothing", 1), 1_000, lambda: None)
     client.close()
 
 
-async def test_a_reply_in_another_protocol_breaks_the_connection_for_asyncio_too(proxy: FlakyProxy) -> None:
-    app = App("sender", url_of(proxy), broker_publish_retries=0)
+async def test_a_reply_in_another_protocol_closes_an_asyncio_connection(proxy: FlakyProxy) -> None:
+    app = App("sender", proxy_url(proxy), broker_publish_retries=0)
     client = app.broker.shared_async_client()
-    proxy.inject_reply(ANSWERS["http"])
+    proxy.inject_reply(REPLIES["http"])
     with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
         await client.connect()
     assert await client.run(PING) == b"PONG"
-    proxy.inject_reply(ANSWERS["http"], match="ping")
+    proxy.inject_reply(REPLIES["http"], match="ping")
     with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         await client.run_many([PING, PING])
     assert await client.run(PING) == b"PONG"
@@ -75,10 +73,10 @@ async def test_a_reply_in_another_protocol_breaks_the_connection_for_asyncio_too
 
 
 def test_a_send_is_repeated_and_then_raises_a_broker_error(proxy: FlakyProxy) -> None:
-    app = App("sender", url_of(proxy), broker_reconnect_delay=0.01)
-    proxy.inject_reply(ANSWERS["http"], 2)
+    app = App("sender", proxy_url(proxy), broker_reconnect_delay=0.01)
+    proxy.inject_reply(REPLIES["http"], 2)
     assert app.send_task("work").state is JobState.WAITING
-    proxy.inject_reply(ANSWERS["http"], None)
+    proxy.inject_reply(REPLIES["http"], None)
     with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         app.send_task("work")
     app.close()
@@ -95,7 +93,7 @@ def test_an_idle_connection_with_unread_bytes_is_not_used_again(proxy: FlakyProx
 
 def test_a_cluster_node_that_replies_in_another_protocol_is_unavailable(proxy: FlakyProxy) -> None:
     pool = ClusterPool(endpoint(proxy), None)
-    proxy.inject_reply(ANSWERS["http"], None)
+    proxy.inject_reply(REPLIES["http"], None)
     with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
         client.run(PING)
     pool.close()

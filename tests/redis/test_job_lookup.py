@@ -1,4 +1,4 @@
-"""``bulltask job show`` without ``--queue``: the queue is found where that costs least, and not by reading all keys."""
+"""``bulltask job show`` without ``--queue`` finds the job's queue cheaply, without reading all keys."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.redis
 END = at("2026-11-20 10:00", 250)
 
 
-def lines_of(client: Any, name: str) -> int:
-    """How often a command was given."""
+def command_calls(client: Any, name: str) -> int:
+    """Return how often the server has executed a command."""
     return int(client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"])
 
 
 @pytest.fixture
-def crowd(app: App, redis_client: Any) -> Any:
-    """Fifty queues, and many keys beside them; of ``q42`` and ``q7`` there is a job."""
+def many_queues(app: App, redis_client: Any) -> Any:
+    """Fifty queues and many other keys; ``q42`` and ``q7`` have one job each."""
     for number in range(50):
         redis_client.hset(f"bull:{{q{number}}}:meta", "version", "bullmq:5.62.0")
     pipe = redis_client.pipeline(transaction=False)
@@ -40,49 +40,49 @@ def crowd(app: App, redis_client: Any) -> Any:
     return redis_client
 
 
-def test_the_queues_of_the_lake_and_of_workers_are_asked_before_any_key_is_looked_through(
-    crowd: Any, broker_url: str, lake: LakeBuilder, run: Run
+def test_queues_of_the_lake_and_of_workers_are_searched_before_a_scan(
+    many_queues: Any, broker_url: str, lake: LakeBuilder, run: Run
 ) -> None:
     lake.jobs([{"job_id": "another", "queue": f"q{n}", "state": "completed", "finished_at": END} for n in range(45)])
-    scans, looks = lines_of(crowd, "scan"), lines_of(crowd, "exists")
+    scans, lookups = command_calls(many_queues, "scan"), command_calls(many_queues, "exists")
     assert '{"to": "ada"}' in run("show", "job-of-42", "--lake", lake.layout.root).output
-    assert lines_of(crowd, "exists") - looks <= 50
+    assert command_calls(many_queues, "exists") - lookups <= 50
     with closing(redis.Redis.from_url(broker_url, client_name=f"bull:{b64encode(b'{q7}').decode()}:w:one")) as worker:
         worker.ping()
         assert '{"to": "bob"}' in run("show", "job-of-7").output
-    assert lines_of(crowd, "scan") == scans
+    assert command_calls(many_queues, "scan") == scans
     assert '{"to": "bob"}' in run("show", "job-of-7").output
-    assert lines_of(crowd, "scan") - scans >= 20  # it is found all the same
+    assert command_calls(many_queues, "scan") - scans >= 20  # the scan finds it
 
 
-def test_the_queues_of_the_app_s_tasks_are_asked_before_any_key_is_looked_through(
-    crowd: Any, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_queues_of_the_apps_tasks_are_searched_before_a_scan(
+    many_queues: Any, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "app_of_job_tests.py").write_text(
         f"from bulltask import App\napp = App('shop', {broker_url!r})\n"
         "@app.task(queue='q42')\ndef send(to: str) -> None: ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    scans = lines_of(crowd, "scan")
+    scans = command_calls(many_queues, "scan")
     shown = CliRunner().invoke(main, ["job", "show", "job-of-42", "-A", "app_of_job_tests"])
     assert '{"to": "ada"}' in shown.output
-    assert lines_of(crowd, "scan") == scans
+    assert command_calls(many_queues, "scan") == scans
 
 
-def test_keys_are_scanned_up_to_a_bound_and_that_is_reported(
-    crowd: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_the_scan_of_keys_is_limited_and_the_limit_is_reported(
+    many_queues: Any, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulltask.cli.job_lookup.PAGES", 2)
-    scans = lines_of(crowd, "scan")
-    shown = run("show", "nobody")
-    assert lines_of(crowd, "scan") - scans == 2
+    scans = command_calls(many_queues, "scan")
+    shown = run("show", "missing")
+    assert command_calls(many_queues, "scan") - scans == 2
     assert shown.exit_code == 1
     assert "more than the 2,000 keys that were scanned" in shown.output
     assert "choose one with --queue" in shown.output
     assert '{"to": "ada"}' in run("show", "job-of-42", "--queue", "q42").output
 
 
-def test_connections_that_are_called_otherwise_are_no_queues(app: App, broker_url: str, run: Run) -> None:
+def test_connections_with_other_names_are_ignored(app: App, broker_url: str, run: Run) -> None:
     job = app.queue("mail").add("send", {})
     for name in ("bull:not-base64", "bull:", "bull:/w==", "other:bWFpbA=="):
         with closing(redis.Redis.from_url(broker_url, client_name=name)) as other:
@@ -90,9 +90,7 @@ def test_connections_that_are_called_otherwise_are_no_queues(app: App, broker_ur
             assert run("show", job.id).exit_code == 0
 
 
-def test_a_user_who_may_not_see_connections_finds_jobs_all_the_same(
-    app: App, broker_url: str, redis_client: Any
-) -> None:
+def test_a_user_without_permission_for_client_list_finds_jobs(app: App, broker_url: str, redis_client: Any) -> None:
     job = app.queue("mail").add("send", {})
     redis_client.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-client|list")
     try:

@@ -1,4 +1,4 @@
-"""A node of a Redis Cluster, a Sentinel, a database that is not there: one clear error at once; nothing is stored."""
+"""A Redis Cluster node, a Sentinel or a missing database raises a clear error immediately, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ ASYNC_USES: list[Callable[[App], Awaitable[Any]]] = [
 
 
 @pytest.fixture(params=KINDS)
-def other(request: pytest.FixtureRequest, server_factory: ServerFactory, tmp_path: Path) -> Any:
-    """The URL of a server that cannot be used, and what is said of it."""
+def unsupported_server(request: pytest.FixtureRequest, server_factory: ServerFactory, tmp_path: Path) -> Any:
+    """The URL of a server that bulltask does not support, and the expected error."""
     with ExitStack() as stack:
         if request.param == "cluster":
             server = server_factory(extra=CLUSTER_NODE)
@@ -68,28 +68,28 @@ def assert_empty(server: RedisServer) -> None:
         assert plain.keys("*") == []
 
 
-def test_nobody_sends_to_it_or_reads_from_it(other: tuple[str, str]) -> None:
-    url, said = other
+def test_sending_and_reading_raise_a_config_error(unsupported_server: tuple[str, str]) -> None:
+    url, message = unsupported_server
     app = App("shop", url)
     for use in USES:
-        with pytest.raises(BrokerConfigError, match=said):
+        with pytest.raises(BrokerConfigError, match=message):
             use(app)
-    with pytest.raises(BrokerConfigError, match=said), QueueEvents("mail", url) as events:
+    with pytest.raises(BrokerConfigError, match=message), QueueEvents("mail", url) as events:
         next(iter(events))
     app.close()
 
 
-async def test_nobody_does_so_with_asyncio(other: tuple[str, str]) -> None:
-    url, said = other
+async def test_sending_and_reading_with_asyncio_raise_a_config_error(unsupported_server: tuple[str, str]) -> None:
+    url, message = unsupported_server
     app = App("shop", url)
     for use in ASYNC_USES:
-        with pytest.raises(BrokerConfigError, match=said):
+        with pytest.raises(BrokerConfigError, match=message):
             await use(app)
     await app.aclose()
 
 
-def test_a_worker_says_so_and_does_not_start(other: tuple[str, str]) -> None:
-    url, said = other
+def test_a_worker_logs_the_error_and_does_not_start(unsupported_server: tuple[str, str]) -> None:
+    url, message = unsupported_server
     app = App("shop", url)
     broker, config = app.broker, app.config
     client = broker.client()
@@ -99,13 +99,13 @@ def test_a_worker_says_so_and_does_not_start(other: tuple[str, str]) -> None:
         assert preflight.run(lambda _: None, lambda: True) is ExitCode.BROKER_REFUSED
     (line,) = lines
     assert line["log_level"] == "error"
-    with pytest.raises(BrokerConfigError, match=said):
+    with pytest.raises(BrokerConfigError, match=message):
         raise BrokerConfigError(line["error"])
     client.close()
     app.close()
 
 
-def test_a_proxy_that_does_not_know_hello_is_used(server_factory: ServerFactory) -> None:
+def test_a_server_without_the_hello_command_is_supported(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--rename-command", "HELLO", "HELLO-UNKNOWN"])
     with Queue("mail", server.url) as queue:
         queue.add("work", {})

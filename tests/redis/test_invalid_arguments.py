@@ -1,4 +1,4 @@
-"""Words of a command line or a call that cannot mean anything: an error before anything is sent or started."""
+"""Invalid options and arguments raise an error before anything is sent or started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The words that name an app; its module is forgotten after the test."""
+    """The import path of an app, whose module is unloaded after the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "shop.py").write_text("from bulltask import App\napp = App('shop', 'redis://127.0.0.1:1/0')\n")
     monkeypatch.chdir(tmp_path)
@@ -27,22 +27,22 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("shop", None)
 
 
-@pytest.mark.parametrize("words", [["-b", "", "revoke"], ["revoke", "-b", ""], ["worker", "-b", ""]])
-def test_an_empty_broker_is_not_taken_for_none(shop: str, words: list[str]) -> None:
-    done = CliRunner().invoke(main, [*words, "-A", shop, *(["some-id"] if "revoke" in words else [])])
+@pytest.mark.parametrize("args", [["-b", "", "revoke"], ["revoke", "-b", ""], ["worker", "-b", ""]])
+def test_an_empty_broker_option_is_an_error(shop: str, args: list[str]) -> None:
+    done = CliRunner().invoke(main, [*args, "-A", shop, *(["some-id"] if "revoke" in args else [])])
     assert done.exit_code == 1
     assert "broker_url must start with redis://, rediss://, unix://, embedded://, not empty" in done.output
 
 
 @pytest.mark.parametrize("flag", ["-Q", "-X"])
 @pytest.mark.parametrize("name", ["a:b", "{}", "x" * 256])
-def test_a_worker_takes_the_names_of_queues_that_app_queue_takes(shop: str, flag: str, name: str) -> None:
+def test_a_worker_rejects_the_queue_names_that_app_queue_rejects(shop: str, flag: str, name: str) -> None:
     app = App("shop", "redis://127.0.0.1:1/0")
-    with pytest.raises(InvalidNameError) as refused:
+    with pytest.raises(InvalidNameError) as caught:
         app.queue(name)
     done = CliRunner().invoke(main, ["worker", "-A", shop, flag, f"mail,{name}"])
     assert done.exit_code == 1
-    assert str(refused.value) in done.output
+    assert str(caught.value) in done.output
     with pytest.raises(InvalidNameError):
         run_worker(app, ["mail", name])
     with pytest.raises(InvalidNameError):

@@ -1,6 +1,6 @@
-"""Every method that exists twice, blocking and for asyncio: both forms are called, and return and do the same.
+"""Methods that exist in a sync and an asyncio form return and do the same in both.
 
-A method that is added to one of these classes needs a scenario here: the tests at the end compare the table with the
+A method that is added to one of these classes needs a scenario in this module: tests compare the tables with the
 classes.
 """
 
@@ -60,27 +60,27 @@ def after(*first: Scenario, then: Scenario) -> Scenario:
     return run
 
 
-def two(side: ApiForm) -> None:
+def add_two(side: ApiForm) -> None:
     side.add()
     side.add(priority=1)
 
 
-def active(side: ApiForm) -> Job:
+def acquire_job(side: ApiForm) -> Job:
     side.add()
     return side.take()
 
 
-def dependencies(side: ApiForm) -> Any:
+def pending_dependencies(side: ApiForm) -> Any:
     return side.queue.get_dependencies(side.family().job.id, "pending")
 
 
-def next_of(side: ApiForm) -> Any:
+def fetch_next(side: ApiForm) -> Any:
     side.add()
     job = side.queue.get_next_job("t", timeout=1, lock_duration=200, worker="me")
     return job and [job, job.token, job.processed_by]
 
 
-def stalled(side: ApiForm) -> Any:
+def check_stalled_job(side: ApiForm) -> Any:
     side.add()
     side.take()
     side.queue.check_stalled()
@@ -88,38 +88,38 @@ def stalled(side: ApiForm) -> Any:
     return side.queue.check_stalled(0)
 
 
-def revoked(side: ApiForm) -> Any:
-    job = active(side)
-    held = [side.queue.revoke(job.id), side.queue.revoke(job.id, terminate=True)]
-    return [*held, side.queue.revoke(side.add(priority=1).id), side.queue.revoke("gone")]
+def revoke_jobs(side: ApiForm) -> Any:
+    job = acquire_job(side)
+    answers = [side.queue.revoke(job.id), side.queue.revoke(job.id, terminate=True)]
+    return [*answers, side.queue.revoke(side.add(priority=1).id), side.queue.revoke("gone")]
 
 
-def counted(side: ApiForm) -> Any:
+def read_metrics(side: ApiForm) -> Any:
     side.redis.hset(side.key("metrics:completed"), mapping={"count": 3, "prevTS": START_MS, "prevCount": 2})
     side.redis.rpush(side.key("metrics:completed:data"), 2, 1)
     return side.queue.get_metrics("completed", 1, 1)
 
 
-def cleaned(side: ApiForm) -> Any:
+def clean_completed(side: ApiForm) -> Any:
     side.completed()
     side.now_ms += 10_000
     side.completed()
     return side.queue.clean(5, 0, "completed")
 
 
-def maxed(side: ApiForm) -> Any:
-    two(side)
+def reach_concurrency(side: ApiForm) -> Any:
+    add_two(side)
     side.queue.set_global_concurrency(1)
     side.take()
     return side.queue.is_maxed()
 
 
-def limited(side: ApiForm) -> Any:
+def limit_rate(side: ApiForm) -> Any:
     side.queue.rate_limit(100)
     return 0 < side.queue.get_rate_limit_ttl(1) <= 100
 
 
-def connected(count: Callable[[ApiForm], Any]) -> Scenario:
+def with_worker(count: Callable[[ApiForm], Any]) -> Scenario:
     def run(side: ApiForm) -> Any:
         side.worker("mine")
         return count(side)
@@ -127,12 +127,12 @@ def connected(count: Callable[[ApiForm], Any]) -> Scenario:
     return run
 
 
-def many_events(side: ApiForm) -> None:
+def add_events(side: ApiForm) -> None:
     for _ in range(400):
         side.redis.xadd(side.key("events"), {"event": "mine"})
 
 
-def listening(side: ApiForm) -> Any:
+def list_listeners(side: ApiForm) -> Any:
     side.events().open()
     return [client.raw_name.rpartition(":")[2] for client in side.queue.get_queue_events()]
 
@@ -144,21 +144,23 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         ["#1", "#2"],
     ),
     "add_job_log": (lambda s: s.queue.add_job_log(s.add().id, "line", 5), 1),
-    "check_stalled": (stalled, ["#1"]),
-    "clean": (cleaned, ["#1"]),
-    "close": (after(two, lambda s: s.queue.close(), then=lambda s: s.queue.count()), 2),
-    "count": (after(two, then=lambda s: s.queue.count()), 2),
-    "drain": (after(two, lambda s: s.add(delay=HOUR), then=lambda s: s.queue.drain(delayed=True)), None),
+    "check_stalled": (check_stalled_job, ["#1"]),
+    "clean": (clean_completed, ["#1"]),
+    "close": (after(add_two, lambda s: s.queue.close(), then=lambda s: s.queue.count()), 2),
+    "count": (after(add_two, then=lambda s: s.queue.count()), 2),
+    "drain": (after(add_two, lambda s: s.add(delay=HOUR), then=lambda s: s.queue.drain(delayed=True)), None),
     "export_prometheus_metrics": (
-        after(two, then=lambda s: 'state="waiting", env="x"} 1\n' in s.queue.export_prometheus_metrics({"env": "x"})),
+        after(
+            add_two, then=lambda s: 'state="waiting", env="x"} 1\n' in s.queue.export_prometheus_metrics({"env": "x"})
+        ),
         True,
     ),
-    "get_counts_per_priority": (after(two, then=lambda s: s.queue.get_counts_per_priority([0, 1])), {0: 1, 1: 1}),
+    "get_counts_per_priority": (after(add_two, then=lambda s: s.queue.get_counts_per_priority([0, 1])), {0: 1, 1: 1}),
     "get_deduplication_job_id": (
         after(lambda s: s.add(deduplication="d"), then=lambda s: s.queue.get_deduplication_job_id("d")),
         "#1",
     ),
-    "get_dependencies": (dependencies, {"items": {"Q:#2": None}, "total": 1}),
+    "get_dependencies": (pending_dependencies, {"items": {"Q:#2": None}, "total": 1}),
     "get_global_concurrency": (
         after(lambda s: s.queue.set_global_concurrency(3), then=lambda s: s.queue.get_global_concurrency()),
         3,
@@ -168,28 +170,28 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         {"max": 2, "duration": 5.0},
     ),
     "get_job": (lambda s: s.queue.get_job(s.add().id), "#1"),
-    "get_job_counts": (after(two, then=lambda s: s.queue.get_job_counts("prioritized")), {"prioritized": 1}),
-    "get_job_ids": (after(two, two, then=lambda s: s.queue.get_job_ids("waiting", 0, 0, asc=True)), ["#1"]),
+    "get_job_counts": (after(add_two, then=lambda s: s.queue.get_job_counts("prioritized")), {"prioritized": 1}),
+    "get_job_ids": (after(add_two, add_two, then=lambda s: s.queue.get_job_ids("waiting", 0, 0, asc=True)), ["#1"]),
     "get_job_logs": (
         after(lambda s: s.add().log("one"), then=lambda s: s.queue.get_job_logs(s.ids()[0], 0, 0, asc=False)),
         {"lines": ["one"], "count": 1},
     ),
     "get_job_state": (lambda s: s.queue.get_job_state(s.add().id), "waiting"),
     "get_jobs": (
-        after(two, two, then=lambda s: s.queue.get_jobs(["waiting", "prioritized"], 0, 0, asc=True)),
+        after(add_two, add_two, then=lambda s: s.queue.get_jobs(["waiting", "prioritized"], 0, 0, asc=True)),
         ["#1", "#2"],
     ),
     "get_meta": (
-        after(two, then=lambda s: s.queue.get_meta()),
+        after(add_two, then=lambda s: s.queue.get_meta()),
         {"version": "bullmq:5.62.0", "opts.maxLenEvents": "10000"},
     ),
-    "get_metrics": (counted, {"count": 3, "previous_ms": START_MS, "previous_count": 2, "data": [1], "points": 2}),
-    "get_next_job": (next_of, ["#1", "t", "me"]),
-    "get_queue_events": (listening, ["qe"]),
-    "get_rate_limit_ttl": (limited, True),
-    "get_version": (after(two, then=lambda s: s.queue.get_version()), "bullmq:5.62.0"),
-    "get_active": (after(active, then=lambda s: [s.queue.get_active(), s.queue.get_active(1)]), [["#1"], []]),
-    "get_active_count": (after(active, then=lambda s: s.queue.get_active_count()), 1),
+    "get_metrics": (read_metrics, {"count": 3, "previous_ms": START_MS, "previous_count": 2, "data": [1], "points": 2}),
+    "get_next_job": (fetch_next, ["#1", "t", "me"]),
+    "get_queue_events": (list_listeners, ["qe"]),
+    "get_rate_limit_ttl": (limit_rate, True),
+    "get_version": (after(add_two, then=lambda s: s.queue.get_version()), "bullmq:5.62.0"),
+    "get_active": (after(acquire_job, then=lambda s: [s.queue.get_active(), s.queue.get_active(1)]), [["#1"], []]),
+    "get_active_count": (after(acquire_job, then=lambda s: s.queue.get_active_count()), 1),
     "get_completed": (
         after(lambda s: s.completed(), then=lambda s: [s.queue.get_completed(), s.queue.get_completed(1)]),
         [["#1"], []],
@@ -221,23 +223,23 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "get_waiting_children_count": (after(lambda s: s.family(), then=lambda s: s.queue.get_waiting_children_count()), 1),
     "get_job_count_by_types": (
-        after(two, then=lambda s: s.queue.get_job_count_by_types("waiting", "prioritized")),
+        after(add_two, then=lambda s: s.queue.get_job_count_by_types("waiting", "prioritized")),
         2,
     ),
-    "get_workers": (connected(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
-    "get_workers_count": (connected(lambda s: s.queue.get_workers_count()), 1),
-    "is_maxed": (maxed, True),
+    "get_workers": (with_worker(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
+    "get_workers_count": (with_worker(lambda s: s.queue.get_workers_count()), 1),
+    "is_maxed": (reach_concurrency, True),
     "is_paused": (after(lambda s: s.queue.pause(), then=lambda s: s.queue.is_paused()), True),
     "iter_jobs": (
-        after(two, two, then=lambda s: list(s.queue.iter_jobs("waiting", asc=False, page_size=1))),
+        after(add_two, add_two, then=lambda s: list(s.queue.iter_jobs("waiting", asc=False, page_size=1))),
         ["#3", "#1"],
     ),
     "job_counts": (
-        after(two, then=lambda s: s.queue.job_counts()),
-        {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
+        after(add_two, then=lambda s: s.queue.job_counts()),
+        {"waiting": 2, "acquire_job": 0, "completed": 0, "failed": 0, "delayed": 0},
     ),
-    "obliterate": (after(two, active, then=lambda s: s.queue.obliterate(force=True, count=1)), None),
-    "pause": (after(two, then=lambda s: s.queue.pause()), None),
+    "obliterate": (after(add_two, acquire_job, then=lambda s: s.queue.obliterate(force=True, count=1)), None),
+    "pause": (after(add_two, then=lambda s: s.queue.pause()), None),
     "promote_jobs": (after(lambda s: s.add(delay=HOUR), then=lambda s: s.queue.promote_jobs()), None),
     "rate_limit": (lambda s: s.queue.rate_limit(100), None),
     "remove": (lambda s: s.queue.remove(s.family().job.id, remove_children=False), True),
@@ -265,25 +267,25 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         True,
     ),
     "repeatables": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
-    "resume": (after(lambda s: s.queue.pause(), two, then=lambda s: s.queue.resume()), None),
+    "resume": (after(lambda s: s.queue.pause(), add_two, then=lambda s: s.queue.resume()), None),
     "retry_jobs": (
         after(
             lambda s: s.failed(), lambda s: s.completed(), then=lambda s: s.queue.retry_jobs(state="completed", count=1)
         ),
         None,
     ),
-    "revoke": (revoked, ["running", "terminating", "revoked", "unknown"]),
+    "revoke": (revoke_jobs, ["running", "terminating", "revoked", "unknown"]),
     "schedulers": (lambda s: s.queue.schedulers.count(), 0),
     "set_global_concurrency": (lambda s: s.queue.set_global_concurrency(3), None),
     "set_global_rate_limit": (lambda s: s.queue.set_global_rate_limit(2, 5), None),
     "set_meta": (lambda s: s.queue.set_meta({"opts.maxLenEvents": 77}), None),
-    "trim_events": (after(many_events, then=lambda s: 0 < s.queue.trim_events(100) <= 300), True),
+    "trim_events": (after(add_events, then=lambda s: 0 < s.queue.trim_events(100) <= 300), True),
     "update_job_progress": (lambda s: s.queue.update_job_progress(s.add().id, {"at": [1]}), None),
     "wait_until_ready": (lambda s: s.queue.wait_until_ready(), None),
 }
 
 
-def on(change: Callable[[Job], Any], **options: Any) -> Scenario:
+def change_job(change: Callable[[Job], Any], **options: Any) -> Scenario:
     """Change a new job and return the object's fields afterwards."""
 
     def run(side: ApiForm) -> Any:
@@ -299,7 +301,7 @@ def state_of(name: str, make: Callable[[ApiForm], Job]) -> Scenario:
 
 def next_after(end: Callable[[Job], Any]) -> Scenario:
     def run(side: ApiForm) -> Any:
-        two(side)
+        add_two(side)
         job = side.take()
         return [end(job), job.returnvalue, job.failed_reason, job.attempts_made]
 
@@ -318,27 +320,27 @@ def with_failed_child(side: ApiForm) -> Job:
     return parent
 
 
-def logs_cleared(side: ApiForm) -> Any:
+def clear_logs(side: ApiForm) -> Any:
     job = side.add()
     job.log("one")
-    job.log("two")
+    job.log("add_two")
     job.clear_logs(1)
     return job.get_logs().lines
 
 
-def progressed(side: ApiForm) -> Any:
+def update_progress_of_result(side: ApiForm) -> Any:
     job = side.add()
     before = job.result().progress
     job.update_progress(50)
     return [before, job.result().progress]
 
 
-def snapshot(side: ApiForm) -> Any:
-    found = side.result(side.failed()).snapshot()
-    return [found.state, found.failed_reason, found.attempts_made]
+def read_snapshot(side: ApiForm) -> Any:
+    snapshot = side.result(side.failed()).snapshot()
+    return [snapshot.state, snapshot.failed_reason, snapshot.attempts_made]
 
 
-def refreshed(side: ApiForm) -> Any:
+def refresh_job(side: ApiForm) -> Any:
     job = side.add()
     side.take().move_to_completed("ok")
     before = job.returnvalue
@@ -346,19 +348,22 @@ def refreshed(side: ApiForm) -> Any:
     return [before, job.returnvalue]
 
 
-def waiting_for_children(side: ApiForm) -> Any:
+def wait_for_children(side: ApiForm) -> Any:
     parent = side.add()
     job = side.take()
-    none = job.move_to_waiting_children()
+    without_children = job.move_to_waiting_children()
     side.add(parent={"id": parent.id, "queue": side.queue.qualified_name})
-    return [none, job.move_to_waiting_children()]
+    return [without_children, job.move_to_waiting_children()]
 
 
 JOB: Final[dict[str, tuple[Scenario, Any]]] = {
-    "change_delay": (on(lambda job: job.change_delay(2 * HOUR), delay=HOUR), [None, {"n": 1}, None, 2 * HOUR_MS, 0]),
-    "change_priority": (on(lambda job: job.change_priority(3, lifo=True)), [None, {"n": 1}, None, 0, 3]),
-    "clear_logs": (logs_cleared, ["two"]),
-    "extend_lock": (lambda s: [active(s).extend_lock(token, 200) for token in ("t", "foreign")], [True, False]),
+    "change_delay": (
+        change_job(lambda job: job.change_delay(2 * HOUR), delay=HOUR),
+        [None, {"n": 1}, None, 2 * HOUR_MS, 0],
+    ),
+    "change_priority": (change_job(lambda job: job.change_priority(3, lifo=True)), [None, {"n": 1}, None, 0, 3]),
+    "clear_logs": (clear_logs, ["add_two"]),
+    "extend_lock": (lambda s: [acquire_job(s).extend_lock(token, 200) for token in ("t", "foreign")], [True, False]),
     "get_children_values": (lambda s: with_child(s).get_children_values(), {"Q:#2": {"price": 3}}),
     "get_dependencies": (
         lambda s: with_child(s).get_dependencies(),
@@ -370,18 +375,18 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
         {"ignored": {"Q:#2": "gone"}, "failed": []},
     ),
     "get_logs": (
-        lambda s: [(job := s.add()).log("one"), job.log("two"), job.get_logs(0, 0, asc=False)][2],
-        {"lines": ["two"], "count": 2},
+        lambda s: [(job := s.add()).log("one"), job.log("add_two"), job.get_logs(0, 0, asc=False)][2],
+        {"lines": ["add_two"], "count": 2},
     ),
     "get_state": (state_of("get_state", lambda s: s.add()), ["waiting", "delayed"]),
-    "is_active": (state_of("is_active", active), [True, False]),
+    "is_active": (state_of("is_active", acquire_job), [True, False]),
     "is_completed": (state_of("is_completed", lambda s: s.completed()), [True, False]),
     "is_delayed": (lambda s: [s.add(delay=HOUR).is_delayed(), s.add().is_delayed()], [True, False]),
     "is_failed": (state_of("is_failed", lambda s: s.failed()), [True, False]),
     "is_prioritized": (state_of("is_prioritized", lambda s: s.add(priority=1)), [True, False]),
     "is_waiting": (state_of("is_waiting", lambda s: s.add()), [True, False]),
     "is_waiting_children": (state_of("is_waiting_children", lambda s: s.parent()), [True, False]),
-    "log": (on(lambda job: job.log("one"), keep_logs=1), [1, {"n": 1}, None, 0, 0]),
+    "log": (change_job(lambda job: job.log("one"), keep_logs=1), [1, {"n": 1}, None, 0, 0]),
     "move_to_completed": (
         next_after(lambda job: job.move_to_completed({"v": 1}, fetch_next=True)),
         ["#2", {"v": 1}, None, 1],
@@ -389,19 +394,19 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
     "move_to_delayed": (next_after(lambda job: job.move_to_delayed(HOUR)), [None, None, None, 0]),
     "move_to_failed": (next_after(lambda job: job.move_to_failed("no", "t")), [None, None, "no", 1]),
     "move_to_wait": (next_after(lambda job: job.move_to_wait("t")), [None, None, None, 0]),
-    "move_to_waiting_children": (waiting_for_children, [False, True]),
-    "promote": (on(lambda job: job.promote(), delay=HOUR), [None, {"n": 1}, None, 0, 0]),
-    "refresh": (refreshed, [None, "ok"]),
+    "move_to_waiting_children": (wait_for_children, [False, True]),
+    "promote": (change_job(lambda job: job.promote(), delay=HOUR), [None, {"n": 1}, None, 0, 0]),
+    "refresh": (refresh_job, [None, "ok"]),
     "remove": (lambda s: s.parent().remove(children=False), None),
     "remove_child_dependency": (lambda s: s.child().remove_child_dependency(), True),
     "remove_deduplication_key": (
-        on(lambda job: job.remove_deduplication_key(), deduplication="d"),
+        change_job(lambda job: job.remove_deduplication_key(), deduplication="d"),
         [True, {"n": 1}, None, 0, 0],
     ),
     "remove_unprocessed_children": (lambda s: s.parent().remove_unprocessed_children(), None),
     "retry": (lambda s: s.completed().retry("completed"), None),
-    "update_data": (on(lambda job: job.update_data({"to": "ann"})), [None, {"to": "ann"}, None, 0, 0]),
-    "update_progress": (on(lambda job: job.update_progress(50)), [None, {"n": 1}, 50, 0, 0]),
+    "update_data": (change_job(lambda job: job.update_data({"to": "ann"})), [None, {"to": "ann"}, None, 0, 0]),
+    "update_progress": (change_job(lambda job: job.update_progress(50)), [None, {"n": 1}, 50, 0, 0]),
     "wait_until_finished": (lambda s: s.completed({"n": [1]}).wait_until_finished(30), {"n": [1]}),
 }
 
@@ -436,15 +441,15 @@ def hourly(side: ApiForm) -> Any:
     return side.queue.schedulers.upsert("s", name="tick", data={"n": 1}, every=HOUR)
 
 
-def facts(found: Any) -> Any:
-    return found and [found.id, found.name, found.next_ms - START_MS, found.iterations]
+def facts(scheduler: Any) -> Any:
+    return scheduler and [scheduler.id, scheduler.name, scheduler.next_ms - START_MS, scheduler.iterations]
 
 
 SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
     "count": (after(hourly, then=lambda s: s.queue.schedulers.count()), 1),
     "get": (after(hourly, then=lambda s: facts(s.queue.schedulers.get("s"))), ["s", "tick", 0, 1]),
     "list": (
-        after(hourly, then=lambda s: [facts(found) for found in s.queue.schedulers.list()]),
+        after(hourly, then=lambda s: [facts(scheduler) for scheduler in s.queue.schedulers.list()]),
         [["s", "tick", 0, 1]],
     ),
     "remove": (after(hourly, then=lambda s: [s.queue.schedulers.remove("s") for _ in range(2)]), [True, False]),
@@ -453,7 +458,7 @@ SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
 REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {
     "count": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
     "list": (
-        after(lambda s: s.repeatable(), then=lambda s: [it.key for it in s.queue.repeatables.list()]),
+        after(lambda s: s.repeatable(), then=lambda s: [repeatable.key for repeatable in s.queue.repeatables.list()]),
         ["old"],
     ),
     "remove": (
@@ -479,7 +484,7 @@ def run_until_closed(side: ApiForm) -> Any:
     return received
 
 
-def listen_aside(side: ApiForm) -> Any:
+def listen_in_background(side: ApiForm) -> Any:
     events, received = side.events(), side.signal()
     events.on("completed", received.set)
     events.listen()
@@ -487,18 +492,18 @@ def listen_aside(side: ApiForm) -> Any:
     return received.wait()
 
 
-def closed(side: ApiForm) -> Any:
-    two(side)
+def close_events(side: ApiForm) -> Any:
+    add_two(side)
     events = side.events()
     events.close()
     return events.next(30)
 
 
 EVENTS: Final[dict[str, tuple[Scenario, Any]]] = {
-    "close": (closed, None),
-    "listen": (listen_aside, True),
-    "next": (after(two, then=lambda s: [s.events().next(30).event, s.queue.count()]), ["added", 2]),  # type: ignore[union-attr]
-    "open": (after(two, then=lambda s: s.events().open().position), "0-0"),
+    "close": (close_events, None),
+    "listen": (listen_in_background, True),
+    "next": (after(add_two, then=lambda s: [s.events().next(30).event, s.queue.count()]), ["added", 2]),  # type: ignore[union-attr]
+    "open": (after(add_two, then=lambda s: s.events().open().position), "0-0"),
     "publish": (
         lambda s: [len((events := s.events()).publish("mine", {"n": 1})) > 0, events.next(30).name],  # type: ignore[union-attr]
         [True, "mine"],
@@ -523,13 +528,13 @@ CASES: Final = {
 def sides(broker_url: str) -> Iterator[tuple[ApiForm, ApiForm]]:
     """The sync form and the async one, each with a queue of its own."""
     with asyncio.Runner() as runner:
-        made = ApiForm(broker_url, None), ApiForm(broker_url, runner)
-        yield made
-        for side in made:
+        sides = ApiForm(broker_url, None), ApiForm(broker_url, runner)
+        yield sides
+        for side in sides:
             side.close()
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+def record_calls(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
     """Record the calls of a method, or the reads of a property."""
     original, calls = getattr(kind, name), list[str]()
 
@@ -559,8 +564,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str
 
         return call
 
-    instead = property(note(original.fget)) if isinstance(original, property) else note(original)
-    monkeypatch.setattr(kind, name, instead)
+    replacement = property(note(original.fget)) if isinstance(original, property) else note(original)
+    monkeypatch.setattr(kind, name, replacement)
     return calls
 
 
@@ -572,7 +577,7 @@ def test_both_forms_return_and_do_the_same(
     kind, _, method = case.partition(".")
     states, ids = [], []
     for side, form in zip(sides, TWINS[kind], strict=True):
-        calls = recorded(monkeypatch, form, method)
+        calls = record_calls(monkeypatch, form, method)
         answer = scenario(side)
         assert calls, f"the scenario does not call {form.__name__}.{method}"
         ids.append(side.ids())
@@ -585,8 +590,8 @@ def members(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> None:
-    """What both forms share is one function, which does not reach Redis."""
+def test_the_scenarios_cover_exactly_the_methods_with_two_forms() -> None:
+    """A member that both forms share is one function, which does not access Redis."""
     twice = {
         f"{name}.{member}"
         for name, (kind, twin) in TWINS.items()
@@ -596,7 +601,7 @@ def test_every_method_that_exists_twice_has_a_scenario_and_no_other_has() -> Non
     assert twice == CASES.keys()
 
 
-# ---- with and for, which each form has its own of ---------------------------------------------------------------
+# ---- with and for, which each form implements itself ---------------------------------------------------------------
 
 
 def with_a_queue(url: str) -> str:
@@ -647,12 +652,12 @@ def test_with_and_for_work_in_both_forms(broker_url: str, kind: str) -> None:
     assert asyncio.run(awaitable(broker_url)) == expected
 
 
-def test_every_class_that_can_be_used_with_with_or_for_is_used_so_here() -> None:
+def test_every_class_that_supports_with_or_for_is_tested() -> None:
     pairs = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
-    having = {name for name, (kind, _) in TWINS.items() if any(hasattr(kind, word) for word in pairs)}
-    assert having == STATEMENTS.keys()
+    with_statements = {name for name, (kind, _) in TWINS.items() if any(hasattr(kind, method) for method in pairs)}
+    assert with_statements == STATEMENTS.keys()
     for kind, twin in TWINS.values():
-        assert [hasattr(kind, word) for word in pairs] == [hasattr(twin, word) for word in pairs.values()]
+        assert [hasattr(kind, method) for method in pairs] == [hasattr(twin, method) for method in pairs.values()]
 
 
 # ---- results: one class, whose awaitable methods begin with a -------------------------------------------------------
@@ -663,29 +668,29 @@ RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
         lambda s: [s.result(job := s.add()).revoke(), s.result(job).revoke(terminate=True)],
         ["revoked", "finished"],
     ),
-    "snapshot": (snapshot, ["failed", "no", 1]),
+    "snapshot": (read_snapshot, ["failed", "no", 1]),
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
     "failed": (lambda s: s.failed().result().failed(), True),
     "info": (lambda s: s.completed(3).result().info, 3),
-    "progress": (progressed, [None, 50]),
+    "progress": (update_progress_of_result, [None, 50]),
     "ready": (lambda s: [s.add().result().ready(), s.completed(priority=1).result().ready()], [False, False]),
     "state": (lambda s: s.add().result().state, "waiting"),
     "successful": (lambda s: s.completed().result().successful(), True),
     "traceback": (lambda s: s.failed().result().traceback, None),
 }
-"""Without an asyncio form: ``await result.asnapshot()`` has all of it."""
+"""Members without an asyncio form: ``await result.asnapshot()`` has all their values."""
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_a_result_is_the_same_however_it_is_asked_for(sides: tuple[ApiForm, ApiForm], case: str) -> None:
+def test_sync_and_async_methods_of_a_result_return_the_same(sides: tuple[ApiForm, ApiForm], case: str) -> None:
     scenario, expected = RESULTS[case]
     for side in sides:
         answer = scenario(side)
         assert side.comparable(answer, side.ids()) == expected
 
 
-def test_a_result_is_awaited_as_it_is(sides: tuple[ApiForm, ApiForm]) -> None:
+def test_an_async_result_can_be_awaited(sides: tuple[ApiForm, ApiForm]) -> None:
     async def awaited() -> Any:
         try:
             return await job.result()
@@ -697,12 +702,12 @@ def test_a_result_is_awaited_as_it_is(sides: tuple[ApiForm, ApiForm]) -> None:
 
 
 @pytest.mark.parametrize("case", PLAIN)
-def test_properties_of_a_result(sides: tuple[ApiForm, ApiForm], case: str) -> None:
+def test_properties_of_a_result_return_their_values(sides: tuple[ApiForm, ApiForm], case: str) -> None:
     scenario, expected = PLAIN[case]
     assert sides[0].comparable(scenario(sides[0]), []) == expected
 
 
-def test_every_member_of_a_result_is_tested_here() -> None:
+def test_every_member_of_a_result_is_tested() -> None:
     twice = {name for name in members(AsyncResult) if f"a{name}" in members(AsyncResult)}
     assert twice == RESULTS.keys() == members(AwaitedResult)
     assert members(AsyncResult) - twice - {f"a{name}" for name in twice} - {"id", "queue"} == PLAIN.keys()
