@@ -236,7 +236,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "job_counts": (
         after(add_two, then=lambda s: s.queue.job_counts()),
-        {"waiting": 2, "acquire_job": 0, "completed": 0, "failed": 0, "delayed": 0},
+        {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
     ),
     "obliterate": (after(add_two, acquire_job, then=lambda s: s.queue.obliterate(force=True, count=1)), None),
     "pause": (after(add_two, then=lambda s: s.queue.pause()), None),
