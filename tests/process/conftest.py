@@ -1,4 +1,4 @@
-"""The fixtures of tests with real workers."""
+"""Fixtures of tests with real workers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tests.support.worker_harness import WorkerHarness
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
-    """Everything that a test with real workers needs; ended after it."""
-    made = WorkerHarness(broker_url, tmp_path, record_property)
-    yield made
-    made.close()
+    """A harness for real workers, which are stopped after the test."""
+    harness = WorkerHarness(broker_url, tmp_path, record_property)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
 def harness_on(
     broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> Iterator[Callable[[str], WorkerHarness]]:
-    """Make a harness whose queues are on a server that the test harms; the journal stays on the session's."""
-    made: list[WorkerHarness] = []
+    """Return a factory of harnesses with queues on a given server, and the journal on the session's server."""
+    harnesses: list[WorkerHarness] = []
 
     def make(url: str) -> WorkerHarness:
-        made.append(WorkerHarness(broker_url, tmp_path, record_property, broker_url=url))
-        return made[-1]
+        harnesses.append(WorkerHarness(broker_url, tmp_path, record_property, broker_url=url))
+        return harnesses[-1]
 
     yield make
-    for harness in made:
+    for harness in harnesses:
         harness.close()

@@ -1,4 +1,4 @@
-"""An installed package in which a Lua script is not the one that was shipped."""
+"""An installed package with a modified Lua script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = Path(bulltask.__file__).parent
 
 
 def install_altered(directory: Path, file: str) -> Path:
-    """Install bulltask anew in a directory where Python looks first, with a word more in one of its scripts."""
+    """Install bulltask in a directory that Python searches first, with an addition to one of its scripts."""
     installed = directory / "bulltask"
     installed.mkdir(parents=True)
     for entry in PACKAGE.iterdir():
@@ -58,7 +58,7 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
         ("official/addStandardJob-9.lua", ["-c", "import bulltask; bulltask.App('a', '{url}').send_task('t')"]),
     ],
 )
-def test_a_command_and_a_sender_name_the_altered_script_that_they_need(
+def test_a_command_and_a_sender_name_the_altered_script(
     harness: WorkerHarness, tmp_path: Path, file: str, command: list[str]
 ) -> None:
     script = install_altered(tmp_path / "altered", file)

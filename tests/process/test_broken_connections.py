@@ -1,4 +1,4 @@
-"""Connections break again and again under load, and every job runs exactly once."""
+"""Connections break repeatedly under load, and every job runs exactly once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def start_worker(harness: WorkerHarness, proxy: FlakyProxy) -> Worker:
     return worker
 
 
-def send_some(harness: WorkerHarness, chance: random.Random, count: int) -> list[AsyncResult[int]]:
+def send_some(harness: WorkerHarness, rng: random.Random, count: int) -> list[AsyncResult[int]]:
     return [
         harness.app.send_task(
-            chance.choice(["short", "short_async"]),
-            kwargs={"number": chance.randrange(5_000)},
-            queue=chance.choice(["default", "other"]),
+            rng.choice(["short", "short_async"]),
+            kwargs={"number": rng.randrange(5_000)},
+            queue=rng.choice(["default", "other"]),
         )
         for _ in range(count)
     ]
@@ -60,7 +60,9 @@ def assert_each_ran_once(harness: WorkerHarness, worker: Worker, jobs: list[Asyn
     assert worker.stop() == 0
 
 
-def test_all_connections_reset_a_hundred_times_under_load(harness: WorkerHarness, rng: random.Random) -> None:
+def test_jobs_run_once_although_all_connections_are_reset_a_hundred_times(
+    harness: WorkerHarness, rng: random.Random
+) -> None:
     proxy = harness.proxy()
     worker = start_worker(harness, proxy)
     jobs: list[AsyncResult[int]] = []
@@ -72,7 +74,9 @@ def test_all_connections_reset_a_hundred_times_under_load(harness: WorkerHarness
     assert_each_ran_once(harness, worker, jobs)
 
 
-def test_every_twentieth_reply_to_a_script_lost_under_load(harness: WorkerHarness, rng: random.Random) -> None:
+def test_jobs_run_once_although_every_twentieth_script_reply_is_lost(
+    harness: WorkerHarness, rng: random.Random
+) -> None:
     proxy = harness.proxy()
     worker = start_worker(harness, proxy)
     proxy.drop_replies(every=20, match="evalsha")
@@ -85,7 +89,7 @@ def test_every_twentieth_reply_to_a_script_lost_under_load(harness: WorkerHarnes
     assert_each_ran_once(harness, worker, jobs)
 
 
-def test_every_tenth_reply_to_a_script_cut_after_three_bytes_under_load(
+def test_jobs_run_once_although_every_tenth_script_reply_is_truncated(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     proxy = harness.proxy()
@@ -100,7 +104,7 @@ def test_every_tenth_reply_to_a_script_cut_after_three_bytes_under_load(
     assert_each_ran_once(harness, worker, jobs)
 
 
-def test_bytes_that_come_one_by_one_are_no_fault(harness: WorkerHarness) -> None:
+def test_replies_that_arrive_byte_by_byte_cause_no_warning(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     proxy.slice(1)
     worker = start_worker(harness, proxy)

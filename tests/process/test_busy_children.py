@@ -1,4 +1,4 @@
-"""A child that cannot do anything keeps its job: the supervisor renews the lock."""
+"""A child that is stopped or blocked keeps its job: the supervisor renews the lock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import ctypes
 @app.task(bind=True, name="c_call")
 def c_call(self, micros):
     record("start", job=self.request.id)
-    ctypes.PyDLL(None).usleep(micros)  # unlike CDLL it keeps the GIL during the call: no thread of this process runs
+    ctypes.PyDLL(None).usleep(micros)  # unlike CDLL, PyDLL keeps the GIL during the call, so no other thread runs
 """
 NO_HEARTBEAT = """
 from bulltask.worker.supervisor.heartbeat import Heartbeat
@@ -34,7 +34,7 @@ Heartbeat.tick = lambda *_: None
 
 @dataclass(frozen=True)
 class Observed:
-    """What became of a job: how often it started and completed, how often its lock was looked for and missed."""
+    """Counts of a job's starts and outcomes, and of the checks of its lock."""
 
     starts: int
     completed: int
@@ -44,17 +44,17 @@ class Observed:
 
 
 def watch(harness: WorkerHarness, job: AsyncResult[Any], until_end_of: AsyncResult[Any]) -> Observed:
-    """Look for the lock of ``job`` every 10 ms until a job ends, itself or another."""
+    """Check the lock of ``job`` every 10 ms until ``until_end_of`` finishes."""
     samples = missing = 0
 
     def sample() -> bool:
         nonlocal samples, missing
-        # In one step: a job that completes between two questions has no lock, and rightly so.
-        with harness.redis.pipeline(transaction=True) as asked:
-            asked.exists(harness.keys.lock(job.id))
-            asked.hexists(harness.keys.job(job.id), "finishedOn")
-            asked.hexists(harness.keys.job(until_end_of.id), "finishedOn")
-            locked, finished, done = asked.execute()
+        # In one transaction: a job that completes between two commands has no lock.
+        with harness.redis.pipeline(transaction=True) as pipe:
+            pipe.exists(harness.keys.lock(job.id))
+            pipe.hexists(harness.keys.job(job.id), "finishedOn")
+            pipe.hexists(harness.keys.job(until_end_of.id), "finishedOn")
+            locked, finished, done = pipe.execute()
         samples += not finished
         missing += not (locked or finished)
         return bool(done)
@@ -70,7 +70,7 @@ def watch(harness: WorkerHarness, job: AsyncResult[Any], until_end_of: AsyncResu
 
 
 def hold_the_gil(harness: WorkerHarness, source: str) -> Observed:
-    """Run a job that holds the GIL for three times the lock's duration, with a second child that is free."""
+    """Run a job that holds the GIL for three lock durations, while a second child is idle."""
     harness.worker(source, children=2, settings=SHORT_LOCK)
     job = harness.app.send_task("c_call", kwargs={"micros": 3 * LOCK_S * 1_000_000})
     harness.wait_for_start(job)
@@ -79,7 +79,7 @@ def hold_the_gil(harness: WorkerHarness, source: str) -> Observed:
     return observed
 
 
-def test_a_child_in_a_c_call_that_holds_the_gil_keeps_its_lock_three_times_as_long_as_that_lasts(
+def test_a_job_that_holds_the_gil_for_three_lock_durations_keeps_its_lock(
     harness: WorkerHarness,
 ) -> None:
     observed = hold_the_gil(harness, GIL)
@@ -87,13 +87,13 @@ def test_a_child_in_a_c_call_that_holds_the_gil_keeps_its_lock_three_times_as_lo
     assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
 
 
-def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(harness: WorkerHarness) -> None:
+def test_a_job_whose_child_is_stopped_for_four_lock_durations_keeps_its_lock(harness: WorkerHarness) -> None:
     harness.worker(children=2, settings=SHORT_LOCK)
     job = harness.hold()
     child = int(harness.wait_for_start(job)["pid"])
     os.kill(child, signal.SIGSTOP)
     harness.open_gate("gate", 2)
-    # Runs on the other child when the first has been stopped for four locks.
+    # Runs on the other child when the first has been stopped for four lock durations.
     later = harness.app.send_task("quick", countdown=4 * LOCK_S)
     stopped = watch(harness, job, later)
     os.kill(child, signal.SIGCONT)
@@ -105,28 +105,28 @@ def test_a_child_that_is_stopped_for_four_times_the_lock_keeps_it(harness: Worke
     assert (after.starts, after.completed, after.stalled, after.without_lock) == (1, 1, 0, 0)
 
 
-def test_a_whole_worker_that_is_stopped_for_four_times_the_lock_does_not_complete_what_another_has_taken(
+def test_a_worker_stopped_for_four_lock_durations_does_not_complete_a_recovered_job(
     harness: WorkerHarness,
 ) -> None:
     stopped = harness.worker(children=1, settings=SHORT_LOCK)
     job = harness.hold()
-    everybody = [stopped.pid, int(harness.wait_for_start(job)["pid"])]
-    for pid in everybody:
+    stopped_pids = [stopped.pid, int(harness.wait_for_start(job)["pid"])]
+    for pid in stopped_pids:
         os.kill(pid, signal.SIGSTOP)
     other = harness.worker(children=1, settings=SHORT_LOCK)
     harness.wait_for_start(job, 2)
     harness.open_gate("gate", 2)
     harness.wait_for_event("completed", job)
-    for pid in everybody:
+    for pid in stopped_pids:
         os.kill(pid, signal.SIGCONT)
     stopped.wait_for_line("Lock lost", job_id=job.id)
     assert harness.app.send_task("quick").get(timeout=60) is None
     assert (stopped.stop(), other.stop()) == (0, 0)
-    complaints = sorted(line["event"] for line in stopped.warnings())
-    harness.report(complaints=complaints)
+    warnings = sorted(line["event"] for line in stopped.warnings())
+    harness.report(warnings=warnings)
     assert len(harness.events.all(event="completed", jobId=job.id)) == 1
     assert harness.start_count(job) == 2
-    assert len(complaints) == len(set(complaints)), "each thing is said once"
+    assert len(warnings) == len(set(warnings)), "each warning is logged once"
 
 
 FETCHING = """
@@ -135,12 +135,12 @@ import ctypes
 
 @app.task(bind=True, name="neighbour")
 async def neighbour(self, micros):
-    await asyncio.sleep(0.1)  # its child asks for the next job meanwhile, and the answer takes longer than this
+    await asyncio.sleep(0.1)  # its child fetches the next job meanwhile, and the reply takes longer than this
     ctypes.PyDLL(None).usleep(micros)
 """
 
 
-def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_neighbour_holds_the_gil(
+def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_job_holds_the_gil(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
@@ -150,15 +150,15 @@ def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_neighbour_hol
     harness.app.send_task("neighbour", kwargs={"micros": 3 * LOCK_S * 1_000_000})
     job = harness.app.send_task("quick")
     harness.wait_for_event("active", job)
-    proxy.pass_all()  # the answer comes, and nobody in the child can read it
+    proxy.pass_all()  # the reply arrives, but no thread of the child can read it
     observed = watch(harness, job, job)
     harness.report(**asdict(observed))
     assert observed.samples > 100
     assert (observed.starts, observed.completed, observed.stalled, observed.without_lock) == (1, 1, 0, 0)
 
 
-def test_without_the_heartbeat_the_same_job_loses_its_lock_and_runs_twice(harness: WorkerHarness) -> None:
+def test_without_the_heartbeat_a_job_that_holds_the_gil_loses_its_lock(harness: WorkerHarness) -> None:
     observed = hold_the_gil(harness, GIL + NO_HEARTBEAT)
-    assert observed.without_lock > 0, "the test above cannot fail"
+    assert observed.without_lock > 0, "the tests with the heartbeat could not fail"
     assert observed.starts > 1
     assert observed.stalled > 0

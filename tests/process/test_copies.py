@@ -1,4 +1,4 @@
-"""Tasks that fork: the copy of the child must not go on as a second one."""
+"""Tasks that fork: the forked copy of a child must not run as a second child."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def listened_to():
     pass
 
 @app.on(JobCompleted)
-def hear(event):
+def on_completed(event):
     if event.task == "listened_to":
         fork()
 
-def backoff(made, exc):
+def backoff(retries, exc):
     fork()
     return 0
 
@@ -104,7 +104,7 @@ def terminate():
 
 @pytest.fixture
 def copies(harness: WorkerHarness) -> Iterator[Callable[[int], list[int]]]:
-    """Wait until tasks have forked so many copies; the process ids. What is left of them is killed."""
+    """Return a function that waits for ``count`` forked copies and returns their ids; kill them after the test."""
 
     def wait(count: int) -> list[int]:
         return [int(entry["copy"]) for entry in harness.journal.wait_for(count, what="copy")]
@@ -115,7 +115,7 @@ def copies(harness: WorkerHarness) -> Iterator[Callable[[int], list[int]]]:
             os.kill(int(entry["copy"]), signal.SIGKILL)
 
 
-WAYS = (
+FORKING_TASKS = (
     "returns",
     "raises",
     "leaves",
@@ -128,23 +128,23 @@ WAYS = (
 )
 
 
-def test_a_copy_of_the_child_that_a_task_forks_is_gone_when_the_users_code_is_done(
+def test_a_forked_copy_of_a_child_exits_when_the_task_or_callback_returns(
     harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
     worker = harness.worker(FORKING, children=1)
-    for count, way in enumerate(WAYS, 1):
-        job = harness.app.send_task(way)
+    for count, task in enumerate(FORKING_TASKS, 1):
+        job = harness.app.send_task(task)
         wait_until_exited(copies(count)[-1])
-        with suppress(ValueError):  # of the one that is tried twice
+        with suppress(ValueError):  # from the task that is retried
             job.get(timeout=60)
     (child,) = worker.children
     assert {int(entry["within"]) for entry in harness.journal.all(what="copy")} == {child}
     ended = [line for line in worker.lines if line["event"] in {"Job completed", "Job failed"}]
-    assert len(ended) == len(WAYS), "the child says so, and nobody else"
+    assert len(ended) == len(FORKING_TASKS), "only the child reports the outcome"
     assert worker.stop() == 0
 
 
-def test_a_process_of_multiprocessing_that_a_task_has_terminated_ends(
+def test_a_multiprocessing_process_that_a_task_terminates_exits(
     harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
     harness.worker(OWN_PROCESSES, children=1)
@@ -154,7 +154,7 @@ def test_a_process_of_multiprocessing_that_a_task_has_terminated_ends(
     assert job.get(timeout=60) == -signal.SIGTERM
 
 
-def test_a_process_that_outlives_its_child_does_not_wait_for_jobs_in_its_name(
+def test_a_process_that_outlives_its_child_does_not_keep_the_connection_of_the_child(
     harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
     harness.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})

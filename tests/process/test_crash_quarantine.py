@@ -1,4 +1,4 @@
-"""A child with many jobs crashes: the job that causes it is found, and the others do not fail."""
+"""A child with many jobs crashes: the job that causes the crash is identified, and the others do not fail."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ running = set()
 @app.task(bind=True, name="nap")
 async def nap(self, seconds):
     running.add(self.request.id)
-    record("start", job=self.request.id, beside=len(running) - 1)
+    record("start", job=self.request.id, others=len(running) - 1)
     await asyncio.sleep(seconds)
     running.discard(self.request.id)
     return seconds
 
 @app.task(bind=True, name="poison")
 async def poison(self):
-    record("start", job=self.request.id, beside=len(running))
+    record("start", job=self.request.id, others=len(running))
     await asyncio.sleep(0.02)
     os.kill(os.getpid(), 9)
 
 @app.task(bind=True, name="poison_sync")
 def poison_sync(self):
-    record("start", job=self.request.id, beside=len(running))
+    record("start", job=self.request.id, others=len(running))
     os.kill(os.getpid(), 9)
 """
 
-PATIENT = {"lock_duration": 30, "max_crashes": 2}
+LONG_LOCK = {"lock_duration": 30, "max_crashes": 2}
 
 
-def naps(harness: WorkerHarness, count: int, seconds: float = 0.1) -> list[AsyncResult[float]]:
+def send_naps(harness: WorkerHarness, count: int, seconds: float = 0.1) -> list[AsyncResult[float]]:
     return [harness.app.send_task("nap", kwargs={"seconds": seconds}) for _ in range(count)]
 
 
@@ -59,32 +59,32 @@ def all_completed(jobs: Sequence[AsyncResult[float]], seconds: float = 0.1) -> b
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("poison", ["poison", "poison_sync"])
-def test_one_poisoned_job_among_fifty_dies_three_times_and_fails_alone(
+def test_one_poison_pill_among_fifty_jobs_crashes_three_times_and_fails_alone(
     harness: WorkerHarness, poison: str, method: str
 ) -> None:
-    before, bad, after = naps(harness, 25), harness.app.send_task(poison), naps(harness, 25)
-    worker = harness.worker(TASKS, children=1, settings={**PATIENT, "worker_start_method": method})
+    before, bad, after = send_naps(harness, 25), harness.app.send_task(poison), send_naps(harness, 25)
+    worker = harness.worker(TASKS, children=1, settings={**LONG_LOCK, "worker_start_method": method})
     reason = harness.wait_for_event("failed", bad)["failedReason"]
     assert all_completed([*before, *after])
 
     assert "SIGKILL" in reason
     assert "max_crashes" in reason
     deaths = len(worker.logged("Child died"))
-    beside = [int(start["beside"]) for start in harness.journal.all(what="start", job=bad.id)]
+    others_running = [int(start["others"]) for start in harness.journal.all(what="start", job=bad.id)]
     starts = max(harness.start_count(job) for job in (*before, *after))
-    harness.report(deaths=deaths, jobs_beside_the_poison=beside, most_starts_of_an_innocent=starts)
-    assert deaths == 3, "one in company, one in small company, one alone: never more than max_crashes + 1"
-    assert beside[-1] == 0
-    assert beside[1] < 10
+    harness.report(deaths=deaths, jobs_with_the_poison_pill=others_running, max_starts_of_other_jobs=starts)
+    assert deaths == 3, "one with many jobs, one with a few, one alone: never more than max_crashes + 1"
+    assert others_running[-1] == 0
+    assert others_running[1] < 10
     assert starts <= 3
     assert worker.stop() == 0
 
 
-def test_three_poisoned_jobs_among_fifty_die_three_times_each_at_most(harness: WorkerHarness) -> None:
-    good = naps(harness, 25)
+def test_three_poison_pills_among_fifty_jobs_crash_at_most_three_times_each(harness: WorkerHarness) -> None:
+    good = send_naps(harness, 25)
     bad = [harness.app.send_task("poison") for _ in range(3)]
-    good += naps(harness, 25)
-    worker = harness.worker(TASKS, children=2, settings=PATIENT)
+    good += send_naps(harness, 25)
+    worker = harness.worker(TASKS, children=2, settings=LONG_LOCK)
     for job in bad:
         assert "SIGKILL" in harness.wait_for_event("failed", job, timeout=40)["failedReason"]
     assert all_completed(good)
@@ -94,9 +94,9 @@ def test_three_poisoned_jobs_among_fifty_die_three_times_each_at_most(harness: W
     assert worker.stop() == 0
 
 
-def test_one_death_of_a_child_with_twenty_jobs_fails_none_and_each_runs_once_more(harness: WorkerHarness) -> None:
+def test_one_crash_of_a_child_with_twenty_jobs_fails_none_and_each_runs_once_more(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 30, "max_crashes": 1})
-    jobs = naps(harness, 20, 0.5)
+    jobs = send_naps(harness, 20, 0.5)
     harness.journal.wait_for(20, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     assert all_completed(jobs, 0.5)
@@ -104,31 +104,31 @@ def test_one_death_of_a_child_with_twenty_jobs_fails_none_and_each_runs_once_mor
     assert worker.logged("Job crashed") == []
 
 
-def test_a_suspect_waits_until_its_child_is_empty_and_keeps_its_lock_meanwhile(harness: WorkerHarness) -> None:
+def test_a_quarantined_job_waits_until_its_child_is_empty_and_keeps_its_lock(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 1, "max_crashes": 1, "stalled_interval": 1})
-    jobs = naps(harness, 3, 2.5)
+    jobs = send_naps(harness, 3, 2.5)
     harness.journal.wait_for(3, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     assert all_completed(jobs, 2.5)
-    assert {harness.start_count(job) for job in jobs} == {2}, "a lock that ran out would have made another start"
-    alone = [harness.journal.all(what="start", job=job.id)[1]["beside"] for job in jobs]
+    assert {harness.start_count(job) for job in jobs} == {2}, "an expired lock would have caused another start"
+    alone = [harness.journal.all(what="start", job=job.id)[1]["others"] for job in jobs]
     assert alone == ["0", "0", "0"]
     assert harness.events.all(event="stalled") == []
 
 
-def test_others_run_beside_each_other_again_when_the_suspects_are_done(harness: WorkerHarness) -> None:
+def test_jobs_run_concurrently_again_when_the_quarantined_jobs_are_done(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 30, "max_crashes": 1})
-    suspects = naps(harness, 2, 0.3)
+    suspects = send_naps(harness, 2, 0.3)
     harness.journal.wait_for(2, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
-    others = naps(harness, 20, 0.3)
+    others = send_naps(harness, 20, 0.3)
     assert all_completed([*suspects, *others], 0.3)
-    assert max(int(harness.wait_for_start(job)["beside"]) for job in others) >= 10
+    assert max(int(harness.wait_for_start(job)["others"]) for job in others) >= 10
     assert worker.stop() == 0
 
 
-class Taken:
-    """Jobs that a test takes as a child does, and whose child then dies."""
+class DyingChild:
+    """A child that acquires jobs and then dies, simulated in the test."""
 
     def __init__(self, app: App) -> None:
         self._app, self._client, self._keys = app, app.broker.client(), app.broker.keys("default")
@@ -140,16 +140,16 @@ class Taken:
         backoff = ReconnectBackoff(bus, app.config)
         self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, backoff)
 
-    def take(self, count: int) -> dict[str, str]:
-        """Take jobs; token by job."""
-        taken = {}
+    def acquire(self, count: int) -> dict[str, str]:
+        """Acquire jobs; return the token of each."""
+        acquired = {}
         for token in itertools.islice(self._tokens, count):
-            claim = FetchOptions(token, 30_000, "by hand")
-            taken[self._client.run(move_to_active(self._keys, claim, self._app.now_ms())).job_id] = token
-        return taken
+            options = FetchOptions(token, 30_000, "manual")
+            acquired[self._client.run(move_to_active(self._keys, options, self._app.now_ms())).job_id] = token
+        return acquired
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:
-        """Have the child that took them die; return in how many rounds its jobs were settled."""
+        """Let the child die; return the number of rounds until its jobs were settled."""
         self.recovery.recover(OrphanedJobs(tuple(tokens), frozenset(running), 0, "SIGKILL", intentional=False))
         rounds = 1
         while self.recovery.pending:
@@ -167,35 +167,33 @@ def proxy(harness: WorkerHarness) -> FlakyProxy:
 
 
 @pytest.fixture
-def taken(harness: WorkerHarness, proxy: FlakyProxy) -> Iterator[Taken]:
+def dying_child(harness: WorkerHarness, proxy: FlakyProxy) -> Iterator[DyingChild]:
     app = harness.sender(f"redis://{proxy.host}:{proxy.port}/0", max_crashes=1, broker_reconnect_delay=0.01)
-    made = Taken(app)
-    yield made
-    made.close()
+    child = DyingChild(app)
+    yield child
+    child.close()
 
 
-def test_a_job_that_kills_whoever_takes_it_fails_although_it_is_never_alone(
-    harness: WorkerHarness, taken: Taken
-) -> None:
+def test_a_poison_pill_fails_although_it_never_runs_alone(harness: WorkerHarness, dying_child: DyingChild) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(3)]
     for crash in range(1 + UNSEEN_CRASHES):
-        assert taken.crashed == [], f"after {crash} crashes"
-        tokens = taken.take(3)
-        taken.die(tokens.values(), [token for job_id, token in tokens.items() if job_id != jobs[0].id])
-    assert [event.job_id for event in taken.crashed] == [jobs[0].id]
+        assert dying_child.crashed == [], f"after {crash} crashes"
+        tokens = dying_child.acquire(3)
+        dying_child.die(tokens.values(), [token for job_id, token in tokens.items() if job_id != jobs[0].id])
+    assert [event.job_id for event in dying_child.crashed] == [jobs[0].id]
     assert "SIGKILL" in jobs[0].snapshot().failed_reason
     assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs[1:]}
 
 
-def test_a_connection_that_breaks_again_and_again_leaves_no_last_orphan_to_blame(
-    harness: WorkerHarness, taken: Taken, proxy: FlakyProxy
+def test_orphaned_jobs_do_not_crash_out_when_the_connection_breaks_repeatedly(
+    harness: WorkerHarness, dying_child: DyingChild, proxy: FlakyProxy
 ) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(20)]
-    tokens = taken.take(20).values()
+    tokens = dying_child.acquire(20).values()
     proxy.drop_replies(19, match=loader.official("moveJobFromActiveToWait").sha)
-    rounds = taken.die(tokens, tokens)
+    rounds = dying_child.die(tokens, tokens)
     harness.report(rounds=rounds)
-    assert rounds == 20, "one job was settled in each"
-    assert taken.crashed == []
+    assert rounds == 20, "one job was settled in each round"
+    assert dying_child.crashed == []
     assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs}
     assert harness.redis.llen(harness.keys.active) == 0

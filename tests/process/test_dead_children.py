@@ -1,4 +1,4 @@
-"""What becomes of a child that dies, and of its jobs."""
+"""Children that die, and their jobs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ Recovery.recover = lambda *_: None
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_is_touched(
-    harness: WorkerHarness, start_method: str
-) -> None:
+def test_the_job_of_a_killed_child_runs_again_within_a_second(harness: WorkerHarness, start_method: str) -> None:
     worker = harness.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
     harness.wait_until_idle(3)
     victim, other = harness.hold("a"), harness.hold("b")
@@ -63,12 +61,12 @@ def test_the_job_of_a_killed_child_runs_again_within_a_second_and_no_other_job_i
     assert victim.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
     assert (harness.start_count(victim), harness.start_count(other)) == (2, 1)
-    assert harness.field(victim, "atm") == "1", "a crash is no attempt"
+    assert harness.field(victim, "atm") == "1", "a crash is not counted as an attempt"
     assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
 
 
-def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_within_a_second(
+def test_twenty_killed_children_lose_no_job_and_release_each_within_a_second(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(children=4, settings={"lock_duration": 30, "max_crashes": 100})
@@ -79,11 +77,11 @@ def test_twenty_children_killed_in_a_row_lose_nothing_and_each_job_waits_again_w
         start = harness.wait_for_start(victim, number)
         killed_ms = server_ms(harness.redis)
         os.kill(int(start["pid"]), signal.SIGKILL)
-        back = harness.events.wait_for(number, event="waiting", jobId=victim.id, prev="active")[-1]
-        waits_ms.append(back.ms - killed_ms)
+        waiting = harness.events.wait_for(number, event="waiting", jobId=victim.id, prev="active")[-1]
+        waits_ms.append(waiting.ms - killed_ms)
     harness.report(back_in_wait_ms=sorted(waits_ms))
 
-    harness.open_gate("a", 2)  # a task that was killed at the gate may have taken one with it
+    harness.open_gate("a", 2)  # a task that was killed at the gate may have consumed one
     harness.open_gate("b")
     assert victim.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
@@ -114,14 +112,14 @@ def test_a_job_that_kills_its_children_fails_with_a_reason_that_names_the_signal
     assert worker.stop() == 0
 
 
-def test_a_job_that_ends_its_child_fails_with_a_reason_that_names_the_exit_code(harness: WorkerHarness) -> None:
+def test_a_job_that_exits_its_child_fails_with_a_reason_that_names_the_exit_code(harness: WorkerHarness) -> None:
     harness.worker(KILLERS, children=1, settings={"max_crashes": 1})
     poison = harness.app.send_task("leave", kwargs={"code": 7})
     assert "exit code 7" in harness.wait_for_event("failed", poison)["failedReason"]
     assert harness.start_count(poison) == 1
 
 
-def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_so(harness: WorkerHarness) -> None:
+def test_a_worker_whose_children_cannot_start_exits_with_boot_failed(harness: WorkerHarness) -> None:
     worker = harness.worker(
         """
         import os
@@ -133,11 +131,11 @@ def test_children_that_cannot_start_end_the_worker_with_an_exit_code_that_says_s
     assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
 
 
-def test_without_recovery_the_job_of_a_killed_child_is_still_not_running_after_a_second(harness: WorkerHarness) -> None:
+def test_without_recovery_the_job_of_a_killed_child_does_not_run_again(harness: WorkerHarness) -> None:
     worker = harness.worker(NO_RECOVERY, children=3, settings={"lock_duration": 30})
     victim = harness.hold()
     os.kill(int(harness.wait_for_start(victim)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Child died")
     harness.app.send_task("quick", countdown=1.5).get(timeout=60)
-    assert harness.start_count(victim) == 1, "the test of the killed child cannot fail"
+    assert harness.start_count(victim) == 1, "the tests with recovery could not fail"
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [victim.id]

@@ -1,4 +1,4 @@
-"""The supervisor itself is killed."""
+"""A killed supervisor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT_LOCK = {"lock_duration": LOCK_MS / 1000, "stalled_interval": INTERVAL_MS /
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_another_worker_runs_their_jobs(
+def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_jobs(
     harness: WorkerHarness, start_method: str
 ) -> None:
     worker = harness.worker(children=2, settings={**SHORT_LOCK, "worker_start_method": start_method})
@@ -35,8 +35,8 @@ def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_anothe
     gone_s = [wait_until_exited(child) for child in children]
     other = harness.worker(children=2, settings=SHORT_LOCK)
     other.wait_for_line("Child started")
-    there_ms = max(killed_ms, server_ms(harness.redis) - LOCK_MS)  # not the fault of a worker that starts slowly
-    again_ms = [harness.wait_for_start(job, 2).ms - there_ms for job in running]
+    ready_ms = max(killed_ms, server_ms(harness.redis) - LOCK_MS)  # without the start of the other worker
+    again_ms = [harness.wait_for_start(job, 2).ms - ready_ms for job in running]
     harness.report(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
 
     assert max(gone_s) <= scale_to_load(1)
@@ -52,7 +52,7 @@ def test_the_children_of_a_killed_supervisor_are_gone_within_a_second_and_anothe
     assert other.stop() == 0
 
 
-def test_a_child_in_a_c_call_is_gone_with_its_supervisor_too(harness: WorkerHarness) -> None:
+def test_a_child_in_a_c_call_is_killed_when_its_supervisor_dies(harness: WorkerHarness) -> None:
     worker = harness.worker(
         """
         import ctypes

@@ -1,4 +1,4 @@
-"""Delayed jobs run when they are due, whoever knew of them."""
+"""Delayed jobs run when they are due."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-# Nobody looks at an idle queue more often than that: who is in time has known when.
-PATIENT = {"drain_delay": 30}
-EARLY_MS = 20  # how well workers know the server's time: half a round trip at worst, on a busy machine
+# Idle workers check the queue only this often, so a job that runs in time has woken one.
+LONG_DRAIN_DELAY = {"drain_delay": 30}
+EARLY_MS = 20  # error of the workers' estimate of the server's time: up to half a round trip
 
 
 def late_ms(harness: WorkerHarness, job: AsyncResult[None]) -> int:
-    """How much later than due the job was taken."""
+    """Return how many milliseconds after its due time a job was acquired."""
     delayed = harness.wait_for_event("delayed", job)
     return harness.wait_for_event("active", job).ms - int(delayed["delay"])
 
 
-def test_delayed_jobs_run_within_100_ms_of_their_time_on_an_idle_queue_with_two_workers(
+def test_delayed_jobs_in_an_idle_queue_run_within_100_ms_of_their_due_time(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     for _ in range(2):
-        harness.worker(children=1, settings=PATIENT)
+        harness.worker(children=1, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(2)
     jobs = [harness.app.send_task("quick", countdown=rng.uniform(0.3, 4)) for _ in range(20)]
     late = sorted(late_ms(harness, job) for job in jobs)
@@ -42,8 +42,8 @@ def test_delayed_jobs_run_within_100_ms_of_their_time_on_an_idle_queue_with_two_
     assert {harness.start_count(job) for job in jobs} == {1}
 
 
-def test_a_job_that_is_due_sooner_than_the_one_a_child_waits_for_does_not_wait_for_that(harness: WorkerHarness) -> None:
-    harness.worker(children=1, settings=PATIENT)
+def test_a_child_that_waits_for_a_delayed_job_runs_one_that_is_due_sooner(harness: WorkerHarness) -> None:
+    harness.worker(children=1, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(1)
     later = harness.app.send_task("quick", countdown=3)
     sooner = harness.app.send_task("quick", countdown=0.5)
@@ -54,8 +54,8 @@ def test_a_job_that_is_due_sooner_than_the_one_a_child_waits_for_does_not_wait_f
     assert all(-EARLY_MS <= ms <= scale_to_load(100) for ms in late)
 
 
-def test_a_delayed_job_runs_in_time_although_every_child_that_knew_of_it_was_killed(harness: WorkerHarness) -> None:
-    worker = harness.worker(children=2, settings=PATIENT)
+def test_a_delayed_job_runs_in_time_although_the_waiting_children_were_killed(harness: WorkerHarness) -> None:
+    worker = harness.worker(children=2, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(2)
     job = harness.app.send_task("quick", countdown=1.5)
     for child in worker.children:
@@ -66,22 +66,22 @@ def test_a_delayed_job_runs_in_time_although_every_child_that_knew_of_it_was_kil
     assert -EARLY_MS <= late <= scale_to_load(100)
 
 
-def test_a_delayed_job_whose_worker_was_killed_is_late_by_no_more_than_the_drain_delay_of_the_others(
+def test_a_delayed_job_whose_worker_was_killed_is_late_by_at_most_the_drain_delay(
     harness: WorkerHarness,
 ) -> None:
-    first = harness.worker(children=1, settings=PATIENT)
+    first = harness.worker(children=1, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(1)
     harness.worker(children=1, settings={"drain_delay": 1})
     harness.wait_until_idle(2)
     job = harness.app.send_task("quick", countdown=0.3)
-    harness.wait_until_idle(2)  # the first has taken the marker, and nobody else knows when the job is due
+    harness.wait_until_idle(2)  # the first worker has popped the marker, so only it knows when the job is due
     os.kill(first.pid, signal.SIGKILL)
     late = late_ms(harness, job)
     harness.report(late_ms=late, drain_delay_ms=1000)
     assert -EARLY_MS <= late <= scale_to_load(1000)
 
 
-def test_a_busy_queue_does_not_keep_delayed_jobs_waiting(harness: WorkerHarness) -> None:
+def test_delayed_jobs_run_in_time_in_a_busy_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2)
     harness.app.send_task("quick").get(timeout=60)
     jobs = [harness.app.send_task("quick", countdown=0.2 * number) for number in range(1, 6)]

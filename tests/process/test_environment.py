@@ -1,4 +1,4 @@
-"""Settings of a worker's environment."""
+"""Settings in the environment of a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_meant(harness: WorkerHarness) -> None:
+def test_a_worker_warns_of_unknown_variables_and_suggests_a_setting(harness: WorkerHarness) -> None:
     environ = {
         "BULLTASK_LOCK_DURATON": "60",  # codespell:ignore duraton
         "BULLTASK_X": "1",
@@ -28,9 +28,9 @@ def test_a_worker_names_each_variable_that_is_no_setting_and_the_one_that_was_me
     ]
 
 
-def test_a_worker_warns_of_a_lock_that_few_failed_renewals_cost(harness: WorkerHarness) -> None:
+def test_a_worker_warns_of_a_renew_time_over_half_of_the_lock_duration(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
     worker.wait_for_line("Worker started")
-    complaints = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.warnings()]
+    warnings = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.warnings()]
     event = "lock_renew_time is over half of lock_duration: a lock may expire when two renewals in a row fail"
-    assert complaints == [(event, 16, 30)]
+    assert warnings == [(event, 16, 30)]

@@ -1,4 +1,4 @@
-"""The examples, run as their READMEs say."""
+"""The examples, run with the commands of their READMEs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOB_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{
 
 
 def blocks(folder: str, kind: str = "") -> list[str]:
-    """The fenced blocks of one kind in a folder's README."""
+    """Return the fenced blocks of one language in a folder's README."""
     text = (EXAMPLES / folder / "README.md").read_text()
     return [
         body for found, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if found == kind
@@ -38,7 +38,7 @@ def blocks(folder: str, kind: str = "") -> list[str]:
 
 
 def command(folder: str, text: str) -> list[str]:
-    """A command that stands in a folder's README, as one that runs in this environment."""
+    """Return a command of a folder's README with the interpreter of this environment."""
     lines = [line for block in blocks(folder, "sh") for line in block.splitlines()]
     assert text in lines, f"examples/{folder}/README.md does not say {text!r}"
     program, *arguments = text.split()
@@ -47,7 +47,7 @@ def command(folder: str, text: str) -> list[str]:
 
 @contextmanager
 def running(folder: str, text: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a command of a README until the end of the block; it has to stop well on ``SIGTERM``."""
+    """Run a command of a README during the ``with`` block; it must exit cleanly on ``SIGTERM``."""
     with subprocess.Popen(
         command(folder, text),
         cwd=EXAMPLES / folder,
@@ -65,7 +65,7 @@ def running(folder: str, text: str, environment: dict[str, str]) -> Iterator[sub
 
 
 def printed(folder: str, text: str, environment: dict[str, str]) -> str:
-    """What a command of a README prints; UUIDs are shortened as in the READMEs."""
+    """Return the output of a command of a README, with UUIDs shortened as in the READMEs."""
     done = subprocess.run(
         command(folder, text),
         cwd=EXAMPLES / folder,
@@ -81,18 +81,18 @@ def printed(folder: str, text: str, environment: dict[str, str]) -> str:
 
 @pytest.fixture
 def at_home(tmp_path: Path) -> dict[str, str]:
-    """An environment in which ``embedded://`` keeps its data in the test's directory."""
+    """An environment with the data of ``embedded://`` in the test's directory."""
     return {"XDG_DATA_HOME": str(tmp_path)}
 
 
 @pytest.fixture
 def servers(broker_url: str) -> dict[str, str]:
-    """An environment that leads both languages to the server of the tests."""
+    """An environment that configures both languages for the tests' server."""
     return {"BULLTASK_BROKER_URL": broker_url, "REDIS_URL": broker_url}
 
 
 def install(folder: str) -> None:
-    """Install an example's packages once, whoever is first; the others wait."""
+    """Install an example's packages once; parallel callers wait."""
     if shutil.which("npm") is None:
         if os.environ.get("CI"):
             pytest.fail("npm is missing, and in CI every test has to run: install Node.js 18 or newer with npm")
@@ -112,19 +112,19 @@ def install(folder: str) -> None:
 
 @pytest.fixture(scope="session")
 def node_client() -> None:
-    """The client of examples/node."""
+    """Install the client of examples/node."""
     install("node")
 
 
 @pytest.fixture(scope="session")
 def board_client() -> None:
-    """bull-board, for examples/bull-board."""
+    """Install bull-board for examples/bull-board."""
     install("bull-board")
 
 
 @contextmanager
 def open_board(environment: dict[str, str], **request: Any) -> Iterator[httpx.Client]:
-    """Run the board of examples/bull-board on a port of its own choice, and speak with it."""
+    """Run the board of examples/bull-board on a free port; yield an HTTP client."""
     with running("bull-board", "node board.js", environment | {"PORT": "0"}) as process:
         line = cast("IO[str]", process.stdout).readline()
         assert re.sub(r":\d+/", ":3000/", line) == blocks("bull-board")[1]
@@ -134,7 +134,7 @@ def open_board(environment: dict[str, str], **request: Any) -> Iterator[httpx.Cl
 
 @pytest.fixture
 async def web(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the FastAPI example, which runs in this process."""
+    """An HTTP client of the FastAPI example, which runs in this process."""
     for name, value in servers.items():
         monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(str(EXAMPLES / "fastapi"))
@@ -149,7 +149,7 @@ def test_the_quickstart_prints_what_its_readme_shows(at_home: dict[str, str]) ->
         assert printed("quickstart", "python send.py", at_home) == blocks("quickstart")[0]
 
 
-def test_jobs_of_the_quickstart_that_are_sent_first_wait_for_the_worker(at_home: dict[str, str]) -> None:
+def test_jobs_of_the_quickstart_wait_for_a_worker_that_starts_later(at_home: dict[str, str]) -> None:
     with subprocess.Popen(
         command("quickstart", "python send.py"),
         cwd=EXAMPLES / "quickstart",
@@ -175,16 +175,14 @@ async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_resul
     assert (await web.get(status)).json() == {"state": "completed", "tries": 1, "error": None}
 
 
-async def test_an_error_of_the_task_is_an_answer_of_the_fastapi_handler(
-    web: httpx.AsyncClient, servers: dict[str, str]
-) -> None:
+async def test_the_fastapi_handler_returns_the_error_of_a_task(web: httpx.AsyncClient, servers: dict[str, str]) -> None:
     sent = await web.post("/reports", json={"year": 1999})
     with running("fastapi", "bulltask worker -A shop", servers):
         result = await web.get(f"{sent.json()['status']}/result?wait=30")
     assert (result.status_code, result.json()["detail"]) == (422, "there are no books of 1999")
 
 
-async def test_the_fastapi_handlers_know_no_jobs_of_others(web: httpx.AsyncClient) -> None:
+async def test_the_fastapi_handlers_do_not_show_jobs_of_other_tasks(web: httpx.AsyncClient) -> None:
     assert (await web.get(f"/reports/{uuid4()}")).status_code == 404
     assert (await web.get(f"/reports/{uuid4()}/result")).status_code == 404
     assert (await web.get("/reports/meta")).status_code == 422
@@ -207,7 +205,7 @@ def test_the_python_producer_gets_results_and_errors_from_the_node_worker(server
 
 @pytest.mark.interop
 @pytest.mark.usefixtures("board_client")
-def test_the_board_of_the_example_shows_every_queue_and_its_buttons_work(servers: dict[str, str]) -> None:
+def test_the_example_board_shows_every_queue_and_its_buttons_work(servers: dict[str, str]) -> None:
     with running("bull-board", "bulltask worker -A tasks", servers):
         assert printed("bull-board", "python send.py", servers) == blocks("bull-board")[0]
         with open_board(servers) as board:
@@ -223,14 +221,14 @@ def test_the_board_of_the_example_shows_every_queue_and_its_buttons_work(servers
 
 
 def counts(board: httpx.Client) -> dict[str, int]:
-    """What the board counts in the queue of the example's mails."""
+    """Return the board's job counts of the example's mail queue."""
     found = [queue for queue in board.get("/api/queues").json()["queues"] if queue["name"] == "{mail}"]
     return dict(found[0]["counts"])
 
 
 @pytest.mark.interop
 @pytest.mark.usefixtures("board_client")
-def test_the_board_of_the_example_asks_for_its_password_and_can_be_read_only(servers: dict[str, str]) -> None:
+def test_the_example_board_requires_its_password_and_can_be_read_only(servers: dict[str, str]) -> None:
     with App("looked at", servers["BULLTASK_BROKER_URL"]).queue("mail") as queue:
         queue.add("mail.send", {"to": "ada@example.com"})
         guarded = servers | {"BOARD_PASSWORD": "open sesame", "READ_ONLY": "1"}
@@ -244,7 +242,7 @@ def test_the_board_of_the_example_asks_for_its_password_and_can_be_read_only(ser
 
 @pytest.mark.interop
 @pytest.mark.usefixtures("board_client")
-def test_the_board_of_the_example_is_not_open_to_others_without_a_password() -> None:
+def test_the_example_board_without_a_password_listens_on_loopback_only() -> None:
     done = subprocess.run(
         command("bull-board", "node board.js"),
         cwd=EXAMPLES / "bull-board",
@@ -259,7 +257,7 @@ def test_the_board_of_the_example_is_not_open_to_others_without_a_password() -> 
 
 
 @pytest.mark.parametrize("folder", ["node", "bull-board"])
-def test_the_node_examples_pin_the_bullmq_that_bulltask_speaks_and_name_no_registry(folder: str) -> None:
+def test_the_node_examples_pin_the_supported_bullmq_and_name_no_registry(folder: str) -> None:
     lock = (EXAMPLES / folder / "package-lock.json").read_text()
     assert '"resolved"' not in lock
     assert '"bullmq": "5.62.0"' in (EXAMPLES / folder / "package.json").read_text()

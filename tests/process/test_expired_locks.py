@@ -1,4 +1,4 @@
-"""Locks that ran out although their worker lives, as when Redis was away for long: nobody else has the jobs."""
+"""Locks that expire although their worker runs, as in a long outage of Redis."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ import asyncio
 from bulltask.errors import DelayJob, PermanentError, RateLimitQueue, TransientError, WaitForChildren, WaitJob
 
 
-def ended(task, how):
+def end(task, how):
     if task.request.deliveries > 1:
         return how
     match how:
         case "fails":
-            raise PermanentError("as told")
-        case "is retried at once" | "is retried later":
-            raise TransientError("as told")
+            raise PermanentError("as requested")
+        case "is retried immediately" | "is retried later":
+            raise TransientError("as requested")
         case "is delayed":
             raise DelayJob(0.01)
-        case "goes back":
+        case "is released":
             raise WaitJob
         case "limits its queue":
             raise RateLimitQueue(0.01)
         case "waits for children":
-            quick.apply_async(parent=task.request, countdown=0.3)  # later than it waits
+            quick.apply_async(parent=task.request, countdown=0.3)  # after the parent waits
             raise WaitForChildren
     return how
 
@@ -46,32 +46,30 @@ def ended(task, how):
 def sync(self, how):
     record("start", job=self.request.id)
     wait_at(self.request.id)
-    return ended(self, how)
+    return end(self, how)
 
 
 @app.task(bind=True, name="async")
 async def async_(self, how):
     record("start", job=self.request.id)
     await asyncio.to_thread(wait_at, self.request.id)
-    return ended(self, how)
+    return end(self, how)
 """
 
 RUNS = {
     "completes": 1,
     "fails": 1,
-    "is retried at once": 2,
+    "is retried immediately": 2,
     "is retried later": 2,
     "is delayed": 2,
-    "goes back": 2,
+    "is released": 2,
     "limits its queue": 2,
     "waits for children": 2,
 }
 
 
 @pytest.mark.parametrize("task", ["sync", "async"])
-def test_every_outcome_is_written_although_its_lock_has_run_out_when_no_other_worker_has_the_job(
-    harness: WorkerHarness, task: str
-) -> None:
+def test_every_outcome_is_settled_after_its_lock_expired(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 60, "stalled_interval": 600})
     for how, runs in RUNS.items():
         job = add(harness, task, how)
@@ -84,16 +82,16 @@ def test_every_outcome_is_written_although_its_lock_has_run_out_when_no_other_wo
     assert worker.stop() == 0
 
 
-# Renewed as late as may be: a child that writes before the supervisor has taken its lock again is what is looked for.
+# Renewed as late as possible, so that children settle jobs before the supervisor has reacquired the locks.
 SHORT_LOCK = {"lock_duration": 1, "lock_renew_time": 0.9, "stalled_interval": 1, "worker_async_concurrency": 10}
 
 
-def hold_and_end(harness: WorkerHarness, workers: int, strike: Callable[[], object]) -> list[AsyncResult[Any]]:
-    """Have jobs run, async ones and in each child a sync one, and end after ``strike`` was called."""
+def hold_and_end(harness: WorkerHarness, workers: int, cause_outage: Callable[[], object]) -> list[AsyncResult[Any]]:
+    """Run async jobs and a sync job in each child, and let them finish after a call of ``cause_outage``."""
     jobs = [add(harness, task, "completes") for task in ["async"] * 6 + ["sync"] * workers]
     for job in jobs:
         harness.wait_for_start(job)
-    strike()
+    cause_outage()
     for job in jobs:
         harness.open_gate(job.id)
     return jobs
@@ -104,31 +102,31 @@ def assert_each_ran_once(harness: WorkerHarness, jobs: list[AsyncResult[Any]], w
     assert [harness.start_count(job) for job in jobs] == [1] * len(jobs)
     for worker in workers:
         assert worker.logged("Lock lost") == worker.logged("Job stalled") == []
-        assert len(worker.logged("Heartbeat failed")) <= 1, "one line for the queue and the outage"
+        assert len(worker.logged("Heartbeat failed")) <= 1, "one line for each queue and outage"
         assert worker.stop() == 0
 
 
-def test_jobs_that_end_while_redis_is_away_for_longer_than_their_locks_last_are_not_run_again(
+def test_jobs_that_finish_in_an_outage_longer_than_their_locks_are_not_run_again(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True)
     harness = harness_on(server.url)
     workers = [harness.worker(TASKS, children=1, settings=SHORT_LOCK) for _ in range(2)]
 
-    def strike() -> None:
+    def cause_outage() -> None:
         harness.redis.sadd(
             harness.keys.stalled, *harness.redis.lrange(harness.keys.active, 0, -1)
-        )  # as a check just before
+        )  # as after a stalled check
         server.kill()
 
-    jobs = hold_and_end(harness, len(workers), strike)
+    jobs = hold_and_end(harness, len(workers), cause_outage)
     for worker in workers:
-        worker.wait_for_line("Redis reconnecting", attempt=4)  # after some two seconds
+        worker.wait_for_line("Redis reconnecting", attempt=4)  # after about two seconds
     server.restart()
     assert_each_ran_once(harness, jobs, workers)
 
 
-def test_jobs_that_end_while_redis_is_read_only_for_longer_than_their_locks_last_are_not_run_again(
+def test_jobs_that_finish_while_redis_is_read_only_are_not_run_again(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
@@ -136,7 +134,7 @@ def test_jobs_that_end_while_redis_is_read_only_for_longer_than_their_locks_last
     read_only = "READONLY You can't write against a read only replica."
     jobs = hold_and_end(harness, 1, lambda: proxy.inject_error(read_only, None, match="evalsha"))
     locks = [harness.keys.lock(job.id) for job in jobs]
-    wait_until(lambda: not harness.redis.exists(*locks), 60, "the end of the locks")
+    wait_until(lambda: not harness.redis.exists(*locks), 60, "the expiry of the locks")
     proxy.pass_all()
     assert_each_ran_once(harness, jobs, [worker])
 

@@ -22,7 +22,7 @@ from tests.support.programs import Program, run_program
 
 pytestmark = pytest.mark.process
 
-# A small supervisor. It does one command per line of its input and answers each with one line of JSON.
+# A small supervisor that executes one command per input line and replies with one line of JSON.
 SUPERVISOR = """
 import json, os, signal, sys
 from bulltask import events
@@ -38,7 +38,7 @@ parent = os.getpid()
 children = {}
 
 def lengths():
-    with open(sys.argv[1]) as file:  # stands for Redis: it can go away
+    with open(sys.argv[1]) as file:  # stands for Redis and can be removed
         return json.load(file)
 
 def exporter():
@@ -50,10 +50,10 @@ def exporter():
     run_exporter(listener, MetricsCollector(memory, "node-1-1-abc", lengths), parent)
 
 def child(index, jobs):
-    ready, tell = os.pipe()
+    ready, notify = os.pipe()
     if pid := os.fork():
         children[index] = pid
-        os.close(tell)
+        os.close(notify)
         assert os.read(ready, 1) == b"!"
         os.close(ready)
         return {"pid": pid}
@@ -65,14 +65,14 @@ def child(index, jobs):
     bus.emit(events.JobFailed("x", "sms", "t", 1.0, "error", "permanent", 1, ""))
     if jobs == 0:
         bus.emit(events.RedisDisconnected("refused"))
-    os.write(tell, b"!")
+    os.write(notify, b"!")
     signal.pause()
 
 def kill(index):
     os.kill(children[index], signal.SIGKILL)
     return {"status": os.waitpid(children.pop(index), 0)[1]}
 
-def handle_signals():  # as the real one does: handlers, a wake-up pipe and blocked signals that a fork inherits
+def handle_signals():  # like the real supervisor: handlers, a wakeup pipe and blocked signals, which a fork inherits
     reader, writer = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(writer)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -123,7 +123,7 @@ def supervisor(tmp_path) -> Iterator[Supervisor]:
         yield Supervisor(program)
 
 
-def test_a_scrape_adds_up_what_all_children_counted_and_the_dead_ones_too(supervisor: Supervisor) -> None:
+def test_a_scrape_sums_the_counters_of_running_and_dead_children(supervisor: Supervisor) -> None:
     supervisor.do("exporter")
     for index, jobs in enumerate((100, 20, 3)):
         supervisor.do("child", index, jobs)
@@ -146,7 +146,7 @@ def test_a_scrape_adds_up_what_all_children_counted_and_the_dead_ones_too(superv
     assert after["bullmq_queue_length sms wait"] == 4
 
 
-def test_a_scrape_works_without_redis_and_says_so(supervisor: Supervisor, tmp_path) -> None:
+def test_a_scrape_works_without_redis_and_reports_it_as_disconnected(supervisor: Supervisor, tmp_path) -> None:
     supervisor.do("exporter")
     supervisor.do("child", 0, 5)
     (tmp_path / "lengths.json").unlink()
@@ -156,24 +156,24 @@ def test_a_scrape_works_without_redis_and_says_so(supervisor: Supervisor, tmp_pa
     assert samples["bullmq_redis_connection_status disconnected"] == 1
 
 
-def test_a_dead_child_takes_its_lost_connection_with_it(supervisor: Supervisor) -> None:
+def test_the_lost_connection_of_a_dead_child_is_not_reported(supervisor: Supervisor) -> None:
     supervisor.do("exporter")
-    supervisor.do("child", 0, 0)  # loses Redis
+    supervisor.do("child", 0, 0)  # with a lost connection
     assert supervisor.scrape()["bullmq_redis_connection_status connected"] == 0
     supervisor.do("kill", 0)
     assert supervisor.scrape()["bullmq_redis_connection_status connected"] == 1
 
 
-def test_the_exporter_ends_at_sigterm_whatever_the_supervisor_set_up(supervisor: Supervisor) -> None:
+def test_the_exporter_exits_on_sigterm_although_the_supervisor_handles_it(supervisor: Supervisor) -> None:
     supervisor.do("handle_signals")
     pid = supervisor.do("exporter")["pid"]
     supervisor.scrape()
     assert supervisor.do("stop_exporter", pid) == {"status": 0}
 
 
-def test_the_exporter_ignores_what_is_meant_for_the_supervisor(supervisor: Supervisor) -> None:
+def test_the_exporter_ignores_signals_for_the_supervisor(supervisor: Supervisor) -> None:
     pid = supervisor.do("exporter")["pid"]
-    supervisor.scrape()  # its signals are set up
+    supervisor.scrape()  # the exporter has set up its signals
     for number in ("INT", "QUIT", "HUP", "TSTP", "TTIN", "TTOU", "USR1", "USR2"):
         os.kill(pid, signal.Signals[f"SIG{number}"])
     assert supervisor.scrape()["bullmq_queue_length mail wait"] == 3
@@ -184,11 +184,11 @@ def test_the_exporter_dies_with_its_supervisor(supervisor: Supervisor) -> None:
     supervisor.scrape()
     supervisor.program.send(signal.SIGKILL)
     wait_for_exit(pid)
-    with bind("127.0.0.1", supervisor.port) as again:  # and with it the port is free
+    with bind("127.0.0.1", supervisor.port) as again:  # and the port is free
         assert again.getsockname()[1] == supervisor.port
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_a_scrape(supervisor: Supervisor) -> None:
+def test_a_silent_client_does_not_block_a_scrape(supervisor: Supervisor) -> None:
     supervisor.do("exporter")
     with socket.create_connection(("127.0.0.1", supervisor.port)) as silent:
         silent.send(b"GET /metr")
@@ -210,15 +210,15 @@ def test_head_is_answered_as_get_without_the_body(supervisor: Supervisor, path: 
     assert answers[1] == (*answers[0][:3], 0)
 
 
-def test_other_paths_are_not_found(supervisor: Supervisor) -> None:
+def test_paths_other_than_metrics_return_404(supervisor: Supervisor) -> None:
     supervisor.do("exporter")
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://127.0.0.1:{supervisor.port}/secrets", timeout=10)
-    with refused.value:
-        assert refused.value.code == 404
+    with caught.value:
+        assert caught.value.code == 404
 
 
-def test_a_port_that_is_taken_is_refused_before_the_fork() -> None:
+def test_a_used_metrics_port_is_rejected_before_the_fork() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port}: Address already in use\. Choose another metrics port"):
@@ -226,7 +226,7 @@ def test_a_port_that_is_taken_is_refused_before_the_fork() -> None:
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no such host", 0)])
-def test_an_address_that_is_not_ours_is_refused(host: str, port: int) -> None:
+def test_a_metrics_address_that_is_not_local_is_rejected(host: str, port: int) -> None:
     with pytest.raises(ConfigError, match="metrics cannot be served on"):
         bind(host, port)
 
@@ -241,7 +241,7 @@ import os, signal, sys
 from bulltask.process import die_with_parent
 
 middle = os.getpid()
-ready, tell = os.pipe()
+ready, notify = os.pipe()
 gone, leave = os.pipe()
 child = os.fork()
 if child:
@@ -249,19 +249,19 @@ if child:
     print(child, flush=True)
     os._exit(0)
 os.close(leave)
-if sys.argv[1] == "late":  # the parent dies before the wish is made
-    os.write(tell, b"!")
+if sys.argv[1] == "late":  # the parent dies before die_with_parent() is called
+    os.write(notify, b"!")
     os.read(gone, 1)
     die_with_parent(signal.SIGKILL, middle)
 else:
     assert die_with_parent(signal.SIGKILL, middle)
-    os.write(tell, b"!")
+    os.write(notify, b"!")
 signal.pause()
 """
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_a_process_dies_with_its_parent_even_when_that_was_quicker(when: str) -> None:
+def test_die_with_parent_kills_the_process_also_if_its_parent_has_died_before(when: str) -> None:
     with run_program(ORPHAN, when) as program:
         pid = int(program.read_line())
         assert program.process.wait(60) == 0

@@ -1,4 +1,4 @@
-"""A queue with a global maximum: when a job leaves, the next one starts at once, whoever runs it."""
+"""Global concurrency: when a job leaves the queue, the next one starts immediately in any worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-PATIENT = {"drain_delay": 60}
-"""Nobody looks for jobs by himself: whoever waits must be woken, or know that the maximum kept it from a job."""
+LONG_DRAIN_DELAY = {"drain_delay": 60}
+"""Workers do not poll: they must be woken, or know that the global concurrency blocked a job."""
 
 SHORT = """
 import asyncio
@@ -21,12 +21,12 @@ async def short():
     await asyncio.sleep(0.1)
 """
 
-WAYS_OUT = ("return", "fail", "retry", "retry later", "delay", "give back", "die")
+OUTCOMES = ("return", "fail", "retry", "retry later", "delay", "release", "die")
 
 LEAVING = """
 import asyncio, os
 
-def leave(self, how):
+def end(self, how):
     if self.request.deliveries > 1:
         return
     match how:
@@ -36,24 +36,24 @@ def leave(self, how):
             raise self.retry(countdown=0 if how == "retry" else 0.5)
         case "delay":
             self.move_to_delayed(delay=0.5)
-        case "give back":
+        case "release":
             self.move_to_wait()
         case "die":
             os._exit(1)
 
 @app.task(bind=True, name="sync")
 def sync(self, how):
-    leave(self, how)
+    end(self, how)
 
 @app.task(bind=True, name="async")
 async def on_the_loop(self, how):
     await asyncio.sleep(0)
-    leave(self, how)
+    end(self, how)
 """
 
 
 def idle_ms(harness: WorkerHarness) -> list[int]:
-    """How long nobody ran a job, each time one had left."""
+    """Return the milliseconds without an active job after each job that left."""
     left: Entry | None = None
     gaps = []
     for entry in harness.events.all():
@@ -66,12 +66,10 @@ def idle_ms(harness: WorkerHarness) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_async_jobs_follow_each_other_at_once_in_a_queue_with_a_global_concurrency_of_one(
-    harness: WorkerHarness, workers: int
-) -> None:
+def test_async_jobs_run_without_gaps_with_a_global_concurrency_of_one(harness: WorkerHarness, workers: int) -> None:
     harness.app.queue("default").set_global_concurrency(1)
     for _ in range(workers):
-        harness.worker(SHORT, children=2, settings=PATIENT)
+        harness.worker(SHORT, children=2, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(2 * workers)
     jobs = [harness.app.send_task("short") for _ in range(5)]
     for job in jobs:
@@ -81,12 +79,12 @@ def test_async_jobs_follow_each_other_at_once_in_a_queue_with_a_global_concurren
     assert sum(gaps) <= scale_to_load(500)
 
 
-def test_the_next_job_starts_within_a_second_however_the_one_before_it_has_left(harness: WorkerHarness) -> None:
+def test_the_next_job_starts_within_a_second_after_every_outcome(harness: WorkerHarness) -> None:
     harness.app.queue("default").set_global_concurrency(1)
     for _ in range(2):
-        harness.worker(LEAVING, children=2, settings=PATIENT)
+        harness.worker(LEAVING, children=2, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(4)
-    jobs = [harness.app.send_task(name, kwargs={"how": how}) for how in WAYS_OUT for name in ("async", "sync")]
+    jobs = [harness.app.send_task(name, kwargs={"how": how}) for how in OUTCOMES for name in ("async", "sync")]
     last = [harness.app.send_task("async", kwargs={"how": "return"}) for _ in range(2)]
     for job in [*jobs, *last]:
         harness.events.wait_for(event="failed" if job in jobs[2:4] else "completed", jobId=job.id)

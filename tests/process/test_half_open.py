@@ -1,4 +1,4 @@
-"""The way to Redis breaks in the ways that TCP does not tell of."""
+"""Half-open connections to Redis, which TCP does not report."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 TIMEOUT_MS = 1000
-IMPATIENT = {"redis_socket_timeout": TIMEOUT_MS / 1000, "drain_delay": 0.2, "lock_duration": 30}
+SHORT_TIMEOUT = {"redis_socket_timeout": TIMEOUT_MS / 1000, "drain_delay": 0.2, "lock_duration": 30}
 
 
-def test_an_idle_worker_whose_connections_are_half_open_takes_jobs_again_within_its_timeout(
+def test_an_idle_worker_with_half_open_connections_reconnects_within_its_timeout(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
-    worker = harness.worker(via=proxy, children=2, settings=IMPATIENT)
+    worker = harness.worker(via=proxy, children=2, settings=SHORT_TIMEOUT)
     harness.app.send_task("quick").get(timeout=60)
     harness.wait_until_idle(2)
 
@@ -36,11 +36,11 @@ def test_an_idle_worker_whose_connections_are_half_open_takes_jobs_again_within_
     assert worker.stop() == 0
 
 
-def test_a_worker_whose_connections_become_half_open_in_mid_job_settles_it_and_goes_on_within_its_timeout(
+def test_a_worker_settles_a_job_within_its_timeout_if_connections_are_half_open(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
-    worker = harness.worker(via=proxy, children=1, settings=IMPATIENT)
+    worker = harness.worker(via=proxy, children=1, settings=SHORT_TIMEOUT)
     first = harness.hold()
     harness.wait_for_start(first)
     following = harness.app.send_task("quick")
@@ -62,11 +62,11 @@ def test_a_worker_whose_connections_become_half_open_in_mid_job_settles_it_and_g
 def test_a_worker_keeps_its_locks_through_a_half_open_connection(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     short = {"lock_duration": 3, "stalled_interval": 1}
-    harness.worker(via=proxy, children=1, settings={**IMPATIENT, **short})
+    harness.worker(via=proxy, children=1, settings={**SHORT_TIMEOUT, **short})
     job = harness.hold()
     harness.wait_for_start(job)
-    harness.worker(children=1, settings=short)  # it would take the job if the lock were lost
-    later = harness.app.send_task("quick", countdown=5)  # runs when two locks would have run out
+    harness.worker(children=1, settings=short)  # would recover the job if its lock expired
+    later = harness.app.send_task("quick", countdown=5)  # later than a lock and a stalled check
 
     proxy.freeze()
     later.get(timeout=60)

@@ -1,4 +1,4 @@
-"""Runs that are killed at the very moment at which they end: each job ends once, and nobody else's attempt is lost."""
+"""Runs that are killed at the moment they end: each job finishes once, and other jobs lose no attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-PATIENCE = 400.0
+TIMEOUT = 400.0
 
 TASKS = """
 import asyncio
@@ -23,7 +23,7 @@ from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
 TimeLimitCheck.interval_ms = canceller.Canceller.interval_ms = 1
 canceller.GRACE_MS = 1
-child_pool._MIN_LIFETIME_MS = 0  # a child that is killed young is replaced at once
+child_pool._MIN_LIFETIME_MS = 0  # a child that is killed soon after its start is replaced immediately
 
 
 @app.task(name="spins")
@@ -49,7 +49,7 @@ async def neighbour(self, ms):
 PER_TASK = 60
 
 
-def test_a_job_whose_child_is_killed_as_it_ends_has_completed_or_failed_once_and_its_neighbours_complete(
+def test_a_job_whose_child_is_killed_as_it_ends_finishes_exactly_once(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 4})
@@ -64,8 +64,8 @@ def test_a_job_whose_child_is_killed_as_it_ends_has_completed_or_failed_once_and
     def ended() -> bool:
         return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
-    wait_until(ended, PATIENCE, "the end of all jobs")
-    assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "not an attempt of theirs was counted"
+    wait_until(ended, TIMEOUT, "the end of all jobs")
+    assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "none of their attempts was counted"
     names = ("atm", CRASHES)
     fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
     assert {tuple(field) for field in fields} == {("1", None)}

@@ -1,4 +1,4 @@
-"""What a worker holds and leaves: descriptors, connections, processes."""
+"""Resources of a worker: descriptors, connections, processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-SENDS_WHILE_IT_IS_IMPORTED = """
+SENDS_AT_IMPORT = """
 app.send_task("quick")
 """
 
 
 def descriptors(pid: int) -> dict[str, str]:
-    """A process's open descriptors and what they lead to."""
+    """Return a process's open descriptors and their targets."""
     found = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -40,24 +40,24 @@ def zombies_of(pid: int) -> list[int]:
         try:
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:
-            continue  # gone since the directory was read
+            continue  # exited since the directory was read
         if state == "Z" and int(parent) == pid:
             found.append(int(stat.parent.name))
     return found
 
 
 def test_a_supervisor_its_children_and_its_exporter_share_no_socket(harness: WorkerHarness) -> None:
-    worker = harness.worker(SENDS_WHILE_IT_IS_IMPORTED, children=3, settings={"metrics_port": 0})
+    worker = harness.worker(SENDS_AT_IMPORT, children=3, settings={"metrics_port": 0})
     jobs = [harness.hold() for _ in range(3)]
     for job in jobs:
         harness.wait_for_start(job)
-    everybody = [worker.pid, *worker.children]
-    assert len(everybody) == 5
-    opened = {pid: sockets(pid) for pid in everybody}
+    pids = [worker.pid, *worker.children]
+    assert len(pids) == 5
+    opened = {pid: sockets(pid) for pid in pids}
     harness.report(sockets=sorted(len(found) for found in opened.values()))
-    assert all(opened.values()), "each has connections of its own"
-    for one in everybody:
-        for other in everybody:
+    assert all(opened.values()), "each has its own connections"
+    for one in pids:
+        for other in pids:
             assert one == other or not opened[one] & opened[other]
     harness.open_gate("gate", 3)
     assert worker.stop() == 0
@@ -70,13 +70,13 @@ def test_a_stopped_worker_leaves_no_connection(harness: WorkerHarness) -> None:
         job.get(timeout=60)
     during = clients(harness)
     assert worker.stop() == 0
-    # The sender's own connections came with the first job.
+    # The sender has connected with the first job.
     wait_until(lambda: clients(harness) <= before + SENDER, 60, "the end of the worker's connections")
     harness.report(before=before, during=during, after=clients(harness))
     assert during >= before + 4
 
 
-SENDER = 2  # a connection that sends and one that waits for results
+SENDER = 2  # one connection to send, one to wait for results
 
 
 def clients(harness: WorkerHarness) -> int:
@@ -84,16 +84,16 @@ def clients(harness: WorkerHarness) -> int:
     return int(info["connected_clients"])
 
 
-def replace_all_children(worker: Worker, so_far: int) -> int:
-    """Kill every child and wait until it is replaced; return how many were."""
+def replace_all_children(worker: Worker, started: int) -> int:
+    """Kill every child and wait until it is replaced; return the number of started children."""
     children = worker.children
     for child in children:
         os.kill(child, signal.SIGKILL)
-    worker.wait_for_line("Child started", count=so_far + len(children))
-    return so_far + len(children)
+    worker.wait_for_line("Child started", count=started + len(children))
+    return started + len(children)
 
 
-def test_fifty_replaced_children_leave_no_descriptor_no_connection_and_no_zombie(harness: WorkerHarness) -> None:
+def test_fifty_replaced_children_leave_no_descriptor_connection_or_zombie(harness: WorkerHarness) -> None:
     worker = harness.worker(children=10)
     harness.wait_until_idle(10)
     before_fds, before_clients = len(descriptors(worker.pid)), clients(harness)

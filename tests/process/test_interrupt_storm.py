@@ -1,4 +1,4 @@
-"""Thousands of short runs whose limits pass just as they end: whatever moment is hit, each job ends exactly once."""
+"""Thousands of short runs whose time limits are reached just as they end: each job finishes exactly once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-PATIENCE = 400.0
+TIMEOUT = 400.0
 
 TASKS = """
 import asyncio
@@ -24,7 +24,7 @@ from bulltask import SoftTimeLimitExceeded
 from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
-# The supervisor looks as often as it can, so that orders come at any moment of a run, and just after it.
+# The supervisor checks as often as it can, so that cancel requests arrive at any moment of a run or just after it.
 TimeLimitCheck.interval_ms = Canceller.interval_ms = 1
 
 
@@ -55,7 +55,7 @@ def catches(ms):
 def raises(ms):
     try:
         spin(ms)
-        raise ValueError("its own")
+        raise ValueError("raised by the task")
     except ValueError:
         spin(0.2)
         raise
@@ -70,9 +70,9 @@ async def naps(ms):
 PER_TASK = 700
 
 
-def test_every_job_of_a_storm_ends_exactly_once_and_no_child_dies(harness: WorkerHarness) -> None:
+def test_every_job_interrupted_as_it_ends_finishes_exactly_once(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 5})
-    # From well below to well above what a run takes.
+    # Time limits from far below to far above the time of a run.
     jobs = [
         harness.app.send_task(name, kwargs={"ms": 4}, soft_time_limit=(1 + number % 8) / 1000, max_retries=0)
         for number in range(PER_TASK)
@@ -83,20 +83,20 @@ def test_every_job_of_a_storm_ends_exactly_once_and_no_child_dies(harness: Worke
     def ended() -> bool:
         return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
-    wait_until(ended, PATIENCE, "the end of all jobs")
+    wait_until(ended, TIMEOUT, "the end of all jobs")
     assert worker.stop(60) == 0
     ids = {job.id for job in jobs}
     finished = [*harness.redis.zrange(harness.keys.completed, 0, -1), *harness.redis.zrange(harness.keys.failed, 0, -1)]
     assert Counter(finished) == dict.fromkeys(ids, 1)
     names = ("ats", "atm", "failedReason", CRASHES)
     fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in jobs]
-    assert {(started, made, crashes) for started, made, _, crashes in fields} == {("1", "1", None)}
+    assert {(deliveries, attempts, crashes) for deliveries, attempts, _, crashes in fields} == {("1", "1", None)}
     assert harness.redis.llen(harness.keys.active) == 0
     reasons: Counter[str] = Counter((reason or "completed").partition(" of ")[0] for _, _, reason, _ in fields)
     harness.report(**{name.replace(" ", "_"): count for name, count in reasons.items()})
-    told = {f"task {name} ran longer than its soft time limit" for name in ("spins", "raises", "naps")}
-    # This one is told in its "finally", where nobody catches it, if at all.
+    time_limits = {f"task {name} ran longer than its soft time limit" for name in ("spins", "raises", "naps")}
+    # This task may be interrupted in its "finally" block, where it does not catch the exception.
     reasons.pop("task catches ran longer than its soft time limit", None)
-    assert set(reasons) == {"completed", "its own"} | told, "both happened, and nothing else"
+    assert set(reasons) == {"completed", "raised by the task"} | time_limits, "both kinds occurred, and no other"
     events = {line["event"] for line in worker.warnings()}
-    assert events <= {"Job failed"}, "no child died, nothing was lost, nothing stalled"
+    assert events <= {"Job failed"}, "no child died, no lock was lost, no job stalled"

@@ -1,4 +1,4 @@
-"""The job of a scheduler whose next one cannot be added is not run, waits longer each time, and holds nobody up."""
+"""An iteration whose successor cannot be added is not run, but delayed with a growing backoff; other jobs continue."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def scheduled(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
-    """A job as a scheduler makes them, with this rule in its options."""
+def send_iteration(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
+    """Return a job like the iterations of a scheduler, with this rule in its options."""
     job: AsyncResult[None] = harness.app.send_task("quick", countdown=0.3)
     options = json.loads(harness.field(job, "opts"))
     changed: Any = {"rjk": "nightly", "opts": json.dumps({**options, "repeat": rule, "repeatJobKey": "nightly"})}
@@ -24,7 +24,7 @@ def scheduled(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         (None, "no repeat options"),
         ({"count": 1}, "either a pattern or an interval"),
@@ -35,22 +35,22 @@ def scheduled(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
         ({"pattern": "* * * * *", "startDate": 1e300}, ""),
     ],
 )
-def test_a_job_whose_rule_cannot_be_read_waits_instead_of_ending_its_series(
-    harness: WorkerHarness, rule: object, said: str
+def test_an_iteration_with_an_invalid_rule_is_delayed_and_its_series_continues(
+    harness: WorkerHarness, rule: object, message: str
 ) -> None:
     worker = harness.worker(children=1)
-    job = scheduled(harness, rule)
+    job = send_iteration(harness, rule)
     line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
-    assert said in line["error"]
+    assert message in line["error"]
     assert (line["scheduler"], line["delay"]) == ("nightly", 2.0)
     assert harness.field(job, "atm") is None
     assert harness.start_count(job) == 0
-    harness.app.send_task("quick").get(timeout=60)  # the child goes on with other jobs
+    harness.app.send_task("quick").get(timeout=60)  # the child continues with other jobs
 
 
-def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(harness: WorkerHarness) -> None:
+def test_the_delay_grows_and_the_job_runs_when_its_scheduler_is_corrected(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1)
-    job = scheduled(harness, {"pattern": "whenever", "count": 1})
+    job = send_iteration(harness, {"pattern": "whenever", "count": 1})
     delays = [line["delay"] for line in worker.wait_for_line("Scheduling failed", count=2, job_id=job.id)]
     assert delays == [2.0, 4.0]
     options = json.loads(harness.field(job, "opts"))
@@ -59,24 +59,24 @@ def test_the_pause_grows_and_the_job_runs_when_its_scheduler_is_corrected(harnes
     assert harness.start_count(job) == 1
 
 
-def test_what_redis_refuses_waits_as_well(harness: WorkerHarness) -> None:
+def test_an_iteration_is_delayed_on_an_error_reply_of_redis(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1)
-    harness.redis.set(harness.keys.repeat, "no sorted set")
-    job = scheduled(harness, {"every": 1000, "count": 1})
+    harness.redis.set(harness.keys.repeat, "not a sorted set")
+    job = send_iteration(harness, {"every": 1000, "count": 1})
     line = worker.wait_for_line("Scheduling failed", job_id=job.id)[0]
     assert "WRONGTYPE" in line["error"]
     harness.redis.delete(harness.keys.repeat)
     job.get(timeout=60)
 
 
-def test_a_job_of_a_removed_scheduler_runs_and_nothing_follows(harness: WorkerHarness) -> None:
+def test_an_iteration_of_a_removed_scheduler_runs_and_has_no_successor(harness: WorkerHarness) -> None:
     harness.worker(children=1)
-    job = scheduled(harness, {"every": 1000, "count": 1})
+    job = send_iteration(harness, {"every": 1000, "count": 1})
     job.get(timeout=60)
     assert harness.redis.zcard(harness.keys.delayed) == 0
 
 
-def test_a_job_that_only_mentions_a_rule_runs_once(harness: WorkerHarness) -> None:
+def test_a_job_with_repeat_options_but_without_a_scheduler_runs_once(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     job: AsyncResult[None] = harness.app.send_task("quick", countdown=0.3)
     options = json.loads(harness.field(job, "opts"))
@@ -86,7 +86,7 @@ def test_a_job_that_only_mentions_a_rule_runs_once(harness: WorkerHarness) -> No
 
 
 @pytest.mark.parametrize("lost", ["the reply", "the call"])
-def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added(
+def test_a_series_continues_once_when_redis_fails_while_the_next_job_is_added(
     harness: WorkerHarness, lost: str
 ) -> None:
     proxy = harness.proxy()
@@ -97,10 +97,10 @@ def test_a_series_goes_on_once_when_redis_breaks_off_while_its_next_job_is_added
         proxy.drop_replies(1, match=sha)
     else:
         proxy.inject_error("READONLY You can't write against a read only replica.", match=sha)
-    job = scheduled(harness, {"every": 100_000, "count": 1})
+    job = send_iteration(harness, {"every": 100_000, "count": 1})
     harness.redis.zadd(harness.keys.repeat, {"nightly": 1})
     harness.redis.hset(f"{harness.keys.repeat}:nightly", mapping={"name": "quick", "every": 100_000, "ic": 1})
-    # It is the scheduler's current job by its id only.
+    # Only the id makes the job the scheduler's current iteration.
     harness.redis.rename(harness.keys.job(job.id), harness.keys.job("repeat:nightly:1"))
     harness.redis.zadd(harness.keys.delayed, {"repeat:nightly:1": 1})
     harness.redis.zrem(harness.keys.delayed, job.id)

@@ -1,4 +1,4 @@
-"""A child is killed at every moment of a job: while it takes it, runs it, settles it, and at random ones."""
+"""A child is killed while it acquires, runs or settles a job, and at random times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-PATIENT = {"lock_duration": 30, "drain_delay": 30}
+LONG_LOCK = {"lock_duration": 30, "drain_delay": 30}
 SHORT = """
 import asyncio
 
@@ -34,24 +34,24 @@ def short(self, number):
 
 
 def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
-    """The script runs, and whoever called it hears nothing more."""
+    """Run the next call of the script, but freeze the connection instead of the reply."""
     proxy.drop_replies(1, match=wrappers.guarded(script, "promotionGuard").sha, then="freeze")
 
 
-def worker_that_knows_its_scripts(harness: WorkerHarness, via: FlakyProxy) -> int:
+def start_warm_worker(harness: WorkerHarness, via: FlakyProxy) -> int:
     """Start a worker, let it run one job, and wait until it is idle; return its child."""
-    worker = harness.worker(via=via, children=1, settings=PATIENT)
+    worker = harness.worker(via=via, children=1, settings=LONG_LOCK)
     harness.app.send_task("quick").get(timeout=60)
     harness.wait_until_idle(1)
     return worker.children[0]
 
 
-def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(harness: WorkerHarness) -> None:
+def test_a_child_killed_before_it_receives_its_job_leaves_no_active_job(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
-    child = worker_that_knows_its_scripts(harness, proxy)
+    child = start_warm_worker(harness, proxy)
     lose_one_reply_of("moveToActive", proxy)
     job = harness.app.send_task("quick")
-    proxy.wait_for(lambda way: way.dropped == 1)
+    proxy.wait_for(lambda proxy: proxy.dropped == 1)
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [job.id]
     assert harness.start_count(job) == 0
 
@@ -61,18 +61,20 @@ def test_a_child_killed_before_it_hears_which_job_it_got_leaves_nothing_behind(h
     assert harness.redis.llen(harness.keys.active) == 0
 
 
-def test_a_child_killed_before_it_hears_that_its_job_is_settled_neither_repeats_it_nor_loses_the_next_one(
+def test_a_child_killed_after_settling_neither_repeats_nor_loses_a_job(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
-    child = worker_that_knows_its_scripts(harness, proxy)
+    child = start_warm_worker(harness, proxy)
     first = harness.hold()
     harness.wait_for_start(first)
     following = harness.app.send_task("quick")
     lose_one_reply_of("moveToFinished", proxy)
     harness.open_gate()
-    proxy.wait_for(lambda way: way.dropped == 1)
-    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "it came with the settling of the first"
+    proxy.wait_for(lambda proxy: proxy.dropped == 1)
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], (
+        "it was acquired when the first was settled"
+    )
 
     os.kill(child, signal.SIGKILL)
     assert following.get(timeout=20) is None
@@ -81,9 +83,9 @@ def test_a_child_killed_before_it_hears_that_its_job_is_settled_neither_repeats_
     assert len(harness.events.all(event="completed", jobId=first.id)) == 1
 
 
-def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_more(harness: WorkerHarness) -> None:
+def test_the_job_of_a_child_killed_before_settling_runs_once_more(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
-    child = worker_that_knows_its_scripts(harness, proxy)
+    child = start_warm_worker(harness, proxy)
     job = harness.hold()
     harness.wait_for_start(job)
     proxy.blackhole()
@@ -93,14 +95,12 @@ def test_a_child_killed_before_its_outcome_reaches_redis_has_its_job_run_once_mo
     proxy.pass_all()
 
     assert job.get(timeout=20) == "gate"
-    assert harness.start_count(job) <= 2, (
-        "once more if the supervisor was first, not at all if the outcome still arrived"
-    )
+    assert harness.start_count(job) <= 2, "once more if the supervisor was faster than the outcome"
     assert len(harness.events.all(event="completed", jobId=job.id)) == 1
     assert harness.redis.llen(harness.keys.active) == 0
 
 
-def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_whoever_has_it_now(
+def test_a_child_that_receives_its_job_after_the_lock_expired_does_not_run_it(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
@@ -126,13 +126,13 @@ def test_a_child_that_hears_of_its_job_when_the_lock_has_run_out_leaves_it_to_wh
 def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(harness: WorkerHarness) -> None:
     @harness.app.task(name="hold")
     def hold(gate: str) -> None:
-        """The worker knows what it does."""
+        """Only the signature is needed to build the job."""
 
     worker = harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
-    foreign = replace(hold.s("gate").job(), id="x" * 2 * ID_BYTES)  # only other clients make such ids
-    job = harness.app.send_many([foreign])[0]
+    long_id = replace(hold.s("gate").job(), id="x" * 2 * ID_BYTES)  # only other clients create such ids
+    job = harness.app.send_many([long_id])[0]
     child = harness.wait_for_start(job)["pid"]
-    harness.app.send_task("quick", countdown=3).get(timeout=60)  # three locks later
+    harness.app.send_task("quick", countdown=3).get(timeout=60)  # after three lock durations
     assert harness.start_count(job) == 1
     os.kill(int(child), signal.SIGKILL)
     harness.wait_for_start(job, 2)
@@ -142,7 +142,7 @@ def test_a_job_whose_id_is_longer_than_a_slot_keeps_its_lock_and_is_recovered(ha
     assert worker.stop() == 0
 
 
-def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_each(
+def test_children_killed_at_random_times_lose_no_job_and_repeat_at_most_one_each(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     worker = harness.worker(SHORT, children=4, settings={"lock_duration": 30, "max_crashes": 50})
@@ -169,7 +169,7 @@ def test_children_killed_at_random_moments_lose_no_job_and_repeat_at_most_one_ea
     assert len(worker.logged("Child died")) <= kills
 
 
-def test_children_with_many_async_jobs_killed_at_random_moments_lose_none(
+def test_children_with_many_async_jobs_killed_at_random_times_lose_none(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     settings = {"lock_duration": 30, "max_crashes": 50, "worker_async_concurrency": 20}

@@ -1,4 +1,4 @@
-"""The watch over what tests leave running can itself fail: it has to see daemons and servers, too."""
+"""The check for leftover processes of tests finds children, daemons and servers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ print(subprocess.Popen([sys.executable, "-c", {WAIT!r}], stdout=subprocess.DEVNU
 
 
 @pytest.fixture
-def watch(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> LeftoverProcesses:
+def leftovers(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> LeftoverProcesses:
     return LeftoverProcesses(session_id, tmp_path_factory.getbasetemp())
 
 
 @contextmanager
 def daemon(cwd: Path | str = "/", **environment: str) -> Iterator[int]:
-    """Start a process whose parent ends at once; its id."""
-    said = subprocess.run(
+    """Start a process whose parent exits immediately; yield its id."""
+    done = subprocess.run(
         [sys.executable, "-c", DAEMON], cwd=cwd, env=environment, stdout=subprocess.PIPE, check=True, timeout=20
     )
-    pid = int(said.stdout)
+    pid = int(done.stdout)
     try:
         yield pid
     finally:
@@ -43,31 +43,31 @@ def daemon(cwd: Path | str = "/", **environment: str) -> Iterator[int]:
         wait_for_exit(pid)
 
 
-def test_a_child_is_seen_until_it_has_ended(watch):
+def test_a_child_is_found_until_it_has_exited(leftovers):
     with subprocess.Popen([sys.executable, "-c", WAIT], env={}) as child:
-        assert child.pid in watch.find(set())
-        assert child.pid not in watch.find({child.pid})
+        assert child.pid in leftovers.find(set())
+        assert child.pid not in leftovers.find({child.pid})
         child.kill()
         child.wait()
-        assert child.pid not in watch.find(set())
+        assert child.pid not in leftovers.find(set())
 
 
-def test_a_daemon_is_seen_by_the_mark_in_its_environment(watch):
+def test_a_daemon_is_found_by_the_session_id_in_its_environment(leftovers):
     with daemon(**os.environ) as pid:
-        assert WAIT in wait_until(lambda: watch.find(set()).get(pid, ""))
+        assert WAIT in wait_until(lambda: leftovers.find(set()).get(pid, ""))
 
 
-def test_a_daemon_without_the_mark_is_seen_by_its_directory(watch, tmp_path):
+def test_a_daemon_without_the_session_id_is_found_by_its_directory(leftovers, tmp_path):
     with daemon(tmp_path) as pid:
-        assert pid in watch.find(set())
+        assert pid in leftovers.find(set())
 
 
-def test_the_process_of_a_stranger_is_not_ours(watch):
+def test_an_unrelated_process_is_not_found(leftovers):
     with daemon() as pid:
-        assert pid not in watch.find(set())
+        assert pid not in leftovers.find(set())
 
 
-def test_what_is_left_is_killed_by_its_id():
+def test_leftover_processes_are_killed_by_id():
     with subprocess.Popen([sys.executable, "-c", WAIT]) as child:
         LeftoverProcesses.end({child.pid})
         assert has_exited(child.pid)

@@ -1,4 +1,4 @@
-"""Listeners of an app, in real children."""
+"""Listeners of an app in real children."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def fails():
 
 @app.on(ChildReady)
 def ready(event):
-    record("ready", index=event.index, told_pid=event.pid)
+    record("ready", index=event.index, event_pid=event.pid)
 
 @app.on(ChildClosing)
 def closing(event):
-    record("closing", index=event.index, told_pid=event.pid)
+    record("closing", index=event.index, event_pid=event.pid)
 
 @app.on(JobPickedUp)
 def picked_up(event):
@@ -101,15 +101,15 @@ def listen():
 
 
 @METHODS
-def test_listeners_hear_of_jobs_in_the_child_that_ran_them(harness: WorkerHarness, method: str) -> None:
+def test_listeners_receive_events_in_the_child_that_ran_the_job(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(LISTENS, children=2, settings={"worker_start_method": method})
     done = harness.app.send_task("value", kwargs={"number": 1})
     adone = harness.app.send_task("avalue", kwargs={"number": 2})
     assert (done.get(timeout=60), adone.get(timeout=60)) == (1, 2)
-    heard = {job.id: harness.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
-    assert (heard[done.id]["result"], heard[done.id]["thread"]) == ("1", "main")
-    assert (heard[adone.id]["result"], heard[adone.id]["thread"]) == ("2", "loop")
-    for job, entry in heard.items():
+    entries = {job.id: harness.journal.wait_for(what="completed", job=job.id)[0] for job in (done, adone)}
+    assert (entries[done.id]["result"], entries[done.id]["thread"]) == ("1", "main")
+    assert (entries[adone.id]["result"], entries[adone.id]["thread"]) == ("2", "loop")
+    for job, entry in entries.items():
         assert harness.journal.wait_for(what="picked up", job=job)[0]["pid"] == entry["pid"]
         assert int(entry["pid"]) in worker.children
     assert worker.warnings() == []
@@ -117,31 +117,29 @@ def test_listeners_hear_of_jobs_in_the_child_that_ran_them(harness: WorkerHarnes
 
 
 @METHODS
-def test_a_listener_gets_the_exception_itself_of_each_attempt(harness: WorkerHarness, method: str) -> None:
+def test_a_listener_gets_the_exception_object_of_each_attempt(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(LISTENS, children=1, settings={"worker_start_method": method, "task_retry_backoff": 0.01})
     job = harness.app.send_task("fails", max_retries=1, backoff=0)
     retried = harness.journal.wait_for(what="retried", job=job.id)[0]
     failed = harness.journal.wait_for(what="failed", job=job.id)[0]
     assert (retried["raised"], retried["made"]) == ("TransientError('no line')", "1")
     assert (failed["raised"], failed["secret"]) == ("TransientError('no line')", "in the frame")
-    assert harness.field(job, "finishedOn") is not None, "it is told when Redis has it"
+    assert harness.field(job, "finishedOn") is not None, "the event is emitted after the outcome is in Redis"
     assert worker.stop() == 0
 
 
 @METHODS
-def test_each_child_says_when_it_is_ready_and_when_it_closes_and_its_replacement_too(
-    harness: WorkerHarness, method: str
-) -> None:
+def test_each_child_and_its_replacement_emit_ready_and_closing(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(LISTENS, children=2, settings={"worker_start_method": method})
     ready = harness.journal.wait_for(2, what="ready")
     assert {entry["index"] for entry in ready} == {"0", "1"}
-    assert all(entry["pid"] == entry["told_pid"] for entry in ready)
+    assert all(entry["pid"] == entry["event_pid"] for entry in ready)
     os.kill(int(ready[0]["pid"]), signal.SIGKILL)
     again = harness.journal.wait_for(3, what="ready")[-1]
     assert again["index"] == ready[0]["index"]
     assert worker.stop() == 0
     closed = {entry["pid"] for entry in harness.journal.all(what="closing")}
-    assert closed == {ready[1]["pid"], again["pid"]}, "who is killed cannot say so"
+    assert closed == {ready[1]["pid"], again["pid"]}, "a killed child emits no event"
 
 
 @METHODS
@@ -170,7 +168,7 @@ def test_a_listener_may_send_jobs(harness: WorkerHarness, method: str) -> None:
     harness.journal.wait_for(what="start", job=f"after-{job.id}")
 
 
-def test_a_task_that_adds_a_listener_is_told_that_it_is_too_late(harness: WorkerHarness) -> None:
+def test_a_listener_added_by_a_task_is_rejected_as_too_late(harness: WorkerHarness) -> None:
     harness.worker(TOO_LATE, children=1)
     with pytest.raises(ValueError, match="was added too late"):
         harness.app.send_task("listen").get(timeout=60)

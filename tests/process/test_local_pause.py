@@ -1,4 +1,4 @@
-"""One worker is paused, and not the queue: from its start, from the shell, from a task, from a program."""
+"""Pausing one worker, not its queue: at its start, by a signal, by a task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
-PAUSES_ITS_WORKER = """
+PAUSE_OWN_WORKER = """
 import signal
 
 @app.task(name="pause_my_worker")
@@ -23,7 +23,7 @@ def pause_my_worker():
 
 
 @METHODS
-def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(harness: WorkerHarness, method: str) -> None:
+def test_a_worker_that_starts_paused_acquires_no_job_until_it_is_resumed(harness: WorkerHarness, method: str) -> None:
     job = harness.app.send_task("quick")
     settings = {"worker_start_method": method, "drain_delay": 0.1}
     paused = harness.worker(options=["--paused"], settings=settings)
@@ -39,7 +39,7 @@ def test_a_worker_that_starts_paused_takes_nothing_until_it_may_go_on(harness: W
     assert paused.stop() == ExitCode.OK
 
 
-def test_a_worker_that_starts_paused_can_be_stopped_and_starts_paused_again(harness: WorkerHarness) -> None:
+def test_a_worker_that_starts_paused_can_be_restarted_and_stopped(harness: WorkerHarness) -> None:
     worker = harness.worker(settings={"worker_paused": True})
     worker.wait_for_line("Worker paused")
     worker.send(signal.SIGHUP)
@@ -47,7 +47,7 @@ def test_a_worker_that_starts_paused_can_be_stopped_and_starts_paused_again(harn
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_queue_goes_on_in_other_workers_while_one_is_paused(harness: WorkerHarness) -> None:
+def test_other_workers_run_jobs_of_the_queue_while_one_worker_is_paused(harness: WorkerHarness) -> None:
     paused = harness.worker(options=["--paused"])
     paused.wait_for_line("Worker paused")
     other = harness.worker()
@@ -59,8 +59,8 @@ def test_a_queue_goes_on_in_other_workers_while_one_is_paused(harness: WorkerHar
 
 
 @METHODS
-def test_a_task_can_pause_its_own_worker_and_is_not_waited_for(harness: WorkerHarness, method: str) -> None:
-    worker = harness.worker(PAUSES_ITS_WORKER, settings={"worker_start_method": method}, children=1)
+def test_a_task_can_pause_its_worker_and_completes(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(PAUSE_OWN_WORKER, settings={"worker_start_method": method}, children=1)
     assert harness.app.send_task("pause_my_worker").get(timeout=60) == worker.pid
     worker.wait_for_line("Worker paused")
     job = harness.app.send_task("quick")

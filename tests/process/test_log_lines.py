@@ -12,8 +12,8 @@ from tests.support.programs import run_program
 
 pytestmark = pytest.mark.process
 
-# Every 7th line is longer than a pipe takes in one piece, every 50th longer than a whole pipe. The patience is that of
-# a test on a busy machine; in production a line is given up rather than waited for.
+# Every 7th line is longer than an atomic write to a pipe, every 50th longer than the pipe's buffer. The timeout is long
+# for busy machines; in production a line is dropped earlier.
 FOUR_WRITERS = """
 import os, sys
 from bulltask.observe.log import configure
@@ -35,16 +35,16 @@ log.info("end", codes=codes)
 """
 
 
-def test_lines_of_four_processes_never_mix_however_long_they_are() -> None:
+def test_long_lines_of_four_processes_are_not_interleaved() -> None:
     with run_program(FOUR_WRITERS) as program:
         lines = [json.loads(text) for text in program.read_rest().splitlines()]
     assert lines.pop()["codes"] == [0, 0, 0, 0]
     assert {line["worker_id"] for line in lines} == {"node-1-1-abc"}
     assert Counter(line["writer"] for line in lines) == {0: 1000, 1: 1000, 2: 1000, 3: 1000}
     for writer in range(4):
-        mine = [line for line in lines if line["writer"] == writer]
-        assert [line["number"] for line in mine] == list(range(1000))
-        assert all(set(line["text"]) == {chr(97 + writer)} for line in mine)
+        own_lines = [line for line in lines if line["writer"] == writer]
+        assert [line["number"] for line in own_lines] == list(range(1000))
+        assert all(set(line["text"]) == {chr(97 + writer)} for line in own_lines)
 
 
 STOPPED_IN_THE_MIDDLE = """
@@ -74,7 +74,7 @@ def test_a_stopped_child_does_not_silence_the_supervisor() -> None:
     assert lines[-1]["dropped"] == 0
 
 
-# The lock of a killed process is free at once, and a fork of a thread's process does not inherit the thread's lock.
+# The lock of a killed process is released immediately, and a forked process does not inherit the lock of a thread.
 FORKED_WHILE_A_THREAD_WRITES = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore")
@@ -123,7 +123,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_worker_shows_what_tasks_log_with_the_standard_library() -> None:
+def test_a_worker_outputs_log_records_of_the_standard_library() -> None:
     with run_program(BRIDGED) as program:
         lines = [json.loads(program.read_line()) for _ in range(2)]
         assert program.send(signal.SIGKILL) == -signal.SIGKILL
