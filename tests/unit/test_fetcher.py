@@ -1,4 +1,4 @@
-"""How a child acquires jobs, without a server: what it does when calls fail or take long."""
+"""How a child acquires jobs when calls fail or are slow, without a server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bulltask.worker.states import SlotState
 CONFIG = Conf({"lock_duration": 30}, {}).freeze()
 FIELDS = {"name": "send", "data": "{}", "opts": json.dumps({"attempts": 1}), "timestamp": "1", "ats": "1"}
 JOB = Fetched("7", [text.encode() for pair in FIELDS.items() for text in pair])
-GONE = BrokerUnavailableError("gone")
+CONNECTION_LOST = BrokerUnavailableError("gone")
 
 
-class Scene:
-    """A child's fetcher with one slot; its connection gives the replies that the test chooses."""
+class FakeChild:
+    """A child's fetcher with one slot. Its connection returns the replies that a test sets."""
 
     def __init__(self, *replies: Any) -> None:
         self.replies, self.now_ms, self.connected = list(replies), 1_000, False
@@ -73,34 +73,34 @@ class Scene:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The monotonic time of the child, in the test's hands."""
-    made = SimpleNamespace(ms=10_000)
-    monkeypatch.setattr(module, "mono_ms", lambda: made.ms)
-    return made
+    """Replace the child's monotonic clock and return the fake."""
+    clock = SimpleNamespace(ms=10_000)
+    monkeypatch.setattr(module, "mono_ms", lambda: clock.ms)
+    return clock
 
 
 def test_a_child_connects_before_it_fetches_a_job() -> None:
-    scene = Scene(JOB)
-    acquired = scene.fetcher.acquire(scene.slot)
+    child = FakeChild(JOB)
+    acquired = child.fetcher.acquire(child.slot)
     assert acquired is not None
     assert (acquired.job.id, acquired.job.name, acquired.max_concurrent) == ("7", "send", 0)
-    assert scene.connections == [True]
-    assert scene.slot.read().state is SlotState.ACTIVE
+    assert child.connections == [True]
+    assert child.slot.read().state is SlotState.ACTIVE
 
 
-def test_after_a_lost_reply_a_child_waits_and_releases_what_the_call_may_have_acquired() -> None:
-    scene = Scene(GONE, [], JOB)
-    assert scene.fetcher.acquire(scene.slot) is not None
-    assert len(scene.pauses) == 1
-    assert scene.scripts == ["moveToActive", "findByToken", "moveToActive"]
-    assert scene.connections == [True, True, True]
+def test_a_child_releases_jobs_of_a_fetch_whose_reply_was_lost() -> None:
+    child = FakeChild(CONNECTION_LOST, [], JOB)
+    assert child.fetcher.acquire(child.slot) is not None
+    assert len(child.pauses) == 1
+    assert child.scripts == ["moveToActive", "findByToken", "moveToActive"]
+    assert child.connections == [True, True, True]
 
 
-def test_a_child_that_closes_during_an_outage_acquires_nothing_and_keeps_its_slot_reserved() -> None:
-    scene = Scene(GONE)
-    assert scene.fetcher.acquire(scene.slot) is None
-    assert len(scene.pauses) == 1
-    assert scene.slot.read().state is SlotState.RESERVED
+def test_a_child_that_closes_during_an_outage_keeps_its_slot_reserved() -> None:
+    child = FakeChild(CONNECTION_LOST)
+    assert child.fetcher.acquire(child.slot) is None
+    assert len(child.pauses) == 1
+    assert child.slot.read().state is SlotState.RESERVED
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,19 @@ def test_a_child_that_closes_during_an_outage_acquires_nothing_and_keeps_its_slo
         (15_001, [BrokerError("ERR")], "uncertain"),
     ],
 )
-def test_a_fetch_that_took_half_of_the_lock_takes_it_again(
+def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     time: SimpleNamespace, lasted_ms: int, replies: list[Any], state: str
 ) -> None:
-    scene = Scene(*replies)
-    scene.slot.reserve(time.ms)
+    child = FakeChild(*replies)
+    child.slot.reserve(time.ms)
     time.ms += lasted_ms
-    acquired = scene.fetcher.acquired(0, scene.slot, JOB)
+    acquired = child.fetcher.acquired(0, child.slot, JOB)
     assert (acquired is not None) == (state == "acquired")
-    assert len(scene.scripts) == len(replies)
-    scene.fetcher.release(scene.slot)
-    assert (scene.slot.read().state is SlotState.RESERVED) == (state == "uncertain")
+    assert len(child.scripts) == len(replies)
+    child.fetcher.release(child.slot)
+    assert (child.slot.read().state is SlotState.RESERVED) == (state == "uncertain")
 
 
-def test_a_marker_names_its_queue_and_the_time_of_the_next_job() -> None:
+def test_a_marker_is_read_as_its_key_and_the_time_of_the_next_job() -> None:
     assert module._read_marker([b"bull:{mail}:marker", b"0", b"1700.5"]) == (b"bull:{mail}:marker", 1700.5)
     assert module._read_marker(None) is None

@@ -30,7 +30,7 @@ def connect(proxy: FlakyProxy) -> Iterator[Connect]:
         yield lambda: opened.enter_context(RawConnection(proxy.port))
 
 
-def test_a_dropped_reply_belongs_to_a_command_that_ran(
+def test_the_command_of_a_dropped_reply_was_executed(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(3)
@@ -43,9 +43,7 @@ def test_a_dropped_reply_belongs_to_a_command_that_ran(
     assert proxy.dropped == 3
 
 
-def test_thirty_retried_calls_with_ten_lost_replies_run_forty_times(
-    proxy: FlakyProxy, redis_client: redis.Redis
-) -> None:
+def test_a_retried_call_whose_reply_was_dropped_runs_twice(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
     proxy.drop_replies(10, every=2, match="incr")
     with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 3)) as client:
         for _ in range(30):
@@ -54,7 +52,7 @@ def test_thirty_retried_calls_with_ten_lost_replies_run_forty_times(
     assert redis_client.get("ran") == "40"
 
 
-def test_a_reply_is_dropped_only_when_its_command_has_ended(
+def test_a_reply_is_dropped_after_its_command_has_ended(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(match="blpop")
@@ -68,26 +66,26 @@ def test_a_reply_is_dropped_only_when_its_command_has_ended(
 
 def test_every_third_reply_is_dropped(connect: Connect, proxy: FlakyProxy) -> None:
     proxy.drop_replies(every=3)
-    assert [survives(connect) for _ in range(7)] == [True, True, False, True, True, False, True]
+    assert [ping_succeeds(connect) for _ in range(7)] == [True, True, False, True, True, False, True]
     proxy.pass_all()
-    assert all(survives(connect) for _ in range(4))
+    assert all(ping_succeeds(connect) for _ in range(4))
 
 
-def survives(connect: Connect) -> bool:
+def ping_succeeds(connect: Connect) -> bool:
     try:
         return connect().ask("PING") == b"+PONG\r\n"
     except ConnectionResetError:
         return False
 
 
-def test_the_seed_decides_which_replies_a_probability_drops(redis_server: RedisServer) -> None:
-    def survivors() -> list[bool]:
+def test_the_seed_determines_which_replies_are_dropped(redis_server: RedisServer) -> None:
+    def results() -> list[bool]:
         with FlakyProxy("127.0.0.1", redis_server.port, seed=42) as proxy, ExitStack() as opened:
             proxy.drop_replies(probability=0.5)
-            return [survives(lambda: opened.enter_context(RawConnection(proxy.port))) for _ in range(40)]
+            return [ping_succeeds(lambda: opened.enter_context(RawConnection(proxy.port))) for _ in range(40)]
 
-    first = survivors()
-    assert first == survivors()
+    first = results()
+    assert first == results()
     assert 5 < sum(first) < 35
 
 
@@ -99,7 +97,7 @@ def test_only_replies_to_matching_commands_are_dropped(connect: Connect, proxy: 
     assert client.is_reset()
 
 
-def test_a_connection_can_freeze_after_the_lost_reply(
+def test_a_connection_can_freeze_after_a_dropped_reply(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(1, then="freeze")
@@ -112,7 +110,7 @@ def test_a_connection_can_freeze_after_the_lost_reply(
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["small", "more than one read"])
-def test_a_transaction_runs_when_the_first_of_its_replies_is_lost(
+def test_a_transaction_runs_although_its_first_reply_is_dropped(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis, size: int
 ) -> None:
     proxy.drop_replies(1)
@@ -135,7 +133,7 @@ def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
     assert redis_client.get("ran") == "1"
 
 
-def test_a_command_of_which_a_part_was_sent_runs_before_the_connection_is_reset(
+def test_a_partly_sent_command_runs_before_the_connection_is_reset(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(1)
@@ -147,7 +145,7 @@ def test_a_command_of_which_a_part_was_sent_runs_before_the_connection_is_reset(
     assert redis_client.get("ran") == "1"
 
 
-def test_a_command_that_latency_still_holds_runs_before_the_connection_is_reset(
+def test_a_command_delayed_by_latency_runs_before_the_connection_is_reset(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(1)
@@ -157,7 +155,7 @@ def test_a_command_that_latency_still_holds_runs_before_the_connection_is_reset(
     assert client.receives_nothing()
     assert client.receives_nothing()
     assert client.receives_nothing()
-    client.send("INCR", "ran")  # on its way until after the reply to PING is lost
+    client.send("INCR", "ran")  # delayed until after the reply to PING is dropped
     assert client.is_reset()
     assert redis_client.get("ran") == "1"
 
@@ -173,7 +171,7 @@ def test_a_partial_reply_is_followed_by_a_reset(connect: Connect, proxy: FlakyPr
     assert connect().ask("GET", "text") == b"$10\r\n0123456789\r\n"
 
 
-def test_an_injected_error_is_the_answer_to_the_next_commands(
+def test_an_injected_error_replaces_the_replies_of_the_next_commands(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.inject_error("-READONLY You can't write against a read only replica.", 2)
@@ -185,16 +183,16 @@ def test_an_injected_error_is_the_answer_to_the_next_commands(
     assert proxy.injected == 2
 
 
-def test_an_injected_error_keeps_its_place_in_a_pipeline(connect: Connect, proxy: FlakyProxy) -> None:
+def test_an_injected_error_keeps_its_position_in_a_pipeline(connect: Connect, proxy: FlakyProxy) -> None:
     proxy.inject_error("LOADING Redis is loading the dataset in memory", None, match="get")
     client = connect()
     commands = [("INCR", "ran"), ("GET", "ran"), ("GET", "ran"), ("INCR", "ran"), ("GET", "ran")]
-    client.socket.sendall(b"".join(request(*words) for words in commands))
+    client.socket.sendall(b"".join(request(*args) for args in commands))
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     assert [client.receive() for _ in commands] == [b":1\r\n", loading, loading, b":2\r\n", loading]
 
 
-def test_an_injected_error_waits_for_the_reply_before_it(
+def test_an_injected_error_waits_for_the_previous_reply(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.inject_error("BUSY", match="ping")
@@ -206,7 +204,7 @@ def test_an_injected_error_waits_for_the_reply_before_it(
     assert client.receive() == b"-BUSY\r\n"
 
 
-def test_published_messages_are_not_taken_for_replies(
+def test_published_messages_do_not_count_as_replies(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     resp2, resp3 = connect(), connect()
@@ -225,7 +223,7 @@ def test_published_messages_are_not_taken_for_replies(
     assert resp3.is_reset()
 
 
-def test_a_stream_that_is_not_resp_is_cut_into_chunks(connect: Connect, proxy: FlakyProxy) -> None:
+def test_inline_commands_are_handled_as_chunks(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.socket.sendall(b"PING\r\n")
     assert client.receive() == b"+PONG\r\n"
@@ -237,7 +235,7 @@ def test_a_stream_that_is_not_resp_is_cut_into_chunks(connect: Connect, proxy: F
     assert client.is_reset()
 
 
-def test_faults_add_up(connect: Connect, proxy: FlakyProxy) -> None:
+def test_several_faults_apply_together(connect: Connect, proxy: FlakyProxy) -> None:
     proxy.latency(0.1)
     proxy.slice(1)
     proxy.drop_replies(1, match="incr")

@@ -16,8 +16,8 @@ def collections(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     def build(kind: bytes, items: list[bytes]) -> bytes:
         pairs = kind in b"%|"
         items = items[: len(items) // 2 * 2] if pairs else items
-        described = b":1\r\n" if kind == b"|" else b""
-        return b"%s%d\r\n%s%s" % (kind, len(items) // (1 + pairs), b"".join(items), described)
+        attributed = b":1\r\n" if kind == b"|" else b""
+        return b"%s%d\r\n%s%s" % (kind, len(items) // (1 + pairs), b"".join(items), attributed)
 
     return st.builds(build, st.sampled_from([b"*", b"~", b">", b"%", b"|"]), st.lists(values, max_size=5))
 
@@ -26,19 +26,19 @@ resp_values = st.recursive(lines | empty | strings, collections, max_leaves=8)
 
 
 @given(st.lists(resp_values, max_size=6), st.lists(st.integers(1, 20), min_size=1))
-def test_values_come_out_whole_however_the_stream_is_cut(values: list[bytes], cuts: list[int]) -> None:
-    frames, stream, found, at = Frames(), b"".join(values), list[bytes](), 0
-    while at < len(stream):
-        size = cuts[at % len(cuts)]
-        found += frames.feed(stream[at : at + size])
-        at += size
-    assert found == values
+def test_values_are_complete_however_the_stream_is_split(values: list[bytes], cuts: list[int]) -> None:
+    frames, stream, parsed, position = Frames(), b"".join(values), list[bytes](), 0
+    while position < len(stream):
+        size = cuts[position % len(cuts)]
+        parsed += frames.feed(stream[position : position + size])
+        position += size
+    assert parsed == values
     assert not frames.opaque
     assert frames.rest() == b""
 
 
 @given(st.lists(st.binary(min_size=1), min_size=1))
-def test_no_byte_is_lost_or_added_whatever_the_stream_is(chunks: list[bytes]) -> None:
+def test_no_byte_of_any_stream_is_lost_or_added(chunks: list[bytes]) -> None:
     frames = Frames()
     passed = b"".join(value for chunk in chunks for value in frames.feed(chunk))
     assert passed + frames.rest() == b"".join(chunks)

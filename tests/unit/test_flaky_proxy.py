@@ -37,14 +37,14 @@ def connect(proxy: FlakyProxy) -> Iterator[Connect]:
 # Without faults
 
 
-def test_everything_passes_until_a_fault_is_set(connect: Connect, redis_client: redis.Redis) -> None:
+def test_all_data_passes_until_a_fault_is_set(connect: Connect, redis_client: redis.Redis) -> None:
     client, text = connect(), "x" * 3_000_000
     assert client.ask("SET", "big", text) == b"+OK\r\n"
     assert client.ask("GET", "big") == b"$3000000\r\n%s\r\n" % text.encode()
     assert redis_client.get("big") == text
 
 
-def test_a_client_that_leaves_is_gone_at_the_server_too(
+def test_a_client_that_disconnects_is_disconnected_from_the_server(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     before = len(redis_client.client_list())
@@ -57,17 +57,17 @@ def test_a_client_that_leaves_is_gone_at_the_server_too(
 
 
 def test_a_dead_server_resets_the_clients_connection(redis_server: RedisServer) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, so that nobody else gets the port, and not listening
-        with FlakyProxy("127.0.0.1", nobody.getsockname()[1]) as proxy:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound to reserve the port, but not listening
+        with FlakyProxy("127.0.0.1", silent.getsockname()[1]) as proxy:
             try:
                 with RawConnection(proxy.port) as client:
                     assert client.is_reset()
             except ConnectionResetError:
-                return  # the reset came before connect() returned, which it may
+                return  # the reset may come before connect() returns
 
 
-def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisServer) -> None:
+def test_a_closed_proxy_leaks_no_resources_and_rejects_calls(redis_server: RedisServer) -> None:
     open_files, threads = set(Path("/proc/self/fd").iterdir()), set(threading.enumerate())
     with (
         FlakyProxy("127.0.0.1", redis_server.port) as proxy,
@@ -83,7 +83,7 @@ def test_a_closed_proxy_leaves_nothing_behind_and_says_so(redis_server: RedisSer
         proxy.reset()
 
 
-def test_it_can_be_started_again(redis_server: RedisServer) -> None:
+def test_a_proxy_can_be_started_again(redis_server: RedisServer) -> None:
     proxy = FlakyProxy("127.0.0.1", redis_server.port)
     for _ in range(2):
         with proxy, RawConnection(proxy.port) as client:
@@ -102,7 +102,7 @@ def test_latency_delays_a_request_and_its_reply(connect: Connect, proxy: FlakyPr
     assert 0.2 <= time.monotonic() - start < 5
 
 
-def test_latency_delays_bytes_but_not_the_reading_of_the_next(connect: Connect, proxy: FlakyProxy) -> None:
+def test_latency_does_not_delay_reading_of_the_next_bytes(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.ask("PING")
     proxy.latency(0.2)
@@ -111,10 +111,10 @@ def test_latency_delays_bytes_but_not_the_reading_of_the_next(connect: Connect, 
         client.send("PING")
         threading.Event().wait(0.01)
     assert [client.receive() for _ in range(20)] == [b"+PONG\r\n"] * 20
-    assert time.monotonic() - start < 7  # one after the other they would take 8 s
+    assert time.monotonic() - start < 7  # sequentially they would take 8 s
 
 
-def test_pass_all_delivers_delayed_bytes_at_once(connect: Connect, proxy: FlakyProxy) -> None:
+def test_pass_all_delivers_delayed_bytes_immediately(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.ask("PING")
     proxy.latency(3_600)
@@ -124,7 +124,7 @@ def test_pass_all_delivers_delayed_bytes_at_once(connect: Connect, proxy: FlakyP
     assert client.receive() == b"+PONG\r\n"
 
 
-def test_reset_ends_every_connection_and_lets_new_ones_in(connect: Connect, proxy: FlakyProxy) -> None:
+def test_reset_closes_every_connection_and_accepts_new_connections(connect: Connect, proxy: FlakyProxy) -> None:
     clients = [connect() for _ in range(5)]
     for client in clients:
         client.ask("PING")
@@ -135,15 +135,15 @@ def test_reset_ends_every_connection_and_lets_new_ones_in(connect: Connect, prox
 
 
 def test_refused_connections_are_accepted_again_on_the_same_port(connect: Connect, proxy: FlakyProxy) -> None:
-    living = connect()
-    living.ask("PING")
-    for heal in (proxy.accept, proxy.pass_all):
+    established = connect()
+    established.ask("PING")
+    for restore in (proxy.accept, proxy.pass_all):
         proxy.refuse()
         proxy.refuse()
         with pytest.raises(ConnectionRefusedError):
             connect()
-        assert living.ask("PING") == b"+PONG\r\n"
-        heal()
+        assert established.ask("PING") == b"+PONG\r\n"
+        restore()
         assert connect().ask("PING") == b"+PONG\r\n"
 
 
@@ -153,14 +153,14 @@ def test_the_port_stays_reserved_while_connections_are_refused(proxy: FlakyProxy
         other.bind(("127.0.0.1", proxy.port))
 
 
-def test_a_frozen_connection_stays_silent_and_new_ones_work(
+def test_a_frozen_connection_stays_silent_and_new_connections_work(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     frozen = connect()
     frozen.ask("CLIENT", "SETNAME", "frozen")
     proxy.freeze()
     frozen.send("INCR", "ran")
-    frozen.send("SET", "text", "x" * 20_000_000)  # no buffer takes as much: it vanishes
+    frozen.send("SET", "text", "x" * 20_000_000)  # more than all buffers hold: the proxy discards it
     assert connect().ask("PING") == b"+PONG\r\n"
     proxy.pass_all()
     assert frozen.receives_nothing()
@@ -171,7 +171,7 @@ def test_a_frozen_connection_stays_silent_and_new_ones_work(
     wait_until(lambda: "frozen" not in [client["name"] for client in redis_client.client_list()], what="the reset")
 
 
-def test_what_the_server_sends_to_a_frozen_connection_is_lost(
+def test_data_sent_to_a_frozen_connection_is_lost(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     waiting = connect()
@@ -188,26 +188,26 @@ def test_a_blackhole_stalls_old_and_new_connections_until_it_ends(
 ) -> None:
     old = connect()
     old.ask("PING")
-    known = len(redis_client.client_list())
+    client_count = len(redis_client.client_list())
     proxy.blackhole()
     new = connect()
     for client in (old, new):
         client.send("INCR", "ran")
     assert old.receives_nothing()
     assert new.receives_nothing()
-    assert len(redis_client.client_list()) == known
+    assert len(redis_client.client_list()) == client_count
     assert redis_client.get("ran") is None
     proxy.pass_all()
     assert {old.receive(), new.receive()} == {b":1\r\n", b":2\r\n"}
 
 
-def test_slices_reach_the_reader_one_by_one(connect: Connect, proxy: FlakyProxy) -> None:
+def test_slices_arrive_in_several_segments(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.ask("SET", "text", "x" * 200)
     proxy.slice(1)
     before = data_segments(client)
     assert client.ask("GET", "text") == b"$200\r\n%s\r\n" % (b"x" * 200)
-    # 1 without slices, and seldom all 208: the kernel joins what is sent while the last segment is on its way.
+    # Without slices it is 1. It is rarely all 208: the kernel merges data while it waits for an acknowledgement.
     assert data_segments(client) - before >= 2
 
 
@@ -227,13 +227,13 @@ def test_bandwidth_limits_both_directions(connect: Connect, proxy: FlakyProxy) -
     assert time.monotonic() - middle >= 0.15
 
 
-def test_waiting_for_what_does_not_happen_ends_with_the_counters(proxy: FlakyProxy) -> None:
+def test_a_timeout_of_wait_for_shows_the_counters(proxy: FlakyProxy) -> None:
     with pytest.raises(TimeoutError, match="'dropped': 0"):
         proxy.wait_for(lambda proxy: proxy.dropped == 1, timeout=0.05)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "set_fault",
     [
         lambda proxy: proxy.drop_replies(0),
         lambda proxy: proxy.drop_replies(every=0),
@@ -246,6 +246,6 @@ def test_waiting_for_what_does_not_happen_ends_with_the_counters(proxy: FlakyPro
         lambda proxy: proxy.inject_error("ERR two\r\nlines"),
     ],
 )
-def test_invalid_faults_are_refused(proxy: FlakyProxy, wrong: Callable[[FlakyProxy], None]) -> None:
+def test_invalid_faults_are_rejected(proxy: FlakyProxy, set_fault: Callable[[FlakyProxy], None]) -> None:
     with pytest.raises(ConfigError):
-        wrong(proxy)
+        set_fault(proxy)

@@ -31,28 +31,28 @@ json_values = st.recursive(
 )
 
 
-def wire(**options: Any) -> dict[str, Any]:
+def stored_options(**options: Any) -> dict[str, Any]:
     return JobOptions(**options).to_wire(NOW_MS)
 
 
-def active(fields: dict[str, object] | None = None, /, **opts: object) -> RunningJob:
-    """Read a job as a fetch would bring it."""
+def acquired_job(fields: dict[str, object] | None = None, /, **opts: object) -> RunningJob:
+    """Return a job as a fetch would read it."""
     raw = {"name": "t", "data": "{}", "timestamp": NOW_MS, "opts": json.dumps(opts), **(fields or {})}
-    flat = [word if isinstance(word, bytes) else str(word).encode() for pair in raw.items() for word in pair]
+    flat = [item if isinstance(item, bytes) else str(item).encode() for pair in raw.items() for item in pair]
     return RunningJob.from_hash("mail", "id-1", flat)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- stored options ---------------------------------------------------------------------------------------------------
 
 
-def test_a_job_without_options_stores_attempts_backoff_and_bulltasks_own_key() -> None:
-    assert wire() == {"attempts": 3, "backoff": BACKOFF, "bulltask": {"v": 1}}
+def test_a_job_without_options_stores_attempts_backoff_and_bulltasks_key() -> None:
+    assert stored_options() == {"attempts": 3, "backoff": BACKOFF, "bulltask": {"v": 1}}
 
 
-def test_the_id_is_stored_as_an_option_only_if_the_caller_chose_it() -> None:
+def test_the_job_id_is_stored_as_an_option_only_if_the_caller_chose_it() -> None:
     job = NewJob("mail", "id-1", "t", b"{}", JobOptions())
     assert "jobId" not in job.opts(NOW_MS)
-    assert replace(job, chosen=True).opts(NOW_MS) == {**wire(), "jobId": "id-1"}
+    assert replace(job, chosen=True).opts(NOW_MS) == {**stored_options(), "jobId": "id-1"}
 
 
 @pytest.mark.parametrize(
@@ -76,22 +76,22 @@ def test_the_id_is_stored_as_an_option_only_if_the_caller_chose_it() -> None:
     ],
 )
 def test_each_option_is_stored_under_bullmqs_name(options: dict[str, Any], written: dict[str, Any]) -> None:
-    assert wire(**options) == {**wire(), **written}
+    assert stored_options(**options) == {**stored_options(), **written}
 
 
 def test_a_missing_backoff_is_not_stored() -> None:
-    assert "backoff" not in wire(backoff=None)
+    assert "backoff" not in stored_options(backoff=None)
 
 
 def test_a_new_job_has_a_reference() -> None:
     assert NewJob("mail", "id-1", "t", b"{}", JobOptions()).ref == JobRef("mail", "id-1")
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- jobs read from Redis ---------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_read_from_its_hash() -> None:
-    job = active(
+    job = acquired_job(
         {
             "name": "mail.send",
             "data": '{"to":"é"}',
@@ -115,22 +115,22 @@ def test_a_job_is_read_from_its_hash() -> None:
 
 
 def test_a_job_of_another_client_has_bullmqs_defaults() -> None:
-    job = active()
+    job = acquired_job()
     assert (job.attempts, job.lifo, job.is_ours, job.backoff(), job.expires_ms) == (0, False, False, None, None)
     assert (job.headers, job.traces(), job.trace_limit(), job.scheduler_id) == ({}, [], None, "")
     assert (job.attempts_made, job.attempts_started, job.priority, job.deferred_failure) == (0, 0, 0, "")
 
 
-def test_a_job_without_data_has_none() -> None:
+def test_a_job_without_data_has_null_as_data() -> None:
     assert RunningJob.from_hash("q", "1", []).data == b"null"
 
 
 def test_numbers_that_lua_wrote_with_an_exponent_are_read() -> None:
-    assert active({"timestamp": "1.7952166521581e+15"}).timestamp_ms == 1_795_216_652_158_100
+    assert acquired_job({"timestamp": "1.7952166521581e+15"}).timestamp_ms == 1_795_216_652_158_100
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem"),
+    ("fields", "message"),
     [
         ({"opts": "{"}, "field opts of job id-1 is not valid JSON"),
         ({"opts": "[]"}, "field opts of job id-1 is not a JSON object"),
@@ -139,13 +139,13 @@ def test_numbers_that_lua_wrote_with_an_exponent_are_read() -> None:
         ({"timestamp": "nan"}, "field timestamp of job id-1 is not a number"),
     ],
 )
-def test_a_field_that_bullmq_never_writes_is_named(fields: dict[str, object], problem: str) -> None:
-    with pytest.raises(DecodeError) as refused:
-        active(fields)
-    assert problem in str(refused.value)
+def test_a_malformed_field_is_rejected_by_name(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        acquired_job(fields)
+    assert message in str(caught.value)
 
 
-def test_a_job_that_cannot_be_read_becomes_a_placeholder_with_the_problem() -> None:
+def test_a_malformed_job_becomes_a_placeholder_with_the_error() -> None:
     job = RunningJob.broken("mail", "id-1", "field opts is not JSON")
     assert job.deferred_failure == "field opts is not JSON"
     assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
@@ -154,7 +154,7 @@ def test_a_job_that_cannot_be_read_becomes_a_placeholder_with_the_problem() -> N
 @given(st.lists(st.tuples(st.sampled_from([b"opts", b"atm", b"ats", b"timestamp", b"priority"]), st.binary())))
 def test_any_hash_is_either_read_or_rejected_as_malformed(pairs: list[tuple[bytes, bytes]]) -> None:
     with contextlib.suppress(DecodeError):
-        RunningJob.from_hash("q", "1", [word for pair in pairs for word in pair])
+        RunningJob.from_hash("q", "1", [item for pair in pairs for item in pair])
 
 
 @given(
@@ -180,11 +180,11 @@ def test_any_options_are_either_read_or_rejected_as_malformed(opts: Any, trace: 
 
 
 @pytest.mark.parametrize(
-    ("stored", "meant"),
+    ("stored", "expected"),
     [(5, 5), (5.0, 5), ("5", 0), (True, 0), (None, 0), (-1, -1), (float("inf"), 0), (float("nan"), 0), ([], 0)],
 )
-def test_an_option_that_is_not_a_number_counts_as_zero(stored: object, meant: int) -> None:
-    assert RunningJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == meant
+def test_an_option_that_is_not_a_number_counts_as_zero(stored: object, expected: int) -> None:
+    assert RunningJob("q", "1", "t", b"", {"attempts": stored}, 0, 0, 0, 0, "", "", None).attempts == expected
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_an_option_that_is_not_a_number_counts_as_zero(stored: object, meant: in
 )
 def test_retention_is_read_as_in_bullmq(stored: object, kept: dict[str, int]) -> None:
     opts = {} if stored is None else {"removeOnComplete": stored}
-    assert active(**opts).keep("removeOnComplete") == kept
+    assert acquired_job(**opts).keep("removeOnComplete") == kept
 
 
 @pytest.mark.parametrize(("stored", "limit"), [(3, 3), (0, 0), (-1, None), ("3", None), (True, None)])
-def test_the_limit_of_tracebacks_is_a_count(stored: object, limit: int | None) -> None:
-    assert active(stackTraceLimit=stored).trace_limit() == limit
+def test_the_traceback_limit_must_be_a_count(stored: object, limit: int | None) -> None:
+    assert acquired_job(stackTraceLimit=stored).trace_limit() == limit
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_a_job_with_malformed_tracebacks_can_fail(stored: bytes | None, traces: 
     assert RunningJob("q", "1", "t", b"", {}, 0, 0, 0, 0, "", "", stored).traces() == traces
 
 
-def test_malformed_headers_and_backoffs_are_refused() -> None:
-    assert active(bulltask={"headers": 5}).headers == {}
-    assert active(bulltask={"headers": "[1]"}).headers == {}
+def test_malformed_headers_and_backoffs_are_ignored_or_rejected() -> None:
+    assert acquired_job(bulltask={"headers": 5}).headers == {}
+    assert acquired_job(bulltask={"headers": "[1]"}).headers == {}
     with pytest.raises(DecodeError, match="headers of job id-1"):
-        _ = active(bulltask={"headers": "{"}).headers
+        _ = acquired_job(bulltask={"headers": "{"}).headers
     with pytest.raises(DecodeError, match="backoff"):
-        active(backoff="soon").backoff()
+        acquired_job(backoff="soon").backoff()
 
 
 @given(
@@ -239,7 +239,7 @@ def test_malformed_headers_and_backoffs_are_refused() -> None:
     )
 )
 def test_stored_options_are_read_back_unchanged(options: JobOptions) -> None:
-    job = active(**options.to_wire(NOW_MS))
+    job = acquired_job(**options.to_wire(NOW_MS))
     assert job.is_ours
     assert (job.attempts, job.lifo, job.expires_ms) == (options.attempts, options.lifo, options.expires_ms)
     assert job.backoff() == options.backoff
@@ -255,12 +255,12 @@ def test_only_completed_and_failed_are_finished_states(state: JobState) -> None:
 
 
 @pytest.mark.parametrize("name", ["mail", "{mail}", "a{b}c", "höflich mit Leerzeichen", "x" * 255, "a/b#c"])
-def test_valid_queue_names(name: str) -> None:
+def test_a_valid_queue_name_is_accepted(name: str) -> None:
     assert check_queue_name(name) == name
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "message"),
     [
         ("", "non-empty"),
         ("{}", "braces"),
@@ -273,18 +273,18 @@ def test_valid_queue_names(name: str) -> None:
         (None, "must be a non-empty string"),
     ],
 )
-def test_invalid_queue_names(name: Any, why: str) -> None:
-    with pytest.raises(InvalidNameError, match=why):
+def test_an_invalid_queue_name_is_rejected(name: Any, message: str) -> None:
+    with pytest.raises(InvalidNameError, match=message):
         check_queue_name(name)
 
 
 @pytest.mark.parametrize("job_id", ["a", "order-17", "1e5", "é", "0x", "007", "٣", "a:b:c", "x" * 255])
-def test_valid_job_ids(job_id: str) -> None:
+def test_a_valid_job_id_is_accepted(job_id: str) -> None:
     assert check_job_id(job_id) == job_id
 
 
 @pytest.mark.parametrize(
-    ("job_id", "why"),
+    ("job_id", "message"),
     [
         ("", "non-empty"),
         ("17", "a number"),
@@ -301,12 +301,12 @@ def test_valid_job_ids(job_id: str) -> None:
         (17, "must be a non-empty string"),
     ],
 )
-def test_invalid_job_ids(job_id: Any, why: str) -> None:
-    with pytest.raises(InvalidNameError, match=why):
+def test_an_invalid_job_id_is_rejected(job_id: Any, message: str) -> None:
+    with pytest.raises(InvalidNameError, match=message):
         check_job_id(job_id)
 
 
-def test_a_task_name_is_any_string_without_control_characters() -> None:
+def test_a_task_name_may_be_any_string_without_control_characters() -> None:
     assert check_job_name("mail:send now") == "mail:send now"
     with pytest.raises(InvalidNameError, match="task name"):
         check_job_name("a\tb")

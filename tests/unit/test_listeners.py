@@ -1,4 +1,4 @@
-"""What an app wants to hear of its children."""
+"""Listeners that an app adds for the events of its children."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PICKED_UP = JobPickedUp("1", "mail", "mail.send", attempt=1)
 DONE = JobCompleted("1", "mail", "mail.send", 1.0, None)
 
 
-def heard_by(app: App, *events: Event) -> list[tuple[str, Event, str]]:
-    """Emit the events as a child would; what was reported of broken listeners."""
+def emit(app: App, *events: Event) -> list[tuple[str, Event, str]]:
+    """Emit the events as a child would, and return the reported errors of listeners."""
     reports: list[tuple[str, Event, str]] = []
     bus = Bus(on_error=lambda name, event, exc: reports.append((name, event, str(exc))))
     app.listeners.attach(bus)
@@ -27,30 +27,30 @@ def heard_by(app: App, *events: Event) -> list[tuple[str, Event, str]]:
     return reports
 
 
-def test_a_listener_hears_its_events_and_stays_the_function_that_it_is() -> None:
-    app, heard = App("shop"), list[Event]()
+def test_a_listener_receives_its_events_and_remains_callable() -> None:
+    app, received = App("shop"), list[Event]()
 
     @app.on(JobCompleted)
     def note(event: JobCompleted) -> None:
-        heard.append(event)
+        received.append(event)
 
-    app.on(JobPickedUp, heard.append)
-    assert heard_by(app, PICKED_UP, DONE) == []
-    assert heard == [PICKED_UP, DONE]
+    app.on(JobPickedUp, received.append)
+    assert emit(app, PICKED_UP, DONE) == []
+    assert received == [PICKED_UP, DONE]
     note(DONE)
-    assert heard == [PICKED_UP, DONE, DONE]
+    assert received == [PICKED_UP, DONE, DONE]
 
 
 @pytest.mark.parametrize("kind", [ChildEvent, Event])
-def test_one_listener_can_hear_all_that_children_tell(kind: type[Event]) -> None:
-    app, heard = App("shop"), list[Event]()
-    app.on(kind, heard.append)
-    assert heard_by(app, PICKED_UP, DONE) == []
-    assert heard == [PICKED_UP, DONE]
+def test_one_listener_can_receive_all_events_of_children(kind: type[Event]) -> None:
+    app, received = App("shop"), list[Event]()
+    app.on(kind, received.append)
+    assert emit(app, PICKED_UP, DONE) == []
+    assert received == [PICKED_UP, DONE]
 
 
 @pytest.mark.parametrize("kind", [WorkerStarted, JobCrashed])
-def test_what_only_the_supervisor_tells_is_refused_with_a_way_out(kind: type[Event]) -> None:
+def test_a_listener_for_an_event_of_the_supervisor_is_rejected_with_advice(kind: type[Event]) -> None:
     with pytest.raises(
         ConfigError, match=rf"{kind.__name__} is emitted by a worker's supervisor.*app\.events\(queue\)"
     ):
@@ -58,55 +58,55 @@ def test_what_only_the_supervisor_tells_is_refused_with_a_way_out(kind: type[Eve
 
 
 @pytest.mark.parametrize("kind", ["failed", None, int, JobFailed("1", "mail", "t", 1.0, "", "", 1, "")])
-def test_what_is_no_class_of_events_is_refused(kind: Any) -> None:
+def test_a_listener_without_an_event_class_is_rejected(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"bulltask\.events such as JobFailed"):
         App("shop").on(kind, print)
 
 
-def test_a_coroutine_function_is_refused_because_nobody_would_await_it() -> None:
-    async def tell(_: JobFailed) -> None: ...
+def test_a_coroutine_function_is_rejected_as_a_listener() -> None:
+    async def notify(_: JobFailed) -> None: ...
 
-    with pytest.raises(ConfigError, match="tell must be a plain function"):
-        App("shop").on(JobFailed, tell)
+    with pytest.raises(ConfigError, match="notify must be a plain function"):
+        App("shop").on(JobFailed, notify)
 
 
-def test_what_cannot_be_called_is_refused() -> None:
-    wrong: Any = "tell"
-    with pytest.raises(ConfigError, match="must be a function, not 'tell'"):
+def test_a_listener_that_is_not_callable_is_rejected() -> None:
+    wrong: Any = "notify"
+    with pytest.raises(ConfigError, match="must be a function, not 'notify'"):
         App("shop").on(JobFailed, wrong)
 
 
-def test_a_listener_that_comes_after_the_child_has_begun_is_refused_and_not_silently_deaf() -> None:
+def test_a_listener_added_after_the_child_has_started_is_rejected() -> None:
     listeners = Listeners()
     listeners.attach(Bus())
     with pytest.raises(ConfigError, match="print was added too late"):
         listeners.add(JobFailed, print)
 
 
-def leave(_: Event) -> None:
+def exit_process(_: Event) -> None:
     sys.exit(3)
 
 
-def test_a_listener_that_raises_or_wants_to_exit_is_reported_by_its_name_and_the_others_hear_on() -> None:
-    app, heard = App("shop"), list[Event]()
+def test_a_listener_that_raises_or_exits_is_reported_by_name() -> None:
+    app, received = App("shop"), list[Event]()
 
     def broken(_: JobCompleted) -> None:
         raise ValueError("no disk")
 
     app.on(JobCompleted, broken)
-    app.on(JobCompleted, leave)
-    app.on(JobCompleted, functools.partial(leave))
-    app.on(JobCompleted, heard.append)
-    (first, _, why), (second, _, exits), (third, _, _) = heard_by(app, DONE)
-    assert heard == [DONE]
+    app.on(JobCompleted, exit_process)
+    app.on(JobCompleted, functools.partial(exit_process))
+    app.on(JobCompleted, received.append)
+    (first, _, error), (second, _, exit_error), (third, _, _) = emit(app, DONE)
+    assert received == [DONE]
     assert first.endswith("broken")
-    assert why == "no disk"
-    assert second == f"{__name__}.leave"
-    assert exits == "the listener raised SystemExit: 3"
+    assert error == "no disk"
+    assert second == f"{__name__}.exit_process"
+    assert exit_error == "the listener raised SystemExit: 3"
     assert "partial" in third
 
 
-def test_an_app_without_listeners_wants_no_events_so_that_none_are_made() -> None:
+def test_an_app_without_listeners_wants_no_events() -> None:
     bus = Bus()
     App("shop").listeners.attach(bus)
     assert not bus.wants(JobCompleted)

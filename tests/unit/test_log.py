@@ -22,7 +22,7 @@ from bulltask.observe.writer import LineWriter
 
 WORKER = "node-1-12345-a1b2c3"
 TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
-ONE_OF_EACH: list[events.Event] = [
+EVENTS: list[events.Event] = [
     events.JobPickedUp("1", "mail", "mail.send", 1),
     events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
@@ -31,7 +31,7 @@ ONE_OF_EACH: list[events.Event] = [
     events.UnknownTaskSeen("1", "mail", "mail.sned", 5000),
     events.UnknownTaskSeen("1", "mail", "mail.sned", None),
     events.SchedulingFailed("1", "mail", "nightly", "cron pattern 'x' must have 5 fields", 2000),
-    events.MalformedJobFailed("1", "mail", "the job was set aside"),
+    events.MalformedJobFailed("1", "mail", "field opts is not valid JSON"),
     events.LockLost("1", "mail", "mail.send"),
     events.JobStalled("1", "mail", 1_700_000_000_123),
     events.JobRecovered("1", "mail", 1, 12.0),
@@ -62,17 +62,17 @@ ONE_OF_EACH: list[events.Event] = [
     events.WorkerResumed(1500.0),
     events.ConcurrencyChanged(3),
     events.StacksDumped(1, 4711, "Current thread 0x1 (most recent call first):"),
-    events.SignalIgnored("SIGUSR2", "it means nothing"),
+    events.SignalIgnored("SIGUSR2", "it has no effect"),
 ]
-KINDS = {type(event) for event in ONE_OF_EACH}
+KINDS = {type(event) for event in EVENTS}
 
 
-def is_of_pytest(handler: logging.Handler) -> bool:
+def is_pytest_handler(handler: logging.Handler) -> bool:
     return type(handler).__module__.startswith("_pytest.")
 
 
 @pytest.fixture(autouse=True)
-def _logging_is_as_before() -> Iterator[None]:
+def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
     structlog.reset_defaults()
@@ -80,7 +80,7 @@ def _logging_is_as_before() -> Iterator[None]:
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
     logging.captureWarnings(capture=False)
-    root.handlers[:] = filter(is_of_pytest, root.handlers)
+    root.handlers[:] = filter(is_pytest_handler, root.handlers)
     root.setLevel(level)
 
 
@@ -90,12 +90,13 @@ class Terminal(io.StringIO):
 
 
 class Log:
-    """What one configuration of the log wrote."""
+    """The output of one log configuration."""
 
     def __init__(self, stream: io.StringIO | None = None, *, level: str = "debug", **options: Any) -> None:
         self.stream = stream or io.StringIO()
         root = logging.getLogger()
-        root.handlers[:] = itertools.filterfalse(is_of_pytest, root.handlers)  # configure() would take it for the app's
+        # configure() would treat pytest's handlers as the app's.
+        root.handlers[:] = itertools.filterfalse(is_pytest_handler, root.handlers)
         self.logger = configure(level=level, worker_id=WORKER, stream=self.stream, **options)
         self.bus = Bus()
         LogListener(self.logger).attach(self.bus)
@@ -106,8 +107,8 @@ class Log:
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(text) for text in self.texts()]
 
-    def of(self, event: events.Event) -> dict[str, Any]:
-        """The fields of the only line that ``event`` makes, without those that every line has."""
+    def emit(self, event: events.Event) -> dict[str, Any]:
+        """Emit the event and return the fields of its line, without those that all lines have."""
         self.bus.emit(event)
         (line,) = self.lines()
         assert line.pop("worker_id") == WORKER
@@ -115,11 +116,11 @@ class Log:
         return line
 
 
-# ---- the eight lines of a job
+# ---- lines about jobs and connections ----
 
 
-def test_a_job_that_is_picked_up() -> None:
-    assert Log().of(ONE_OF_EACH[0]) == {
+def test_an_acquired_job_is_logged_with_its_attempt() -> None:
+    assert Log().emit(EVENTS[0]) == {
         "level": "info",
         "event": "Job picked up",
         "job_id": "1",
@@ -129,35 +130,35 @@ def test_a_job_that_is_picked_up() -> None:
     }
 
 
-def test_a_job_that_completes_says_how_long_it_took_in_seconds_and_what_came_out() -> None:
-    line = Log().of(events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}))
+def test_a_completed_job_is_logged_with_its_duration_and_result() -> None:
+    line = Log().emit(events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}))
     assert (line["level"], line["event"]) == ("info", "Job completed")
     assert (line["duration"], line["result"]) == (2.5, "{'sent': True}")
 
 
-def test_a_job_that_fails_brings_error_category_attempts_and_traceback() -> None:
-    line = Log().of(events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK))
+def test_a_failed_job_is_logged_with_error_category_attempts_and_traceback() -> None:
+    line = Log().emit(events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK))
     assert (line["level"], line["event"]) == ("error", "Job failed")
     assert (line["error"], line["category"], line["attempts_made"]) == ("no such user", "permanent", 1)
     assert line["traceback"] == TRACEBACK
 
 
-def test_a_job_that_is_retried_says_when() -> None:
-    line = Log().of(events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000))
+def test_a_retried_job_is_logged_with_its_delay() -> None:
+    line = Log().emit(events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000))
     assert (line["level"], line["event"]) == ("warning", "Job retried")
     assert (line["attempts_made"], line["delay"], line["error"]) == (1, 2.0, "timed out")
 
 
 @pytest.mark.parametrize(("epoch_ms", "shown"), [(1_700_000_000_123, "2023-11-14T22:13:20.123Z"), (None, None)])
-def test_a_job_that_stalled_says_when_its_lock_expired(epoch_ms: int | None, shown: str | None) -> None:
-    line = Log().of(events.JobStalled("1", "mail", epoch_ms))
+def test_a_stalled_job_is_logged_with_the_time_its_lock_expired(epoch_ms: int | None, shown: str | None) -> None:
+    line = Log().emit(events.JobStalled("1", "mail", epoch_ms))
     assert (line["level"], line["event"], line["lock_expired_at"]) == ("warning", "Job stalled", shown)
 
 
-def test_a_heartbeat_that_fails_is_one_line_that_names_ten_of_the_jobs() -> None:
+def test_a_failed_heartbeat_is_one_line_with_at_most_ten_job_ids() -> None:
     job_ids = tuple(map(str, range(200)))
     log = Log()
-    line = log.of(events.HeartbeatFailed("mail", job_ids, "timed out", 1))
+    line = log.emit(events.HeartbeatFailed("mail", job_ids, "timed out", 1))
     assert (line["level"], line["event"]) == ("warning", "Heartbeat failed")
     assert (line["queue"], line["locks"], line["error"]) == ("mail", 200, "timed out")
     assert line["job_ids"] == list(job_ids[:10])
@@ -165,13 +166,13 @@ def test_a_heartbeat_that_fails_is_one_line_that_names_ten_of_the_jobs() -> None
     assert len(log.lines()) == 1
 
 
-def test_losing_redis_is_an_error() -> None:
-    line = Log().of(events.RedisDisconnected("connection refused"))
+def test_a_lost_connection_to_redis_is_logged_as_an_error() -> None:
+    line = Log().emit(events.RedisDisconnected("connection refused"))
     assert (line["level"], line["event"], line["error"]) == ("error", "Redis disconnected", "connection refused")
 
 
-def test_reconnecting_to_redis_is_not_an_error() -> None:
-    line = Log().of(events.RedisReconnected(3, 1500.0))
+def test_a_reconnect_to_redis_is_logged_as_info() -> None:
+    line = Log().emit(events.RedisReconnected(3, 1500.0))
     assert line == {"level": "info", "event": "Redis reconnected", "attempt": 3, "duration": 1.5}
 
 
@@ -179,9 +180,9 @@ def test_reconnecting_to_redis_is_not_an_error() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
+def test_every_event_is_logged_in_one_line_with_the_worker_id(as_json: bool) -> None:
     log = Log(json=as_json)
-    for number, event in enumerate(ONE_OF_EACH):
+    for number, event in enumerate(EVENTS):
         log.bus.emit(event)
         started = [text for text in log.texts() if f"{WORKER}" in text]
         assert len(started) == number + 1
@@ -189,39 +190,39 @@ def test_every_event_makes_one_line_with_the_workers_id(as_json: bool) -> None:
     assert {kind.__name__ for kind in KINDS} == set(events.__all__) - no_kinds
 
 
-def test_a_line_that_needs_action_has_a_hint() -> None:
+def test_warnings_and_errors_have_a_hint() -> None:
     log = Log()
-    for event in ONE_OF_EACH:
+    for event in EVENTS:
         log.bus.emit(event)
-    # Failed and retried jobs carry their error; the others say what to do or what becomes of the job.
+    # The lines of failed and retried jobs have an error instead of a hint.
     without = {line["event"] for line in log.lines() if line["level"] in {"warning", "error"} and "hint" not in line}
     assert without == {"Job failed", "Job retried"}
 
 
-def test_a_child_that_was_killed_says_that_memory_may_be_short() -> None:
-    assert "memory" in Log().of(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
+def test_the_hint_for_a_killed_child_mentions_memory() -> None:
+    assert "memory" in Log().emit(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
 
 
-def test_a_long_outage_makes_a_dozen_lines() -> None:
+def test_only_reconnects_with_an_attempt_that_is_a_power_of_two_are_logged() -> None:
     log = Log()
     for attempt in range(1, 5000):
         log.bus.emit(events.RedisReconnecting(attempt))
     assert [line["attempt"] for line in log.lines()] == [2**power for power in range(13)]
 
 
-def test_a_worker_that_stops_with_an_error_says_so() -> None:
-    assert Log().of(events.WorkerStopped(1))["level"] == "error"
+def test_a_worker_that_stops_with_an_error_is_logged_as_an_error() -> None:
+    assert Log().emit(events.WorkerStopped(1))["level"] == "error"
 
 
-def test_a_long_result_is_shortened_and_a_huge_one_is_not_even_written_out() -> None:
+def test_a_long_result_is_shortened_without_formatting_all_of_the_value() -> None:
     class Rows(list[int]):
-        """Would be slow to write out."""
+        """A list that would be slow to format."""
 
-    assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, "x" * 10_000))["result"]) <= 200
-    assert len(Log().of(events.JobCompleted("1", "mail", "t", 1.0, Rows(range(10**6))))["result"]) <= 200
+    assert len(Log().emit(events.JobCompleted("1", "mail", "t", 1.0, "x" * 10_000))["result"]) <= 200
+    assert len(Log().emit(events.JobCompleted("1", "mail", "t", 1.0, Rows(range(10**6))))["result"]) <= 200
 
 
-def test_a_listener_that_fails_is_named_once_with_its_traceback() -> None:
+def test_a_failing_listener_is_logged_once_with_its_traceback() -> None:
     log = Log()
     bus = Bus(on_error=listener_errors(log.logger))
     bus.subscribe(events.ChildStarted, lambda _: fail_with(LookupError("no such pager")))
@@ -235,56 +236,56 @@ def test_a_listener_that_fails_is_named_once_with_its_traceback() -> None:
 # ---- levels ----
 
 
-def test_a_bus_wants_nothing_that_the_level_would_drop() -> None:
+def test_a_bus_wants_no_events_below_the_log_level() -> None:
     wanted = {
         level: {kind for kind in KINDS if Log(level=level).bus.wants(kind)}
         for level in ("debug", "info", "warning", "error", "critical")
     }
-    hot = {events.JobPickedUp, events.JobCompleted}
+    frequent = {events.JobPickedUp, events.JobCompleted}
     assert wanted["debug"] == KINDS
     assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded, events.ChildReady, events.ChildClosing}
-    assert hot < wanted["info"]
-    assert not hot & wanted["warning"]
+    assert frequent < wanted["info"]
+    assert not frequent & wanted["warning"]
     assert events.JobRetried in wanted["warning"] - wanted["error"]
     assert events.JobFailed in wanted["error"]
     assert wanted["critical"] == set()
 
 
-def test_a_level_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_log_level_is_rejected() -> None:
     with pytest.raises(ConfigError, match="invalid log level 'loud': use one of debug, info"):
         configure(level="loud", worker_id=None)
 
 
-def test_the_case_of_a_level_does_not_matter() -> None:
+def test_a_log_level_is_case_insensitive() -> None:
     assert Log(level="WARNING").logger.is_enabled_for(logging.WARNING)
 
 
-# ---- form ----
+# ---- format ----
 
 
-def test_a_pipe_gets_json_and_a_terminal_text_in_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_json_and_a_terminal_gets_coloured_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     pipe, terminal = Log(), Log(Terminal())
     for log in (pipe, terminal):
-        log.bus.emit(ONE_OF_EACH[0])
+        log.bus.emit(EVENTS[0])
     assert pipe.lines()[0]["event"] == "Job picked up"
     assert "\x1b[" in terminal.texts()[0]
 
 
-def test_text_that_is_asked_for_outside_of_a_terminal_has_no_colours() -> None:
+def test_text_format_without_a_terminal_has_no_colours() -> None:
     log = Log(json=False)
-    log.bus.emit(ONE_OF_EACH[0])
+    log.bus.emit(EVENTS[0])
     assert log.texts()[0].endswith(f"job_id=1 queue=mail task=mail.send attempt=1 worker_id={WORKER}")
 
 
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_no_color_variable_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     log = Log(Terminal())
-    log.bus.emit(ONE_OF_EACH[0])
+    log.bus.emit(EVENTS[0])
     assert "\x1b" not in log.stream.getvalue()
 
 
-def test_on_a_terminal_the_traceback_stands_below_its_line() -> None:
+def test_a_traceback_in_text_format_follows_its_line() -> None:
     log = Log(json=False)
     log.bus.emit(events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK))
     first, *below = log.texts()
@@ -307,7 +308,7 @@ class Broken:
         raise RuntimeError
 
 
-def test_whatever_is_logged_the_line_is_valid_json() -> None:
+def test_any_logged_value_results_in_valid_json() -> None:
     log = Log()
     endless: list[Any] = []
     endless.append(endless)
@@ -322,21 +323,21 @@ def test_whatever_is_logged_the_line_is_valid_json() -> None:
     assert all(line["worker_id"] == WORKER for line in lines)
 
 
-def test_an_exception_is_a_field_of_the_json_without_local_variables() -> None:
+def test_an_exception_is_logged_as_a_field_without_local_variables() -> None:
     log = Log()
     try:
         fail_with(LookupError("no such user"), secret="hunter" + "2")
     except LookupError:
-        log.logger.exception("ours")
+        log.logger.exception("from bulltask")
     (line,) = log.lines()
     assert line["exception"].endswith("LookupError: no such user")
     assert "hunter2" not in line["exception"]
 
 
-# ---- other people's loggers ----
+# ---- standard library loggers and structlog ----
 
 
-def test_what_tasks_log_with_the_standard_library_looks_the_same() -> None:
+def test_records_of_standard_library_loggers_have_the_same_format() -> None:
     log = Log(level="info")
     tasks = logging.getLogger("shop.tasks")
     tasks.info("sent %d mails", 3, extra={"order": 17})
@@ -346,7 +347,7 @@ def test_what_tasks_log_with_the_standard_library_looks_the_same() -> None:
     assert (line["order"], line["worker_id"]) == (17, WORKER)
 
 
-def test_a_wrong_log_call_makes_a_line_and_not_a_failed_task() -> None:
+def test_a_malformed_log_call_is_logged_and_does_not_raise() -> None:
     log = Log()
     logging.getLogger("shop.tasks").info("sent %d mails", "three")
     (line,) = log.lines()
@@ -354,7 +355,7 @@ def test_a_wrong_log_call_makes_a_line_and_not_a_failed_task() -> None:
     assert line["worker_id"] == WORKER
 
 
-def test_a_warning_of_python_becomes_a_line() -> None:
+def test_a_python_warning_is_logged() -> None:
     log = Log()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -366,27 +367,27 @@ def test_a_warning_of_python_becomes_a_line() -> None:
     assert "this will go away" in line["event"]
 
 
-def test_an_app_that_configured_logging_itself_is_left_alone() -> None:
-    own = logging.StreamHandler(io.StringIO())
-    logging.getLogger().addHandler(own)
+def test_logging_configured_by_the_app_is_not_changed() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(handler)
     log = Log()
-    logging.getLogger("shop.tasks").warning("mine")
-    assert logging.getLogger().handlers == [own]
-    assert own.stream.getvalue() == "mine\n"
+    logging.getLogger("shop.tasks").warning("from the app")
+    assert logging.getLogger().handlers == [handler]
+    assert handler.stream.getvalue() == "from the app\n"
     assert log.texts() == []
 
 
-def test_the_root_logger_can_be_taken_over_or_left_by_order() -> None:
-    own = logging.StreamHandler(io.StringIO())
-    logging.getLogger().addHandler(own)
-    Log(hijack_root=True).logger.info("ours")
-    assert own not in logging.getLogger().handlers
+def test_hijack_root_replaces_or_keeps_the_handlers_of_the_root_logger() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(handler)
+    Log(hijack_root=True).logger.info("from bulltask")
+    assert handler not in logging.getLogger().handlers
     logging.getLogger().handlers[:] = []
     Log(hijack_root=False)
     assert logging.getLogger().handlers == []
 
 
-def test_configuring_twice_does_not_write_twice() -> None:
+def test_configuring_twice_does_not_duplicate_lines() -> None:
     Log()
     log = Log()
     logging.getLogger("shop.tasks").warning("once")
@@ -394,7 +395,7 @@ def test_configuring_twice_does_not_write_twice() -> None:
     assert [line["event"] for line in log.lines()] == ["once", "once more"]
 
 
-def test_structlog_in_a_task_writes_the_same_lines_with_what_was_bound() -> None:
+def test_structlog_in_a_task_writes_the_same_format_with_bound_values() -> None:
     log = Log()
     structlog.contextvars.bind_contextvars(job_id="7")
     structlog.get_logger().info("halfway", done=0.5)
@@ -402,21 +403,21 @@ def test_structlog_in_a_task_writes_the_same_lines_with_what_was_bound() -> None
     assert (line["job_id"], line["done"], line["worker_id"]) == ("7", 0.5, WORKER)
 
 
-def test_an_app_that_configured_structlog_itself_is_left_alone() -> None:
-    mine = io.StringIO()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(mine))
+def test_structlog_configured_by_the_app_is_not_changed() -> None:
+    output = io.StringIO()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(output))
     log = Log()
-    structlog.get_logger().info("mine")
-    log.logger.info("ours")
-    assert "mine" in mine.getvalue()
-    assert [line["event"] for line in log.lines()] == ["ours"]
+    structlog.get_logger().info("from the app")
+    log.logger.info("from bulltask")
+    assert "from the app" in output.getvalue()
+    assert [line["event"] for line in log.lines()] == ["from bulltask"]
 
 
 # ---- secrets ----
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_no_line_shows_the_password_of_a_url(as_json: bool) -> None:
+def test_no_log_line_contains_the_password_of_a_url(as_json: bool) -> None:
     log = Log(json=as_json)
     url = "redis://user:s3cr3t@host:6379/0"
     log.bus.emit(events.RedisDisconnected(f"Error 111 connecting to {url}"))
@@ -433,7 +434,7 @@ def test_no_line_shows_the_password_of_a_url(as_json: bool) -> None:
     assert log.stream.getvalue().count("***") >= 9
 
 
-# ---- the writer ----
+# ---- LineWriter ----
 
 
 @pytest.fixture
@@ -455,57 +456,57 @@ def read_all(reader: int) -> bytes:
     return b"".join(parts)
 
 
-def test_a_reader_that_stopped_holds_the_worker_up_once_and_briefly(pipe: tuple[int, Any]) -> None:
+def test_a_blocked_reader_delays_the_writer_only_once(pipe: tuple[int, Any]) -> None:
     reader, stream = pipe
-    lines = LineWriter(stream, lambda count: f"{count} are gone")
+    lines = LineWriter(stream, lambda count: f"{count} dropped")
     lines.patience_ms = 50
     for number in range(1000):
-        lines.write(f"{number} {'x' * 1000}")  # ten times what a pipe holds
-    lost = lines.dropped
-    assert lost > 900
+        lines.write(f"{number} {'x' * 1000}")  # ten times the capacity of a pipe
+    dropped = lines.dropped
+    assert dropped > 900
     before = read_all(reader)
-    lines.write("back again")
+    lines.write("resumed")
     lines.close()
-    assert len(before) // 1000 == 1000 - lost
-    assert read_all(reader).decode().splitlines() == [f"{lost} are gone", "back again"]
+    assert len(before) // 1000 == 1000 - dropped
+    assert read_all(reader).decode().splitlines() == [f"{dropped} dropped", "resumed"]
 
 
-def test_the_line_about_dropped_lines_has_the_form_of_all_lines(pipe: tuple[int, Any]) -> None:
+def test_the_line_about_dropped_lines_has_the_common_format(pipe: tuple[int, Any]) -> None:
     reader, stream = pipe
     log = configure(level="info", worker_id=WORKER, stream=stream, hijack_root=False)
     sink: Any = log._logger  # type: ignore[attr-defined]
     writer: LineWriter = sink.msg.__self__
     writer.dropped = 3
-    log.info("back again")
+    log.info("resumed")
     writer.close()
-    gone, back = (json.loads(text) for text in read_all(reader).splitlines())
-    assert (gone["event"], gone["count"], gone["level"], gone["worker_id"]) == (
+    dropped, resumed = (json.loads(text) for text in read_all(reader).splitlines())
+    assert (dropped["event"], dropped["count"], dropped["level"], dropped["worker_id"]) == (
         "Log lines dropped",
         3,
         "warning",
         WORKER,
     )
-    assert back["event"] == "back again"
+    assert resumed["event"] == "resumed"
 
 
-def test_a_long_line_that_was_cut_off_does_not_spoil_the_next(pipe: tuple[int, Any]) -> None:
+def test_a_truncated_line_does_not_corrupt_the_next_line(pipe: tuple[int, Any]) -> None:
     reader, stream = pipe
-    lines = LineWriter(stream, lambda count: f"{count} gone")
+    lines = LineWriter(stream, lambda count: f"{count} dropped")
     lines.patience_ms = 50
     lines.write("x" * 200_000)
-    cut = read_all(reader)
+    truncated = read_all(reader)
     lines.write("whole")
     lines.close()
-    assert set(cut) == {ord("x")}
-    assert read_all(reader) == b"\n1 gone\nwhole\n"
+    assert set(truncated) == {ord("x")}
+    assert read_all(reader) == b"\n1 dropped\nwhole\n"
 
 
-def test_a_reader_that_left_does_not_fail_the_writer() -> None:
+def test_a_closed_reader_does_not_fail_the_writer() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
         lines = LineWriter(stream)
-        lines.write("nobody hears")
+        lines.write("unread")
         assert lines.dropped == 1
         lines.close()
 
@@ -514,11 +515,11 @@ def test_a_closed_stream_does_not_fail_the_writer() -> None:
     stream = io.StringIO()
     lines = LineWriter(stream)
     stream.close()
-    lines.write("nobody hears")
+    lines.write("unread")
     assert lines.dropped == 1
 
 
-def test_threads_write_whole_lines(tmp_path: Any) -> None:
+def test_concurrent_threads_write_complete_lines(tmp_path: Any) -> None:
     with (tmp_path / "worker.log").open("w") as stream:
         lines = LineWriter(stream)
         texts = [letter * 5000 for letter in "abcd"]
