@@ -1,6 +1,6 @@
-"""The Lua scripts are the ones that were reviewed: BullMQ's by the manifest, our own by ``own_scripts.json``.
+"""The Lua scripts have the reviewed hashes: BullMQ's those of the manifest, bulltask's those of ``own_scripts.json``.
 
-Run as a program, this file pins our own scripts as they are now.
+Run as a program, this file updates the hashes of bulltask's scripts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ UPDATE = ".venv/bin/python tests/unit/test_lua_scripts.py"
 MANIFEST = json.loads((LUA / "manifest.json").read_text())
 
 
-def own_scripts() -> list[Path]:
+def bulltask_scripts() -> list[Path]:
     return sorted((LUA / "own").glob("*.lua"))
 
 
-def own_hashes() -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in own_scripts()}
+def bulltask_hashes() -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in bulltask_scripts()}
 
 
-def flip_a_bit(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
     path.write_bytes(body)
@@ -44,7 +44,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.fixture
 def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the scripts that the loader reads instead of the installed ones."""
+    """Copy the scripts and make the loader read the copies."""
     for folder in ("official", "own"):
         shutil.copytree(LUA / folder, tmp_path / folder)
     for file in ("manifest.json", "own_scripts.json"):
@@ -57,7 +57,7 @@ def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def source_tree(tmp_path: Path) -> Path:
-    """What a build needs of this repository, without the official scripts."""
+    """Return a copy of the files that a build needs, without the official scripts."""
     tree = tmp_path / "tree"
     shutil.copytree(LUA, tree / "bulltask" / "lua", ignore=shutil.ignore_patterns("official", "__pycache__"))
     for name in ["pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_NOTICES.md", ".gitignore"]:
@@ -67,14 +67,14 @@ def source_tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bullmq(tmp_path: Path) -> Path:
-    """A directory in which the pinned ``bullmq`` distribution seems to be installed."""
+    """Return a directory that looks like an installation of the pinned ``bullmq`` distribution."""
     site = tmp_path / "site"
     shutil.copytree(LUA / "official", site / "bullmq" / "commands", ignore=shutil.ignore_patterns("LICENSE*"))
-    pretend_version(site, MANIFEST["source"].partition("==")[2])
+    set_version(site, MANIFEST["source"].partition("==")[2])
     return site
 
 
-def pretend_version(site: Path, version: str) -> None:
+def set_version(site: Path, version: str) -> None:
     for old in site.glob("*.dist-info"):
         shutil.rmtree(old)
     info = site / f"bullmq-{version}.dist-info"
@@ -83,19 +83,19 @@ def pretend_version(site: Path, version: str) -> None:
 
 
 def build(tree: Path, bullmq: Path) -> subprocess.CompletedProcess[str]:
-    """Build a wheel as an installer would, but with the distribution of ``bullmq`` and without the network."""
+    """Build a wheel without network access, with the given installation of ``bullmq``."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tree / "dist")]
     environment = {**os.environ, "PYTHONPATH": str(bullmq)}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
-def contents_of_wheel(tree: Path) -> dict[str, bytes]:
+def wheel_contents(tree: Path) -> dict[str, bytes]:
     [wheel] = (tree / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_every_official_script_loads_and_takes_its_key_count_from_its_file_name() -> None:
+def test_every_official_script_loads_with_the_key_count_of_its_file_name() -> None:
     assert len(MANIFEST["scripts"]) == 50
     for file_name in MANIFEST["scripts"]:
         name, _, keys = Path(file_name).stem.rpartition("-")
@@ -104,7 +104,7 @@ def test_every_official_script_loads_and_takes_its_key_count_from_its_file_name(
         assert script.sha == hashlib.sha1(script.body).hexdigest()
 
 
-def test_a_script_uses_as_many_keys_as_its_file_name_says() -> None:
+def test_a_script_uses_the_number_of_keys_in_its_file_name() -> None:
     script = loader.official("moveToActive")
     assert script.key_count == 11 == max(int(key) for key in re.findall(rb"KEYS\[(\d+)\]", script.body))
 
@@ -114,17 +114,17 @@ def test_a_script_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "file", "cure"),
+    ("folder", "file", "advice"),
     [("official", "addLog-2.lua", "pip install -e"), ("own", "addKept-11.lua", "to accept your change")],
 )
-def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, cure: str) -> None:
+def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, advice: str) -> None:
     find, name = getattr(loader, folder), file.partition("-")[0]
     assert f"{name}-{find(name).key_count}.lua" == file
     loader.every()
     path = copied_scripts / folder / file
-    flip_a_bit(path)
+    flip_bit(path)
     for load in (lambda: find(name), loader.every):
-        with pytest.raises(ScriptIntegrityError, match=rf"{re.escape(str(path))} was altered.*reinstall.*{cure}"):
+        with pytest.raises(ScriptIntegrityError, match=rf"{re.escape(str(path))} was altered.*reinstall.*{advice}"):
             load()
 
 
@@ -137,32 +137,32 @@ def test_a_missing_script_fails_the_load(copied_scripts: Path, folder: str, file
 
 
 @pytest.mark.parametrize("find", [loader.official, loader.own])
-def test_a_script_that_does_not_exist_is_an_integrity_error(find: object) -> None:
+def test_an_unknown_script_raises_an_integrity_error(find: object) -> None:
     assert callable(find)
     with pytest.raises(ScriptIntegrityError, match="0 scripts named 'moveToMars'"):
         find("moveToMars")
 
 
-def test_scripts_are_read_from_a_zip_as_spark_ships_it(tmp_path: Path) -> None:
+def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
     archive = tmp_path / "bulltask.zip"
-    with zipfile.ZipFile(archive, "w") as made:
+    with zipfile.ZipFile(archive, "w") as target:
         for path in (ROOT / "bulltask").rglob("*"):
             if path.suffix in {".py", ".lua", ".json"} and path.name != "addLog-2.lua":
-                made.write(path, path.relative_to(ROOT))
+                target.write(path, path.relative_to(ROOT))
     program = (
         "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader, wrappers\n"
         "print(loader.__file__, wrappers.fenced('addStandardJob').sha, loader.own('fence').sha)\n"
         "loader.official('addLog')"
     )
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", program, archive], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split() == [
+    assert run.stdout.split() == [
         str(archive / "bulltask" / "lua" / "loader.py"),
         wrappers.fenced("addStandardJob").sha,
         loader.own("fence").sha,
     ]
-    assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", done.stderr)
+    assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 
 
 def test_the_build_requires_the_distribution_of_the_manifest() -> None:
@@ -170,10 +170,10 @@ def test_the_build_requires_the_distribution_of_the_manifest() -> None:
     assert MANIFEST["source"] in requires
 
 
-def test_a_wheel_holds_the_official_scripts_and_their_licence(source_tree: Path, bullmq: Path) -> None:
-    done = build(source_tree, bullmq)
-    assert done.returncode == 0, done.stderr
-    files = contents_of_wheel(source_tree)
+def test_a_wheel_contains_the_official_scripts_and_their_licence(source_tree: Path, bullmq: Path) -> None:
+    run = build(source_tree, bullmq)
+    assert run.returncode == 0, run.stderr
+    files = wheel_contents(source_tree)
     shipped = {Path(name).name: body for name, body in files.items() if "/official/" in name}
     assert b"BullForce Labs AB" in shipped.pop("LICENSE-BullMQ.md")
     assert {name: hashlib.sha256(body).hexdigest() for name, body in shipped.items()} == MANIFEST["scripts"]
@@ -181,76 +181,76 @@ def test_a_wheel_holds_the_official_scripts_and_their_licence(source_tree: Path,
 
 
 def test_one_altered_byte_fails_the_build(source_tree: Path, bullmq: Path) -> None:
-    flip_a_bit(bullmq / "bullmq" / "commands" / "pause-7.lua")
-    done = build(source_tree, bullmq)
-    assert done.returncode != 0
-    assert "altered: pause-7.lua" in done.stderr
+    flip_bit(bullmq / "bullmq" / "commands" / "pause-7.lua")
+    run = build(source_tree, bullmq)
+    assert run.returncode != 0
+    assert "altered: pause-7.lua" in run.stderr
 
 
 def test_an_altered_manifest_fails_the_build(source_tree: Path, bullmq: Path) -> None:
     manifest = source_tree / "bulltask" / "lua" / "manifest.json"
     pin = MANIFEST["scripts"]["pause-7.lua"]
     manifest.write_text(manifest.read_text().replace(pin, pin[::-1]))
-    done = build(source_tree, bullmq)
-    assert done.returncode != 0
-    assert "altered: pause-7.lua" in done.stderr
+    run = build(source_tree, bullmq)
+    assert run.returncode != 0
+    assert "altered: pause-7.lua" in run.stderr
 
 
 def test_a_missing_and_an_extra_script_fail_the_build(source_tree: Path, bullmq: Path) -> None:
     commands = bullmq / "bullmq" / "commands"
     (commands / "pause-7.lua").rename(commands / "pauseAll-7.lua")
-    done = build(source_tree, bullmq)
-    assert done.returncode != 0
-    assert "missing: pause-7.lua" in done.stderr
-    assert "not in the manifest: pauseAll-7.lua" in done.stderr
+    run = build(source_tree, bullmq)
+    assert run.returncode != 0
+    assert "missing: pause-7.lua" in run.stderr
+    assert "not in the manifest: pauseAll-7.lua" in run.stderr
 
 
 def test_another_version_of_bullmq_fails_the_build(source_tree: Path, bullmq: Path) -> None:
-    pretend_version(bullmq, "2.99.0")
-    done = build(source_tree, bullmq)
-    assert done.returncode != 0
-    assert f"the build environment has bullmq==2.99.0, the manifest names {MANIFEST['source']}" in done.stderr
+    set_version(bullmq, "2.99.0")
+    run = build(source_tree, bullmq)
+    assert run.returncode != 0
+    assert f"the build environment has bullmq==2.99.0, the manifest names {MANIFEST['source']}" in run.stderr
 
 
-def test_a_build_without_bullmq_says_what_to_do(source_tree: Path, tmp_path: Path) -> None:
-    done = build(source_tree, tmp_path)
-    assert done.returncode != 0
-    assert "bullmq is not installed in the build environment" in done.stderr
+def test_a_build_without_bullmq_fails(source_tree: Path, tmp_path: Path) -> None:
+    run = build(source_tree, tmp_path)
+    assert run.returncode != 0
+    assert "bullmq is not installed in the build environment" in run.stderr
 
 
 def test_a_build_removes_scripts_that_the_manifest_no_longer_has(source_tree: Path, bullmq: Path) -> None:
     official = source_tree / "bulltask" / "lua" / "official"
     official.mkdir()
-    (official / "gone-1.lua").write_text("return 1")
-    done = build(source_tree, bullmq)
-    assert done.returncode == 0, done.stderr
+    (official / "removed-1.lua").write_text("return 1")
+    run = build(source_tree, bullmq)
+    assert run.returncode == 0, run.stderr
     assert {path.name for path in official.glob("*.lua")} == set(MANIFEST["scripts"])
 
 
-def test_the_hashes_of_own_scripts_are_up_to_date() -> None:
-    assert json.loads(PINS.read_text()) == own_hashes(), f"if every change is meant, run: {UPDATE}"
+def test_the_hashes_of_bulltasks_scripts_are_up_to_date() -> None:
+    assert json.loads(PINS.read_text()) == bulltask_hashes(), f"if every change is intended, run: {UPDATE}"
 
 
-def test_every_own_script_loads_by_its_name() -> None:
-    for path in own_scripts():
+def test_every_bulltask_script_loads_by_name() -> None:
+    for path in bulltask_scripts():
         name, _, keys = path.stem.rpartition("-")
         assert (loader.own(name).key_count, loader.own(name).body) == (int(keys), path.read_bytes())
 
 
-def test_every_own_script_starts_with_a_legend_of_its_keys_arguments_and_result() -> None:
-    for path in own_scripts():
+def test_every_bulltask_script_documents_its_keys_arguments_and_result() -> None:
+    for path in bulltask_scripts():
         text = path.read_text()
-        legend = text.partition("]]")[0]
-        assert legend.startswith("--[["), f"{path.name} does not start with a comment --[[ … ]]"
-        named = {int(key) for key in re.findall(r"KEYS\[(\d+)\]", legend)}
+        header = text.partition("]]")[0]
+        assert header.startswith("--[["), f"{path.name} does not start with a comment --[[ … ]]"
+        named = {int(key) for key in re.findall(r"KEYS\[(\d+)\]", header)}
         used = {int(key) for key in re.findall(r"KEYS\[(\d+)\]", text)}
         expected = set(range(1, int(path.stem.rpartition("-")[2]) + 1))
-        assert named == used == expected, f"{path.name}: the legend names every KEYS[n] of the file name and no other"
+        assert named == used == expected, f"{path.name}: the header lists exactly the KEYS[n] of the file name"
         arguments = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", text)}
-        explained = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", legend)}
-        assert arguments <= explained, f"{path.name}: the legend explains every ARGV[n]"
-        assert re.search(r"(?i)\breturns\b", legend), f"{path.name}: the legend says what the script returns"
+        explained = {int(index) for index in re.findall(r"ARGV\[(\d+)\]", header)}
+        assert arguments <= explained, f"{path.name}: the header explains every ARGV[n]"
+        assert re.search(r"(?i)\breturns\b", header), f"{path.name}: the header documents the result"
 
 
 if __name__ == "__main__":
-    PINS.write_text(json.dumps(own_hashes(), indent=2) + "\n")
+    PINS.write_text(json.dumps(bulltask_hashes(), indent=2) + "\n")

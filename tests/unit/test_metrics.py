@@ -19,7 +19,7 @@ WORKER = "node-1-12345-a1b2c3"
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def listening(memory: MetricsMemory, block: int) -> Bus:
+def attach_listener(memory: MetricsMemory, block: int) -> Bus:
     bus = Bus(on_error=lambda name, event, exc: pytest.fail(f"{name} {event} {exc!r}"))
     MetricsListener(memory.block(block), memory.queues).attach(bus)
     return bus
@@ -40,13 +40,13 @@ def scrape(memory: MetricsMemory, lengths=no_lengths) -> dict[Sample, float]:
     }
 
 
-def test_the_metrics_have_these_names_types_and_labels() -> None:
+def test_metrics_have_the_expected_names_types_and_labels() -> None:
     registry = CollectorRegistry()
     lengths = {"mail": {"wait": 1}}
     registry.register(MetricsCollector(MetricsMemory(["mail"], 1), WORKER, lambda: lengths))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
-    found = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
-    assert found == {
+    metrics = {family.name: (family.type, set(family.samples[0].labels) - {"le"}) for family in families}
+    assert metrics == {
         "bullmq_jobs_processed": ("counter", {"queue", "status"}),
         "bullmq_jobs_failed": ("counter", {"queue", "reason"}),
         "bullmq_job_duration_seconds": ("histogram", {"queue"}),
@@ -60,12 +60,12 @@ def test_the_metrics_have_these_names_types_and_labels() -> None:
         "bullmq_redis_reconnect_attempts": ("counter", set()),
         "bullmq_stalled_checker_skipped": ("counter", {"queue"}),
     }
-    # The parser takes "_total" off the names of counters; on the wire it is there.
+    # The parser removes "_total" from the names of counter families, but not from those of samples.
     names = {sample.name for family in families if family.type == "counter" for sample in family.samples}
     assert all(name.endswith("_total") for name in names)
 
 
-def test_every_counter_is_there_with_zero_before_the_first_job() -> None:
+def test_every_counter_is_zero_before_the_first_job() -> None:
     samples = scrape(MetricsMemory(["mail", "sms"], 3))
     for queue in ("mail", "sms"):
         for status in ("completed", "failed", "retried"):
@@ -78,7 +78,7 @@ def test_every_counter_is_there_with_zero_before_the_first_job() -> None:
 
 def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
     memory = MetricsMemory(["mail", "sms"], 2)
-    bus = listening(memory, 1)
+    bus = attach_listener(memory, 1)
     for _ in range(3):
         bus.emit(events.JobCompleted("1", "mail", "t", 10.0, None))
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
 
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus = listening(memory, 0)
+    bus = attach_listener(memory, 0)
     bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", 5000))
@@ -101,7 +101,7 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
 
 def test_failed_jobs_are_counted_by_their_reason() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus = listening(memory, 1)
+    bus = attach_listener(memory, 1)
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
     bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
@@ -119,9 +119,9 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 8
 
 
-def test_the_duration_of_every_attempt_falls_into_its_bucket() -> None:
+def test_durations_of_attempts_are_counted_in_buckets() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus = listening(memory, 1)
+    bus = attach_listener(memory, 1)
     for duration_ms in (0.0, 5.0, 5.1, 700.0, 10_000.0, 10_001.0):
         bus.emit(events.JobCompleted("1", "mail", "t", duration_ms, None))
     samples = scrape(memory)
@@ -132,13 +132,13 @@ def test_the_duration_of_every_attempt_falls_into_its_bucket() -> None:
     assert samples["bullmq_job_duration_seconds_sum", (("queue", "mail"),)] == pytest.approx(20.7111)
 
 
-def test_the_buckets_include_the_documented_ones() -> None:
+def test_the_buckets_include_the_documented_bounds() -> None:
     assert set(BUCKETS) >= {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10}
 
 
-def test_the_supervisors_services_are_counted() -> None:
+def test_heartbeats_and_stalled_checks_are_counted() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus = listening(memory, 0)
+    bus = attach_listener(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
     bus.emit(events.HeartbeatSucceeded("mail", 5, 12.0))
     bus.emit(events.HeartbeatFailed("mail", ("1", "2"), "timed out", 2))
@@ -160,9 +160,9 @@ def status_of(samples: dict[Sample, float]) -> tuple[float, float]:
     return samples[name, (("status", "connected"),)], samples[name, (("status", "disconnected"),)]
 
 
-def test_the_connection_is_lost_while_one_process_has_lost_it() -> None:
+def test_the_connection_status_is_disconnected_if_any_process_lost_redis() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus, other = listening(memory, 0), listening(memory, 1)
+    bus, other = attach_listener(memory, 0), attach_listener(memory, 1)
     assert status_of(scrape(memory)) == (1, 0)
     bus.emit(events.RedisDisconnected("refused"))
     assert status_of(scrape(memory)) == (0, 1)
@@ -181,15 +181,15 @@ def test_the_connection_is_lost_while_one_process_has_lost_it() -> None:
     assert samples["bullmq_redis_reconnect_attempts_total", ()] == 3
 
 
-def test_a_new_process_does_not_inherit_the_lost_connection_of_the_one_before() -> None:
+def test_a_new_process_does_not_inherit_a_lost_connection() -> None:
     memory = MetricsMemory(["mail"], 2)
-    listening(memory, 1).emit(events.RedisDisconnected("refused"))
+    attach_listener(memory, 1).emit(events.RedisDisconnected("refused"))
     assert not memory.connected()
-    listening(memory, 1)
+    attach_listener(memory, 1)
     assert memory.connected()
 
 
-def test_the_lengths_of_the_queues_are_asked_for_at_each_scrape() -> None:
+def test_queue_lengths_are_read_at_each_scrape() -> None:
     states = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
     lengths = {"mail": {state: number for number, state in enumerate(states)}}
     samples = scrape(MetricsMemory(["mail"], 1), lambda: lengths)
@@ -197,30 +197,30 @@ def test_the_lengths_of_the_queues_are_asked_for_at_each_scrape() -> None:
         assert samples["bullmq_queue_length", (("queue", "mail"), ("state", state))] == number
 
 
-def test_a_scrape_without_redis_still_has_the_counters() -> None:
+def test_a_scrape_without_redis_contains_the_counters() -> None:
     def unreachable() -> Mapping[str, Mapping[str, int]]:
         raise ConnectionError("refused")
 
     memory = MetricsMemory(["mail"], 2)
-    listening(memory, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+    attach_listener(memory, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
     samples = scrape(memory, unreachable)
     assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "completed"))] == 1
     assert status_of(samples) == (0, 1)
     assert not any(name == "bullmq_queue_length" for name, _ in samples)
 
 
-def test_two_scrapes_at_once_do_not_ask_redis_at_once() -> None:
-    inside, most = 0, 0
+def test_concurrent_scrapes_read_queue_lengths_one_at_a_time() -> None:
+    active, max_active = 0, 0
     change = threading.Lock()
 
     def lengths() -> Mapping[str, Mapping[str, int]]:
-        nonlocal inside, most
+        nonlocal active, max_active
         with change:
-            inside += 1
-            most = max(most, inside)
+            active += 1
+            max_active = max(max_active, active)
         threading.Event().wait(0.01)
         with change:
-            inside -= 1
+            active -= 1
         return {}
 
     collector = MetricsCollector(MetricsMemory(["mail"], 1), WORKER, lengths)
@@ -229,12 +229,12 @@ def test_two_scrapes_at_once_do_not_ask_redis_at_once() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 1
+    assert max_active == 1
 
 
 def test_threads_of_one_child_lose_no_count() -> None:
     memory = MetricsMemory(["mail"], 2)
-    bus = listening(memory, 1)
+    bus = attach_listener(memory, 1)
     event = events.JobCompleted("1", "mail", "t", 1.0, None)
 
     def run() -> None:
@@ -255,7 +255,7 @@ def test_threads_of_one_child_lose_no_count() -> None:
 
 
 def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
-    bus = listening(MetricsMemory(["mail"], 2), 1)
+    bus = attach_listener(MetricsMemory(["mail"], 2), 1)
     assert not bus.wants(events.JobPickedUp)
     assert bus.wants(events.JobCompleted)
 
@@ -264,7 +264,7 @@ def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
     fd = os.memfd_create("metrics")
     try:
         first, second = MetricsMemory(["mail"], 2, fd), MetricsMemory(["mail"], 2, fd)
-        listening(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
+        attach_listener(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
         assert second.totals()["mail"].completed == 1
         with pytest.raises(ValueError, match="must have"):
             MetricsMemory(["mail", "sms"], 2, fd)
@@ -272,21 +272,21 @@ def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
         os.close(fd)
 
 
-def test_a_block_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_block_is_rejected() -> None:
     memory = MetricsMemory(["mail"], 2)
     for number in (-1, 2):
         with pytest.raises(IndexError, match=f"2 blocks, there is no block {number}"):
             memory.block(number)
 
 
-def test_memory_without_blocks_or_with_one_queue_twice_is_refused() -> None:
+def test_memory_without_blocks_or_with_a_duplicate_queue_is_rejected() -> None:
     with pytest.raises(ValueError, match="each queue once"):
         MetricsMemory(["mail"], 0)
     with pytest.raises(ValueError, match="each queue once"):
         MetricsMemory(["mail", "mail"], 1)
 
 
-def test_a_queue_that_was_forgotten_is_named_at_once() -> None:
+def test_a_queue_without_memory_is_rejected_by_name() -> None:
     with pytest.raises(ValueError, match="without sms"):
         MetricsListener(MetricsMemory(["mail"], 1).block(0), ["mail", "sms"])
 

@@ -1,4 +1,4 @@
-"""Jobs of Bull in BullMQ's words, whatever somebody has put into them."""
+"""Conversion of Bull's jobs to BullMQ's format."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ STATES = {"wait": "waiting", "delayed": "delayed", "completed": "completed", "fa
 
 
 def bull_job(place: str = "wait", score: str = "", opts: str | dict[str, Any] | None = None, **fields: str) -> BullJob:
-    """A job of Bull 4; ``opts`` beside those that it always has, or their whole text."""
-    said = {"attempts": 1, "delay": 0, "timestamp": 5, **(opts if isinstance(opts, dict) else {})}
-    hash_ = {**PLAIN, "opts": opts if isinstance(opts, str) else json.dumps(said), **fields}
+    """Return a job of Bull 4. ``opts`` are options in addition to the usual ones, or the text of all options."""
+    all_opts = {"attempts": 1, "delay": 0, "timestamp": 5, **(opts if isinstance(opts, dict) else {})}
+    hash_ = {**PLAIN, "opts": opts if isinstance(opts, str) else json.dumps(all_opts), **fields}
     return BullJob(id="7", place=place, score=score, fields={name: text.encode() for name, text in hash_.items()})
 
 
-def after(job: BullJob, state: str = "waiting") -> dict[str, bytes]:
-    """The hash that BullMQ gets."""
-    made = convert(job, state)
-    return {name: value for name, value in {**job.fields, **made.fields}.items() if name not in made.dropped}
+def converted_hash(job: BullJob, state: str = "waiting") -> dict[str, bytes]:
+    """Return the job's hash after the conversion."""
+    conversion = convert(job, state)
+    fields = {**job.fields, **conversion.fields}
+    return {name: value for name, value in fields.items() if name not in conversion.dropped}
 
 
 def opts_of(job: BullJob) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(after(job)["opts"])
-    return found
+    opts: dict[str, Any] = json.loads(converted_hash(job)["opts"])
+    return opts
 
 
 @pytest.mark.parametrize(
-    ("bulls", "bullmqs"),
+    ("bull", "bullmq"),
     [
         ({}, {}),
         ({"backoff": 50}, {"backoff": {"type": "fixed", "delay": 50}}),
-        ({"backoff": {"type": "mine", "options": {"a": 1}}}, {"backoff": {"type": "mine", "options": {"a": 1}}}),
+        ({"backoff": {"type": "custom", "options": {"a": 1}}}, {"backoff": {"type": "custom", "options": {"a": 1}}}),
         ({"attempts": None}, {}),
         ({"attempts": "3"}, {"attempts": 3}),
         ({"attempts": 0}, {}),
@@ -57,38 +58,38 @@ def opts_of(job: BullJob) -> dict[str, Any]:
         ({"priority": 1.5}, {"priority": 1}),
         ({"debounce": {"id": "d", "ttl": 9}}, {"de": {"id": "d", "ttl": 9}}),
         ({"repeat": {"cron": "* * * * *"}, "prevMillis": 8}, {}),
-        ({"timeout": 9, "mine": [1]}, {"timeout": 9, "mine": [1]}),
+        ({"timeout": 9, "custom": [1]}, {"timeout": 9, "custom": [1]}),
     ],
 )
-def test_options_become_those_of_bullmq(bulls: dict[str, Any], bullmqs: dict[str, Any]) -> None:
-    assert opts_of(bull_job(opts=bulls)) == {"attempts": 1, **bullmqs}
+def test_options_are_converted_to_bullmqs(bull: dict[str, Any], bullmq: dict[str, Any]) -> None:
+    assert opts_of(bull_job(opts=bull)) == {"attempts": 1, **bullmq}
 
 
 @pytest.mark.parametrize(
-    ("state", "made", "atm"), [("waiting", 0, None), ("waiting", 2, b"2"), ("failed", 3, b"3"), ("completed", 0, b"1")]
+    ("state", "count", "atm"), [("waiting", 0, None), ("waiting", 2, b"2"), ("failed", 3, b"3"), ("completed", 0, b"1")]
 )
-def test_bullmq_counts_the_try_that_succeeds_too(state: str, made: int, atm: bytes | None) -> None:
-    fields = {"attemptsMade": str(made)} if made else {}
-    found = after(bull_job(score="9" if state in {"failed", "completed"} else "", **fields), state)
-    assert (found.get("atm"), found.get("ats"), "attemptsMade" in found) == (atm, atm, False)
+def test_the_number_of_attempts_includes_the_successful_attempt(state: str, count: int, atm: bytes | None) -> None:
+    fields = {"attemptsMade": str(count)} if count else {}
+    hash_ = converted_hash(bull_job(score="9" if state in {"failed", "completed"} else "", **fields), state)
+    assert (hash_.get("atm"), hash_.get("ats"), "attemptsMade" in hash_) == (atm, atm, False)
 
 
-def test_the_end_of_a_job_is_taken_from_its_score_if_the_hash_does_not_have_it() -> None:
-    assert after(bull_job("failed", "88"), "failed")["finishedOn"] == b"88"
-    assert after(bull_job("failed", "88", finishedOn="77"), "failed")["finishedOn"] == b"77"
-    assert after(bull_job("failed", "88"), "failed")["failedReason"] == b"Unknown reason"
+def test_a_missing_finish_time_is_taken_from_the_jobs_score() -> None:
+    assert converted_hash(bull_job("failed", "88"), "failed")["finishedOn"] == b"88"
+    assert converted_hash(bull_job("failed", "88", finishedOn="77"), "failed")["finishedOn"] == b"77"
+    assert converted_hash(bull_job("failed", "88"), "failed")["failedReason"] == b"Unknown reason"
 
 
-def test_how_long_a_job_waits_for_its_next_try_is_in_its_score() -> None:
+def test_the_delay_of_a_retry_is_computed_from_the_jobs_score() -> None:
     job = bull_job("delayed", str(9_000 * 4096 + 17), processedOn="8400", attemptsMade="1")
-    assert after(job, "delayed")["delay"] == b"600"
+    assert converted_hash(job, "delayed")["delay"] == b"600"
 
 
-def test_stalls_are_counted_on_and_what_is_only_bulls_is_gone() -> None:
-    found = after(bull_job(stalledCounter="1", retriedOn="5", id="7", progress="{", mine="kept"))
-    assert found["stc"] == b"1"
-    assert not {"stalledCounter", "retriedOn", "id", "progress"} & found.keys()
-    assert found["mine"] == b"kept"
+def test_the_stalled_counter_is_kept_and_fields_of_bull_are_removed() -> None:
+    hash_ = converted_hash(bull_job(stalledCounter="1", retriedOn="5", id="7", progress="{", custom="kept"))
+    assert hash_["stc"] == b"1"
+    assert not {"stalledCounter", "retriedOn", "id", "progress"} & hash_.keys()
+    assert hash_["custom"] == b"kept"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_stalls_are_counted_on_and_what_is_only_bulls_is_gone() -> None:
         ({"opts": "x"}, "the text of its options is not valid JSON"),
     ],
 )
-def test_jobs_that_no_worker_could_read_are_rejected(fields: dict[str, str], text: str) -> None:
+def test_malformed_jobs_are_rejected(fields: dict[str, str], text: str) -> None:
     with pytest.raises(DecodeError, match=text):
         convert(bull_job(**fields), "waiting")
 
@@ -124,7 +125,7 @@ def test_jobs_that_no_worker_could_read_are_rejected(fields: dict[str, str], tex
         ({"opts": "{"}, JobOrigin.UNREADABLE),
     ],
 )
-def test_whose_a_job_is(fields: dict[str, Any], origin: JobOrigin) -> None:
+def test_the_origin_of_a_job_is_detected(fields: dict[str, Any], origin: JobOrigin) -> None:
     assert bull_job(**fields).origin is origin
 
 
@@ -157,15 +158,13 @@ KNOWN = st.sampled_from(
         st.text(max_size=6),
     ),
 )
-def test_any_job_is_converted_to_a_valid_job_of_bullmq(
-    opts: dict[str, Any], place: str, fields: dict[str, str]
-) -> None:
+def test_any_job_is_converted_to_a_valid_bullmq_job(opts: dict[str, Any], place: str, fields: dict[str, str]) -> None:
     job = bull_job(place, "1000000" if place not in {"wait", "active"} else "", opts, **fields)
-    found = after(job, STATES[place])
-    flat = [word for name, value in found.items() for word in (name.encode(), value)]
+    hash_ = converted_hash(job, STATES[place])
+    flat = [item for name, value in hash_.items() for item in (name.encode(), value)]
     record = StoredJob.from_hash("q", "7", flat)
     assert 0 <= record.priority < 2**21
     assert record.opts["attempts"] >= 1
     assert not {"timestamp", "repeat", "debounce"} & record.opts.keys()
-    assert BullJob(id="7", place=place, score="", fields=found).origin in {JobOrigin.EITHER, JobOrigin.BULLMQ}
-    json.loads(found.get("progress", b"0"))
+    assert BullJob(id="7", place=place, score="", fields=hash_).origin in {JobOrigin.EITHER, JobOrigin.BULLMQ}
+    json.loads(hash_.get("progress", b"0"))

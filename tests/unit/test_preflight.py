@@ -1,4 +1,4 @@
-"""What a worker warns of before it starts."""
+"""Warnings of a worker before it starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = QueueKeys("bull", "{mail}", "mail")
 
 
 class Server:
-    """A server with settings that the test chooses."""
+    """A fake server with the settings that a test chooses."""
 
     version: tuple[int, ...] = (7, 2, 4)
     eviction = "noeviction"
@@ -29,45 +29,45 @@ class Server:
 
     def __init__(self) -> None:
         self.waiting = {}
-        self.faults: list[BrokerError] = []
+        self.errors: list[BrokerError] = []
 
     def run_many(self, calls: list[Any]) -> list[Any]:
-        if self.faults:
-            raise self.faults.pop()
+        if self.errors:
+            raise self.errors.pop()
         return [None for _ in calls]
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    made = Server()
-    monkeypatch.setattr(preflight, "read_server_settings", lambda _: made)
+    fake = Server()
+    monkeypatch.setattr(preflight, "read_server_settings", lambda _: fake)
     monkeypatch.setattr(preflight, "check_permissions", lambda *_: None)
-    monkeypatch.setattr(preflight, "jobs_under", lambda _, keys: made.waiting.get(keys.base, 0))
-    monkeypatch.setattr(preflight, "described_by", lambda *_: made.described)
-    return made
+    monkeypatch.setattr(preflight, "jobs_under", lambda _, keys: fake.waiting.get(keys.base, 0))
+    monkeypatch.setattr(preflight, "described_by", lambda *_: fake.described)
+    return fake
 
 
 def warnings(server: Any, keys: QueueKeys = KEYS, **settings: Any) -> list[SimpleNamespace]:
     config = Conf(settings, {}).freeze()
     with capture_logs() as lines:
-        looking = preflight.Preflight(server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config))
-        assert looking.run(lambda _: None, lambda: False) is None
+        check = preflight.Preflight(server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config))
+        assert check.run(lambda _: None, lambda: False) is None
     return [SimpleNamespace(**line) for line in lines if line["log_level"] == "warning"]
 
 
-def test_the_oldest_redis_that_serves_is_6_2(server: Server) -> None:
+def test_a_redis_before_6_2_is_reported(server: Server) -> None:
     server.version = (6, 2, 0)
     assert warnings(server) == []
     server.version = (6, 1, 9)
     assert [line.version for line in warnings(server)] == ["6.1.9"]
 
 
-def test_the_oldest_redis_that_serves_may_say_only_two_numbers(server: Server) -> None:
+def test_a_redis_version_may_have_only_two_numbers(server: Server) -> None:
     server.version = (6, 2)
     assert warnings(server) == []
 
 
-def test_jobs_in_the_queue_with_or_without_the_hash_tag_are_reported(server: Server) -> None:
+def test_jobs_under_the_other_form_of_the_queue_name_are_reported(server: Server) -> None:
     server.waiting = {"bull:mail:": 3, "bull:{mail}:": 5}
     (line,) = warnings(server)
     assert (line.served, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)
@@ -75,7 +75,7 @@ def test_jobs_in_the_queue_with_or_without_the_hash_tag_are_reported(server: Ser
     assert (line.served, line.other, line.jobs) == ("bull:mail:", "bull:{mail}:", 5)
 
 
-def test_a_server_that_evicts_is_reported(server: Server) -> None:
+def test_an_eviction_policy_is_reported(server: Server) -> None:
     server.eviction = "allkeys-lru"
     assert [line.maxmemory_policy for line in warnings(server)] == ["allkeys-lru"]
 
@@ -87,18 +87,18 @@ def test_a_queue_of_bullmq_6_is_reported(server: Server, described: str, count: 
 
 
 @pytest.mark.parametrize(("renew", "count"), [(15, 0), (15.1, 1)])
-def test_a_lock_that_two_failed_renewals_lose_is_reported(server: Server, renew: float, count: int) -> None:
+def test_a_lock_renew_time_above_half_the_lock_duration_is_reported(server: Server, renew: float, count: int) -> None:
     lines = warnings(server, lock_duration=30, lock_renew_time=renew)
     assert [(line.lock_renew_time, line.lock_duration) for line in lines] == [(renew, 30)] * count
 
 
-def test_a_server_that_serves_after_a_fault_ends_the_outage(server: Server) -> None:
-    server.faults.append(BrokerNotReadyError("LOADING"))
+def test_a_successful_check_after_an_error_ends_the_outage(server: Server) -> None:
+    server.errors.append(BrokerNotReadyError("LOADING"))
     bus, emitted, config = Bus(), list[Event](), Conf({}, {}).freeze()
     bus.subscribe(Event, emitted.append)
     client: Any = server
-    looking = preflight.Preflight(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))
+    check = preflight.Preflight(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))
     pauses: list[float] = []
-    assert looking.run(pauses.append, lambda: False) is None
+    assert check.run(pauses.append, lambda: False) is None
     assert len(pauses) == 1
     assert [type(event) for event in emitted] == [RedisRefused, RedisRecovered]

@@ -1,4 +1,4 @@
-"""What the package promises: its names, and that each of them says what it is."""
+"""The public names of the package, and their docstrings."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ EXPECTED = {
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def test_the_public_names_are_these_and_few() -> None:
+def test_the_package_exports_the_expected_names() -> None:
     assert set(bulltask.__all__) == EXPECTED
     assert len(bulltask.__all__) == len(EXPECTED) <= 25
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_each_public_name_exists_and_has_a_text(name: str) -> None:
-    found = getattr(bulltask, name)
-    assert inspect.getdoc(found)
-    assert found.__module__.startswith("bulltask.")
+def test_each_public_name_exists_and_has_a_docstring(name: str) -> None:
+    value = getattr(bulltask, name)
+    assert inspect.getdoc(value)
+    assert value.__module__.startswith("bulltask.")
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_errors_are_of_one_family(name: str) -> None:
-    found = getattr(bulltask, name)
-    if isinstance(found, type) and issubclass(found, BaseException):
-        assert issubclass(found, BulltaskError | Interrupt)
+def test_public_errors_derive_from_bulltask_error_or_interrupt(name: str) -> None:
+    value = getattr(bulltask, name)
+    if isinstance(value, type) and issubclass(value, BaseException):
+        assert issubclass(value, BulltaskError | Interrupt)
 
 
 def files() -> list[Path]:
@@ -74,63 +74,63 @@ def is_public(name: str) -> bool:
     return not name.startswith("_")
 
 
-def public_definitions(node: ast.AST, way: str) -> Iterator[tuple[str, Definition]]:
-    """Public classes, functions and methods, by their way from the module; what stands in functions is nobody's."""
+def public_definitions(node: ast.AST, parent: str) -> Iterator[tuple[str, Definition]]:
+    """Yield public classes, functions and methods by their qualified name, without those inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition) and is_public(child.name):
-            yield f"{way}.{child.name}", child
+            yield f"{parent}.{child.name}", child
             if isinstance(child, ast.ClassDef):
-                yield from public_definitions(child, f"{way}.{child.name}")
+                yield from public_definitions(child, f"{parent}.{child.name}")
 
 
-def needs_text(function: Definition) -> bool:
-    """An overload's text stands at the implementation, a setter's at the property."""
-    words = {word for decorator in function.decorator_list for word in re.split(r"\W", ast.unparse(decorator))}
-    return not words & {"overload", "setter"}
+def needs_docstring(function: Definition) -> bool:
+    """Return whether a function needs a docstring; an overload and a setter do not."""
+    names = {name for decorator in function.decorator_list for name in re.split(r"\W", ast.unparse(decorator))}
+    return not names & {"overload", "setter"}
 
 
-def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What a function itself does; functions inside it are called by others."""
+def body_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Definition):
             yield child
-            yield from own_nodes(child)
+            yield from body_nodes(child)
 
 
-def raised(function: Definition) -> set[str]:
-    """Errors of ours, or of Python's for wrong arguments, that a function itself raises."""
-    nodes = list(own_nodes(function))
+def raised_errors(function: Definition) -> set[str]:
+    """Return the errors that a function itself raises: bulltask's, and Python's for invalid arguments."""
+    nodes = list(body_nodes(function))
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
-        return set()  # an operation: its text stands at the methods that perform it
+        return set()  # a sans-I/O operation: the methods that run it document its errors
     calls = (node.exc for node in nodes if isinstance(node, ast.Raise))
     names = {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
     return names & {*errors.__all__, "TypeError", "ValueError"}
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_everything_public_has_a_docstring(path: Path) -> None:
+def test_public_definitions_have_a_docstring(path: Path) -> None:
     module = ast.parse(path.read_text())
-    found = list(public_definitions(module, path.stem))
-    bare = [way for way, definition in found if needs_text(definition) and not ast.get_docstring(definition)]
-    if found and path.name != "__init__.py" and not ast.get_docstring(module):
-        bare.append(path.stem)
-    assert bare == []
+    definitions = list(public_definitions(module, path.stem))
+    undocumented = [name for name, node in definitions if needs_docstring(node) and not ast.get_docstring(node)]
+    if definitions and path.name != "__init__.py" and not ast.get_docstring(module):
+        undocumented.append(path.stem)
+    assert undocumented == []
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_what_a_public_function_raises_stands_in_its_docstring(path: Path) -> None:
-    silent = {
-        f"{way}: {error}"
-        for way, definition in public_definitions(ast.parse(path.read_text()), path.stem)
-        if not isinstance(definition, ast.ClassDef) and needs_text(definition)
-        for error in raised(definition)
+def test_docstrings_list_the_errors_that_a_public_function_raises(path: Path) -> None:
+    undocumented = {
+        f"{name}: {error}"
+        for name, definition in public_definitions(ast.parse(path.read_text()), path.stem)
+        if not isinstance(definition, ast.ClassDef) and needs_docstring(definition)
+        for error in raised_errors(definition)
         if error not in (ast.get_docstring(definition) or "").partition("Raises:")[2]
     }
-    assert silent == set()
+    assert undocumented == set()
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_which_of_its_names_are_for_others(path: Path) -> None:
+def test_every_module_with_public_names_has_a_valid_all_list(path: Path) -> None:
     module = ast.parse(path.read_text())
     listed = [
         [ast.literal_eval(item) for item in node.value.elts]

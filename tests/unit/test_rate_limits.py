@@ -1,4 +1,4 @@
-"""The setting ``limiter``: how rate limits are written, and what a queue gets of them."""
+"""The setting ``limiter``: formats of rate limits, and the limit of each queue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MINUTE = {"max": 100, "duration": 60_000}
 
 
 def limiter(value: Any, queue: str = "mail") -> Any:
-    """What the workers of an app with this setting send to BullMQ."""
+    """Return the limit that workers of an app with this setting pass to BullMQ's scripts."""
     return Conf({"limiter": value}, {}).freeze().limiter(queue)
 
 
 @pytest.mark.parametrize("value", [None, "", "none", "None"])
-def test_none_is_no_limit(value: object) -> None:
+def test_an_empty_value_means_no_rate_limit(value: object) -> None:
     assert limiter(value) is None
 
 
@@ -44,26 +44,26 @@ def test_none_is_no_limit(value: object) -> None:
         "1/h, mail = 100/m",
     ],
 )
-def test_forms_of_a_rate_limit(value: object) -> None:
+def test_a_rate_limit_may_be_a_string_or_a_dictionary(value: object) -> None:
     assert limiter(value) == MINUTE
 
 
 @pytest.mark.parametrize(
     ("text", "duration_ms"), [("1/ms", 1), ("1/s", 1_000), ("1/h", 3_600_000), ("1/2d", 172_800_000), ("1/1.5s", 1_500)]
 )
-def test_the_letters_are_celerys_and_a_few_more(text: str, duration_ms: int) -> None:
+def test_a_rate_limit_may_have_any_unit_of_time(text: str, duration_ms: int) -> None:
     assert limiter(text) == {"max": 1, "duration": duration_ms}
 
 
-def test_a_named_queue_has_its_own_rate_limit_and_the_others_that_of_the_star() -> None:
-    said = "mail=100/m, {tagged}=2/s, bulk=none, 5/s"
-    assert limiter(said, "mail") == MINUTE
-    assert limiter(said, "{tagged}") == {"max": 2, "duration": 1_000}
-    assert limiter(said, "bulk") is None
-    assert limiter(said, "others") == {"max": 5, "duration": 1_000}
+def test_the_star_limit_applies_to_queues_without_a_named_limit() -> None:
+    setting = "mail=100/m, {tagged}=2/s, bulk=none, 5/s"
+    assert limiter(setting, "mail") == MINUTE
+    assert limiter(setting, "{tagged}") == {"max": 2, "duration": 1_000}
+    assert limiter(setting, "bulk") is None
+    assert limiter(setting, "others") == {"max": 5, "duration": 1_000}
 
 
-def test_without_a_star_queues_that_are_not_named_have_no_rate_limit() -> None:
+def test_queues_without_a_named_or_star_limit_have_no_rate_limit() -> None:
     assert limiter({"mail": "100/m"}, "others") is None
     assert limiter("mail=100/m", "others") is None
     assert limiter({"mail": None, "*": "1/s"}, "mail") is None
@@ -114,7 +114,7 @@ def test_an_invalid_rate_limit_is_rejected_with_the_reason(value: object, messag
 
 @given(st.text(max_size=20))
 def test_any_string_is_either_a_rate_limit_or_a_config_error(text: str) -> None:
-    found = None
+    limit = None
     with suppress(ConfigError):
-        found = limiter(text)
-    assert found is None or (found["max"] >= 1 and found["duration"] >= 1)
+        limit = limiter(text)
+    assert limit is None or (limit["max"] >= 1 and limit["duration"] >= 1)

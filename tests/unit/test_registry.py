@@ -38,7 +38,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class Outbox:
-    """A sender that keeps what it is given; it has the settings of a new app."""
+    """A sender that records jobs. It has the settings of a new app."""
 
     def __init__(self) -> None:
         self.jobs: list[NewJob] = []
@@ -71,8 +71,8 @@ def outbox() -> Outbox:
 
 
 @pytest.fixture
-def own_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    """A registry of shared tasks for this test alone."""
+def isolated_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    """Replace the registry of shared tasks in this test."""
     monkeypatch.setattr(shared, "SHARED", tasks := Tasks())
     monkeypatch.setattr(shared, "_current", None)
     return tasks
@@ -96,13 +96,13 @@ def test_a_task_is_named_after_its_module_and_function(app: App) -> None:
     assert app.tasks[f"{__name__}.add"] is task
 
 
-def test_a_function_inside_a_function_has_a_name_too() -> None:
+def test_a_nested_function_has_a_task_name() -> None:
     def inner() -> None: ...
 
-    assert task_name(inner) == f"{__name__}.test_a_function_inside_a_function_has_a_name_too.inner"
+    assert task_name(inner) == f"{__name__}.test_a_nested_function_has_a_task_name.inner"
 
 
-def test_a_function_without_a_usable_name_needs_one(app: App) -> None:
+def test_a_function_without_a_usable_name_needs_a_task_name(app: App) -> None:
     with pytest.raises(ConfigError, match=r"set one with @app\.task\(name='…'\)"):
         app.task(lambda: None)
     with pytest.raises(ConfigError, match=r"'mail\.send' has no usable name"):
@@ -129,11 +129,11 @@ if __name__ == "__main__":
         (["-c", SCRIPT], "__main__.work"),
     ],
 )
-def test_a_script_names_its_tasks_as_the_worker_that_imports_it(command: list[str], name: str, tmp_path: Path) -> None:
+def test_a_script_names_its_tasks_like_a_worker_that_imports_it(command: list[str], name: str, tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     for file in ("jobs.py", "__main__.py"):
         (tmp_path / "shop" / file).write_text(SCRIPT)
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, *command],
         cwd=tmp_path,
         env={"PYTHONPATH": f"{ROOT}"},
@@ -141,7 +141,7 @@ def test_a_script_names_its_tasks_as_the_worker_that_imports_it(command: list[st
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == name
+    assert run.stdout.strip() == name
 
 
 def test_the_location_of_a_task_is_file_and_line() -> None:
@@ -151,29 +151,29 @@ def test_the_location_of_a_task_is_file_and_line() -> None:
 
 def test_two_functions_with_one_task_name_are_rejected_with_both_locations(app: App) -> None:
     @app.task(name="mail.send")
-    def one() -> None: ...
+    def first() -> None: ...
 
-    def two() -> None: ...
+    def second() -> None: ...
 
-    with pytest.raises(DuplicateTaskError) as refused:
-        app.task(name="mail.send")(two)
-    text = str(refused.value)
+    with pytest.raises(DuplicateTaskError) as caught:
+        app.task(name="mail.send")(second)
+    text = str(caught.value)
     assert "two tasks are named 'mail.send'" in text
-    assert one.location in text
-    assert where(two) in text
-    assert app.tasks["mail.send"] is one
+    assert first.location in text
+    assert where(second) in text
+    assert app.tasks["mail.send"] is first
 
 
-def test_a_module_that_is_imported_again_replaces_its_own_tasks(app: App) -> None:
+def test_a_reimported_module_replaces_its_tasks(app: App) -> None:
     first, second = app.task(add), app.task(add)
     assert app.tasks[first.name] is second
     assert len(app.tasks) == 1
 
 
-def test_an_edited_module_that_is_reloaded_replaces_its_tasks_though_they_have_moved(
+def test_a_reloaded_module_replaces_tasks_whose_lines_have_moved(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two edits within a second look alike to the cache
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the bytecode cache misses a second edit within a second
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "edited_tasks.py"
     file.write_text("def work() -> int:\n    return 1\n")
@@ -188,14 +188,14 @@ def test_an_edited_module_that_is_reloaded_replaces_its_tasks_though_they_have_m
     assert task() == 2
 
 
-def test_functions_of_one_name_in_two_modules_do_not_replace_each_other(app: App) -> None:
-    def elsewhere() -> None: ...
+def test_functions_of_the_same_name_in_two_modules_are_rejected(app: App) -> None:
+    def other() -> None: ...
 
     app.task(name="work")(add)
-    elsewhere.__qualname__ = add.__qualname__
-    elsewhere.__module__ = "another.module"
+    other.__qualname__ = add.__qualname__
+    other.__module__ = "another.module"
     with pytest.raises(DuplicateTaskError, match="two tasks are named 'work'"):
-        app.task(name="work")(elsewhere)
+        app.task(name="work")(other)
 
 
 def test_an_unknown_task_gets_a_suggestion(app: App) -> None:
@@ -211,32 +211,32 @@ def test_an_unknown_task_gets_a_suggestion(app: App) -> None:
 # --- shared tasks -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
-def test_a_shared_task_belongs_to_apps_created_before_and_after_it() -> None:
+@pytest.mark.usefixtures("isolated_shared_tasks")
+def test_a_shared_task_belongs_to_earlier_and_later_apps() -> None:
     before = App("before")
 
     @shared_task
     def work() -> None: ...
 
-    # The fixture replaces the module's registry, which an app asks for when it is made.
+    # A new app reads the registry that the fixture has replaced.
     after = App("after")
     assert after.tasks[work.name] is work
     assert before.tasks[work.name] is work
     assert (work.name in after.tasks, len(after.tasks), list(after.tasks)) == (True, 1, [work.name])
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
+@pytest.mark.usefixtures("isolated_shared_tasks")
 def test_a_shared_task_is_sent_by_the_app_created_last() -> None:
     work = shared_task(name="work")(add)
-    one, two = App("one", task_default_queue="1"), App("two", task_default_queue="2")
+    first, second = App("one", task_default_queue="1"), App("two", task_default_queue="2")
     assert work.s(1).job().queue == "2"
-    shared.set_current(one)
+    shared.set_current(first)
     assert work.s(1).job().queue == "1"
-    assert two.config.default_queue == "2"
+    assert second.config.default_queue == "2"
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
-def test_sending_a_shared_task_without_an_app_is_an_error() -> None:
+@pytest.mark.usefixtures("isolated_shared_tasks")
+def test_sending_a_shared_task_without_an_app_raises_an_error() -> None:
     work = shared_task(add)
     assert work(1, 2) == 3
     with pytest.raises(ConfigError, match="this process has no App"):
@@ -248,24 +248,24 @@ def test_sending_a_shared_task_without_an_app_is_an_error() -> None:
         work.delay(1)
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
-def test_an_apps_own_task_has_precedence_over_a_shared_one_of_the_same_function() -> None:
+@pytest.mark.usefixtures("isolated_shared_tasks")
+def test_a_task_of_the_app_has_precedence_over_a_shared_task() -> None:
     app = App("a")
-    shared_one, own = shared_task(add), app.task(add)
-    assert app.tasks[own.name] is own is not shared_one
-    assert (len(app.tasks), list(app.tasks)) == (1, [own.name])
+    shared_one, app_task = shared_task(add), app.task(add)
+    assert app.tasks[app_task.name] is app_task is not shared_one
+    assert (len(app.tasks), list(app.tasks)) == (1, [app_task.name])
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
-def test_a_shared_task_may_not_take_the_name_of_another_function() -> None:
+@pytest.mark.usefixtures("isolated_shared_tasks")
+def test_a_task_may_not_have_the_name_of_a_shared_task() -> None:
     app = App("a")
     shared_task(name="work")(add)
     with pytest.raises(DuplicateTaskError):
         app.task(name="work")(where)
 
 
-@pytest.mark.usefixtures("own_shared_tasks")
-def test_shared_tasks_take_the_same_options() -> None:
+@pytest.mark.usefixtures("isolated_shared_tasks")
+def test_shared_tasks_accept_the_options_of_tasks() -> None:
     @shared_task(bind=True, queue="mail", max_retries=None)
     async def work(self: Context) -> None: ...
 
@@ -273,7 +273,7 @@ def test_shared_tasks_take_the_same_options() -> None:
     assert (work.bind, work.options.queue, work.options.attempts(CONFIG)) == (True, "mail", ENDLESS + 1)
 
 
-# --- a task is a function too -----------------------------------------------------------------------------------------
+# --- direct calls -----------------------------------------------------------------------------------------------------
 
 
 def test_calling_a_task_runs_it_in_this_process(app: App) -> None:
@@ -295,7 +295,7 @@ async def test_calling_an_async_task_returns_its_coroutine(app: App) -> None:
     assert await work(5) == 5
 
 
-def test_attributes_of_the_function_do_not_replace_the_tasks_own(outbox: Outbox) -> None:
+def test_attributes_of_the_function_do_not_replace_attributes_of_the_task(outbox: Outbox) -> None:
     def work() -> None: ...
 
     work.__dict__.update(name="other", options="other", _sender=None)
@@ -317,7 +317,7 @@ def test_a_bound_task_that_is_called_directly_gets_a_new_context(app: App) -> No
     assert (request.id, request.called_directly, request.retries) == ("", True, 0)
 
 
-async def test_a_bound_async_task_may_report_when_called_directly(app: App) -> None:
+async def test_a_bound_async_task_may_report_progress_when_called_directly(app: App) -> None:
     @app.task(bind=True, name="bound")
     async def bound(self: Context) -> str:
         await self.aupdate_progress(50)
@@ -327,16 +327,16 @@ async def test_a_bound_async_task_may_report_when_called_directly(app: App) -> N
     assert await bound() == "<Context of bound job (called directly)>"
 
 
-def test_a_retry_of_a_task_that_was_called_directly_raises_its_reason(app: App) -> None:
+def test_a_retry_in_a_direct_call_raises_its_reason(app: App) -> None:
     @app.task(bind=True, name="bound")
     def bound(self: Context, reason: Exception | None) -> None:
         raise self.retry(exc=reason, countdown=timedelta(seconds=2), max_retries=5)
 
-    with pytest.raises(KeyError, match="why"):
-        bound(KeyError("why"))
-    with pytest.raises(Retry) as asked:
+    with pytest.raises(KeyError, match="reason"):
+        bound(KeyError("reason"))
+    with pytest.raises(Retry) as caught:
         bound(None)
-    assert (asked.value.delay_ms, asked.value.max_retries, asked.value.exc) == (2_000, 5, None)
+    assert (caught.value.delay_ms, caught.value.max_retries, caught.value.exc) == (2_000, 5, None)
 
 
 def test_progress_without_a_json_form_is_rejected_also_in_a_direct_call() -> None:
@@ -356,7 +356,7 @@ def test_calls_without_options_use_the_settings_of_the_current_sender(outbox: Ou
     assert [(job.queue, job.options.attempts) for job in outbox.jobs] == [("default", 3), ("other", 6), ("other", 6)]
 
 
-def test_all_ways_to_send_build_the_same_job(outbox: Outbox) -> None:
+def test_all_send_methods_build_the_same_job(outbox: Outbox) -> None:
     task = task_of(add, outbox, queue="mail")
     handles = [
         task.delay(1, y=2),
@@ -371,7 +371,7 @@ def test_all_ways_to_send_build_the_same_job(outbox: Outbox) -> None:
     assert len({job.id for job in outbox.jobs}) == 5
 
 
-async def test_all_async_ways_to_send_build_the_same_job(outbox: Outbox) -> None:
+async def test_all_async_send_methods_build_the_same_job(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     handles = [
         await task.adelay(1, y=2),
@@ -424,14 +424,14 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
     outbox = Outbox()
     jobs = outbox.jobs
     monkeypatch.setattr(app, "send", outbox.send)
-    app.send_task("elsewhere", ["a", 1], queue="mail", priority=2)
-    app.send_task("elsewhere", kwargs={"to": "a"})
-    app.send_task("elsewhere")
+    app.send_task("remote", ["a", 1], queue="mail", priority=2)
+    app.send_task("remote", kwargs={"to": "a"})
+    app.send_task("remote")
     app.send_task("known", (1,), {"y": 2})
     assert [json.loads(job.data) for job in jobs] == [["a", 1], {"to": "a"}, {}, {"x": 1, "y": 2}]
-    assert (jobs[0].name, jobs[0].queue, jobs[0].options.priority) == ("elsewhere", "mail", 2)
+    assert (jobs[0].name, jobs[0].queue, jobs[0].options.priority) == ("remote", "mail", 2)
     with pytest.raises(TypeError, match="positional and keyword arguments cannot be combined"):
-        app.send_task("elsewhere", (1,), {"y": 2})
+        app.send_task("remote", (1,), {"y": 2})
     with pytest.raises(TypeError, match="missing a required argument: 'x'"):
         app.send_task("known")
     assert len(jobs) == 4
@@ -441,7 +441,7 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "why"),
+    ("options", "error", "message"),
     [
         ({"queue": "a:b"}, InvalidNameError, "queue name"),
         ({"queue": 5}, InvalidNameError, "queue name must be a non-empty string"),
@@ -468,20 +468,20 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
         ({"qeue": "mail"}, TypeError, "qeue"),
     ],
 )
-def test_an_invalid_option_is_rejected_where_the_task_is_defined(
-    app: App, options: dict[str, Any], error: type[Exception], why: str
+def test_an_invalid_option_is_rejected_when_the_task_is_defined(
+    app: App, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=why):
+    with pytest.raises(error, match=message):
         app.task(**options)
     assert len(app.tasks) == len(shared.SHARED)
 
 
-def built(task: dict[str, Any] | None = None, **call: Any) -> NewJob:
+def new_job(task: dict[str, Any] | None = None, **call: Any) -> NewJob:
     return build_job("t", {}, TaskOptions(**(task or {})), CallOptions.of(call), CONFIG)
 
 
 def test_a_job_has_the_apps_defaults() -> None:
-    job = built()
+    job = new_job()
     options = job.options
     assert (job.queue, job.name, job.data) == ("default", "t", b"{}")
     assert (options.attempts, options.delay_ms, options.priority, options.lifo) == (3, 0, 0, False)
@@ -492,7 +492,7 @@ def test_a_job_has_the_apps_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "backoff"),
+    ("options", "backoff"),
     [
         ({"retry_backoff": True}, ("exponential", 1_000, 0.2, 3_600_000)),
         ({"retry_backoff": 2.5}, ("exponential", 2_500, 0.2, 3_600_000)),
@@ -507,11 +507,11 @@ def test_a_job_has_the_apps_defaults() -> None:
     ],
 )
 def test_the_retry_options_of_a_task_are_stored_in_its_jobs(
-    said: dict[str, Any], backoff: tuple[str, int, float, int]
+    options: dict[str, Any], backoff: tuple[str, int, float, int]
 ) -> None:
-    found = built(said).options.backoff
-    assert found is not None
-    assert (found.type, found.delay_ms, found.jitter, found.max_delay_ms) == backoff
+    stored = new_job(options).options.backoff
+    assert stored is not None
+    assert (stored.type, stored.delay_ms, stored.jitter, stored.max_delay_ms) == backoff
 
 
 def test_a_backoff_function_is_kept_with_the_task() -> None:
@@ -532,7 +532,7 @@ def test_a_backoff_function_is_kept_with_the_task() -> None:
     ],
 )
 def test_retries_do_not_include_the_first_attempt(task: dict[str, Any], call: dict[str, Any], attempts: int) -> None:
-    assert built(task, **call).options.attempts == attempts
+    assert new_job(task, **call).options.attempts == attempts
 
 
 def test_max_retries_none_retries_without_a_limit(app: App) -> None:
@@ -541,12 +541,12 @@ def test_max_retries_none_retries_without_a_limit(app: App) -> None:
 
 def test_options_of_a_call_override_those_of_its_task() -> None:
     task = {"queue": "slow", "priority": 5, "expires": 60}
-    assert built(task).queue == "slow"
-    assert built(task).options.priority == 5
-    assert built(task).options.expires_in_ms == 60_000
-    said = built(task, queue="fast", priority=0, expires=datetime(2027, 1, 1, tzinfo=UTC))
-    assert (said.queue, said.options.priority) == ("fast", 0)
-    assert (said.options.expires_in_ms, said.options.expires_ms) == (None, 1_798_761_600_000)
+    assert new_job(task).queue == "slow"
+    assert new_job(task).options.priority == 5
+    assert new_job(task).options.expires_in_ms == 60_000
+    job = new_job(task, queue="fast", priority=0, expires=datetime(2027, 1, 1, tzinfo=UTC))
+    assert (job.queue, job.options.priority) == ("fast", 0)
+    assert (job.options.expires_in_ms, job.options.expires_ms) == (None, 1_798_761_600_000)
 
 
 @pytest.mark.parametrize(
@@ -563,11 +563,11 @@ def test_options_of_a_call_override_those_of_its_task() -> None:
     ],
 )
 def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(built(**call).options, field) == value
+    assert getattr(new_job(**call).options, field) == value
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "why"),
+    ("call", "error", "message"),
     [
         ({"countdown": -1}, ConfigError, "countdown"),
         ({"countdown": "5"}, ConfigError, "countdown"),
@@ -580,11 +580,11 @@ def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str,
         ({"max_retries": -1}, ConfigError, "max_retries"),
     ],
 )
-def test_an_invalid_option_of_a_call_is_rejected(call: dict[str, Any], error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        built(**call)
+def test_an_invalid_option_of_a_call_is_rejected(call: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        new_job(**call)
 
 
-def test_retention_is_that_of_the_task_or_else_of_the_app() -> None:
-    said = built({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
-    assert (said.options.keep_completed_ms, said.options.keep_failed_ms) == (0, 86_400_000)
+def test_retention_of_a_task_overrides_that_of_the_app() -> None:
+    job = new_job({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
+    assert (job.options.keep_completed_ms, job.options.keep_failed_ms) == (0, 86_400_000)
