@@ -1,4 +1,4 @@
-"""What the scripts' replies mean."""
+"""Parsing of the scripts' replies."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from bulltask.transport.replies import NO_JOB, Fetched, parse_fetched, raise_for
         (-11, SchedulerBusyError),
     ],
 )
-def test_each_negative_number_is_an_error_that_names_the_job(code: int, error: type[JobError]) -> None:
+def test_each_negative_code_raises_an_error_that_names_the_job(code: int, error: type[JobError]) -> None:
     with pytest.raises(error, match=r"^job 7 in queue \{mail\}: ") as raised:
         raise_for(code, "7", "{mail}")
     assert (raised.value.job_id, raised.value.queue) == ("7", "{mail}")
 
 
-def test_an_unknown_code_is_a_broker_error() -> None:
+def test_an_unknown_code_raises_a_broker_error() -> None:
     with pytest.raises(BrokerError, match="a script returned the unknown code -77 for job 7 in queue q"):
         raise_for(-77, "7", "q")
 
 
 @pytest.mark.parametrize("reply", [0, 1, 5, b"-1", "7", None, [], [-1]])
-def test_any_other_reply_raises_nothing(reply: Any) -> None:
+def test_any_other_reply_raises_no_error(reply: Any) -> None:
     raise_for(reply, "7", "q")
 
 
@@ -70,12 +70,12 @@ def test_any_other_reply_raises_nothing(reply: Any) -> None:
         (None, NO_JOB),
     ],
 )
-def test_a_fetch_returns_a_job_or_why_there_is_none(reply: Any, fetched: Fetched) -> None:
+def test_the_reply_of_a_fetch_is_parsed(reply: Any, fetched: Fetched) -> None:
     assert parse_fetched(reply) == fetched
 
 
 @pytest.mark.parametrize(
-    ("raw", "meant"), [(b"7", "7"), (7, "7"), ("7", "7"), (b"\xff", "\udcff"), ("é".encode(), "é")]
+    ("raw", "expected"), [(b"7", "7"), (7, "7"), ("7", "7"), (b"\xff", "\udcff"), ("é".encode(), "é")]
 )
-def test_an_id_is_text_whatever_its_bytes(raw: Any, meant: str) -> None:
-    assert text(raw) == meant
+def test_an_id_of_any_bytes_is_decoded_as_text(raw: Any, expected: str) -> None:
+    assert text(raw) == expected

@@ -1,4 +1,4 @@
-"""A test that fails shows the command that repeats it."""
+"""A failing test prints the command to run the test again."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def test_other():
 """
 
 
-def test_a_test_that_fails_shows_the_command_that_repeats_it_with_its_seed(tmp_path: Path) -> None:
+def test_a_failing_test_prints_the_command_to_rerun_with_its_seed(tmp_path: Path) -> None:
     (tmp_path / "test_fails.py").write_text(FAILS)
-    words = ["-p", "tests.support.rerun_command", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
+    args = ["-p", "tests.support.rerun_command", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "BULLTASK_TEST_SERVER": "redis"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *args], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
-    shown = [line for line in ran.stdout.splitlines() if line.startswith("BULLTASK_TEST_SERVER=redis ")]
-    assert [line.partition(" ")[2] for line in shown] == [
+    printed = [line for line in run.stdout.splitlines() if line.startswith("BULLTASK_TEST_SERVER=redis ")]
+    assert [line.partition(" ")[2] for line in printed] == [
         """BULLTASK_TEST_SEED=17 .venv/bin/python -m pytest 'test_fails.py::test_what[it'"'"'s]'"""
-    ], ran.stdout
+    ], run.stdout
 
 
-def test_a_test_without_a_seed_is_repeated_by_its_name_alone() -> None:
+def test_a_test_without_a_seed_is_rerun_by_its_name() -> None:
     assert rerun_command("tests/unit/test_a.py::test_b", [("jobs", 5)], {}) == (
         ".venv/bin/python -m pytest tests/unit/test_a.py::test_b"
     )

@@ -1,4 +1,4 @@
-"""What ``get()`` raises for a job that failed: the task's own exception where that is safe and true, else TaskError."""
+"""Errors of ``get()`` for a failed job: the task's exception if it can be rebuilt safely, else ``TaskError``."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from bulltask.worker.child.retry_decision import trace_of
 from tests.support.machine_load import scale_to_load
 
 
-class Failing:
-    """A reader of jobs that finds one failed job."""
+class FailedJobReader:
+    """A reader of jobs that returns one failed job."""
 
     def __init__(self, reason: str, *traces: str) -> None:
         self.reason, self.traces = reason, traces
@@ -58,15 +58,15 @@ class Failing:
         return Revocation.FINISHED
 
 
-def raised(reason: str, *traces: str) -> BaseException:
-    """What ``get()`` raises for this stored failure."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
-        AsyncResult[Any]("id-1", "mail", Failing(reason, *traces)).get()
+def error_of_get(reason: str, *traces: str) -> BaseException:
+    """Return the exception that ``get()`` raises for this stored failure."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any exception
+        AsyncResult[Any]("id-1", "mail", FailedJobReader(reason, *traces)).get()
     return caught.value
 
 
 def failure_of(error: BaseException, *, notes: list[str] | None = None) -> tuple[str, str]:
-    """Reason and traceback as a worker stores them after a task raised ``error``."""
+    """Return reason and traceback as a worker stores them after a task raised ``error``."""
     for note in notes or ():
         error.add_note(note)
     with pytest.raises(type(error)) as caught:
@@ -74,12 +74,12 @@ def failure_of(error: BaseException, *, notes: list[str] | None = None) -> tuple
     return str(caught.value) or type(error).__name__, trace_of(caught.value)
 
 
-def again(error: BaseException, **more: Any) -> BaseException:
-    return raised(*failure_of(error, **more))
+def rebuild(error: BaseException, **options: Any) -> BaseException:
+    return error_of_get(*failure_of(error, **options))
 
 
 class PlainError(Exception):
-    """As most errors of users."""
+    """An exception class without methods."""
 
 
 class NeedsArguments(Exception):
@@ -96,7 +96,7 @@ class ShowsAttributes(Exception):
         return f"status {self.status}"
 
 
-class AddsWords(Exception):
+class AddsPrefix(Exception):
     def __str__(self) -> str:
         return f"oh no: {self.args[0]}"
 
@@ -104,10 +104,10 @@ class AddsWords(Exception):
 calls: list[str] = []
 
 
-class Telltale(Exception):
-    """Tells when its code runs."""
+class RecordsCalls(Exception):
+    """An exception that records calls of its constructor."""
 
-    def __new__(cls, *args: object) -> Telltale:
+    def __new__(cls, *args: object) -> RecordsCalls:
         calls.append("new")
         return super().__new__(cls, *args)
 
@@ -116,27 +116,27 @@ class Telltale(Exception):
         super().__init__(*args)
 
 
-# --- the same exception -----------------------------------------------------------------------------------------------
+# --- rebuilt exceptions -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("notes", [[], ["a note"]])
 @pytest.mark.parametrize("size", [20_000, 20_000_000])
-def test_an_exception_with_a_shortened_message_is_rebuilt_with_it(size: int, notes: list[str]) -> None:
+def test_an_exception_with_a_shortened_message_is_rebuilt(size: int, notes: list[str]) -> None:
     error = PlainError("begin" + size * "x" + "end")
     for note in notes:
         error.add_note(note)
     reason, trace = reason_of(error), trace_of(error)
     assert (len(reason), len(trace) < 51_000) == (REASON_CHARS, True)
-    found = raised(reason, trace)
-    assert (type(found), str(found)) == (PlainError, reason)
+    rebuilt = error_of_get(reason, trace)
+    assert (type(rebuilt), str(rebuilt)) == (PlainError, reason)
     assert (reason[:5], reason[-3:]) == ("begin", "end")
 
 
-def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
+def test_a_long_reason_from_node_is_parsed_quickly() -> None:
     reason = "\n".join(200_000 * ["a line (of *many*)"])
     started = time.monotonic()
-    found = raised(reason, f"Traceback (most recent call last):\nError: {reason}\nat worker.js:1:1")
-    assert type(found) is TaskError
+    rebuilt = error_of_get(reason, f"Traceback (most recent call last):\nError: {reason}\nat worker.js:1:1")
+    assert type(rebuilt) is TaskError
     assert time.monotonic() - started < scale_to_load(1)
 
 
@@ -156,7 +156,7 @@ def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
         FileNotFoundError("no such file"),
         ImportError("x"),
         UnicodeError("x"),
-        AddsWords("x"),
+        AddsPrefix("x"),
         PermanentError("never"),
         TransientError("later", retry_after=5),
         JobExpiredError(),
@@ -164,31 +164,31 @@ def test_a_reason_of_any_length_from_node_is_read_at_once() -> None:
     ids=repr,
 )
 def test_an_exception_is_rebuilt_with_its_class_and_message(error: Exception) -> None:
-    found = again(error)
-    assert type(found) is type(error)
-    assert str(error) in str(found)
-    assert isinstance(found.__cause__, RemoteTraceback)
-    assert "test_result_rebuild.py" in str(found.__cause__)
+    rebuilt = rebuild(error)
+    assert type(rebuilt) is type(error)
+    assert str(error) in str(rebuilt)
+    assert isinstance(rebuilt.__cause__, RemoteTraceback)
+    assert "test_result_rebuild.py" in str(rebuilt.__cause__)
 
 
-def test_the_message_is_exactly_the_same_where_its_class_allows() -> None:
+def test_a_rebuilt_exception_has_the_same_message() -> None:
     for error in (ValueError("x"), KeyError("x"), OSError("x"), PlainError("a\nb")):
-        assert str(again(error)) == str(error)
-    assert again(KeyError("x")).args == ("x",)
+        assert str(rebuild(error)) == str(error)
+    assert rebuild(KeyError("x")).args == ("x",)
 
 
-def test_an_exception_without_a_message_is_rebuilt_without_one() -> None:
-    found = again(PlainError())
-    assert (type(found), found.args, str(found)) == (PlainError, (), "")
+def test_an_exception_without_a_message_is_rebuilt_without_arguments() -> None:
+    rebuilt = rebuild(PlainError())
+    assert (type(rebuilt), rebuilt.args, str(rebuilt)) == (PlainError, (), "")
 
 
-def test_notes_do_not_hide_the_class() -> None:
-    found = again(PlainError("boom"), notes=["in row 5", "KeyError: not this"])
-    assert (type(found), str(found)) == (PlainError, "boom")
-    assert "in row 5" in str(found.__cause__)
+def test_an_exception_with_notes_is_rebuilt() -> None:
+    rebuilt = rebuild(PlainError("boom"), notes=["in row 5", "KeyError: not this"])
+    assert (type(rebuilt), str(rebuilt)) == (PlainError, "boom")
+    assert "in row 5" in str(rebuilt.__cause__)
 
 
-def test_a_chain_is_rebuilt_as_its_last_exception() -> None:
+def test_a_chain_of_exceptions_is_rebuilt_as_its_last_exception() -> None:
     def chained() -> None:
         try:
             _ = dict[str, str]()["first"]
@@ -198,39 +198,39 @@ def test_a_chain_is_rebuilt_as_its_last_exception() -> None:
     with pytest.raises(PlainError) as caught:
         chained()
     reason, trace = str(caught.value), trace_of(caught.value)
-    found = raised(reason, trace)
-    assert (type(found), str(found)) == (PlainError, "second")
-    assert "KeyError: 'first'" in str(found.__cause__)
+    rebuilt = error_of_get(reason, trace)
+    assert (type(rebuilt), str(rebuilt)) == (PlainError, "second")
+    assert "KeyError: 'first'" in str(rebuilt.__cause__)
 
 
-def test_a_cause_that_was_never_raised_does_not_hide_the_class() -> None:
+def test_an_exception_with_a_cause_that_was_never_raised_is_rebuilt() -> None:
     error = PlainError("second")
     error.__cause__ = KeyError("first")
-    assert type(again(error)) is PlainError
+    assert type(rebuild(error)) is PlainError
 
 
 def test_a_class_that_needs_arguments_is_rebuilt_without_calling_init() -> None:
-    found = again(NeedsArguments(404, "not found"))
-    assert (type(found), str(found)) == (NeedsArguments, "404: not found")
-    assert not hasattr(found, "code")
+    rebuilt = rebuild(NeedsArguments(404, "not found"))
+    assert (type(rebuilt), str(rebuilt)) == (NeedsArguments, "404: not found")
+    assert not hasattr(rebuilt, "code")
 
 
 def test_rebuilding_runs_no_code_of_the_class_except_str() -> None:
-    failure = failure_of(Telltale("boom"))
+    failure = failure_of(RecordsCalls("boom"))
     calls.clear()
-    found = raised(*failure)
-    assert (type(found), str(found)) == (Telltale, "boom")
+    rebuilt = error_of_get(*failure)
+    assert (type(rebuilt), str(rebuilt)) == (RecordsCalls, "boom")
     assert calls == []
 
 
 def test_a_rebuilt_transient_error_can_be_raised_by_another_task() -> None:
-    found = again(TransientError("later", retry_after=timedelta(seconds=5)))
-    assert isinstance(found, TransientError)
-    assert found.retry_after is None
+    rebuilt = rebuild(TransientError("later", retry_after=timedelta(seconds=5)))
+    assert isinstance(rebuilt, TransientError)
+    assert rebuilt.retry_after is None
 
 
-async def test_awaiting_raises_the_same() -> None:
-    result = AsyncResult[Any]("id-1", "mail", Failing(*failure_of(PlainError("boom"))))
+async def test_awaiting_a_result_raises_the_rebuilt_exception() -> None:
+    result = AsyncResult[Any]("id-1", "mail", FailedJobReader(*failure_of(PlainError("boom"))))
     with pytest.raises(PlainError, match="boom"):
         await result
     with pytest.raises(PlainError, match="boom"):
@@ -238,7 +238,7 @@ async def test_awaiting_raises_the_same() -> None:
 
 
 def test_info_returns_the_exception_of_a_failed_job() -> None:
-    result = AsyncResult[Any]("id-1", "mail", Failing(*failure_of(PlainError("boom"))))
+    result = AsyncResult[Any]("id-1", "mail", FailedJobReader(*failure_of(PlainError("boom"))))
     assert type(result.info) is PlainError
     assert (result.failed(), result.ready(), result.successful()) == (True, True, False)
     assert result.traceback is not None
@@ -249,11 +249,11 @@ def test_info_returns_the_exception_of_a_failed_job() -> None:
 
 
 def task_error(reason: str, *traces: str) -> TaskError:
-    found = raised(reason, *traces)
-    assert type(found) is TaskError
-    assert (found.reason, found.job_id) == (reason, "id-1")
-    assert str(found).startswith(f"job id-1: {reason}")
-    return found
+    rebuilt = error_of_get(reason, *traces)
+    assert type(rebuilt) is TaskError
+    assert (rebuilt.reason, rebuilt.job_id) == (reason, "id-1")
+    assert str(rebuilt).startswith(f"job id-1: {reason}")
+    return rebuilt
 
 
 JS = (
@@ -262,20 +262,20 @@ JS = (
 
 
 @pytest.mark.parametrize("trace", [JS, JS.replace("Error:", "TypeError:"), JS.replace("Error:", "ValueError:")])
-def test_an_error_of_node_is_a_task_error_with_its_stack(trace: str) -> None:
-    found = task_error("boom", trace)
-    assert "worker.js:5:11" in str(found)
-    assert found.remote_traceback == trace
+def test_an_error_of_node_becomes_a_task_error_with_its_stack(trace: str) -> None:
+    rebuilt = task_error("boom", trace)
+    assert "worker.js:5:11" in str(rebuilt)
+    assert rebuilt.remote_traceback == trace
 
 
-def test_a_failure_without_a_traceback_is_a_task_error() -> None:
+def test_a_failure_without_a_traceback_becomes_a_task_error() -> None:
     assert str(task_error("job stalled more than allowable limit")) == "job id-1: job stalled more than allowable limit"
 
 
-def test_a_traceback_of_an_earlier_attempt_is_not_taken_for_the_reason() -> None:
+def test_a_traceback_of_an_earlier_attempt_is_not_used_to_rebuild() -> None:
     _, trace = failure_of(KeyError("x"))
-    found = task_error("the child running this job died (SIGKILL)", trace)
-    assert "KeyError: 'x'" in str(found)
+    rebuilt = task_error("the child running this job died (SIGKILL)", trace)
+    assert "KeyError: 'x'" in str(rebuilt)
 
 
 @pytest.mark.parametrize(
@@ -311,16 +311,16 @@ alias = ValueError
 outer = PlainError("an instance, not a class")
 
 
-def test_a_modules_getattr_is_not_called() -> None:
-    asked: list[str] = []
+def test_the_getattr_function_of_a_module_is_not_called() -> None:
+    accessed: list[str] = []
     module = types.ModuleType("lazy_module_of_a_test")
-    cast(Any, module).__getattr__ = asked.append
+    cast(Any, module).__getattr__ = accessed.append
     sys.modules[module.__name__] = module
     try:
         task_error("boom", "Traceback (most recent call last):\nlazy_module_of_a_test.SomeError: boom\n")
     finally:
         del sys.modules[module.__name__]
-    assert asked == []
+    assert accessed == []
 
 
 def make_local() -> Exception:
@@ -341,7 +341,7 @@ def make_local() -> Exception:
     ],
     ids=repr,
 )
-def test_an_exception_that_cannot_be_rebuilt_is_a_task_error_with_the_traceback(
+def test_other_exceptions_become_a_task_error_with_the_traceback(
     error: BaseException,
 ) -> None:
     reason, trace = failure_of(error)
@@ -360,32 +360,32 @@ def test_an_exception_that_cannot_be_rebuilt_is_a_task_error_with_the_traceback(
     ],
     ids=repr,
 )
-def test_an_exception_that_get_itself_may_raise_is_a_task_error(error: Exception) -> None:
+def test_an_exception_class_that_get_raises_itself_becomes_a_task_error(error: Exception) -> None:
     task_error(*failure_of(error))
 
 
 @pytest.mark.parametrize("make", [lambda n: "x" * n, lambda n: "(" * n, lambda n: "\n" * n + "x", lambda n: "a: " * n])
-def test_a_huge_message_is_handled_fast(make: Callable[[int], str]) -> None:
+def test_a_huge_message_is_parsed_quickly(make: Callable[[int], str]) -> None:
     reason = make(50_000)
     trace = f"Traceback (most recent call last):\nKeyError: {reason}\nKeyError: {reason}"
-    assert isinstance(raised(reason, trace), KeyError | TaskError)
+    assert isinstance(error_of_get(reason, trace), KeyError | TaskError)
 
 
 # --- handles ----------------------------------------------------------------------------------------------------------
 
 
-def test_handles_of_one_job_are_equal() -> None:
-    one, same, other = (AsyncResult[Any](i, "q", Failing("")) for i in ("1", "1", "2"))
-    assert one == same != other
-    assert len({one, same, other}) == 2
-    assert one != "1"
-    assert repr(one) == "<AsyncResult 1 of queue q>"
+def test_handles_of_the_same_job_are_equal() -> None:
+    first, same, other = (AsyncResult[Any](i, "q", FailedJobReader("")) for i in ("1", "1", "2"))
+    assert first == same != other
+    assert len({first, same, other}) == 2
+    assert first != "1"
+    assert repr(first) == "<AsyncResult 1 of queue q>"
 
 
-def test_a_job_that_was_revoked_raises_celerys_error_also_when_its_task_was_interrupted() -> None:
-    assert type(raised("revoked")) is TaskRevokedError
+def test_a_revoked_job_raises_task_revoked_error() -> None:
+    assert type(error_of_get("revoked")) is TaskRevokedError
     reason, trace = failure_of(TaskCancelled("revoked"))
     assert reason == "revoked"
-    found = raised(reason, trace)
-    assert type(found) is TaskRevokedError
-    assert "failure_of" in found.remote_traceback
+    rebuilt = error_of_get(reason, trace)
+    assert type(rebuilt) is TaskRevokedError
+    assert "failure_of" in rebuilt.remote_traceback

@@ -1,4 +1,4 @@
-"""The settings ``remove_on_complete`` and ``remove_on_fail``, and the jobs that say it themselves."""
+"""The settings ``remove_on_complete`` and ``remove_on_fail``, and the retention options of jobs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAMES = pytest.mark.parametrize("name", ["remove_on_complete", "remove_on_fail"]
 
 
 def setting(name: str, value: Any) -> Any:
-    """BullMQ's ``keepJobs`` of a worker with this setting."""
+    """Return BullMQ's ``keepJobs`` for a worker with this setting."""
     config = Conf({name: value}, {}).freeze()
     return config.keep_completed if name == "remove_on_complete" else config.keep_failed
 
 
 @NAMES
 @pytest.mark.parametrize(
-    ("value", "meant"),
+    ("value", "expected"),
     [
         (None, None),
         ("none", None),
@@ -45,8 +45,8 @@ def setting(name: str, value: Any) -> Any:
         ({}, {}),
     ],
 )
-def test_forms_of_the_retention_option(name: str, value: object, meant: object) -> None:
-    assert setting(name, value) == meant
+def test_a_retention_setting_may_be_a_flag_a_count_or_limits(name: str, value: object, expected: object) -> None:
+    assert setting(name, value) == expected
 
 
 @NAMES
@@ -66,7 +66,7 @@ def test_forms_of_the_retention_option(name: str, value: object, meant: object) 
         ("limit=5", "has no key 'limit'; use age, count"),
     ],
 )
-def test_an_invalid_retention_option_is_rejected_with_the_reason(name: str, value: object, message: str) -> None:
+def test_an_invalid_retention_setting_is_rejected_with_the_reason(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} {message}"):
         setting(name, value)
 
@@ -89,6 +89,6 @@ def test_the_retention_of_a_job_overrides_that_of_the_worker(stored: object, kep
     assert RunningJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept
 
 
-def test_without_a_retention_option_every_job_is_kept() -> None:
+def test_every_job_is_kept_without_a_retention_option() -> None:
     job = RunningJob.from_hash("mail", "1", [])
     assert job.keep("removeOnComplete") == job.keep("removeOnComplete", None) == {"count": -1}

@@ -31,16 +31,17 @@ from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.slots import Slots
 
-OURS = {"bulltask": {"v": 1}, "backoff": {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}}
-FOREIGN = {"backoff": {"type": "exponential", "delay": 1_000}}
+BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}
+BULLTASK_OPTS = {"bulltask": {"v": 1}, "backoff": BACKOFF}
+BULLMQ_OPTS = {"backoff": {"type": "exponential", "delay": 1_000}}
 
-app = App("verdict")
+app = App("tested")
 deep_app = App("deep")
 deep_app.task(name="t")(lambda x: None)
 
 
 class UnknownError(Exception):
-    """Of no category."""
+    """An error without a known category."""
 
 
 class BrokenStr(Exception):
@@ -49,7 +50,7 @@ class BrokenStr(Exception):
 
 
 def job(opts: dict[str, Any], *, made: int = 0, attempts: int = 3) -> RunningJob:
-    """A job whose ``made`` tries have failed before the one that is judged."""
+    """Return a job in an attempt after ``made`` failed attempts."""
     opts = {"attempts": attempts, **opts}
     return RunningJob("mail", "id-1", "t", b"{}", opts, 0, 0, made, made + 1, "", "", None)
 
@@ -62,19 +63,20 @@ def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
     return Task(function, "t", TaskOptions(**options), lambda: app, bind=False)
 
 
-def verdict(
+def decide(
     error: BaseException, opts: dict[str, Any] | None = None, *, made: int = 0, attempts: int = 3, **options: Any
 ) -> FailedOutcome | Retried:
-    return decide_retry(error, job(OURS if opts is None else opts, made=made, attempts=attempts), task(**options), app)
+    failed = job(BULLTASK_OPTS if opts is None else opts, made=made, attempts=attempts)
+    return decide_retry(error, failed, task(**options), app)
 
 
-def retried(found: FailedOutcome | Retried) -> bool:
-    return isinstance(found, Retried)
+def is_retried(outcome: FailedOutcome | Retried) -> bool:
+    return isinstance(outcome, Retried)
 
 
-def delay_of(found: FailedOutcome | Retried) -> int:
-    assert isinstance(found, Retried)
-    return found.delay_ms
+def delay_of(outcome: FailedOutcome | Retried) -> int:
+    assert isinstance(outcome, Retried)
+    return outcome.delay_ms
 
 
 def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
@@ -82,11 +84,11 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
     return httpx.HTTPStatusError(f"{status}", request=response.request, response=response)
 
 
-# --- what is retried --------------------------------------------------------------------------------------------------
+# --- retried errors ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error", "ours", "foreign"),
+    ("error", "bulltask", "bullmq"),
     [
         (TransientError("x"), True, True),
         (ConnectionError("x"), True, True),
@@ -103,16 +105,14 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
     ],
     ids=repr,
 )
-def test_our_jobs_follow_the_categories_and_those_of_other_clients_bullmq(
-    error: BaseException, ours: bool, foreign: bool
-) -> None:
-    assert retried(verdict(error)) is ours
-    assert retried(verdict(error, FOREIGN)) is foreign
+def test_categories_apply_only_to_jobs_of_bulltask(error: BaseException, bulltask: bool, bullmq: bool) -> None:
+    assert is_retried(decide(error)) is bulltask
+    assert is_retried(decide(error, BULLMQ_OPTS)) is bullmq
 
 
-@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+@pytest.mark.parametrize("opts", [BULLTASK_OPTS, BULLMQ_OPTS])
 @pytest.mark.parametrize(
-    ("error", "options", "again"),
+    ("error", "options", "expected"),
     [
         (ValueError("x"), {"autoretry_for": (ValueError,)}, True),
         (UnicodeError("x"), {"autoretry_for": (ValueError,)}, True),
@@ -125,76 +125,76 @@ def test_our_jobs_follow_the_categories_and_those_of_other_clients_bullmq(
     ],
     ids=repr,
 )
-def test_a_task_may_widen_and_narrow_what_is_retried(
-    opts: dict[str, Any], error: Exception, options: dict[str, Any], again: bool
+def test_a_task_may_add_and_exclude_retried_errors(
+    opts: dict[str, Any], error: Exception, options: dict[str, Any], expected: bool
 ) -> None:
-    assert retried(verdict(error, opts, **options)) is again
+    assert is_retried(decide(error, opts, **options)) is expected
 
 
-def test_a_rule_of_the_app_counts() -> None:
-    own = App("own")
-    own.categorizer.register(UnknownError, ErrorCategory.TRANSIENT)
-    assert retried(decide_retry(UnknownError("x"), job(OURS), task(), own))
-    assert not retried(decide_retry(UnknownError("x"), job(OURS), task(), app))
+def test_a_category_rule_of_the_app_applies() -> None:
+    other = App("other")
+    other.categorizer.register(UnknownError, ErrorCategory.TRANSIENT)
+    assert is_retried(decide_retry(UnknownError("x"), job(BULLTASK_OPTS), task(), other))
+    assert not is_retried(decide_retry(UnknownError("x"), job(BULLTASK_OPTS), task(), app))
 
 
 @pytest.mark.parametrize(
-    ("attempts", "made", "again"),
+    ("attempts", "made", "expected"),
     [(3, 0, True), (3, 1, True), (3, 2, False), (3, 9, False), (1, 0, False), (0, 0, False)],
 )
-@pytest.mark.parametrize("opts", [OURS, FOREIGN])
-def test_attempts_are_those_written_in_the_job(opts: dict[str, Any], attempts: int, made: int, again: bool) -> None:
-    assert retried(verdict(TransientError("x"), opts, attempts=attempts, made=made)) is again
+@pytest.mark.parametrize("opts", [BULLTASK_OPTS, BULLMQ_OPTS])
+def test_the_attempts_are_read_from_the_job(opts: dict[str, Any], attempts: int, made: int, expected: bool) -> None:
+    assert is_retried(decide(TransientError("x"), opts, attempts=attempts, made=made)) is expected
 
 
-def test_a_job_with_an_unknown_task_gets_a_retry_decision_too() -> None:
-    assert not retried(decide_retry(InvalidJobError("x"), job(FOREIGN), None, app))
-    assert retried(decide_retry(TransientError("x"), job(FOREIGN), None, app))
+def test_a_job_of_an_unknown_task_gets_a_retry_decision() -> None:
+    assert not is_retried(decide_retry(InvalidJobError("x"), job(BULLMQ_OPTS), None, app))
+    assert is_retried(decide_retry(TransientError("x"), job(BULLMQ_OPTS), None, app))
 
 
 # --- self.retry() -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opts", [OURS, FOREIGN])
-def test_a_task_that_asks_for_a_retry_gets_it_whatever_the_reason(opts: dict[str, Any]) -> None:
-    assert delay_of(verdict(Retry(delay_ms=70), opts)) == 70
-    assert delay_of(verdict(Retry(delay_ms=0), opts)) == 0
-    assert delay_of(verdict(Retry(delay_ms=70, exc=PermanentError("x")), opts)) == 70
-    assert delay_of(verdict(Retry(), opts, made=1)) == 2_000
+@pytest.mark.parametrize("opts", [BULLTASK_OPTS, BULLMQ_OPTS])
+def test_a_task_may_request_a_retry_for_any_error(opts: dict[str, Any]) -> None:
+    assert delay_of(decide(Retry(delay_ms=70), opts)) == 70
+    assert delay_of(decide(Retry(delay_ms=0), opts)) == 0
+    assert delay_of(decide(Retry(delay_ms=70, exc=PermanentError("x")), opts)) == 70
+    assert delay_of(decide(Retry(), opts, made=1)) == 2_000
 
 
-def test_the_reason_of_a_retry_is_what_is_reported() -> None:
-    found = verdict(Retry(exc=UnknownError("why")))
-    assert isinstance(found, Retried)
-    assert (found.reason, found.category) == ("why", "unknown")
-    assert "UnknownError: why" in found.trace
+def test_a_retry_is_reported_with_its_reason() -> None:
+    outcome = decide(Retry(exc=UnknownError("reason")))
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.category) == ("reason", "unknown")
+    assert "UnknownError: reason" in outcome.trace
 
 
 def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
-    found = verdict(Retry(exc=UnknownError("why")), made=2)
-    assert isinstance(found, FailedOutcome)
-    assert found.reason == "why"
-    found = verdict(Retry(), made=2)
-    assert isinstance(found, FailedOutcome)
-    assert found.reason == "the task asked for another try, but this was number 3 of 3"
+    outcome = decide(Retry(exc=UnknownError("reason")), made=2)
+    assert isinstance(outcome, FailedOutcome)
+    assert outcome.reason == "reason"
+    outcome = decide(Retry(), made=2)
+    assert isinstance(outcome, FailedOutcome)
+    assert outcome.reason == "the task asked for another try, but this was number 3 of 3"
 
 
 @pytest.mark.parametrize(
-    ("max_retries", "made", "again"),
+    ("max_retries", "made", "expected"),
     [(0, 0, False), (1, 0, True), (1, 1, False), (9, 1, True), (9, 2, False), (None, 1, True)],
 )
-def test_a_retry_may_allow_fewer_tries_than_the_job_but_not_more(
-    max_retries: int | None, made: int, again: bool
+def test_max_retries_of_a_retry_may_only_lower_the_attempts_of_the_job(
+    max_retries: int | None, made: int, expected: bool
 ) -> None:
-    assert retried(verdict(Retry(max_retries=max_retries), made=made, attempts=3)) is again
+    assert is_retried(decide(Retry(max_retries=max_retries), made=made, attempts=3)) is expected
 
 
-# --- when -------------------------------------------------------------------------------------------------------------
+# --- delays -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("made", "delay_ms"), [(0, 1_000), (1, 2_000), (2, 4_000), (20, 3_600_000)])
-def test_our_jobs_wait_twice_as_long_each_time_up_to_the_cap(made: int, delay_ms: int) -> None:
-    assert delay_of(verdict(TransientError("x"), made=made, attempts=100)) == delay_ms
+def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(made: int, delay_ms: int) -> None:
+    assert delay_of(decide(TransientError("x"), made=made, attempts=100)) == delay_ms
 
 
 @pytest.mark.parametrize(
@@ -209,58 +209,58 @@ def test_our_jobs_wait_twice_as_long_each_time_up_to_the_cap(made: int, delay_ms
         ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
     ],
 )
-def test_jobs_of_other_clients_wait_as_in_bullmq(backoff: object, made: int, delay_ms: int) -> None:
+def test_the_delay_of_jobs_of_other_clients_is_that_of_bullmq(backoff: object, made: int, delay_ms: int) -> None:
     opts = {} if backoff is None else {"backoff": backoff}
-    assert delay_of(verdict(TransientError("x"), opts, made=made, attempts=100)) == delay_ms
+    assert delay_of(decide(TransientError("x"), opts, made=made, attempts=100)) == delay_ms
 
 
-def test_the_longer_of_backoff_and_retry_after_counts() -> None:
-    assert delay_of(verdict(TransientError("x", retry_after=60))) == 60_000
-    assert delay_of(verdict(TransientError("x", retry_after=timedelta(milliseconds=5)))) == 1_000
-    assert delay_of(verdict(http_error(429, retry_after="30"))) == 1_000, "headers have a dash"
-    assert delay_of(verdict(http_error(429, **{"Retry-After": "30"}))) == 30_000
-    assert delay_of(verdict(http_error(503, **{"Retry-After": "30"}), FOREIGN)) == 30_000
-    assert delay_of(verdict(Retry(exc=TransientError("x", retry_after=60)))) == 60_000
-    assert delay_of(verdict(Retry(exc=TransientError("x", retry_after=60), delay_ms=5))) == 5
+def test_the_delay_is_the_longer_one_of_backoff_and_retry_after() -> None:
+    assert delay_of(decide(TransientError("x", retry_after=60))) == 60_000
+    assert delay_of(decide(TransientError("x", retry_after=timedelta(milliseconds=5)))) == 1_000
+    assert delay_of(decide(http_error(429, retry_after="30"))) == 1_000, "the header has a dash"
+    assert delay_of(decide(http_error(429, **{"Retry-After": "30"}))) == 30_000
+    assert delay_of(decide(http_error(503, **{"Retry-After": "30"}), BULLMQ_OPTS)) == 30_000
+    assert delay_of(decide(Retry(exc=TransientError("x", retry_after=60)))) == 60_000
+    assert delay_of(decide(Retry(exc=TransientError("x", retry_after=60), delay_ms=5))) == 5
 
 
-@pytest.mark.parametrize("opts", [OURS, FOREIGN])
+@pytest.mark.parametrize("opts", [BULLTASK_OPTS, BULLMQ_OPTS])
 def test_a_backoff_function_gets_the_attempts_and_the_error(opts: dict[str, Any]) -> None:
-    asked: list[tuple[int, BaseException]] = []
+    calls: list[tuple[int, BaseException]] = []
 
     def slowly(made: int, exc: BaseException) -> float | timedelta:
-        asked.append((made, exc))
+        calls.append((made, exc))
         return 1.5 if made == 1 else timedelta(minutes=1)
 
     error = TransientError("x", retry_after=3_600)
-    assert delay_of(verdict(error, opts, retry_backoff=slowly)) == 1_500
-    assert delay_of(verdict(error, opts, retry_backoff=slowly, made=1)) == 60_000
-    assert delay_of(verdict(Retry(exc=error), opts, retry_backoff=slowly)) == 1_500
-    assert asked == [(1, error), (2, error), (1, error)]
+    assert delay_of(decide(error, opts, retry_backoff=slowly)) == 1_500
+    assert delay_of(decide(error, opts, retry_backoff=slowly, made=1)) == 60_000
+    assert delay_of(decide(Retry(exc=error), opts, retry_backoff=slowly)) == 1_500
+    assert calls == [(1, error), (2, error), (1, error)]
 
 
 def raises(made: int, exc: BaseException) -> float:
     raise KeyError("a bug")
 
 
-def returns_nonsense(made: int, exc: BaseException) -> float:
+def returns_negative_delay(made: int, exc: BaseException) -> float:
     return -1
 
 
 @pytest.mark.parametrize(
-    ("function", "why"), [(raises, "KeyError: 'a bug'"), (returns_nonsense, "ConfigError: the retry_b")]
+    ("function", "reason"), [(raises, "KeyError: 'a bug'"), (returns_negative_delay, "ConfigError: the retry_b")]
 )
-def test_a_backoff_function_that_fails_fails_the_job_with_both_reasons(function: Any, why: str) -> None:
-    found = verdict(TransientError("the error itself"), retry_backoff=function)
-    assert isinstance(found, FailedOutcome)
-    assert found.reason.startswith(f"the error itself (and it cannot be retried: {why}")
-    assert "the error itself" in found.trace
+def test_a_failing_backoff_function_fails_the_job_with_both_errors(function: Any, reason: str) -> None:
+    outcome = decide(TransientError("the error itself"), retry_backoff=function)
+    assert isinstance(outcome, FailedOutcome)
+    assert outcome.reason.startswith(f"the error itself (and it cannot be retried: {reason}")
+    assert "the error itself" in outcome.trace
 
 
 def test_a_malformed_backoff_fails_the_job_instead_of_the_child() -> None:
-    found = verdict(TransientError("x"), {"backoff": {"delay": "soon"}})
-    assert isinstance(found, FailedOutcome)
-    assert "and it cannot be retried: DecodeError: backoff" in found.reason
+    outcome = decide(TransientError("x"), {"backoff": {"delay": "soon"}})
+    assert isinstance(outcome, FailedOutcome)
+    assert "and it cannot be retried: DecodeError: backoff" in outcome.reason
 
 
 # --- reason and traceback ---------------------------------------------------------------------------------------------
@@ -277,14 +277,14 @@ def test_a_malformed_backoff_fails_the_job_instead_of_the_child() -> None:
     ],
     ids=lambda value: repr(value) if isinstance(value, str) else type(value).__name__,
 )
-def test_the_reason_is_the_message_or_the_class(error: BaseException, reason: str) -> None:
-    found = verdict(error)
-    assert found.reason == reason
-    assert type(error).__name__ in found.trace
+def test_the_reason_is_the_message_or_the_name_of_the_class(error: BaseException, reason: str) -> None:
+    outcome = decide(error)
+    assert outcome.reason == reason
+    assert type(error).__name__ in outcome.trace
 
 
-def test_the_outcome_has_the_category() -> None:
-    assert [verdict(error).category for error in (TransientError("x"), ValueError("x"), UnknownError("x"))] == [
+def test_the_outcome_contains_the_error_category() -> None:
+    assert [decide(error).category for error in (TransientError("x"), ValueError("x"), UnknownError("x"))] == [
         "transient",
         "permanent",
         "unknown",
@@ -297,55 +297,55 @@ def deep(levels: int) -> None:
     deep(levels - 1)
 
 
-def raised_by(function: Any, *args: Any) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whatever it is
+def catch(function: Any, *args: Any) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any exception
         function(*args)
     return caught.value
 
 
-def nothing_is_reported(_: RunningJob) -> Any:
+def fail_on_report(_: RunningJob) -> Any:
     pytest.fail("nothing is reported")
 
 
-def test_a_job_that_is_nested_too_deeply_fails_for_good_before_its_task_is_called() -> None:
+def test_a_job_with_too_deeply_nested_data_fails_permanently() -> None:
     for levels in (600, 960, 100_000):
-        nested = replace(job(FOREIGN), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
-        attempts = Attempts(deep_app, nothing_is_reported, cast(Any, None), cast(Any, None))
+        nested = replace(job(BULLMQ_OPTS), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
+        attempts = Attempts(deep_app, fail_on_report, cast(Any, None), cast(Any, None))
         outcome = attempts.begin(nested)
         assert isinstance(outcome, FailedOutcome)
         assert outcome.category == "permanent"
         assert outcome.reason.startswith("data of job id-1 is nested deeper than 500 levels")
 
 
-def test_the_traceback_begins_with_the_users_own_code() -> None:
-    spark = SparkTasks(app, nothing_is_reported, lambda *_: True, lambda: None)
+def test_the_traceback_begins_with_the_users_code() -> None:
+    spark = SparkTasks(app, fail_on_report, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
-    attempts = Attempts(app, nothing_is_reported, spark, cancellation)
-    found = attempts.call(Attempt(job(OURS), task_of(deep), (1,), {}), block.slots()[0])
-    assert isinstance(found, FailedOutcome)
-    head, first, *_ = found.trace.splitlines()
+    attempts = Attempts(app, fail_on_report, spark, cancellation)
+    outcome = attempts.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
+    assert isinstance(outcome, FailedOutcome)
+    head, first, *_ = outcome.trace.splitlines()
     assert head == "Traceback (most recent call last):"
     assert "test_retry_decision.py" in first
-    assert "bulltask/worker" not in found.trace
+    assert "bulltask/worker" not in outcome.trace
 
 
-def test_an_error_of_bulltask_itself_still_looks_like_a_python_traceback() -> None:
+def test_an_error_of_bulltask_has_a_traceback_in_pythons_format() -> None:
     assert trace_of(InvalidJobError("x")) == "Traceback (most recent call last):\nbulltask.errors.InvalidJobError: x\n"
 
 
-def test_the_traceback_of_an_exception_group_is_pythons_own() -> None:
+def test_the_traceback_of_an_exception_group_is_formatted_by_python() -> None:
     def gather() -> None:
         raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
 
-    error = raised_by(gather)
+    error = catch(gather)
     trace = trace_of(error)
     assert trace.count("Traceback (most recent call last):") == 1
     assert trace == "".join(traceback.format_exception(error))
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
-    error = raised_by(deep, 5)
+    error = catch(deep, 5)
     error.args = ("x" * 200_000,)
     trace = trace_of(error)
     assert len(trace) < 60_000
@@ -355,9 +355,9 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
 
 
 @pytest.mark.parametrize("error", [PermanentError(1_000_000 * "x"), TransientError(1_000_000 * "x")])
-def test_what_a_worker_stores_of_a_failure_is_bounded_whatever_its_message_and_its_past(error: Exception) -> None:
-    past = json.dumps([400_000 * "a", 40_000 * "b", *(15 * [40_000 * "c"])]).encode()  # any client may have written it
-    failed = replace(job(OURS), stacktrace=past)
+def test_the_stored_size_of_a_failure_is_bounded(error: Exception) -> None:
+    earlier = json.dumps([400_000 * "a", 40_000 * "b", *(15 * [40_000 * "c"])]).encode()  # written by any client
+    failed = replace(job(BULLTASK_OPTS), stacktrace=earlier)
     outcome = decide_retry(error, failed, task(), app)
     assert len(outcome.reason) <= REASON_CHARS
     acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed)
@@ -365,7 +365,7 @@ def test_what_a_worker_stores_of_a_failure_is_bounded_whatever_its_message_and_i
     assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
 
 
-def test_the_newest_tracebacks_stay_and_long_ones_in_part() -> None:
+def test_the_newest_tracebacks_are_kept_and_long_tracebacks_truncated() -> None:
     kept = bounded_traces(["oldest", *(9 * [TRACE_CHARS * "a"]), 1_000_000 * "b", "newest"], None)
     assert [trace[0] for trace in kept] == list("aaaaaaaabn")
     assert all(len(trace) <= TRACE_CHARS for trace in kept)
@@ -374,7 +374,7 @@ def test_the_newest_tracebacks_stay_and_long_ones_in_part() -> None:
 
 
 def test_the_traceback_of_a_recursion_is_short() -> None:
-    trace = trace_of(raised_by(deep, 100))
+    trace = trace_of(catch(deep, 100))
     assert "Previous line repeated" in trace
     assert trace.endswith("UnknownError: at the bottom\n")
 
@@ -391,5 +391,5 @@ json_values: st.SearchStrategy[Any] = (
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
 def test_every_error_of_every_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], made: int) -> None:
-    found = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
-    assert isinstance(found, FailedOutcome) or found.delay_ms >= 0
+    outcome = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
+    assert isinstance(outcome, FailedOutcome) or outcome.delay_ms >= 0

@@ -1,4 +1,4 @@
-"""Which queue is polled next."""
+"""The order in which a child polls its queues."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SERVER_AHEAD_MS = 7_000_000
 
 
 class Time:
-    """Monotonic and server time under the test's control; the server's is ahead."""
+    """Fake monotonic time. The server's time is ahead."""
 
     def __init__(self) -> None:
         self.mono_ms = START_MS
 
-    def pass_ms(self, ms: int) -> None:
+    def advance_ms(self, ms: int) -> None:
         self.mono_ms += ms
 
 
@@ -39,164 +39,163 @@ class Clock(ServerClock):
 
 @pytest.fixture(scope="module")
 def time() -> Iterator[Time]:
-    """The time of this module's rotations."""
-    moment = Time()
+    """Replace the time of the module ``round_robin``."""
+    fake = Time()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "mono_ms", lambda: moment.mono_ms)
-        yield moment
+        patch.setattr(module, "mono_ms", lambda: fake.mono_ms)
+        yield fake
 
 
 def round_robin(time: Time, queues: int) -> RoundRobin:
     return RoundRobin([QueueKeys("bull", f"q{index}") for index in range(queues)], Clock(time))
 
 
-def ask(turns: RoundRobin, lengths: list[int]) -> int | None:
-    """Ask as a child does; take a job of the first queue that has one."""
-    for index in turns.candidates():
+def poll(rotation: RoundRobin, lengths: list[int]) -> int | None:
+    """Poll the queues as a child does, and acquire a job of the first queue that has one."""
+    for index in rotation.candidates():
         if lengths[index]:
             lengths[index] -= 1
-            turns.acquired_from(index)
+            rotation.acquired_from(index)
             return index
-        turns.record_empty(index, NO_JOB)
+        rotation.record_empty(index, NO_JOB)
     return None
 
 
 @given(queues=st.integers(1, 6), rounds=st.integers(1, 5))
 def test_full_queues_are_served_in_turn(time: Time, queues: int, rounds: int) -> None:
-    turns, lengths = round_robin(time, queues), [100] * queues
-    assert [ask(turns, lengths) for _ in range(queues * rounds)] == [*range(queues)] * rounds
+    rotation, lengths = round_robin(time, queues), [100] * queues
+    assert [poll(rotation, lengths) for _ in range(queues * rounds)] == [*range(queues)] * rounds
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5))
-def test_every_job_is_found_and_no_queue_waits_for_more_than_one_job_of_each_other(
-    time: Time, lengths: list[int]
-) -> None:
-    turns = round_robin(time, len(lengths))
+def test_a_queue_waits_for_at_most_one_job_of_each_other_queue(time: Time, lengths: list[int]) -> None:
+    rotation = round_robin(time, len(lengths))
     left, last_seen = list(lengths), [0] * len(lengths)
     for step in range(1, sum(lengths) + 1):
-        index = ask(turns, left)
+        index = poll(rotation, left)
         assert index is not None
         last_seen[index] = step
         waiting = [step - seen for seen, length in zip(last_seen, left, strict=True) if length]
         assert max(waiting, default=0) <= len(lengths)
-    assert ask(turns, left) is None
+    assert poll(rotation, left) is None
 
 
-def test_an_empty_queue_is_not_polled_again_at_once_while_others_are_busy(time: Time) -> None:
-    turns = round_robin(time, 2)
-    turns.record_empty(1, NO_JOB)
-    assert list(turns.candidates()) == [0]
-    time.pass_ms(PROBE_MS - 1)
-    assert list(turns.candidates()) == [0]
-    time.pass_ms(1)
-    assert list(turns.candidates()) == [0, 1]
+def test_an_empty_queue_is_polled_again_after_the_probe_interval(time: Time) -> None:
+    rotation = round_robin(time, 2)
+    rotation.record_empty(1, NO_JOB)
+    assert list(rotation.candidates()) == [0]
+    time.advance_ms(PROBE_MS - 1)
+    assert list(rotation.candidates()) == [0]
+    time.advance_ms(1)
+    assert list(rotation.candidates()) == [0, 1]
 
 
-def test_a_finished_job_is_followed_by_a_fetch_from_the_next_queue_that_may_have_jobs(time: Time) -> None:
-    turns = round_robin(time, 3)
-    assert [turns.after(0), turns.after(1), turns.after(2)] == [1, 2, 0]
-    turns.record_empty(1, NO_JOB)
-    assert turns.after(0) == 2
-    turns.record_empty(2, NO_JOB)
-    assert turns.after(0) == 0
+def test_the_fetch_after_a_job_uses_the_next_queue_that_may_have_jobs(time: Time) -> None:
+    rotation = round_robin(time, 3)
+    assert [rotation.after(0), rotation.after(1), rotation.after(2)] == [1, 2, 0]
+    rotation.record_empty(1, NO_JOB)
+    assert rotation.after(0) == 2
+    rotation.record_empty(2, NO_JOB)
+    assert rotation.after(0) == 0
     assert round_robin(time, 1).after(0) == 0
 
 
-def test_a_marker_opens_its_queue(time: Time) -> None:
-    turns = round_robin(time, 2)
-    turns.record_empty(0, NO_JOB)
-    turns.record_empty(1, NO_JOB)
-    turns.record_marker(1, 0)
-    assert list(turns.candidates()) == [1]
+def test_a_marker_reopens_its_queue(time: Time) -> None:
+    rotation = round_robin(time, 2)
+    rotation.record_empty(0, NO_JOB)
+    rotation.record_empty(1, NO_JOB)
+    rotation.record_marker(1, 0)
+    assert list(rotation.candidates()) == [1]
 
 
-def test_a_marker_of_a_job_that_is_due_this_millisecond_opens_its_queue(time: Time) -> None:
-    turns = round_robin(time, 1)
-    turns.record_empty(0, NO_JOB)
-    turns.record_marker(0, time.mono_ms + SERVER_AHEAD_MS)
-    assert list(turns.candidates()) == [0]
+def test_a_marker_of_a_due_job_reopens_its_queue(time: Time) -> None:
+    rotation = round_robin(time, 1)
+    rotation.record_empty(0, NO_JOB)
+    rotation.record_marker(0, time.mono_ms + SERVER_AHEAD_MS)
+    assert list(rotation.candidates()) == [0]
 
 
-def test_a_marker_of_a_job_that_is_due_later_only_shortens_the_wait(time: Time) -> None:
-    turns = round_robin(time, 1)
-    turns.record_empty(0, NO_JOB)
-    turns.record_marker(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
-    assert list(turns.candidates()) == []
-    assert turns.wait_ms(5_000) == 250
-    time.pass_ms(60)
-    assert turns.wait_ms(5_000) == 190
+def test_a_marker_of_a_delayed_job_shortens_the_wait(time: Time) -> None:
+    rotation = round_robin(time, 1)
+    rotation.record_empty(0, NO_JOB)
+    rotation.record_marker(0, time.mono_ms + SERVER_AHEAD_MS + 250.5)
+    assert list(rotation.candidates()) == []
+    assert rotation.wait_ms(5_000) == 250
+    time.advance_ms(60)
+    assert rotation.wait_ms(5_000) == 190
 
 
 def test_a_wait_ends_when_the_next_delayed_job_is_due_by_the_servers_time(time: Time) -> None:
-    turns = round_robin(time, 2)
+    rotation = round_robin(time, 2)
     now_ms = time.mono_ms + SERVER_AHEAD_MS
-    turns.record_empty(0, Fetched(due_ms=now_ms + 400))
-    turns.record_empty(1, Fetched(due_ms=now_ms + 300))
-    assert turns.wait_ms(5_000) == 300
-    assert turns.wait_ms(200) == 200
-    time.pass_ms(1_000)
-    assert turns.wait_ms(5_000) == 1, "never zero: that would be for ever to Redis"
-    turns.record_empty(0, NO_JOB)
-    turns.record_empty(1, NO_JOB)
-    assert turns.wait_ms(5_000) == 5_000
+    rotation.record_empty(0, Fetched(due_ms=now_ms + 400))
+    rotation.record_empty(1, Fetched(due_ms=now_ms + 300))
+    assert rotation.wait_ms(5_000) == 300
+    assert rotation.wait_ms(200) == 200
+    time.advance_ms(1_000)
+    assert rotation.wait_ms(5_000) == 1, "not zero, for which Redis would wait forever"
+    rotation.record_empty(0, NO_JOB)
+    rotation.record_empty(1, NO_JOB)
+    assert rotation.wait_ms(5_000) == 5_000
 
 
-def test_a_rate_limited_queue_is_neither_polled_nor_waited_for_before_its_time(time: Time) -> None:
-    turns = round_robin(time, 2)
-    turns.record_empty(0, Fetched(limited_ms=500))
-    turns.record_empty(1, NO_JOB)
-    assert turns.waitable() == [1]
-    assert turns.wait_ms(5_000) == 500
-    turns.reopen_all()
-    assert list(turns.candidates()) == [1]
-    time.pass_ms(500)
-    assert turns.waitable() == [0, 1]
-    turns.reopen_all()
-    assert list(turns.candidates()) == [0, 1]
+def test_a_rate_limited_queue_is_not_polled_until_its_limit_ends(time: Time) -> None:
+    rotation = round_robin(time, 2)
+    rotation.record_empty(0, Fetched(limited_ms=500))
+    rotation.record_empty(1, NO_JOB)
+    assert rotation.waitable() == [1]
+    assert rotation.wait_ms(5_000) == 500
+    rotation.reopen_all()
+    assert list(rotation.candidates()) == [1]
+    time.advance_ms(500)
+    assert rotation.waitable() == [0, 1]
+    rotation.reopen_all()
+    assert list(rotation.candidates()) == [0, 1]
 
 
-def test_a_queue_with_a_long_rate_limit_is_polled_now_and_then_because_limits_are_removed(time: Time) -> None:
-    turns = round_robin(time, 1)
-    turns.record_empty(0, Fetched(limited_ms=3_600_000))
-    assert turns.waitable() == []
-    assert turns.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
-    time.pass_ms(30_000)
-    turns.reopen_all()
-    assert list(turns.candidates()) == [0]
+def test_a_queue_with_a_long_rate_limit_is_polled_at_intervals(time: Time) -> None:
+    # The limit may be removed before it ends.
+    rotation = round_robin(time, 1)
+    rotation.record_empty(0, Fetched(limited_ms=3_600_000))
+    assert rotation.waitable() == []
+    assert rotation.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
+    time.advance_ms(30_000)
+    rotation.reopen_all()
+    assert list(rotation.candidates()) == [0]
 
 
-def test_a_rate_limit_that_a_task_has_set_outlasts_markers_and_empty_replies(time: Time) -> None:
-    turns = round_robin(time, 2)
-    turns.rate_limited(0, 500)
-    turns.record_marker(0, 0)
-    assert list(turns.candidates()) == [1]
-    turns.record_empty(0, NO_JOB)  # the answer to a call that was made before
-    turns.record_marker(0, 0)
-    assert turns.waitable() == [1]
-    assert list(turns.candidates()) == [1]
-    time.pass_ms(500)
-    assert list(turns.candidates()) == [0, 1]
+def test_markers_and_empty_replies_do_not_end_a_rate_limit_set_by_a_task(time: Time) -> None:
+    rotation = round_robin(time, 2)
+    rotation.rate_limited(0, 500)
+    rotation.record_marker(0, 0)
+    assert list(rotation.candidates()) == [1]
+    rotation.record_empty(0, NO_JOB)  # the reply to an earlier call
+    rotation.record_marker(0, 0)
+    assert rotation.waitable() == [1]
+    assert list(rotation.candidates()) == [1]
+    time.advance_ms(500)
+    assert list(rotation.candidates()) == [0, 1]
 
 
-def test_after_a_wait_without_a_marker_every_queue_is_polled(time: Time) -> None:
-    turns = round_robin(time, 3)
+def test_every_queue_is_polled_after_a_wait_without_a_marker(time: Time) -> None:
+    rotation = round_robin(time, 3)
     for index in range(3):
-        turns.record_empty(index, NO_JOB)
-    assert list(turns.candidates()) == []
-    turns.reopen_all()
-    assert sorted(turns.candidates()) == [0, 1, 2]
+        rotation.record_empty(index, NO_JOB)
+    assert list(rotation.candidates()) == []
+    rotation.reopen_all()
+    assert sorted(rotation.candidates()) == [0, 1, 2]
 
 
-def test_a_queue_with_an_error_is_not_polled_during_its_delay_and_ends_no_wait_before(time: Time) -> None:
-    turns = round_robin(time, 2)
-    turns.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
-    turns.record_error(0, 60_000)
-    time.pass_ms(100)
-    turns.reopen_all()
-    assert list(turns.candidates()) == turns.waitable() == [1]
-    assert turns.wait_ms(5_000) == 5_000, "a delayed job of the queue is due, and cannot be had"
-    time.pass_ms(59_000)
-    assert turns.wait_ms(5_000) == 900
-    time.pass_ms(900)
-    turns.reopen_all()
-    assert sorted(turns.candidates()) == turns.waitable() == [0, 1]
+def test_a_queue_with_an_error_is_not_polled_during_its_delay(time: Time) -> None:
+    rotation = round_robin(time, 2)
+    rotation.record_empty(0, Fetched(due_ms=time.mono_ms + SERVER_AHEAD_MS + 50))
+    rotation.record_error(0, 60_000)
+    time.advance_ms(100)
+    rotation.reopen_all()
+    assert list(rotation.candidates()) == rotation.waitable() == [1]
+    assert rotation.wait_ms(5_000) == 5_000, "a due job of the queue does not shorten the wait"
+    time.advance_ms(59_000)
+    assert rotation.wait_ms(5_000) == 900
+    time.advance_ms(900)
+    rotation.reopen_all()
+    assert sorted(rotation.candidates()) == rotation.waitable() == [0, 1]

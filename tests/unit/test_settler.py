@@ -1,4 +1,4 @@
-"""Which script settles an outcome, and what its event says."""
+"""The script that settles an outcome, and the outcome's event."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def acquired() -> AcquiredJob:
         (Postponed(5), "moveToDelayed"),
     ],
 )
-def test_each_outcome_has_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
+def test_each_outcome_is_settled_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
     call = settler._call(acquired(), outcome, fetch_next=True)
     assert call.script is not None
     assert call.script.name == script
@@ -68,7 +68,7 @@ def test_each_outcome_has_its_script(settler: Settler, outcome: Outcome, script:
 @pytest.mark.parametrize(
     "outcome", [FailedOutcome("no", "", "permanent", ValueError()), Retried(5, "no", "", "transient", ValueError())]
 )
-def test_an_event_counts_the_attempt_that_has_just_ended(
+def test_the_event_of_an_outcome_counts_the_attempt_that_ended(
     settler: Settler, emitted: list[Event], outcome: FailedOutcome | Retried
 ) -> None:
     settler.emit(acquired(), outcome, 12.5)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, anonymous_file
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
-# Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
+# Python 3.12 warns of a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
-def renewed(children: int = 1, per_child: int = 1) -> Slots:
+def new_slots(children: int = 1, per_child: int = 1) -> Slots:
     slots = Slots(children, per_child)
     for block in slots.children:
         block.reset()
@@ -26,12 +26,12 @@ def renewed(children: int = 1, per_child: int = 1) -> Slots:
 
 
 def one_slot() -> Slot:
-    return renewed().children[0].slots()[0]
+    return new_slots().children[0].slots()[0]
 
 
 @pytest.fixture
 def child_pids() -> Iterator[list[int]]:
-    """Process ids of forked children; each is killed and reaped at the end."""
+    """A list for the ids of forked children, which are killed and reaped at the end."""
     pids: list[int] = []
     yield pids
     for pid in pids:
@@ -45,7 +45,7 @@ def test_a_new_slot_is_free_and_has_a_token() -> None:
     assert len(slot.token) == 36
 
 
-def test_a_slot_shows_its_state_and_since_when() -> None:
+def test_a_slot_has_its_state_and_the_time_of_the_last_change() -> None:
     slot = one_slot()
     slot.reserve(5)
     assert (slot.read().state, slot.read().since_ms, slot.since_ms) == (SlotState.RESERVED, 5, 5)
@@ -58,14 +58,14 @@ def test_a_slot_shows_its_state_and_since_when() -> None:
 
 
 @pytest.mark.parametrize("job_id", ["", "1", "é" * (ID_BYTES // 2), "x" * ID_BYTES, "a\udcffb", "\x00"])
-def test_an_id_that_fits_is_kept_byte_by_byte(job_id: str) -> None:
+def test_a_job_id_that_fits_is_stored_unchanged(job_id: str) -> None:
     slot = one_slot()
     slot.activate(0, job_id, 1)
     assert slot.read().job_id == job_id
 
 
 @pytest.mark.parametrize("job_id", ["x" * (ID_BYTES + 1), "é" * ID_BYTES])
-def test_an_id_that_does_not_fit_is_left_to_the_token(job_id: str) -> None:
+def test_a_job_id_that_is_too_long_is_not_stored(job_id: str) -> None:
     slot = one_slot()
     slot.activate(0, "old", 1)
     slot.activate(2, job_id, 5)
@@ -74,27 +74,29 @@ def test_an_id_that_does_not_fit_is_left_to_the_token(job_id: str) -> None:
     assert slot.read().job_id == "short"
 
 
+ID_CHARACTERS = st.characters(exclude_categories=["Cs"])
 operations: st.SearchStrategy[tuple[str, Any]] = st.one_of(
     st.tuples(st.sampled_from(["reserve", "settle", "free"]), st.none()),
-    st.tuples(
-        st.just("hold"), st.tuples(st.integers(0, 100), st.text(st.characters(exclude_categories=["Cs"]), max_size=400))
-    ),
+    st.tuples(st.just("activate"), st.tuples(st.integers(0, 100), st.text(ID_CHARACTERS, max_size=400))),
 )
-STATES = {"reserve": SlotState.RESERVED, "settle": SlotState.SETTLING, "free": SlotState.FREE, "hold": SlotState.ACTIVE}
+STATES = {
+    "reserve": SlotState.RESERVED,
+    "settle": SlotState.SETTLING,
+    "free": SlotState.FREE,
+    "activate": SlotState.ACTIVE,
+}
 
 
 @given(st.lists(operations), st.data())
-def test_a_slot_shows_the_last_write_and_its_neighbours_do_not_change(
-    done: list[tuple[str, Any]], data: st.DataObject
-) -> None:
-    slots = renewed(children=2, per_child=2)
+def test_a_write_to_a_slot_does_not_change_other_slots(steps: list[tuple[str, Any]], data: st.DataObject) -> None:
+    slots = new_slots(children=2, per_child=2)
     every = [slot for block in slots.children for slot in block.slots()]
     expected = {slot: slot.read() for slot in every}
-    for now_ms, (name, argument) in enumerate(done, 1):
+    for now_ms, (name, argument) in enumerate(steps, 1):
         slot = data.draw(st.sampled_from(every))
         before = expected[slot]
         queue, job_id = argument or (before.queue_index, before.job_id)
-        if name == "hold":
+        if name == "activate":
             slot.activate(queue, job_id, now_ms)
             job_id = job_id if len(job_id.encode()) <= ID_BYTES else ""
         else:
@@ -103,10 +105,10 @@ def test_a_slot_shows_the_last_write_and_its_neighbours_do_not_change(
         assert {slot: slot.read() for slot in every} == expected
 
 
-# --- orders -----------------------------------------------------------------------------------------------------------
+# --- cancel requests and deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_cancel_request_is_for_one_run_and_for_none_after_it() -> None:
+def test_a_cancel_request_applies_to_one_run_only() -> None:
     slot = one_slot()
     slot.activate(0, "job-1", 1)
     first = slot.read().run
@@ -120,7 +122,7 @@ def test_a_cancel_request_is_for_one_run_and_for_none_after_it() -> None:
     assert slot.read().acknowledged
     slot.request_cancel(first, CancelReason.REVOKED)
     assert (slot.cancel_reason, slot.read().acknowledged) == (CancelReason.REVOKED, False), (
-        "another order must be heard, too"
+        "a new request must be acknowledged again"
     )
     slot.activate(0, "job-1", 2)  # the same job again
     assert (slot.cancel_reason, slot.read().cancel_reason, slot.read().acknowledged) == (
@@ -129,10 +131,10 @@ def test_a_cancel_request_is_for_one_run_and_for_none_after_it() -> None:
         False,
     )
     slot.request_cancel(first, CancelReason.HARD_LIMIT)
-    assert slot.cancel_reason is CancelReason.NONE, "it came too late"
+    assert slot.cancel_reason is CancelReason.NONE, "the request is for an earlier run"
 
 
-def test_deadlines_belong_to_one_run_and_are_checked_while_it_is_active() -> None:
+def test_deadlines_apply_to_one_run_while_the_run_is_active() -> None:
     slot = one_slot()
     deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, retried=True)
     slot.activate(0, "job-1", 50)
@@ -149,15 +151,15 @@ def test_deadlines_belong_to_one_run_and_are_checked_while_it_is_active() -> Non
 # --- torn writes ------------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_was_never_ended_leaves_only_the_token() -> None:
+def test_an_unfinished_write_leaves_only_the_token() -> None:
     slot = one_slot()
     slot.activate(3, "job-1", 7)
-    slot._words[0] += 1  # as if the child was killed between the two counts
+    slot._words[0] += 1  # as if the child was killed during a write
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 0, "", 0)
 
 
 @pytest.mark.slow
-def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> None:
+def test_a_reader_never_reads_a_mixture_of_two_writes(child_pids: list[int]) -> None:
     slot = one_slot()
     slot.activate(0, "0", 0)
     pid = os.fork()
@@ -172,7 +174,7 @@ def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> N
     while len(seen) < 2_000:
         view = slot.read()
         if view.job_id == "":
-            continue  # five tries met a write (its writer waits for a core): the reader knows that it does not know
+            continue  # read() gives up after five attempts during writes
         number = view.since_ms
         assert (view.queue_index, view.job_id) == (number % 1_000, str(number) * (1 + number % 7))
         seen.add(number)
@@ -181,35 +183,35 @@ def test_a_reader_never_sees_a_mixture_of_two_writes(child_pids: list[int]) -> N
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_slot_of_every_child_has_a_token_of_its_own() -> None:
-    slots = renewed(children=3, per_child=50)
+def test_every_slot_of_every_child_has_a_unique_token() -> None:
+    slots = new_slots(children=3, per_child=50)
     tokens = [slot.token for block in slots.children for slot in block.slots()]
     assert len(set(tokens)) == 150
     assert slots.per_child == 50
 
 
-def test_a_block_that_is_reset_is_empty() -> None:
-    block = renewed().children[0]
+def test_a_reset_block_is_empty() -> None:
+    block = new_slots().children[0]
     slot = block.slots()[0]
     slot.activate(1, "job-1", 5)
     block.run_state = ProcessState.RUN
     block.reset()
-    again = block.slots()[0]
-    assert again.token != slot.token
-    assert again.read() == SlotView(SlotState.FREE, again.token, 0, "", 0)
+    new = block.slots()[0]
+    assert new.token != slot.token
+    assert new.read() == SlotView(SlotState.FREE, new.token, 0, "", 0)
     assert block.run_state is ProcessState.INIT
 
 
-def test_a_child_writes_its_state() -> None:
-    block = renewed().children[0]
+def test_a_block_stores_the_state_of_its_child() -> None:
+    block = new_slots().children[0]
     assert block.run_state is ProcessState.INIT
     for state in ProcessState:
         block.run_state = state
         assert block.run_state is state
 
 
-def test_what_a_forked_child_writes_is_seen_by_its_parent() -> None:
-    block = renewed().children[0]
+def test_the_parent_reads_the_writes_of_a_forked_child() -> None:
+    block = new_slots().children[0]
     slot = block.slots()[0]
     pid = os.fork()
     if pid == 0:
@@ -222,7 +224,7 @@ def test_what_a_forked_child_writes_is_seen_by_its_parent() -> None:
 
 
 def test_the_control_page_overlaps_no_slot_and_survives_a_reset_of_blocks() -> None:
-    slots = renewed(children=2, per_child=2)
+    slots = new_slots(children=2, per_child=2)
     before = [slot.read() for block in slots.children for slot in block.slots()]
     assert not slots.control.paused
     slots.control.paused = True
@@ -233,17 +235,17 @@ def test_the_control_page_overlaps_no_slot_and_survives_a_reset_of_blocks() -> N
     assert not slots.control.paused
 
 
-def test_an_anonymous_file_is_the_same_memory_for_every_holder_of_its_descriptor() -> None:
+def test_slots_in_the_same_anonymous_file_share_memory() -> None:
     fd = anonymous_file("slots-of-a-test")
     assert fd is not None, "Linux has memfd_create"
     try:
-        mine, theirs = Slots(2, 3, fd), Slots(2, 3, fd)
-        block: ChildBlock = mine.children[1]
+        first, second = Slots(2, 3, fd), Slots(2, 3, fd)
+        block: ChildBlock = first.children[1]
         block.reset()
         block.slots()[2].activate(1, "job-1", 5)
-        assert theirs.children[1].slots()[2].read() == block.slots()[2].read()
-        assert theirs.children[1].slots()[2].read().job_id == "job-1"
-        mine.control.paused = True
-        assert theirs.control.paused
+        assert second.children[1].slots()[2].read() == block.slots()[2].read()
+        assert second.children[1].slots()[2].read().job_id == "job-1"
+        first.control.paused = True
+        assert second.control.paused
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What the pages about Spark say is what the code has; no JVM is needed to see it."""
+"""The pages about Spark match the code. These tests need no JVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_tables_of_options_and_of_the_lake_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(("user", "grants"), [("spark-reader", READER), ("spark-writer", WRITER)])
-def test_the_grants_of_users_are_those_that_were_tried(user: str, grants: Grants) -> None:
-    said = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
-    assert said is not None
-    assert said[1].split() == grants.words()
+def test_the_documented_acl_grants_match_the_code(user: str, grants: Grants) -> None:
+    match = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
+    assert match is not None
+    assert match[1].split() == grants.words()

@@ -18,19 +18,19 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def app(broker_url: str) -> Iterator[App]:
-    made = App("tested", broker_url, stalled_interval=10)
-    yield made
-    made.close()
+    app = App("tested", broker_url, stalled_interval=10)
+    yield app
+    app.close()
 
 
 @pytest.fixture
 def client(app: App) -> Iterator[Client]:
-    made = app.broker.client()
-    yield made
-    made.close()
+    client = app.broker.client()
+    yield client
+    client.close()
 
 
-def test_a_stalled_check_does_not_prevent_the_same_workers_next_one(
+def test_a_stalled_check_does_not_prevent_the_next_check_of_the_worker(
     app: App, client: Client, redis_client: redis.Redis
 ) -> None:
     bus, keys = Bus(), app.broker.keys("default")

@@ -1,4 +1,4 @@
-"""What the supervisor does with signals, without children."""
+"""How the supervisor handles signals, without real children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.worker.supervisor.recovery import Recovery
 
 
 class Worker:
-    """A supervisor with one child, and the signals that it gets, one a round; it is pool and recovery itself."""
+    """A supervisor that receives one signal per round. This object is also its signals, child pool and recovery."""
 
     target, max_children, is_exhausted = 1, 4, False
 
@@ -26,12 +26,12 @@ class Worker:
         self.stacks = SimpleNamespace(collect=lambda: None)
         bus = Bus()
         bus.subscribe(Event, self.events.append)
-        everything: Any = self
+        fake: Any = self
         process: Any = SimpleNamespace(signals=self, terminal_closed=terminal_closed)
-        self.supervisor = Supervisor(everything, everything, everything, process, Conf({}, {}).freeze(), bus)
+        self.supervisor = Supervisor(fake, fake, fake, process, Conf({}, {}).freeze(), bus)
         self.exit_code = self.supervisor.run()
 
-    def of(self, kind: type[Event]) -> list[Any]:
+    def events_of(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     # Signals.
@@ -45,7 +45,7 @@ class Worker:
         self.alive = 0
         return []
 
-    # The children.
+    # The child pool.
 
     def running(self) -> int:
         return 3
@@ -72,7 +72,7 @@ class Worker:
     def shrink(self) -> bool:
         return False
 
-    # The services, and what is left of dead children.
+    # The services and the recovery.
 
     def run_due(self) -> None:
         pass
@@ -98,32 +98,32 @@ class Worker:
         (["restart", "cold_shutdown"], False, ["restart", "cold"]),
     ],
 )
-def test_how_a_worker_stops(signals: list[str], restarting: bool, stops: list[str]) -> None:
+def test_signals_stop_a_worker(signals: list[str], restarting: bool, stops: list[str]) -> None:
     worker = Worker(*signals)
     assert worker.exit_code is ExitCode.OK
     assert worker.supervisor.restarting == restarting
-    assert [event.how for event in worker.of(WorkerStopping)] == stops
-    assert {event.running for event in worker.of(WorkerStopping)} == {3}
+    assert [event.how for event in worker.events_of(WorkerStopping)] == stops
+    assert {event.running for event in worker.events_of(WorkerStopping)} == {3}
 
 
-def test_a_worker_whose_terminal_is_closed_does_not_start_again() -> None:
+def test_a_worker_whose_terminal_is_closed_does_not_restart() -> None:
     worker = Worker("restart", terminal_closed=True)
     assert not worker.supervisor.restarting
-    assert [event.how for event in worker.of(WorkerStopping)] == ["warm"]
+    assert [event.how for event in worker.events_of(WorkerStopping)] == ["warm"]
 
 
-def test_a_worker_that_stops_ignores_other_signals_and_says_so() -> None:
+def test_a_stopping_worker_ignores_and_reports_other_signals() -> None:
     worker = Worker("warm_shutdown", "pause", "restart", "grow", "shrink")
-    assert [event.signal for event in worker.of(SignalIgnored)] == ["SIGTSTP", "SIGHUP", "SIGTTIN", "SIGTTOU"]
+    assert [event.signal for event in worker.events_of(SignalIgnored)] == ["SIGTSTP", "SIGHUP", "SIGTTIN", "SIGTTOU"]
     assert not worker.supervisor.restarting
 
 
-def test_children_are_added_while_there_is_room() -> None:
+def test_children_are_added_up_to_the_maximum() -> None:
     worker = Worker("grow", "grow", "grow", "grow", "warm_shutdown")
-    assert [event.children for event in worker.of(ConcurrencyChanged)] == [2, 3, 4]
-    assert [event.signal for event in worker.of(SignalIgnored)] == ["SIGTTIN"]
+    assert [event.children for event in worker.events_of(ConcurrencyChanged)] == [2, 3, 4]
+    assert [event.signal for event in worker.events_of(SignalIgnored)] == ["SIGTTIN"]
 
 
-def test_a_worker_leaves_when_the_jobs_of_its_children_are_settled() -> None:
+def test_a_worker_exits_after_the_jobs_of_its_children_are_settled() -> None:
     worker = Worker("warm_shutdown", rounds_of_recovery=3)
     assert worker.waits.count(Recovery.interval_ms) == 3

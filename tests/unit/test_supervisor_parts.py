@@ -1,4 +1,4 @@
-"""Parts of the supervisor that decide something without a process: how children start, and when it gives up."""
+"""Parts of the supervisor that can be tested without child processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spawn(index: int) -> int:
         ("auto", None, 2, 1_003, 1),
     ],
 )
-def test_how_a_child_starts(
+def test_the_start_method_selects_the_launcher(
     monkeypatch: pytest.MonkeyPatch, method: str, spawner: Any, threads: int, pid: int, warned: int
 ) -> None:
     monkeypatch.setattr(launch, "thread_count", lambda: threads)
@@ -74,11 +74,11 @@ def test_how_a_child_starts(
         (33, "33rd"),
     ],
 )
-def test_the_crashes_of_a_job_are_counted_in_words(number: int, text: str) -> None:
+def test_an_ordinal_number_has_its_english_suffix(number: int, text: str) -> None:
     assert _ordinal(number) == text
 
 
-def test_a_child_says_where_it_writes_its_stacks() -> None:
+def test_a_block_stores_the_file_descriptor_for_stacks() -> None:
     slots = Slots(1, 1)
     (block,) = slots.children
     block.reset()
@@ -89,7 +89,7 @@ def test_a_child_says_where_it_writes_its_stacks() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("retried", [False, True])
-def test_the_deadlines_of_a_run_are_read_as_they_were_written(is_async: bool, retried: bool) -> None:
+def test_the_deadlines_of_a_run_are_read_back_unchanged(is_async: bool, retried: bool) -> None:
     slots = Slots(1, 1)
     (block,) = slots.children
     block.reset()
@@ -98,10 +98,10 @@ def test_the_deadlines_of_a_run_are_read_as_they_were_written(is_async: bool, re
     deadlines = Deadlines(soft_at_ms=5, hard_at_ms=6, hard_ms=7, is_async=is_async, retried=retried)
     slot.set_deadlines(deadlines)
     assert slot.read().deadlines == deadlines
-    assert slot.read() == free, "they do not count in a comparison"
+    assert slot.read() == free, "comparisons ignore deadlines"
 
 
-def test_the_file_of_the_supervisors_own_stacks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_the_supervisors_stacks_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.memfd_create("stacks")
     monkeypatch.setattr(stacks, "anonymous_file", lambda _: fd)
     bus, emitted = Bus(), list[StacksDumped]()
@@ -113,7 +113,7 @@ def test_the_file_of_the_supervisors_own_stacks_is_closed(monkeypatch: pytest.Mo
 
 
 class Client:
-    """Answers every script with "done", and other commands with what the test has given."""
+    """A fake client: every script succeeds, and other commands return the fields that a test has set."""
 
     def __init__(self, fields: dict[str, str] | None = None) -> None:
         self.flat = [text.encode() for pair in (fields or {}).items() for text in pair]
@@ -130,7 +130,7 @@ class Client:
     ("attempts", "backoff", "script"),
     [(3, 500, "moveToDelayed"), (3, 0, "retryJob"), (1, 500, "moveToFinished")],
 )
-def test_the_attempt_of_a_killed_run_fails_as_the_job_says(attempts: int, backoff: int, script: str) -> None:
+def test_a_killed_run_is_retried_or_fails_by_the_options_of_its_job(attempts: int, backoff: int, script: str) -> None:
     opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
@@ -141,7 +141,7 @@ def test_the_attempt_of_a_killed_run_fails_as_the_job_says(attempts: int, backof
     assert client.scripts == [script]
 
 
-def test_a_lost_lock_is_forgotten_with_its_run() -> None:
+def test_a_reported_lost_lock_is_forgotten_after_its_run() -> None:
     nothing: Any = None
     view = SlotView(SlotState.FREE, "token", 0, "", 0, run=2)
     heartbeat = Heartbeat([KEYS], lambda: [view], nothing, CONFIG, Bus(), ReconnectBackoff(Bus(), CONFIG))
@@ -151,14 +151,14 @@ def test_a_lost_lock_is_forgotten_with_its_run() -> None:
 
 
 @pytest.mark.parametrize(("renew", "interval_ms"), [(15.0, 7_500), (0.2, 100), (0.1, 50)])
-def test_locks_are_renewed_twice_as_often_as_they_must_be(renew: float, interval_ms: int) -> None:
+def test_the_heartbeat_interval_is_half_the_lock_renew_time(renew: float, interval_ms: int) -> None:
     nothing: Any = None
     config = Conf({"lock_duration": 60, "lock_renew_time": renew}, {}).freeze()
     heartbeat = Heartbeat([KEYS], list, nothing, config, Bus(), ReconnectBackoff(Bus(), config))
     assert heartbeat.interval_ms == interval_ms
 
 
-def test_marks_of_revoked_jobs_are_read_from_the_beginning_when_the_end_was_reached() -> None:
+def test_revocation_requests_are_read_from_the_start_after_the_end() -> None:
     nothing: Any = None
     broker: Any = SimpleNamespace(config=CONFIG)
     revocations = Revocations(broker, [KEYS], nothing, nothing, Bus(), nothing)
@@ -168,7 +168,7 @@ def test_marks_of_revoked_jobs_are_read_from_the_beginning_when_the_end_was_reac
 
 
 @pytest.mark.parametrize(("with_java", "text"), [(True, ""), (False, "has no bin/java")])
-def test_java_home_says_where_java_is(
+def test_java_is_found_in_java_home(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_java: bool, text: str
 ) -> None:
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
@@ -177,12 +177,12 @@ def test_java_home_says_where_java_is(
     if with_java:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "java").touch(mode=0o755)
-    found = spark_tasks.missing_dependencies()
-    assert text in found
-    assert bool(found) != with_java
+    missing = spark_tasks.missing_dependencies()
+    assert text in missing
+    assert bool(missing) != with_java
 
 
-def test_only_children_that_die_in_a_row_before_their_first_job_end_the_worker() -> None:
+def test_only_consecutive_boot_failures_end_the_worker() -> None:
     nothing: Any = None
     slots: Any = SimpleNamespace(children=[nothing])
     pool = ChildPool(slots, nothing, nothing, Bus(), 1)

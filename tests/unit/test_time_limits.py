@@ -1,4 +1,4 @@
-"""What may be said about time limits, and what stands of it in a job."""
+"""Validation of time limits, and time limits stored in jobs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def limited() -> None: ...
 def plain() -> None: ...
 
 
-def own(**options: Any) -> dict[str, object]:
+def stored_options(**options: Any) -> dict[str, object]:
     stored = limited.s().set(**options).job().opts(0)[OWN_KEY]
     assert isinstance(stored, dict)
     return stored
 
 
-def stored(**fields: object) -> RunningJob:
+def stored_job(**fields: object) -> RunningJob:
     return replace(RunningJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
 
 
 def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
-    assert own() == {"v": 1}
-    assert own(time_limit=timedelta(seconds=20)) == {"v": 1, "timeLimit": 20_000}
-    assert own(soft_time_limit=0.5, time_limit=7) == {"v": 1, "softTimeLimit": 500, "timeLimit": 7_000}
+    assert stored_options() == {"v": 1}
+    assert stored_options(time_limit=timedelta(seconds=20)) == {"v": 1, "timeLimit": 20_000}
+    assert stored_options(soft_time_limit=0.5, time_limit=7) == {"v": 1, "softTimeLimit": 500, "timeLimit": 7_000}
     assert limited.options.time_limits == TimeLimits(10_000, 60_000)
 
 
@@ -50,22 +50,22 @@ def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:
         ({"timeLimit": True, "softTimeLimit": 1e300}, NO_LIMITS),
     ],
 )
-def test_an_invalid_stored_time_limit_counts_as_none(fields: dict[str, object], limits: TimeLimits) -> None:
-    assert stored(**fields).time_limits == limits
+def test_an_invalid_stored_time_limit_is_ignored(fields: dict[str, object], limits: TimeLimits) -> None:
+    assert stored_job(**fields).time_limits == limits
 
 
-def test_each_time_limit_comes_from_the_call_else_the_task_else_the_app() -> None:
+def test_time_limits_of_a_call_override_those_of_the_task_and_the_app() -> None:
     assert TimeLimits(1, None).over(TimeLimits(2, 3)).over(TimeLimits(4, 5)) == TimeLimits(1, 3)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.0001, float("nan"), float("inf"), "5", True, timedelta()])
 @pytest.mark.parametrize("name", ["soft_time_limit", "time_limit"])
-def test_a_time_limit_is_a_duration(name: str, limit: Any) -> None:
+def test_a_time_limit_must_be_a_positive_duration(name: str, limit: Any) -> None:
     with pytest.raises(ConfigError, match=name):
         app.task(name="wrong", **{name: limit})(lambda: None)
     with pytest.raises(ConfigError, match=name):
         plain.apply_async(**{name: limit})
-    if limit != "5":  # as the environment says it
+    if limit != "5":  # settings may be strings
         with pytest.raises(ConfigError, match=f"task_{name} must be"):
             App("another", **{f"task_{name}": limit})
 
@@ -82,7 +82,7 @@ def test_a_soft_limit_longer_than_the_hard_limit_is_rejected() -> None:
         config.conf.freeze()
 
 
-def test_a_call_is_checked_against_the_apps_limits_too() -> None:
+def test_a_call_is_checked_against_the_time_limits_of_the_app() -> None:
     short = App("short", "redis://127.0.0.1:1/0", task_time_limit=5)
     short.task(name="any")(lambda: None)
     with pytest.raises(ConfigError, match=r"soft_time_limit \(6 s\) .* time_limit \(5 s\)"):

@@ -26,12 +26,12 @@ from bulltask.queue import Queue
         ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
         ("redis://me:pw@host:6379/0", "redis://me:***@host:6379/0"),
         ("redis://:pw@host", "redis://***@host"),
-        ("redis://pw@host", "redis://***@host"),  # the user says "pw" and means a password
+        ("redis://pw@host", "redis://***@host"),  # the user name is treated as a password
         ("rediss://me:pw@host/0?ssl_keyfile=a.pem", "rediss://me:***@host/0?ssl_keyfile=a.pem"),
         ("unix:///run/redis.sock?password=pw&db=1", "unix:///run/redis.sock?password=***&db=1"),
         ("redis://host?%70assword=pw", "redis://host?%70assword=***"),
         ("redis+sentinel://:pw@a:1,b:2/m?sentinel_password=q", "redis+sentinel://***@a:1,b:2/m?sentinel_password=***"),
-        ("redis://:p@s/s?w#d@host:1/2", "redis://***@host:1/2"),  # invalid, and typed all the same
+        ("redis://:p@s/s?w#d@host:1/2", "redis://***@host:1/2"),  # invalid, but common
         ("redis://:a://b@host", "redis://***@host"),
         ("redis://:a@one:1;redis://:b@two:2", "redis://***@two:2"),
         ("me:pw@host:6379", "me:***@host:6379"),
@@ -48,7 +48,7 @@ def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.sampled_from(["redis", "rediss", "unix", ""]))
-def test_no_password_survives_whatever_is_in_it(secret: str, scheme: str) -> None:
+def test_any_password_is_removed_from_a_url(secret: str, scheme: str) -> None:
     marked = f"S3{secret}3S"
     prefix = f"{scheme}://" if scheme else ""
     for url in (f"{prefix}:{marked}@host:6379/0", f"{prefix}user:{quote(marked, safe='')}@host:6379/0"):
@@ -59,13 +59,13 @@ def test_no_password_survives_whatever_is_in_it(secret: str, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("show", [str, repr, "{}".format, "{!r:>40}".format, "%s".__mod__, lambda url: str([url])])
-def test_a_secret_url_shows_itself_without_its_password(show: Callable[[object], str]) -> None:
+def test_the_text_of_a_secret_url_has_no_password(show: Callable[[object], str]) -> None:
     shown = show(SecretUrl("redis://me:pw@host:6379/0"))
     assert "redis://me:***@host:6379/0" in shown
     assert "pw" not in shown
 
 
-def test_a_secret_url_gives_its_password_only_when_asked() -> None:
+def test_get_secret_value_returns_the_url_with_its_password() -> None:
     url = SecretUrl("redis://me:pw@host:6379/0")
     assert url.get_secret_value() == "redis://me:pw@host:6379/0"
     assert (url.scheme, url.has_secret, SecretUrl("redis://host").has_secret) == ("redis", True, False)
@@ -89,7 +89,7 @@ def test_a_secret_url_gives_its_password_only_when_asked() -> None:
         ("unix:///run/a@b.sock", False),
     ],
 )
-def test_a_password_in_which_the_host_would_end_is_found(url: str, ambiguous: bool) -> None:
+def test_an_ambiguous_url_is_rejected_without_showing_its_password(url: str, ambiguous: bool) -> None:
     assert SecretUrl(url).is_ambiguous is ambiguous
     if ambiguous:
         with pytest.raises(ConfigError, match=r"write / as %2F") as caught:
@@ -112,29 +112,29 @@ def test_a_command_line_is_shown_without_passwords(flag: list[str], password: st
     assert shown.endswith(("@host -A 'a b'", "@host' -A 'a b'"))
 
 
-def test_a_drivers_message_is_shown_without_the_password() -> None:
+def test_the_password_is_hidden_in_messages_of_the_driver() -> None:
     url = SecretUrl("redis://:s3cr3t@host:port/0")
     assert url.hide_in("cannot cast 's3cr3t' to a port; nor 'port'") == "cannot cast '***' to a port; nor 'port'"
 
 
 @given(st.text())
-def test_showing_an_invalid_url_does_not_raise(text: str) -> None:
+def test_redacting_any_text_does_not_raise(text: str) -> None:
     redact_url(text)
     redact_text(text)
 
 
-def test_every_url_of_a_text_loses_its_password_and_the_rest_stays() -> None:
+def test_redacting_a_text_removes_only_the_passwords_of_its_urls() -> None:
     text = "Error 111 connecting to redis://:pw@host:6379/0.\nTried 'redis://me:pw@b' too; ask ops@example.org"
     shown = "Error 111 connecting to redis://***@host:6379/0.\nTried 'redis://me:***@b' too; ask ops@example.org"
     assert redact_text(text) == shown
 
 
-def test_a_line_of_json_is_still_json_when_its_urls_were_redacted() -> None:
+def test_a_redacted_line_of_json_is_still_json() -> None:
     line = {"a": "redis://:pw@host", "b": "redis://host?password=pw", "c": ["x@y", "redis://h"], "d": "a@b"}
     shown = json.loads(redact_text(json.dumps(line), json=True))
     assert shown == {"a": "redis://***@host", "b": "redis://host?password=***", "c": ["x@y", "redis://h"], "d": "a@b"}
 
 
-def test_a_text_without_a_url_comes_back_as_it_is() -> None:
-    text = "password=hunter2 is not ours to judge"
+def test_a_text_without_a_url_is_returned_unchanged() -> None:
+    text = "password=hunter2 is not in a URL"
     assert redact_text(text) is text

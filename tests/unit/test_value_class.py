@@ -1,4 +1,4 @@
-"""Value classes behave as frozen dataclasses do, in all but the refusal of an assignment at run time."""
+"""Value classes behave like frozen dataclasses, but do not prevent assignments at run time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_values_are_equal_and_hashed_by_their_fields() -> None:
     assert len({Point(1, 2), Point(1, 2), Point(2, 1)}) == 2
 
 
-def test_a_value_has_the_fields_of_a_dataclass_and_no_others() -> None:
-    assert [each.name for each in fields(Point)] == ["x", "y"]
+def test_a_value_has_the_fields_of_a_dataclass_and_no_other_attributes() -> None:
+    assert [item.name for item in fields(Point)] == ["x", "y"]
     assert repr(replace(Point(1), y=3)) == "Point(x=1, y=3)"
     with pytest.raises(AttributeError):
         Point(1).z = 5  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def test_values_can_be_copied() -> None:
     assert copy.deepcopy(Point(1, 2)) == copy.copy(Point(1, 2)) == Point(1, 2)
 
 
-def test_keyword_fields_take_no_positions_and_have_defaults_of_their_own() -> None:
+def test_a_value_class_supports_default_factories_and_keyword_only_fields() -> None:
     assert Labels().texts is not Labels().texts
     with pytest.raises(TypeError):
         Labels(["a"])  # type: ignore[call-arg]

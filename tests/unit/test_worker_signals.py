@@ -24,12 +24,12 @@ from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, Sig
 from bulltask.worker.supervisor.stacks import StackCollector
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-# Python 3.12 and later: a runner such as xdist has threads; these children only write to memory and leave.
+# Python 3.12 warns of a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def _signals_are_as_before() -> Iterator[None]:
+def _restore_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNAL_METHODS}
     yield
     for number, handler in before.items():
@@ -39,15 +39,15 @@ def _signals_are_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def wakeup_pipe() -> Iterator[WakeupPipe]:
-    made = WakeupPipe()
-    yield made
-    made.close()
+    pipe = WakeupPipe()
+    yield pipe
+    pipe.close()
 
 
-# ---- the queue -------------------------------------------------------------------------------------------------------
+# ---- SignalQueue -----------------------------------------------------------------------------------------------------
 
 
-def test_signals_come_out_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> None:
+def test_signals_are_popped_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> None:
     queue = SignalQueue()
     queue.install(wakeup_pipe)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
@@ -59,9 +59,7 @@ def test_signals_come_out_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> 
     assert not queue.contains(STOP_METHODS)
 
 
-def test_while_the_app_is_imported_signals_are_recorded_except_those_that_stop_it(
-    wakeup_pipe: WakeupPipe,
-) -> None:
+def test_early_signals_are_recorded_except_stop_signals(wakeup_pipe: WakeupPipe) -> None:
     before = signal.getsignal(signal.SIGTERM)
     queue = SignalQueue()
     queue.install_early()
@@ -73,13 +71,13 @@ def test_while_the_app_is_imported_signals_are_recorded_except_those_that_stop_i
 
 def test_blocked_signals_are_delivered(wakeup_pipe: WakeupPipe) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads hold nothing back
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)  # other threads do not block signals
     queue = SignalQueue()
     queue.install(wakeup_pipe)
     assert queue.pop_all() == ["ignore"]
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(wakeup_pipe: WakeupPipe) -> None:
+def test_an_ignored_hangup_stays_ignored(wakeup_pipe: WakeupPipe) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     queue = SignalQueue()
     queue.install_early()
@@ -87,14 +85,14 @@ def test_a_hangup_that_is_ignored_stays_ignored(wakeup_pipe: WakeupPipe) -> None
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-# ---- the origin ------------------------------------------------------------------------------------------------------
+# ---- ProcessSpec -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_has_the_interpreters_own_options() -> None:
+def test_the_restart_command_has_the_options_of_the_interpreter() -> None:
     assert ProcessSpec().command == [sys.executable, *sys.orig_argv[1:]]
 
 
-def test_a_closed_terminal_is_noticed_and_a_missing_one_is_not() -> None:
+def test_a_closed_terminal_is_detected_but_not_a_missing_terminal() -> None:
     master, slave = pty.openpty()
     saved = os.dup(0)
     try:
@@ -111,33 +109,33 @@ def test_a_closed_terminal_is_noticed_and_a_missing_one_is_not() -> None:
         os.close(saved)
 
 
-# ---- the fleet -------------------------------------------------------------------------------------------------------
+# ---- ChildPool -------------------------------------------------------------------------------------------------------
 
-Life = Callable[[ChildBlock], None]
+ChildMain = Callable[[ChildBlock], None]
 
 
-class Children:
-    """A fleet whose children live as the test says, and what is emitted of them."""
+class PoolHarness:
+    """A child pool whose children run a function of the test, and the events of the pool."""
 
-    def __init__(self, life: Life, room: int = 4, wanted: int = 1) -> None:
-        self.slots = Slots(room, 3)
+    def __init__(self, child_main: ChildMain, max_children: int = 4, target: int = 1) -> None:
+        self.slots = Slots(max_children, 3)
         self.emitted: list[Event] = []
-        self._life = life
+        self._child_main = child_main
         bus = Bus()
         bus.subscribe(Event, self.emitted.append)
-        self.pool = ChildPool(self.slots, self._launch, StackCollector(bus), bus, wanted)
+        self.pool = ChildPool(self.slots, self._launch, StackCollector(bus), bus, target)
 
     def _launch(self, index: int) -> int:
         pid = os.fork()
         if pid == 0:
             try:
-                self._life(self.slots.children[index])
+                self._child_main(self.slots.children[index])
             finally:
                 os._exit(0)
         return pid
 
-    def buried(self) -> list[OrphanedJobs]:
-        """Wait until one dies."""
+    def wait_for_death(self) -> list[OrphanedJobs]:
+        """Wait until a child dies."""
         return wait_until(self.pool.reap, what="a dead child")
 
     def close(self) -> None:
@@ -146,78 +144,76 @@ class Children:
 
 
 @pytest.fixture
-def children() -> Iterator[Callable[..., Children]]:
-    made: list[Children] = []
+def start_pool() -> Iterator[Callable[..., PoolHarness]]:
+    harnesses: list[PoolHarness] = []
 
-    def make(life: Life, **options: int) -> Children:
-        made.append(Children(life, **options))
-        made[-1].pool.start_missing()
-        return made[-1]
+    def start(child_main: ChildMain, **options: int) -> PoolHarness:
+        harnesses.append(PoolHarness(child_main, **options))
+        harnesses[-1].pool.start_missing()
+        return harnesses[-1]
 
-    yield make
-    for each in made:
-        each.close()
+    yield start
+    for harness in harnesses:
+        harness.close()
 
 
 def wait_for_term(block: ChildBlock) -> None:
-    # Blocked until sigwait() takes it: with a handler, a signal that came before pause() would be lost.
+    # Blocked until sigwait(): with a handler, a signal before pause() would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     block.run_state = ProcessState.RUN
     signal.sigwait({signal.SIGTERM})
     block.run_state = ProcessState.CLOSED
 
 
-def running(made: Children, index: int = 0) -> bool:
-    return made.slots.children[index].run_state is ProcessState.RUN
+def running(harness: PoolHarness, index: int = 0) -> bool:
+    return harness.slots.children[index].run_state is ProcessState.RUN
 
 
-def pid_of(made: Children, index: int = 0) -> int:
-    return [event.pid for event in made.emitted if isinstance(event, ChildStarted) and event.index == index][-1]
+def pid_of(harness: PoolHarness, index: int = 0) -> int:
+    return [event.pid for event in harness.emitted if isinstance(event, ChildStarted) and event.index == index][-1]
 
 
-def test_a_dead_child_is_distinguished_from_one_that_exited(children: Callable[..., Children]) -> None:
-    left = children(wait_for_term)
-    wait_until(lambda: running(left))
-    os.kill(pid_of(left), signal.SIGTERM)
-    assert left.buried()[0].intentional, "what it may have left behind is no crash"
-    assert left.emitted[-1] == ChildExited(0, pid_of(left))
+def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable[..., PoolHarness]) -> None:
+    exited = start_pool(wait_for_term)
+    wait_until(lambda: running(exited))
+    os.kill(pid_of(exited), signal.SIGTERM)
+    assert exited.wait_for_death()[0].intentional, "its orphaned jobs do not count as crashed"
+    assert exited.emitted[-1] == ChildExited(0, pid_of(exited))
 
-    died = children(lambda block: setattr(block, "run_state", ProcessState.RUN))
-    assert not died.buried()[0].intentional
+    died = start_pool(lambda block: setattr(block, "run_state", ProcessState.RUN))
+    assert not died.wait_for_death()[0].intentional
     assert died.emitted[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
 
 
-def test_orphaned_jobs_that_ran_are_distinguished_from_the_others(children: Callable[..., Children]) -> None:
-    def life(block: ChildBlock) -> None:
-        taking, running_one, settling = block.slots()
-        taking.reserve(1)
-        running_one.activate(0, "1", 1)
+def test_running_orphaned_jobs_are_distinguished_from_other_jobs(start_pool: Callable[..., PoolHarness]) -> None:
+    def child_main(block: ChildBlock) -> None:
+        reserved, active, settling = block.slots()
+        reserved.reserve(1)
+        active.activate(0, "1", 1)
         settling.activate(0, "2", 1)
         settling.settle(2)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    made = children(life)
-    orphans = made.buried()[0]
-    tokens = [slot.token for slot in made.slots.children[0].slots()]
+    harness = start_pool(child_main)
+    orphans = harness.wait_for_death()[0]
+    tokens = [slot.token for slot in harness.slots.children[0].slots()]
     assert orphans.tokens == tuple(tokens)
     assert orphans.running == {tokens[1]}
 
 
-def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_by_stopping_the_last_child(
-    children: Callable[..., Children],
-) -> None:
-    made = children(wait_for_term, room=3, wanted=2)
-    assert made.pool.grow()
-    assert not made.pool.grow()
-    made.pool.start_missing()
-    wait_until(lambda: all(running(made, index) for index in range(3)))
-    assert made.pool.shrink()
-    assert made.buried()[0].intentional
-    made.pool.start_missing()
-    assert made.pool.alive == made.pool.target == 2
-    assert made.pool.shrink()
-    assert not made.pool.shrink()
-    assert not any(isinstance(event, ChildDied | ChildExited) for event in made.emitted), "they were told to"
+def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_child(start_pool: Callable[..., PoolHarness]) -> None:
+    harness = start_pool(wait_for_term, max_children=3, target=2)
+    assert harness.pool.grow()
+    assert not harness.pool.grow()
+    harness.pool.start_missing()
+    wait_until(lambda: all(running(harness, index) for index in range(3)))
+    assert harness.pool.shrink()
+    assert harness.wait_for_death()[0].intentional
+    harness.pool.start_missing()
+    assert harness.pool.alive == harness.pool.target == 2
+    assert harness.pool.shrink()
+    assert not harness.pool.shrink()
+    assert not any(isinstance(event, ChildDied | ChildExited) for event in harness.emitted), "the pool has stopped them"
 
 
 # ---- stacks ----------------------------------------------------------------------------------------------------------
@@ -244,12 +240,12 @@ async def outermost(inside: threading.Event) -> None:
     await Awaitable(inside)
 
 
-async def others_ended() -> None:
+async def wait_for_other_tasks() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it_waits() -> None:
+def test_the_stack_of_an_async_task_includes_coroutines_and_generators() -> None:
     loop, inside = asyncio.new_event_loop(), threading.Event()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -258,15 +254,15 @@ def test_the_stack_of_a_task_leads_through_coroutines_and_generators_to_where_it
         assert inside.wait(10)
         text = tasks_text(loop)
         assert "1 asyncio tasks" in text
-        places = [text.index(f"in {name}\n") for name in ("outermost", "generator", "deepest", "wait")]
-        assert places == sorted(places)
+        positions = [text.index(f"in {name}\n") for name in ("outermost", "generator", "deepest", "wait")]
+        assert positions == sorted(positions)
         future.cancel()
-        asyncio.run_coroutine_threadsafe(others_ended(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(wait_for_other_tasks(), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-def test_without_a_loop_there_are_no_tasks() -> None:
+def test_the_text_of_tasks_is_empty_without_an_event_loop() -> None:
     assert tasks_text(None) == ""

@@ -1,6 +1,6 @@
-"""What type checkers must refuse; `test_types.py` takes the comments away and sees to it that each line is refused.
+"""Calls that type checkers must reject. `test_types.py` removes the comments and checks that each line is rejected.
 
-Both checkers complain about a comment that is not needed, so that `make lint` guards these lines as well.
+Both checkers report a comment that is not needed, so `make lint` checks these lines as well.
 """
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
@@ -56,23 +56,23 @@ async def awaited_arguments() -> None:
     await fetch(5)  # type: ignore[arg-type]
 
 
-def a_context_is_no_argument(context: Context) -> None:
+def context_as_argument(context: Context) -> None:
     bound.delay(context, 1)  # type: ignore[call-arg, arg-type]
     bound.delay("1")  # type: ignore[arg-type]
     bound(x="1")  # type: ignore[arg-type]
 
 
 def results() -> object:
-    one: AsyncResult[str] = add.delay(1)  # type: ignore[assignment]
-    two: str = add.delay(1).get()  # type: ignore[assignment]
-    three: bytes = fetch("u")  # type: ignore[assignment]
-    return one, two, three
+    first: AsyncResult[str] = add.delay(1)  # type: ignore[assignment]
+    second: str = add.delay(1).get()  # type: ignore[assignment]
+    third: bytes = fetch("u")  # type: ignore[assignment]
+    return first, second, third
 
 
 async def awaited_results() -> object:
-    one: str = await fetch.adelay("u")  # type: ignore[assignment]
-    two: str = await (await fetch.adelay("u"))  # type: ignore[assignment]
-    return one, two
+    first: str = await fetch.adelay("u")  # type: ignore[assignment]
+    second: str = await (await fetch.adelay("u"))  # type: ignore[assignment]
+    return first, second
 
 
 def options() -> None:
@@ -82,7 +82,7 @@ def options() -> None:
     app.task(name=5)  # type: ignore[call-overload]
 
 
-def values_stay_as_they_are(active: RunningJob, job: NewJob) -> None:
+def immutable_values(active: RunningJob, job: NewJob) -> None:
     active.name = "another"  # type: ignore[misc]
     job.options.priority = 5  # type: ignore[misc]
     JobOptions(3)  # type: ignore[call-arg]

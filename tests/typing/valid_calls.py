@@ -1,4 +1,4 @@
-"""What type checkers must understand: mypy --strict and pyright pass over this file; nothing here is run."""
+"""Calls that type checkers must accept. mypy --strict and pyright check this file; it is never executed."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ def shared_bound(self: Context, x: int) -> int:
     return x + self.request.retries
 
 
-def tell(event: JobFailed) -> str:
+def notify(event: JobFailed) -> str:
     return event.error
 
 
-def listening() -> None:
-    assert_type(app.on(JobFailed, tell), Callable[[JobFailed], str])
-    assert_type(app.on(JobFailed)(tell), Callable[[JobFailed], str])
+def listeners() -> None:
+    assert_type(app.on(JobFailed, notify), Callable[[JobFailed], str])
+    assert_type(app.on(JobFailed)(notify), Callable[[JobFailed], str])
 
 
 async def other() -> None:
@@ -145,7 +145,7 @@ async def other() -> None:
     assert_type(await shared_async(1), int)
     assert_type(shared_async.delay(1), AsyncResult[int])
     assert_type(shared_bound.delay(1), AsyncResult[int])
-    assert_type(app.send_task("elsewhere", kwargs={"x": 1}), AsyncResult[Any])
+    assert_type(app.send_task("remote", kwargs={"x": 1}), AsyncResult[Any])
     assert_type(app.send_many([add.s(1), send.s("a@b"), fetch.s("u")]), list[AsyncResult[Any]])
     assert_type(app.result("id", "mail"), AsyncResult[Any])
 
@@ -158,28 +158,28 @@ def queues() -> None:
     job = assert_type(queue.add("send", {"to": ["ann"]}, delay=timedelta(hours=1), priority=2), Job)
     assert_type(queue.add_bulk([{"name": "send"}, {"name": "send", "options": {"lifo": True}}]), list[Job])
     assert_type(queue.get_job(job.id), Job | None)
-    assert_type([found.id for found in queue.iter_jobs("waiting", page_size=5)], list[str])
+    assert_type([item.id for item in queue.iter_jobs("waiting", page_size=5)], list[str])
     assert_type(queue.get_job_counts("waiting"), dict[str, int])
     assert_type(job.get_state(), JobState)
     assert_type(job.get_dependencies().failed, tuple[str, ...])
     assert_type(job.next_iteration_id, str | None)
-    while taken := queue.get_next_job("token", timeout=timedelta(seconds=1)):
-        assert_type(taken.token, str)
-        assert_type(taken.move_to_completed({"sent": 1}, fetch_next=True), Job | None)
-        assert_type(taken.move_to_failed(ValueError("no")), Job | None)
-        assert_type(taken.move_to_waiting_children(), bool)
+    while acquired := queue.get_next_job("token", timeout=timedelta(seconds=1)):
+        assert_type(acquired.token, str)
+        assert_type(acquired.move_to_completed({"sent": 1}, fetch_next=True), Job | None)
+        assert_type(acquired.move_to_failed(ValueError("no")), Job | None)
+        assert_type(acquired.move_to_waiting_children(), bool)
     assert_type(queue.check_stalled(), list[str])
-    assert_type([old.next_ms for old in queue.repeatables.list()], list[int])
+    assert_type([item.next_ms for item in queue.repeatables.list()], list[int])
     assert_type(queue.repeatables.remove("tick", every=60), bool)
 
 
 async def async_queues() -> None:
     queue = assert_type(app.aqueue("mail"), AsyncQueue)
     job = assert_type(await queue.add("send", {"to": "ann"}), AsyncJob)
-    assert_type([found.id async for found in queue.iter_jobs()], list[str])
-    taken = assert_type(await queue.get_next_job("token"), AsyncJob | None)
-    if taken is not None:
-        assert_type(await taken.move_to_completed(None, fetch_next=True), AsyncJob | None)
+    assert_type([item.id async for item in queue.iter_jobs()], list[str])
+    acquired = assert_type(await queue.get_next_job("token"), AsyncJob | None)
+    if acquired is not None:
+        assert_type(await acquired.move_to_completed(None, fetch_next=True), AsyncJob | None)
     assert_type(await job.get_state(), JobState)
     assert_type(await queue.schedulers.upsert("s", every=60), Scheduler | None)
     assert_type(await queue.repeatables.remove_by_key("old"), bool)
@@ -187,10 +187,10 @@ async def async_queues() -> None:
 
 def flows() -> None:
     node = assert_type(app.flows().add(FlowJob.of(add.s(1), [FlowJob("send", "mail")])), FlowNode[Job])
-    assert_type([below.job for below in node.walk()], list[Job])
+    assert_type([child.job for child in node.walk()], list[Job])
     assert_type(app.queue("mail").schedulers.upsert("s", cron="0 3 * * *", tz="UTC"), Scheduler | None)
 
 
-def rows_of_spark(frame: DataFrame) -> None:
+def spark_rows(frame: DataFrame) -> None:
     assert_type(add.map_dataframe(frame, ["x", "y"], timeout=60), DataFrame)
     assert_type(add.map_dataframe(frame, {"x": "n"}, options={"priority": 5}), DataFrame)
