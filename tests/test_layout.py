@@ -72,8 +72,10 @@ def test_no_code_calls_time_sleep() -> None:
 
 def test_the_repository_contains_only_bulltasks_lua_scripts() -> None:
     listed = subprocess.run(["git", "ls-files", "*.lua"], cwd=ROOT, capture_output=True, text=True, check=True)
-    foreign = [name for name in listed.stdout.splitlines() if Path(name).parent != Path("bulltask/lua/own")]
-    assert foreign == [], "BullMQ's scripts come from its wheel during the build; bulltask's are in bulltask/lua/own"
+    foreign = [name for name in listed.stdout.splitlines() if Path(name).parent != Path("bulltask/lua/bulltask")]
+    assert foreign == [], (
+        "BullMQ's scripts come from its wheel during the build; bulltask's are in bulltask/lua/bulltask"
+    )
 
 
 def test_lock_files_contain_no_package_index_url() -> None:

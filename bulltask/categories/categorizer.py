@@ -35,7 +35,7 @@ class Categorizer:
         """Add a rule with precedence over all existing ones.
 
         Args:
-            match: one of
+            match: One of
 
                 - an exception type or a tuple of them; subclasses match too;
                 - the name of a type, which needs no import: ``"redis.ConnectionError"`` also matches a type that is
@@ -43,10 +43,10 @@ class Categorizer:
                   module; subclasses match too;
                 - a function from the exception to a category, or to ``None`` if the rule does not apply. If the
                   function raises, the rule does not apply, and a note on the job's traceback says so.
-            category: category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
+            category: Category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
 
         Raises:
-            ConfigError: the arguments do not go together.
+            ConfigError: The arguments do not go together.
         """
         if callable(match) and not isinstance(match, type):
             if category is not None:

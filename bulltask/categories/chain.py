@@ -16,7 +16,7 @@ def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator
     """Yield ``exc`` and its causes, outermost first, each once (causes can form a cycle).
 
     Args:
-        exc: the outermost exception.
+        exc: The outermost exception.
         skip: ``id()`` of exceptions to leave out, together with their causes.
     """
     stack, seen = [exc], set(skip)

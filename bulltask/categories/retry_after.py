@@ -25,8 +25,8 @@ def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
     Causes and the members of an ``ExceptionGroup`` count; the longest delay wins.
 
     Args:
-        exc: the error of the attempt.
-        now: the current time, for HTTP dates: an aware ``datetime``, or epoch milliseconds.
+        exc: The error of the attempt.
+        now: The current time, for HTTP dates: an aware ``datetime``, or epoch milliseconds.
 
     Returns:
         Milliseconds, 0 or more; ``None`` if there is no valid delay.

@@ -50,8 +50,8 @@
 
     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
     ├── Retry                    retry the job; raised by ``self.retry()``
-    ├── DelayJob                 run the job again later, without counting an attempt
-    ├── WaitJob                  put the job back at the head of its queue, without counting an attempt
+    ├── RescheduleJob            run the job again later, without counting an attempt
+    ├── ReleaseJob               release the job: it is next in its queue; no attempt is counted
     ├── RateLimitQueue           the same, and rate-limit the queue
     ├── WaitForChildren          run the job again when its children have finished
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
@@ -71,14 +71,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from bulltask.errors.interrupts import (
-    DelayJob,
     Interrupt,
     RateLimitQueue,
+    ReleaseJob,
+    RescheduleJob,
     Retry,
     SoftTimeLimitExceeded,
     TaskCancelled,
     WaitForChildren,
-    WaitJob,
 )
 
 __all__ = [
@@ -93,7 +93,6 @@ __all__ = [
     "BulltaskError",
     "ConfigError",
     "DecodeError",
-    "DelayJob",
     "DuplicateTaskError",
     "EncodeError",
     "EventsLostError",
@@ -121,6 +120,8 @@ __all__ = [
     "QueueError",
     "QueueNotPausedError",
     "RateLimitQueue",
+    "ReleaseJob",
+    "RescheduleJob",
     "ResultTimeoutError",
     "Retry",
     "SchedulerBusyError",
@@ -135,7 +136,6 @@ __all__ = [
     "TransientError",
     "UnknownTaskError",
     "WaitForChildren",
-    "WaitJob",
     "did_you_mean",
 ]
 

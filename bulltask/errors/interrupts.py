@@ -8,14 +8,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 __all__ = [
-    "DelayJob",
     "Interrupt",
     "RateLimitQueue",
+    "ReleaseJob",
+    "RescheduleJob",
     "Retry",
     "SoftTimeLimitExceeded",
     "TaskCancelled",
     "WaitForChildren",
-    "WaitJob",
 ]
 
 
@@ -24,7 +24,7 @@ class Interrupt(BaseException):
 
 
 class Retry(Interrupt):
-    """Asks the worker to retry the job; raised by ``Context.retry()``.
+    """Requests a retry of the job; raised by ``Context.retry()``.
 
     Attributes:
         delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
@@ -35,37 +35,37 @@ class Retry(Interrupt):
     def __init__(
         self, *, delay_ms: int | None = None, exc: BaseException | None = None, max_retries: int | None = None
     ) -> None:
-        super().__init__("the task asked for a retry")
+        super().__init__("the task requested a retry")
         self.delay_ms, self.exc, self.max_retries = delay_ms, exc, max_retries
 
 
-class DelayJob(Interrupt):
-    """Puts the job back to run later, without counting an attempt (BullMQ's ``DelayedError``).
+class RescheduleJob(Interrupt):
+    """Reschedules the job, without counting an attempt (BullMQ's ``DelayedError``).
 
     Args:
         delay: Seconds or ``timedelta`` until the job runs again.
     """
 
     def __init__(self, delay: float | timedelta) -> None:
-        super().__init__("the task asked to be run again later")
+        super().__init__("the task rescheduled its job")
         self.delay = delay
 
 
-class WaitJob(Interrupt):
-    """Puts the job back at the head of its queue, without counting an attempt (BullMQ's ``WaitingError``)."""
+class ReleaseJob(Interrupt):
+    """Releases the job: it is next in its queue, and no attempt is counted (BullMQ's ``WaitingError``)."""
 
     def __init__(self) -> None:
-        super().__init__("the task released the job")
+        super().__init__("the task released its job")
 
 
 class RateLimitQueue(Interrupt):
-    """Puts the job back at the head of its queue and rate-limits the queue, without counting an attempt.
+    """Releases the job and rate-limits the queue, without counting an attempt.
 
     BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. Other workers observe the limit if the queue has a rate
     limit or they have a ``limiter``; the child that ran the task always does.
 
     Args:
-        duration: Seconds or ``timedelta`` during which no worker takes jobs from the queue.
+        duration: Seconds or ``timedelta`` during which no worker acquires jobs from the queue.
     """
 
     def __init__(self, duration: float | timedelta) -> None:

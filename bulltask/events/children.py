@@ -13,16 +13,16 @@ __all__ = [
     "EventLoopStopped",
     "JobCompleted",
     "JobFailed",
-    "JobPickedUp",
     "JobReleased",
     "JobRetried",
+    "JobStarted",
     "LockLost",
     "MalformedJobFailed",
     "RedisDisconnected",
+    "RedisErrorReply",
     "RedisReconnected",
     "RedisReconnecting",
     "RedisRecovered",
-    "RedisRefused",
     "SchedulingFailed",
     "StacksDumped",
     "UnknownTaskSeen",
@@ -39,7 +39,7 @@ class ChildEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobPickedUp(ChildEvent):
+class JobStarted(ChildEvent):
     """A child has acquired the job and starts to run it."""
 
     job_id: str
@@ -205,7 +205,7 @@ class RedisReconnected(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class RedisRefused(ChildEvent):
+class RedisErrorReply(ChildEvent):
     """Redis answers with an error: it is full, it is read-only, a queue's keys are malformed …"""
 
     queue: str

@@ -186,8 +186,8 @@ class WorkerStarted(Event):
 class WorkerStopping(Event):
     """The worker acquires no more jobs, because it is stopping."""
 
-    how: str
-    """``"warm"``, ``"cold"``, or ``"restart"`` (warm, followed by a start)."""
+    mode: str
+    """``"warm"``, ``"cold"``, or ``"restart"`` (a warm shutdown, then a start)."""
     running: int
     """Number of running jobs."""
 

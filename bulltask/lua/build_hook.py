@@ -39,7 +39,7 @@ class OfficialScriptsHook(BuildHookInterface[Any]):
         """Copy and check the scripts; hatchling calls this before it collects the files of the wheel.
 
         Raises:
-            OfficialScriptsError: the installed ``bullmq`` does not match ``manifest.json``.
+            OfficialScriptsError: The installed ``bullmq`` does not match ``manifest.json``.
         """
         del version, build_data  # the same work for a standard and for an editable wheel
         root = Path(self.root)
@@ -54,10 +54,10 @@ def find_commands(source: str) -> Path:
     """Return the directory with the scripts of the installed distribution.
 
     Args:
-        source: the required distribution, as ``name==version``.
+        source: The required distribution, as ``name==version``.
 
     Raises:
-        OfficialScriptsError: it is not installed, has another version, or contains no scripts.
+        OfficialScriptsError: It is not installed, has another version, or contains no scripts.
     """
     how = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
     try:
@@ -87,12 +87,12 @@ def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> Non
     """Compare the scripts with the manifest.
 
     Args:
-        scripts: file name and content, as found.
-        wanted: file name and SHA-256 (hex), from the manifest.
-        source: where the scripts come from, for the message.
+        scripts: File name and content, as found.
+        wanted: File name and SHA-256 (hex), from the manifest.
+        source: Where the scripts come from, for the message.
 
     Raises:
-        OfficialScriptsError: a script is missing, extra or altered; the message names each.
+        OfficialScriptsError: A script is missing, extra or altered; the message names each.
     """
     found = hashes(scripts)
     problems = [

@@ -1,4 +1,4 @@
-"""Lua scripts by name: BullMQ's and bulltask's own, each checked against its hash.
+"""Lua scripts by name: BullMQ's (``official``) and bulltask's, each checked against its hash.
 
 The number of keys is part of a script's file name (``moveToActive-11.lua`` takes 11 keys), as in BullMQ.
 """
@@ -14,10 +14,10 @@ from importlib.resources.abc import Traversable
 
 from bulltask.errors import ScriptIntegrityError
 
-__all__ = ["Script", "every", "official", "own", "sha1"]
+__all__ = ["Script", "all_scripts", "bulltask_script", "official_script", "sha1"]
 
-_CURE = "reinstall bulltask (in a checkout: pip install -e .)"
-_CURE_OWN = "reinstall bulltask (in a checkout, to accept your change: python tests/unit/test_lua_scripts.py)"
+_FIX = "reinstall bulltask (in a checkout: pip install -e .)"
+_FIX_BULLTASK = "reinstall bulltask (in a checkout, to accept your change: python tests/unit/test_lua_scripts.py)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Script:
     """A Lua script.
 
     Attributes:
-        name: its name without key count, for instance ``moveToActive``.
-        key_count: number of keys it takes.
-        body: its text.
-        sha: SHA-1 of the text in hex, under which Redis caches it (``EVALSHA``).
-        by_sha: the command that runs it by that hash.
-        by_body: the command that runs its text.
+        name: The name without the key count, for instance ``moveToActive``.
+        key_count: The number of keys that the script takes.
+        body: The source.
+        sha: The SHA-1 of the source in hex, by which Redis caches it (``EVALSHA``).
+        by_sha: The command that runs the script by its hash.
+        by_body: The command that runs the script by its source.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Script:
     by_sha: str = "EVALSHA"
     by_body: str = "EVAL"
 
-    def only_reading(self) -> Script:
-        """Return the same script, run so that the server prevents writes; a read-only user may then run it.
+    def read_only(self) -> Script:
+        """Return the same script with commands that reject writes; a read-only user may run these commands.
 
         Requires Redis 7.0 or newer.
         """
@@ -49,76 +49,76 @@ class Script:
 
 
 @cache
-def official(name: str) -> Script:
-    """Return a script of BullMQ; the first call reads the file and checks it.
+def official_script(name: str) -> Script:
+    """Return one of BullMQ's scripts; the first call reads the file and checks it.
 
     Args:
-        name: its name as BullMQ spells it, without the key count: ``"moveToActive"``.
+        name: BullMQ's name for the script, without the key count: ``"moveToActive"``.
 
     Raises:
-        ScriptIntegrityError: the file is missing or altered, or the manifest has no script of that name.
+        ScriptIntegrityError: The file is missing or altered, or the manifest has no script of that name.
     """
-    return _checked("official", name, _manifest(), "manifest.json", _CURE)
+    return _load("official", name, _official_hashes(), "manifest.json", _FIX)
 
 
 @cache
-def own(name: str) -> Script:
-    """Return one of bulltask's own scripts, ``bulltask/lua/own/NAME-KEYS.lua``; the first call checks it.
+def bulltask_script(name: str) -> Script:
+    """Return one of bulltask's scripts, ``bulltask/lua/bulltask/NAME-KEYS.lua``; the first call checks it.
 
     Raises:
-        ScriptIntegrityError: as in :func:`official`; the hashes are in ``own_scripts.json``.
+        ScriptIntegrityError: As in :func:`official_script`; the hashes are in ``bulltask_scripts.json``.
     """
-    return _checked("own", name, _pins(), "own_scripts.json", _CURE_OWN)
+    return _load("bulltask", name, _bulltask_hashes(), "bulltask_scripts.json", _FIX_BULLTASK)
 
 
-def every() -> list[Script]:
-    """Return all scripts of BullMQ and bulltask. After this call none can turn out to be altered.
+def all_scripts() -> list[Script]:
+    """Read and check all scripts of BullMQ and bulltask; later calls of this process do not read the files again.
 
     Raises:
-        ScriptIntegrityError: as in :func:`official` and :func:`own`.
+        ScriptIntegrityError: As in :func:`official_script` and :func:`bulltask_script`.
     """
-    sources = ((official, _manifest()), (own, _pins()))
+    sources = ((official_script, _official_hashes()), (bulltask_script, _bulltask_hashes()))
     return [load(file_name.rpartition("-")[0]) for load, file_names in sources for file_name in sorted(file_names)]
 
 
-def _checked(folder: str, name: str, wanted: dict[str, str], where: str, cure: str) -> Script:
-    file_name = _only_file(name, list(wanted), _file(where))
+def _load(folder: str, name: str, hashes: dict[str, str], hashes_file: str, fix: str) -> Script:
+    file_name = _find_file(name, list(hashes), _file(hashes_file))
     path = _file(folder) / file_name
     try:
         body = path.read_bytes()
     except (OSError, KeyError) as error:  # KeyError: a zip has no such file
-        raise ScriptIntegrityError(f"{path} cannot be read ({error}): {cure}") from error
-    found = hashlib.sha256(body).hexdigest()
-    if found != wanted[file_name]:
+        raise ScriptIntegrityError(f"{path} cannot be read ({error}): {fix}") from error
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != hashes[file_name]:
         # A script that differs by one byte may corrupt every queue it touches, so it must not run.
-        raise ScriptIntegrityError(f"{path} was altered (sha256 {found}, not {wanted[file_name]}): {cure}")
+        raise ScriptIntegrityError(f"{path} was altered (sha256 {actual}, not {hashes[file_name]}): {fix}")
     return _script(file_name, body)
 
 
 @cache
-def _manifest() -> dict[str, str]:
+def _official_hashes() -> dict[str, str]:
     scripts: dict[str, str] = json.loads(_file("manifest.json").read_bytes())["scripts"]
     return scripts
 
 
 @cache
-def _pins() -> dict[str, str]:
-    scripts: dict[str, str] = json.loads(_file("own_scripts.json").read_bytes())
+def _bulltask_hashes() -> dict[str, str]:
+    scripts: dict[str, str] = json.loads(_file("bulltask_scripts.json").read_bytes())
     return scripts
 
 
 def _file(name: str) -> Traversable:
-    """Return a file or directory beside this one; not a path, because Spark's executors may have bulltask as a zip.
+    """Return a file or directory of this package; not a path, because Spark's executors may have bulltask as a zip.
 
-    It is not cached: forked processes would share an open zip, and read it at each other's position.
+    The result is not cached: forked processes would share an open zip file and its position.
     """
     return files("bulltask.lua") / name
 
 
-def _only_file(name: str, file_names: list[str], where: Traversable) -> str:
+def _find_file(name: str, file_names: list[str], hashes_file: Traversable) -> str:
     matches = [file_name for file_name in file_names if file_name.rpartition("-")[0] == name]
     if len(matches) != 1:
-        raise ScriptIntegrityError(f"{where} has {len(matches)} scripts named {name!r}, not one: {_CURE}")
+        raise ScriptIntegrityError(f"{hashes_file} has {len(matches)} scripts named {name!r}, not one: {_FIX}")
     return matches[0]
 
 
@@ -128,5 +128,5 @@ def _script(file_name: str, body: bytes) -> Script:
 
 
 def sha1(body: bytes) -> str:
-    """Return the SHA-1 of a script in hex: the name under which Redis caches it."""
+    """Return the SHA-1 of a script in hex, by which Redis caches it."""
     return hashlib.sha1(body, usedforsecurity=False).hexdigest()

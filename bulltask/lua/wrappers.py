@@ -1,7 +1,7 @@
-"""Own scripts around one of BullMQ's: two texts in one script, so that Redis runs both in one step.
+"""Combines one of bulltask's scripts with one of BullMQ's, so that Redis runs both in one step.
 
-BullMQ's text is included byte for byte, as the body of a local function whose parameters replace the ``KEYS`` and
-``ARGV`` that it was written for. The own script calls that function.
+BullMQ's source is included byte for byte, as the body of a local function. The function's parameters replace the
+``KEYS`` and ``ARGV`` that the source was written for. bulltask's script calls that function.
 """
 
 from __future__ import annotations
@@ -9,65 +9,65 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from bulltask.lua.loader import Script, official, own, sha1
+from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
-__all__ = ["ending", "fenced", "guarded", "retrying", "waking"]
+__all__ = ["retry_failed", "with_fence", "with_finish", "with_guard", "with_wakeup"]
 
 
 @cache
-def fenced(name: str) -> Script:
-    """Return an official add script behind own ``fence``.
+def with_fence(name: str) -> Script:
+    """Return ``fence`` with one of BullMQ's add scripts, which it calls as ``add(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _around(own("fence"), official(name), b"add")
+    return _combine(bulltask_script("fence"), official_script(name), b"add")
 
 
 @cache
-def ending(name: str) -> Script:
-    """Return an own script that finishes a job: it calls BullMQ's ``moveToFinished`` as ``finish(KEYS, ARGV)``.
+def with_finish(name: str) -> Script:
+    """Return one of bulltask's scripts with BullMQ's ``moveToFinished``, which it calls as ``finish(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _around(own(name), official("moveToFinished"), b"finish")
+    return _combine(bulltask_script(name), official_script("moveToFinished"), b"finish")
 
 
 @cache
-def guarded(name: str, guard: str) -> Script:
-    """Return an official script behind an own one that handles malformed jobs, under the official name.
+def with_guard(name: str, guard: str) -> Script:
+    """Return one of BullMQ's scripts with a guard that handles malformed jobs; it keeps BullMQ's name.
 
     Args:
-        name: the official script, which is called as ``official(KEYS, ARGV)``.
-        guard: the own one.
+        name: BullMQ's script, which the guard calls as ``official(KEYS, ARGV)``.
+        guard: Bulltask's script.
 
     Raises:
-        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return replace(_around(own(guard), official(name), b"official"), name=name)
+    return replace(_combine(bulltask_script(guard), official_script(name), b"official"), name=name)
 
 
 @cache
-def retrying() -> Script:
-    """Return own ``retryFailed``, which calls BullMQ's ``moveJobsToWait`` as ``retry(KEYS, ARGV)``.
+def retry_failed() -> Script:
+    """Return ``retryFailed`` with BullMQ's ``moveJobsToWait``, which it calls as ``retry(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as in :func:`bulltask.lua.loader.official`.
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _around(own("retryFailed"), official("moveJobsToWait"), b"retry")
+    return _combine(bulltask_script("retryFailed"), official_script("moveJobsToWait"), b"retry")
 
 
 @cache
-def waking(script: Script) -> Script:
-    """Return own ``wakeNext`` around a script that moves a job out of ``active``, called as ``move(KEYS, ARGV)``.
+def with_wakeup(script: Script) -> Script:
+    """Return ``wakeNext`` with a script that moves a job out of ``active``, which it calls as ``move(KEYS, ARGV)``.
 
     Raises:
-        ScriptIntegrityError: as in :func:`bulltask.lua.loader.own`.
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.bulltask_script`.
     """
-    return _around(own("wakeNext"), script, b"move")
+    return _combine(bulltask_script("wakeNext"), script, b"move")
 
 
-def _around(outer: Script, inner: Script, function: bytes) -> Script:
+def _combine(outer: Script, inner: Script, function: bytes) -> Script:
     body = b"local function " + function + b"(KEYS, ARGV)\n" + inner.body + b"\nend\n" + outer.body
     return Script(f"{outer.name}:{inner.name}", outer.key_count + inner.key_count, body, sha1(body))

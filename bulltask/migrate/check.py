@@ -105,7 +105,7 @@ class JobCheck:
         change = JobConversion(
             id=job.id,
             new_id=self._options.id_prefix + job.id,
-            place=job.place,
+            source=job.place,
             state=state,
             read=job.fields,
             fields=conversion.fields,

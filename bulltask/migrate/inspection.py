@@ -11,7 +11,7 @@ from bulltask.migrate.detection import PLACES, QueueInfo
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys, QueueKeys
-from bulltask.transport.scripts.bull import ScoredIds, key_type, page_of, read_hash, share_a_slot, size_of
+from bulltask.transport.scripts.bull import ScoredIds, in_same_slot, key_type, page_of, read_hash, size_of
 from bulltask.transport.scripts.flow import is_cluster
 from bulltask.transport.scripts.queue import get_counts, get_meta, list_clients
 from bulltask.transport.scripts.schedule import list_schedulers
@@ -44,7 +44,7 @@ def kind_of(info: QueueInfo, place: str) -> str:
 
 def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
     """Whether this is a Redis Cluster and no script can access both queues."""
-    if share_a_slot(source, target):
+    if in_same_slot(source, target):
         return False
     try:
         return client.run(is_cluster())

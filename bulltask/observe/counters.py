@@ -33,8 +33,8 @@ FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "cr
 """Why a job failed: the category of its error, or another reason."""
 TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED, UNKNOWN_TASK = FAILED = range(6, 12)
 HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
-DURATIONS, LOCK_EXTENDS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
-QUEUE_CELLS = LOCK_EXTENDS + HISTOGRAM_CELLS
+DURATIONS, LOCK_RENEWALS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
+QUEUE_CELLS = LOCK_RENEWALS + HISTOGRAM_CELLS
 CELL = 8  # bytes
 
 _BY_CATEGORY = {
@@ -71,7 +71,7 @@ class QueueTotals:
     skipped: int
     durations: Histogram
     """Durations of all attempts."""
-    lock_extends: Histogram
+    lock_renewals: Histogram
     """Durations of the calls that renewed locks."""
 
     @property
@@ -148,8 +148,8 @@ class MetricsMemory:
             heartbeats=int(sums[HEARTBEATS]),
             heartbeat_failures=int(sums[HEARTBEAT_FAILURES]),
             skipped=int(sums[SKIPPED]),
-            durations=_histogram(sums[DURATIONS:LOCK_EXTENDS]),
-            lock_extends=_histogram(sums[LOCK_EXTENDS:]),
+            durations=_histogram(sums[DURATIONS:LOCK_RENEWALS]),
+            lock_renewals=_histogram(sums[LOCK_RENEWALS:]),
         )
 
 
@@ -191,7 +191,7 @@ class MetricsBlock:
         Raises:
             KeyError: As in `add`.
         """
-        self._count(queue, HEARTBEATS, locks, LOCK_EXTENDS, duration_ms)
+        self._count(queue, HEARTBEATS, locks, LOCK_RENEWALS, duration_ms)
 
     def _count(self, queue: str, cell: int, amount: int, histogram: int, duration_ms: float) -> None:
         first = self._first[queue]
@@ -254,7 +254,7 @@ class MetricsListener:
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
         bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))
-        bus.subscribe(events.RedisRefused, lambda e: block.set_connected(bool(e.queue)))
+        bus.subscribe(events.RedisErrorReply, lambda e: block.set_connected(bool(e.queue)))
         bus.subscribe(events.RedisRecovered, lambda _: block.set_connected(True))
 
 

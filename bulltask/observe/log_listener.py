@@ -74,7 +74,7 @@ class LogListener:
 
     def _of_jobs(self) -> tuple[_Line, ...]:
         return (
-            (logging.INFO, events.JobPickedUp, self._picked_up),
+            (logging.INFO, events.JobStarted, self._picked_up),
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
@@ -106,7 +106,7 @@ class LogListener:
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
             (logging.INFO, events.RedisReconnected, self._reconnected),
-            (logging.ERROR, events.RedisRefused, self._refused),
+            (logging.ERROR, events.RedisErrorReply, self._refused),
             (logging.INFO, events.RedisRecovered, self._recovered_redis),
             (logging.INFO, events.WorkerStarted, self._started),
             (logging.INFO, events.WorkerStopping, self._stopping),
@@ -121,8 +121,8 @@ class LogListener:
 
     # ---- jobs ----
 
-    def _picked_up(self, event: events.JobPickedUp) -> None:
-        self._log.info("Job picked up", job_id=event.job_id, queue=event.queue, task=event.task, attempt=event.attempt)
+    def _picked_up(self, event: events.JobStarted) -> None:
+        self._log.info("Job started", job_id=event.job_id, queue=event.queue, task=event.task, attempt=event.attempt)
 
     def _completed(self, event: events.JobCompleted) -> None:
         self._log.info(
@@ -190,7 +190,8 @@ class LogListener:
             queue=event.queue,
             task=event.task,
             hint="The outcome was discarded, because another worker has the job: Redis could not be reached, or this "
-            "machine was suspended, for longer than the lock lasts. After 'Redis refused': a script failed half-way",
+            "machine was suspended, for longer than the lock lasts. After 'Redis error reply': a script stopped "
+            "half-way",
         )
 
     def _stalled(self, event: events.JobStalled) -> None:
@@ -328,9 +329,9 @@ class LogListener:
     def _reconnected(self, event: events.RedisReconnected) -> None:
         self._log.info("Redis reconnected", attempt=event.attempt, duration=_seconds(event.duration_ms))
 
-    def _refused(self, event: events.RedisRefused) -> None:
+    def _refused(self, event: events.RedisErrorReply) -> None:
         self._log.error(
-            "Redis refused",
+            "Redis error reply",
             queue=event.queue or None,
             error=_shorten(event.error, ERROR_CHARS),
             hint="This process tries again, after run_retry_delay at the latest, and running jobs continue",
@@ -351,7 +352,7 @@ class LogListener:
         )
 
     def _stopping(self, event: events.WorkerStopping) -> None:
-        self._log.info("Worker stopping", how=event.how, running=event.running)
+        self._log.info("Worker stopping", mode=event.mode, running=event.running)
 
     def _stopped(self, event: events.WorkerStopped) -> None:
         write = self._log.error if event.exit_code else self._log.info

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Never, Protocol
 
 from bulltask.clock import Duration, to_ms
-from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, Retry, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 
 __all__ = ["Context", "ReportKind", "Reporter", "Request"]
@@ -151,19 +151,19 @@ class Context:
         """End this run and run the job again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
 
         Raises:
-            DelayJob: Always (a ``BaseException``, which ``except Exception`` does not catch).
+            RescheduleJob: Always (a ``BaseException``, which ``except Exception`` does not catch).
             ConfigError: ``delay`` is invalid.
         """
         to_ms(delay, "delay")
-        raise DelayJob(delay)
+        raise RescheduleJob(delay)
 
     def move_to_wait(self) -> Never:
         """End this run and release the job: it is next in its queue, for any worker. No attempt is counted.
 
         Raises:
-            WaitJob: Always.
+            ReleaseJob: Always.
         """
-        raise WaitJob
+        raise ReleaseJob
 
     def rate_limit(self, duration: Duration) -> Never:
         """End this run, release the job, and rate-limit its queue for ``duration``.

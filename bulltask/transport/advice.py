@@ -50,8 +50,8 @@ def acl_advice(text: str, url: str) -> str:
     """Return what to do about a refusal, ``""`` if it has another reason.
 
     Args:
-        text: the server's message.
-        url: the server, without its password.
+        text: The server's message.
+        url: The server, without its password.
     """
     user = user_of(url)
     if found := _COMMAND.search(text):

@@ -31,9 +31,9 @@ class AsyncClient:
     CVE-2023-28858).
 
     Args:
-        endpoint: the server.
-        clock: set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
-        name: the connection's name in ``CLIENT LIST``.
+        endpoint: The server.
+        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
+        name: The connection's name in ``CLIENT LIST``.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None = None, name: str | None = None) -> None:
@@ -54,8 +54,8 @@ class AsyncClient:
         """Make several calls in one round trip; raises what ``Client.run_many`` raises.
 
         Args:
-            calls: the calls.
-            deadline_ms: limit (``mono_ms``), in addition to the endpoint's timeouts.
+            calls: The calls.
+            deadline_ms: Limit (``mono_ms``), in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:

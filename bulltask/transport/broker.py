@@ -49,9 +49,9 @@ class Broker:
     """Everything that an app needs of Redis. Connects on first use.
 
     Args:
-        config: the app's settings.
-        url: the server; ``config.broker_url`` unless that was ``embedded://``.
-        clustered: the server is a node of a cluster. Sends are routed to the right node; nothing else is yet.
+        config: The app's settings.
+        url: The server; ``config.broker_url`` unless that was ``embedded://``.
+        clustered: The server is a node of a cluster. Sends are routed to the right node; nothing else is yet.
     """
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
@@ -80,7 +80,7 @@ class Broker:
         """Return the keys of a queue by its name in the app.
 
         Raises:
-            InvalidNameError: the name is not valid for a queue.
+            InvalidNameError: The name is not valid for a queue.
         """
         found = self._keys.get(queue)
         if found is None:

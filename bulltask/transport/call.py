@@ -25,7 +25,7 @@ __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
-_STEADY_KEYS: Final = 11
+_CACHED_KEYS: Final = 11
 """Number of a script's first keys that are cached in packed form: the twelfth key of ``moveToFinished`` names a job."""
 
 R = TypeVar("R")
@@ -43,16 +43,16 @@ class Call(Generic[R_co]):
     """One command or script call.
 
     Attributes:
-        args: the words of a command; for a script everything after the script itself (key count, keys, arguments).
-        parse_reply: converts the raw reply to the result, or raises the error that a negative number stands for.
-        script: the script to run, ``None`` for a plain command.
-        steady: number of a plain command's last words that are the same in many calls and are cached in packed form.
+        args: The words of a command; for a script everything after the script itself (key count, keys, arguments).
+        parse_reply: Converts the raw reply to the result, or raises the error that a negative number stands for.
+        script: The script to run, ``None`` for a plain command.
+        cached: Number of a plain command's last words that many calls have in common; they are cached in packed form.
     """
 
     args: tuple[Arg, ...]
     parse_reply: Callable[[Any], R_co]
     script: Script | None = None
-    steady: int = 0
+    cached: int = 0
 
     @property
     def keys(self) -> tuple[Arg, ...]:
@@ -69,11 +69,11 @@ class Call(Generic[R_co]):
     def packed(self) -> bytes:
         """Return the bytes to send: ``EVALSHA``, or the plain command."""
         if self.script is None:
-            if not self.steady:
+            if not self.cached:
                 return _pack(self.args)
-            first = len(self.args) - self.steady
+            first = len(self.args) - self.cached
             return b"*%d\r\n%b%b" % (len(self.args), _words(self.args[:first]), _packed_names(self.args[first:]))
-        first = min(self.script.key_count, _STEADY_KEYS) + 1
+        first = min(self.script.key_count, _CACHED_KEYS) + 1
         names = _packed_names((self.script.by_sha, self.script.sha, *self.args[:first]))
         return b"*%d\r\n%b%b" % (len(self.args) + 2, names, _words(self.args[first:]))
 
@@ -128,7 +128,7 @@ def script_call(
     """Build the call of a script.
 
     Raises:
-        TypeError: the number of keys differs from the one in the script's file name.
+        TypeError: The number of keys differs from the one in the script's file name.
     """
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
@@ -142,7 +142,7 @@ def to_msgpack(value: object) -> bytes:
     type for bytes.
 
     Raises:
-        EncodeError: the value cannot be packed, for example because it is nested too deeply.
+        EncodeError: The value cannot be packed, for example because it is nested too deeply.
     """
     try:
         packed: bytes = msgpack.packb(value, default=_as_float, unicode_errors=ON_SURROGATE, use_bin_type=False)

@@ -33,10 +33,10 @@ class Client:
     Not thread-safe (see :class:`ClientPool`), and not usable across a fork: a child makes its own.
 
     Args:
-        endpoint: the server.
-        clock: set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that only
+        endpoint: The server.
+        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None`` for connections that only
             wait.
-        name: the connection's name in ``CLIENT LIST``.
+        name: The connection's name in ``CLIENT LIST``.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, name: str | None = None) -> None:
@@ -52,9 +52,9 @@ class Client:
         """Make one call.
 
         Raises:
-            BrokerError: the server could not be reached or refused the call. After ``BrokerUnavailableError`` it is
+            BrokerError: The server could not be reached or refused the call. After ``BrokerUnavailableError`` it is
                 unknown whether the call was executed.
-            JobError: the script refused the operation.
+            JobError: The script refused the operation.
         """
         reply = self._exchange([call.packed()])[0]
         if faults.is_noscript(reply):
@@ -67,12 +67,12 @@ class Client:
         Redis checks blocked clients for a timeout only ten times a second, or when anything else happens.
 
         Args:
-            call: the blocking command; ``wait_ms`` is its own timeout.
-            wait_ms: maximum wait.
-            nudge: makes something happen, on another connection.
+            call: The blocking command; ``wait_ms`` is its own timeout.
+            wait_ms: Maximum wait.
+            nudge: Makes something happen, on another connection.
 
         Raises:
-            BrokerError: as in :meth:`run`.
+            BrokerError: As in :meth:`run`.
         """
         connection = self._connected()
 
@@ -86,7 +86,7 @@ class Client:
         """Make several calls in one round trip and return their results in order.
 
         Raises:
-            BrokerError, JobError: as in :meth:`run`, for the first call that failed; the others were made too.
+            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made too.
         """
         replies = self._exchange_many(calls)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
@@ -95,7 +95,7 @@ class Client:
         """Make independent calls in one round trip; the result of a call that failed is its error.
 
         Raises:
-            BrokerUnavailableError: the connection broke; it is unknown which calls were executed.
+            BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
         """
         replies = self._exchange_many(calls)
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
@@ -288,7 +288,7 @@ class ClientPool:
         """Lend a client for a ``with`` statement. At most ``limit`` idle clients are kept.
 
         Args:
-            deadline_ms: limit (``mono_ms``) for everything that is done with the client.
+            deadline_ms: Limit (``mono_ms``) for everything that is done with the client.
         """
         return _Loan(self._lend(deadline_ms), self._take_back)
 

@@ -37,8 +37,8 @@ class ClusterClient:
     Not thread-safe, and not usable across a fork.
 
     Args:
-        endpoint: one of the nodes, by which the others are found.
-        clock: set from the nodes; ``None``: never.
+        endpoint: One of the nodes, by which the others are found.
+        clock: Set from the nodes; ``None``: never.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
@@ -67,7 +67,7 @@ class ClusterClient:
         """Make several calls, in one round trip per node, and return their results in order.
 
         Raises:
-            BrokerError, JobError: for the first call that failed; others may have been made.
+            BrokerError, JobError: For the first call that failed; others may have been made.
         """
         results = self.try_many(calls)
         for result in results:
@@ -79,8 +79,8 @@ class ClusterClient:
         """Make independent calls; the result of a call that failed is its error.
 
         Raises:
-            BrokerUnavailableError: a node could not be reached; it is unknown which calls were executed.
-            BrokerError: calls that belong together have keys of several slots; none was sent.
+            BrokerUnavailableError: A node could not be reached; it is unknown which calls were executed.
+            BrokerError: Calls that belong together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
         pending, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
@@ -199,8 +199,8 @@ class ClusterPool:
     """Lends clients of a cluster, as :class:`~bulltask.transport.client.ClientPool` lends those of a server.
 
     Args:
-        endpoint: one of the nodes.
-        clock: as in :class:`ClusterClient`.
+        endpoint: One of the nodes.
+        clock: As in :class:`ClusterClient`.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
@@ -212,7 +212,7 @@ class ClusterPool:
         """Lend a client for a ``with`` statement. One suffices unless a signal handler interrupts a send and sends.
 
         Args:
-            deadline_ms: limit (``mono_ms``) for everything that is done with the client.
+            deadline_ms: Limit (``mono_ms``) for everything that is done with the client.
         """
         try:
             client = self._idle.pop()

@@ -35,10 +35,10 @@ class SlotRedirectError(BrokerError):
     """Another node of the Redis Cluster has the key (``MOVED`` or ``ASK``).
 
     Attributes:
-        slot: of the key.
-        host: the node's address, ``""`` for the host that replied.
-        port: of the node.
-        moving: the slot is being moved there (``ASK``).
+        slot: Of the key.
+        host: The node's address, ``""`` for the host that replied.
+        port: Of the node.
+        moving: The slot is being moved there (``ASK``).
     """
 
     slot = -1
@@ -52,9 +52,9 @@ class RoutedCall:
     """Calls that go to one node together: a single one, or a transaction.
 
     Attributes:
-        positions: their positions among all calls.
-        slot: of their keys; ``None`` if they have none.
-        ask: the node to which the slot is being moved, and which has the key already.
+        positions: Their positions among all calls.
+        slot: Of their keys; ``None`` if they have none.
+        ask: The node to which the slot is being moved, and which has the key already.
     """
 
     positions: tuple[int, ...]
@@ -67,9 +67,9 @@ class SlotMap:
     """Which node has which slots, as one node sees it.
 
     Attributes:
-        starts: first slot of each range, in order.
-        ends: last slot of each range.
-        addresses: the primary that has the range.
+        starts: First slot of each range, in order.
+        ends: Last slot of each range.
+        addresses: The primary that has the range.
     """
 
     starts: tuple[int, ...]
@@ -80,7 +80,7 @@ class SlotMap:
         """Return the node that has a slot; any node for calls without keys.
 
         Raises:
-            BrokerNotReadyError: no node has it.
+            BrokerNotReadyError: No node has it.
         """
         if slot is None:
             return self.addresses[0]
@@ -100,10 +100,10 @@ def slots(asked: Address) -> Call[SlotMap]:
     """``CLUSTER SLOTS``: the map as a node sees it.
 
     Args:
-        asked: the node; one that does not know its own address omits it.
+        asked: The node; one that does not know its own address omits it.
 
     Raises:
-        BrokerNotReadyError: no node has any slots (when the reply is parsed).
+        BrokerNotReadyError: No node has any slots (when the reply is parsed).
     """
 
     def parse_reply(reply: Any) -> SlotMap:
@@ -125,7 +125,7 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
     Raises:
-        BrokerError: calls that belong together have keys of several slots.
+        BrokerError: Calls that belong together have keys of several slots.
     """
     together: list[int] = []
     for place, call in enumerate(calls):
@@ -140,7 +140,7 @@ def slot_of(calls: Sequence[Call[Any]]) -> int | None:
     """Return the slot of all keys of some calls; ``None`` if they have none.
 
     Raises:
-        BrokerError: there are several.
+        BrokerError: There are several.
     """
     keys = [key for call in calls for key in _keys(call)]
     found = {key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}

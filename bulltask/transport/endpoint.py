@@ -36,9 +36,9 @@ class Endpoint:
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``, with options of redis-py after a ``?``, among them those of
             TLS.
-        connect_timeout_ms: time to connect.
-        command_timeout_ms: time for a complete reply, or for all replies of a pipeline.
-        clustered: the user of the endpoint routes calls in a Redis Cluster; otherwise a cluster node is refused.
+        connect_timeout_ms: Time to connect.
+        command_timeout_ms: Time for a complete reply, or for all replies of a pipeline.
+        clustered: The user of the endpoint routes calls in a Redis Cluster; otherwise a cluster node is refused.
     """
 
     url: SecretUrl
@@ -125,8 +125,8 @@ class Endpoint:
         """Make a connection from a pool that is not kept.
 
         Raises:
-            ConfigError: the URL has an invalid port or option.
-            BrokerAuthError: it names a file that is not on this machine.
+            ConfigError: The URL has an invalid port or option.
+            BrokerAuthError: It names a file that is not on this machine.
         """
         try:
             connection = pool.from_url(self.url.get_secret_value(), **options).make_connection()
@@ -151,7 +151,7 @@ class DeadlineParser(_HiredisParser):
         """Read the next piece of a reply.
 
         Raises:
-            RedisTimeout: the deadline has passed.
+            RedisTimeout: The deadline has passed.
         """
         if self.deadline_ms is not None and self._sock is not None:
             left_s = (self.deadline_ms - mono_ms()) / 1000
@@ -176,7 +176,7 @@ def _check_files(url: SecretUrl) -> None:
     """Check that the files that the URL names can be read here.
 
     Raises:
-        BrokerAuthError: one cannot. The drivers would report that no such server exists.
+        BrokerAuthError: One cannot. The drivers would report that no such server exists.
     """
     for name, path in tls_options(url).items():
         if name in _TLS_FILES and not os.access(path, os.R_OK):

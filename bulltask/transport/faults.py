@@ -76,9 +76,9 @@ def connection_error(fault: BaseException, url: str, *, connecting: bool) -> Bro
     """Return the error for a connection that could not be made or broke.
 
     Args:
-        fault: what the driver raised.
-        url: the server, without its password.
-        connecting: the connection was never made; the advice is then how to get a server.
+        fault: What the driver raised.
+        url: The server, without its password.
+        connecting: The connection was never made; the advice is then how to get a server.
     """
     if (refusal := _refused_connection(fault, url)) is not None:
         return refusal
@@ -107,7 +107,7 @@ def _refused_connection(fault: BaseException, url: str) -> BrokerError | None:
     """Return the error for a server that replies but refuses the connection; ``None`` for any other fault."""
     text = str(fault)
     if isinstance(fault, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return _login_error(f"Redis at {url} refused the login: {text}")
+        return _login_error(f"Redis at {url} rejected the login: {text}")
     if isinstance(fault, exceptions.BusyLoadingError):
         return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
@@ -178,14 +178,14 @@ def reply_error(fault: exceptions.RedisError, url: str) -> BrokerError:
         or text.startswith(_AUTH)
         or _IN_EXEC in text
     ):
-        return BrokerAuthError(f"Redis at {url} refused a command: {text}{acl_advice(text, url)}")
+        return BrokerAuthError(f"Redis at {url} rejected a command: {text}{acl_advice(text, url)}")
     if isinstance(fault, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
         return BrokerNotReadyError(f"Redis at {url} cannot serve now: {text}")
     if (error := _redirect(fault, url)) is not None:
         return error
     if isinstance(fault, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
-        return BrokerError(f"Redis at {url} refused a command: {text}. {CROSS_SLOT}")
-    return BrokerError(f"Redis at {url} refused a command: {text}")
+        return BrokerError(f"Redis at {url} rejected a command: {text}. {CROSS_SLOT}")
+    return BrokerError(f"Redis at {url} rejected a command: {text}")
 
 
 def _redirect(fault: exceptions.RedisError, url: str) -> SlotRedirectError | None:

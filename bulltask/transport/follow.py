@@ -33,9 +33,9 @@ class StreamGap:
     """Entries that were trimmed before they were read.
 
     Attributes:
-        after: id of the last entry that was read before them.
-        before: id of the first entry that exists after them, ``None`` if there is none.
-        count: number of entries; ``None`` if unknown, and possibly 0.
+        after: Id of the last entry that was read before them.
+        before: Id of the first entry that exists after them, ``None`` if there is none.
+        count: Number of entries; ``None`` if unknown, and possibly 0.
     """
 
     after: str
@@ -60,10 +60,10 @@ class Follower:
     the follower counts those that it has read.
 
     Args:
-        keys: the queue.
+        keys: The queue.
         start: :data:`NEWEST`, :data:`~bulltask.transport.scripts.stream.BEGINNING` for the oldest entry that exists, or
             the id of the last entry that was read.
-        where: the server, for error messages.
+        where: The server, for error messages.
     """
 
     def __init__(self, keys: QueueKeys, start: str, where: str) -> None:

@@ -21,9 +21,9 @@ class ServerSettings:
     """What a worker needs to know of the server.
 
     Attributes:
-        version: the Redis version that the server is compatible with.
-        eviction: its ``maxmemory_policy``; any other than ``noeviction`` may drop jobs silently.
-        persistent: an append-only file or snapshots are on, as far as the server says.
+        version: The Redis version that the server is compatible with.
+        eviction: Its ``maxmemory_policy``; any other than ``noeviction`` may drop jobs silently.
+        persistent: An append-only file or snapshots are on, as far as the server says.
     """
 
     version: tuple[int, ...]

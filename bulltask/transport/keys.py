@@ -20,8 +20,8 @@ class QueueKeys:
 
     Args:
         prefix: BullMQ's prefix, ``bull`` by default.
-        name: the queue's name in BullMQ, with the hash tag.
-        queue: its name in the app, for messages, logs and metrics.
+        name: The queue's name in BullMQ, with the hash tag.
+        queue: Its name in the app, for messages, logs and metrics.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class BullKeys(QueueKeys):
 
     Args:
         prefix: Bull's prefix, ``bull`` by default.
-        name: the queue's name in Bull.
+        name: The queue's name in Bull.
     """
 
     __slots__ = ("limiter_index", "meta_paused", "priority")

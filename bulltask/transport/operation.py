@@ -34,7 +34,7 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     """Run an operation with a sync client or pool.
 
     Raises:
-        BrokerError, JobError: an error of a call that the operation did not handle.
+        BrokerError, JobError: An error of a call that the operation did not handle.
     """
     try:
         calls = next(operation)

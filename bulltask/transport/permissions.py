@@ -39,14 +39,14 @@ _MOST_WORDS: Final = 5
 @cache
 def worker_commands() -> tuple[str, ...]:
     """Return the commands that a worker needs, including those that its scripts call."""
-    scripts = (script for script in loader.every() if script.name not in _NOT_WORKERS)
+    scripts = (script for script in loader.all_scripts() if script.name not in _NOT_WORKERS)
     return tuple(sorted({*_PLAIN, *_called_in(scripts)}))
 
 
 @cache
 def metrics_commands() -> tuple[str, ...]:
     """Return the further commands that a worker needs to export metrics, which include the lengths of its queues."""
-    return tuple(sorted(_called_in([loader.official("getCounts")]).difference(worker_commands())))
+    return tuple(sorted(_called_in([loader.official_script("getCounts")]).difference(worker_commands())))
 
 
 def _called_in(scripts: Iterable[Script]) -> set[str]:
@@ -58,7 +58,7 @@ def worker_grants(prefix: str = "bull") -> list[str]:
     """Return the words after ``ACL SETUSER name on >password`` for a worker, as the documentation prints them.
 
     Args:
-        prefix: the setting ``prefix``.
+        prefix: The setting ``prefix``.
     """
     own = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
     names = sorted({*worker_commands(), *_TO_LOOK})
@@ -73,13 +73,13 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
     more, because Redis checks their number first. If transactions are refused, nothing is found out.
 
     Args:
-        client: makes the calls.
-        keys: a queue; nothing of it is touched.
-        names: the commands.
+        client: Makes the calls.
+        keys: A queue; nothing of it is touched.
+        names: The commands.
 
     Raises:
-        BrokerAuthError: some of them are refused; the message names all.
-        BrokerError: as in ``Client.run``.
+        BrokerAuthError: Some of them are refused; the message names all.
+        BrokerError: As in ``Client.run``.
     """
     offers = [_offer(name, count, keys) for name in names for count in range(1, _MOST_WORDS + 1)]
     replies = client.dry_run(offers) or []

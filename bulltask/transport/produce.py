@@ -47,11 +47,11 @@ class Producer:
     taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
 
     Args:
-        pool: clients for sync sends, to one server or to a cluster.
-        async_client: returns the running loop's client for async sends.
-        keys: returns a queue's keys by its name in the app.
-        clock: the server's time.
-        config: the app's settings.
+        pool: Clients for sync sends, to one server or to a cluster.
+        async_client: Returns the running loop's client for async sends.
+        keys: Returns a queue's keys by its name in the app.
+        clock: The server's time.
+        config: The app's settings.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Producer:
         An id differs from the job's own if an earlier job counts as the same (deduplication).
 
         Raises:
-            BrokerError: after the configured number of retries, or when the time for a round trip is over. Jobs of
+            BrokerError: After the configured number of retries, or when the time for a round trip is over. Jobs of
                 earlier round trips are stored; whether those of the failed one are is unknown, and sending the same
                 jobs again is safe.
         """
@@ -161,8 +161,8 @@ class RetryBudget:
     """How many tries, and how much time, a round trip with jobs has left.
 
     Args:
-        config: number of retries, time limit, and backoff.
-        jobs: of the round trip.
+        config: Number of retries, time limit, and backoff.
+        jobs: Of the round trip.
     """
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
@@ -184,7 +184,7 @@ class RetryBudget:
         """Return how long to wait after a try that failed with ``exc``.
 
         Raises:
-            BrokerError: no try, or no time, is left.
+            BrokerError: No try, or no time, is left.
         """
         self._nothing_left_here &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1

@@ -45,10 +45,10 @@ class Fetched:
     """Result of a fetch: a job, or why there is none.
 
     Attributes:
-        job_id: the job's id, ``""`` for none.
-        fields: its hash as a flat list of names and values.
-        limited_ms: how long the queue is still rate-limited.
-        due_ms: the server's time at which the next delayed job is due; 0 if there is none, or if it never is.
+        job_id: The job's id, ``""`` for none.
+        fields: Its hash as a flat list of names and values.
+        limited_ms: How long the queue is still rate-limited.
+        due_ms: The server's time at which the next delayed job is due; 0 if there is none, or if it never is.
     """
 
     job_id: str = ""
@@ -76,8 +76,8 @@ def raise_for(reply: Any, job_id: str, queue: str) -> None:
     """Raise the error that a negative number stands for; do nothing for any other reply.
 
     Raises:
-        JobError: of the kind that the number stands for.
-        BrokerError: the number is unknown.
+        JobError: Of the kind that the number stands for.
+        BrokerError: The number is unknown.
     """
     if isinstance(reply, int) and reply < 0:
         kind = JOB_ERRORS.get(reply)

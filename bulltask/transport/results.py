@@ -41,12 +41,12 @@ class Results:
     """Reads jobs, waits until they finish, and revokes them; implements ``ports.ResultReader``.
 
     Args:
-        pool: clients for short calls.
-        waiters: clients whose calls may block for :data:`RECHECK_MS`.
-        async_client: returns the running loop's client for short calls.
-        watcher: returns the running loop's watcher of a queue.
-        keys: returns a queue's keys by its name in the app.
-        revocation: returns the operation that revokes a job, and cancels its run if the second argument is true.
+        pool: Clients for short calls.
+        waiters: Clients whose calls may block for :data:`RECHECK_MS`.
+        async_client: Returns the running loop's client for short calls.
+        watcher: Returns the running loop's watcher of a queue.
+        keys: Returns a queue's keys by its name in the app.
+        revocation: Returns the operation that revokes a job, and cancels its run if the second argument is true.
     """
 
     def __init__(

@@ -27,11 +27,11 @@ def revoke(
     """Fail a job that does not run; have its worker cancel one that does, if ``terminate``.
 
     Args:
-        keys: the queue.
-        job_id: the job.
-        config: the caller's settings.
-        now_ms: returns the server's time, once there is a connection.
-        terminate: cancel a run, too.
+        keys: The queue.
+        job_id: The job.
+        config: The caller's settings.
+        now_ms: Returns the server's time, once there is a connection.
+        terminate: Cancel a run, too.
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
     job = _options_of(keys, job_id, (yield from execute(options)))

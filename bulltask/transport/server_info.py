@@ -18,9 +18,9 @@ class ServerInfo:
     """Reply of ``HELLO``.
 
     Attributes:
-        version: of Redis or Valkey; ``()`` if unknown.
-        clustered: the server is a node of a cluster.
-        sentinel: it is a Sentinel, not a server.
+        version: Of Redis or Valkey; ``()`` if unknown.
+        clustered: The server is a node of a cluster.
+        sentinel: It is a Sentinel, not a server.
     """
 
     version: tuple[int, ...] = ()
@@ -52,11 +52,11 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
     """Refuse a server that cannot be used, before a call happens to work there.
 
     Args:
-        reply: to ``HELLO``; an error, as of a proxy that does not have the command, is accepted.
-        endpoint: of the server; says whether a node of a cluster is accepted.
+        reply: To ``HELLO``; an error, as of a proxy that does not have the command, is accepted.
+        endpoint: Of the server; says whether a node of a cluster is accepted.
 
     Raises:
-        BrokerConfigError: it is a Sentinel, or a node of a cluster and the caller does not route calls.
+        BrokerConfigError: It is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
     info = _parse(reply)
     if info.sentinel:

@@ -25,8 +25,8 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
     """Return the calls of one round trip that make ``calls`` in a transaction; only the last one has a result.
 
     Args:
-        calls: must not block: Redis replies to a blocking call inside a transaction at once.
-        where: the server for error messages, without its password (``Endpoint.safe_url``).
+        calls: Must not block: Redis replies to a blocking call inside a transaction at once.
+        where: The server for error messages, without its password (``Endpoint.safe_url``).
 
     Returns:
         Calls for one ``run_many``. The last one's result is a list with the result of each of ``calls``, or the

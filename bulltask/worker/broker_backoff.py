@@ -21,10 +21,10 @@ from bulltask.errors import (
 from bulltask.events import (
     Bus,
     RedisDisconnected,
+    RedisErrorReply,
     RedisReconnected,
     RedisReconnecting,
     RedisRecovered,
-    RedisRefused,
 )
 from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.transport.keys import QueueKeys
@@ -94,7 +94,7 @@ class ReconnectBackoff:
                 self._bus.emit(RedisDisconnected(str(exc)))
             self._lost = True
         elif fault not in self._reported:
-            self._bus.emit(RedisRefused("", str(exc)))
+            self._bus.emit(RedisErrorReply("", str(exc)))
         self._reported.add(fault)
 
     @property
@@ -166,7 +166,7 @@ class QueueBackoff:
             state = self._failing[index] = _QueueState(mono_ms())
         if str(exc) not in state.reported:
             state.reported.add(str(exc))
-            self._bus.emit(RedisRefused(self._queues[index].queue, str(exc)))
+            self._bus.emit(RedisErrorReply(self._queues[index].queue, str(exc)))
         state.attempt += 1
         return reconnect_delay_ms(
             state.attempt, first_ms=self._config.reconnect_delay_ms, cap_ms=self._config.run_retry_delay_ms

@@ -14,5 +14,5 @@ class ExitCode(IntEnum):
     FAILED = 1
     USAGE = 2  # click's own
     BOOT_FAILED = 3  # a child could not start; the worker stops when it keeps happening
-    BROKER_REFUSED = 4  # wrong password, commands forbidden by the ACL, a server or database that cannot be used
-    BROKER_LOST = 5  # Redis was unavailable for more attempts than broker_connection_max_retries
+    BROKER_UNUSABLE = 4  # wrong password, commands forbidden by the ACL, a server or database that cannot be used
+    BROKER_UNREACHABLE = 5  # Redis was unavailable for more attempts than broker_connection_max_retries

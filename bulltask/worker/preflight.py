@@ -72,11 +72,11 @@ class Preflight:
                 rejected = isinstance(exc, BrokerAuthError)
                 event = "Redis rejected this worker" if rejected else "This worker cannot use this Redis"
                 self._logger.error(event, error=str(exc))  # noqa: TRY400
-                return ExitCode.BROKER_REFUSED
+                return ExitCode.BROKER_UNUSABLE
             except BrokerError as exc:
                 pause_ms = self._backoff.record_failure(exc)
                 if self._backoff.is_exhausted:
-                    return ExitCode.BROKER_LOST
+                    return ExitCode.BROKER_UNREACHABLE
                 wait(pause_ms)
             else:
                 self._backoff.reset()
@@ -103,7 +103,7 @@ class Preflight:
     def _check_scripts(self) -> bool:
         """Check all Lua scripts: an altered script that is noticed later would lose the outcomes of finished jobs."""
         try:
-            loader.every()
+            loader.all_scripts()
         except ScriptIntegrityError as exc:
             self._logger.error("A Lua script of the installed bulltask was altered", error=str(exc))  # noqa: TRY400
             return False

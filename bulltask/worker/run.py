@@ -33,7 +33,7 @@ from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
-from bulltask.worker.supervisor.presence import SUPERVISOR_TIMEOUT_MS, Presence
+from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
 from bulltask.worker.supervisor.revocations import Revocations
@@ -59,7 +59,7 @@ def run_worker(
         process_spec: How the process was started. Create it before the app is imported, if possible.
 
     Returns:
-        The exit code. After ``HUP`` it does not return: the process runs its command line again.
+        The exit code. After ``HUP`` it does not return: The process runs its command line again.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -102,7 +102,7 @@ class _Assembly:
         self.broker = app.broker
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
-        self.presence = Presence(self.broker, queues, self.worker_id, self.backoff)
+        self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
         # With room for children that TTIN adds, because shared memory cannot grow later.
         self.max_children = 2 * config.concurrency + 2
@@ -158,7 +158,7 @@ class _Assembly:
             revocations,
             recovery,
             *stalls,
-            self.presence,
+            self.named_connections,
             beat,
         ]
         ticker = Ticker(services, backoff, bus)
@@ -227,7 +227,7 @@ class _Assembly:
     def _close_inherited(self) -> None:
         """Close the supervisor's connections and pipes; a forked child calls this too."""
         self.client.close()
-        self.presence.close()
+        self.named_connections.close()
         self.broker.close()  # opened if the app has sent jobs while it was imported
         self.wakeup_pipe.close()
 

@@ -64,7 +64,7 @@ def test_the_page_names_every_script_that_differs_from_the_tested_version(node_c
     same = [
         name
         for name in names
-        if [loader.official(name).body.decode().split()] == [*map(str.split, theirs.get(name, []))]
+        if [loader.official_script(name).body.decode().split()] == [*map(str.split, theirs.get(name, []))]
     ]
     text = PAGE.read_text()
     said = re.findall(r"^\| `(\w+)` \|", text.partition("## Scripts that are newer")[2], re.MULTILINE)

@@ -32,7 +32,7 @@ def install_altered(directory: Path, file: str) -> Path:
     return script
 
 
-@pytest.mark.parametrize("file", ["official/moveToFinished-14.lua", "own/wakeNext-2.lua"])
+@pytest.mark.parametrize("file", ["official/moveToFinished-14.lua", "bulltask/wakeNext-2.lua"])
 def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
     harness: WorkerHarness, tmp_path: Path, file: str
 ) -> None:

@@ -190,7 +190,7 @@ def test_orphaned_jobs_do_not_crash_out_when_the_connection_breaks_repeatedly(
 ) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(20)]
     tokens = dying_child.acquire(20).values()
-    proxy.drop_replies(19, match=loader.official("moveJobFromActiveToWait").sha)
+    proxy.drop_replies(19, match=loader.official_script("moveJobFromActiveToWait").sha)
     rounds = dying_child.die(tokens, tokens)
     harness.report(rounds=rounds)
     assert rounds == 20, "one job was settled in each round"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 TASKS = """
 import asyncio
 
-from bulltask.errors import DelayJob, PermanentError, RateLimitQueue, TransientError, WaitForChildren, WaitJob
+from bulltask.errors import RescheduleJob, PermanentError, RateLimitQueue, TransientError, WaitForChildren, ReleaseJob
 
 
 def end(task, how):
@@ -31,9 +31,9 @@ def end(task, how):
         case "is retried immediately" | "is retried later":
             raise TransientError("as requested")
         case "is delayed":
-            raise DelayJob(0.01)
+            raise RescheduleJob(0.01)
         case "is released":
-            raise WaitJob
+            raise ReleaseJob
         case "limits its queue":
             raise RateLimitQueue(0.01)
         case "waits for children":

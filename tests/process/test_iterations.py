@@ -92,7 +92,7 @@ def test_a_series_continues_once_when_redis_fails_while_the_next_job_is_added(
     proxy = harness.proxy()
     worker = harness.worker(via=proxy, children=1)
     harness.app.send_task("quick").get(timeout=60)
-    sha = loader.official("updateJobScheduler").sha
+    sha = loader.official_script("updateJobScheduler").sha
     if lost == "the reply":
         proxy.drop_replies(1, match=sha)
     else:

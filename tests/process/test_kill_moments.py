@@ -35,7 +35,7 @@ def short(self, number):
 
 def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
     """Run the next call of the script, but freeze the connection instead of the reply."""
-    proxy.drop_replies(1, match=wrappers.guarded(script, "promotionGuard").sha, then="freeze")
+    proxy.drop_replies(1, match=wrappers.with_guard(script, "promotionGuard").sha, then="freeze")
 
 
 def start_warm_worker(harness: WorkerHarness, via: FlakyProxy) -> int:

@@ -18,7 +18,7 @@ import sys
 import threading
 
 from bulltask import TransientError
-from bulltask.events import ChildClosing, ChildReady, JobCompleted, JobFailed, JobPickedUp, JobRetried
+from bulltask.events import ChildClosing, ChildReady, JobCompleted, JobFailed, JobStarted, JobRetried
 
 
 def thread():
@@ -47,7 +47,7 @@ def ready(event):
 def closing(event):
     record("closing", index=event.index, event_pid=event.pid)
 
-@app.on(JobPickedUp)
+@app.on(JobStarted)
 def picked_up(event):
     record("picked up", job=event.job_id, task=event.task)
 
@@ -69,13 +69,13 @@ def failed(event):
 BREAKS = """
 import sys
 
-from bulltask.events import ChildReady, JobCompleted, JobPickedUp
+from bulltask.events import ChildReady, JobCompleted, JobStarted
 
 @app.on(ChildReady)
 def not_ready(event):
     raise LookupError("no database")
 
-@app.on(JobPickedUp)
+@app.on(JobStarted)
 def raises(event):
     raise ValueError("no disk")
 
@@ -152,8 +152,8 @@ def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(harnes
     assert worker.stop() == 0
     lines = {line["on"]: line for line in worker.logged("Listener failed")}
     assert len(worker.logged("Listener failed")) == len(lines) == 3
-    assert lines["JobPickedUp"]["listener"] == "tested.raises"
-    assert "no disk" in lines["JobPickedUp"]["exception"]
+    assert lines["JobStarted"]["listener"] == "tested.raises"
+    assert "no disk" in lines["JobStarted"]["exception"]
     assert "SystemExit" in lines["JobCompleted"]["exception"]
     assert "no database" in lines["ChildReady"]["exception"]
     assert worker.logged("Child died") == []

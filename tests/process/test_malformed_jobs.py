@@ -85,7 +85,7 @@ def test_every_malformed_job_ends_with_a_reason_and_every_good_one_completes(
     assert [(job.state, job.defects) for job in malformed if job.id not in ended] == []
     assert set(good) <= ends.told("completed")
     assert all(raw.hget(harness.keys.base.encode() + job, "failedReason") for job in ends.members("failed"))
-    for event in ("Child died", "Service failed", "Lock lost", "Redis refused"):
+    for event in ("Child died", "Service failed", "Lock lost", "Redis error reply"):
         assert worker.logged(event) == []
     assert worker.stop() == 0
     raw.close()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 TASKS = """
 from contextlib import suppress
 
-from bulltask.errors import DelayJob, WaitForChildren, WaitJob
+from bulltask.errors import RescheduleJob, WaitForChildren, ReleaseJob
 
 
 @app.task(bind=True, name="later")
@@ -34,7 +34,7 @@ async def alater(self):
 def back(self):
     record("start", job=self.request.id)
     if self.request.deliveries < 3:
-        raise WaitJob
+        raise ReleaseJob
     return self.request.deliveries
 
 
@@ -86,7 +86,7 @@ def bereaved(self, wait):
 
 @app.task(name="nonsense")
 def nonsense():
-    raise DelayJob("soon")
+    raise RescheduleJob("soon")
 """
 
 
@@ -141,7 +141,7 @@ def test_a_task_whose_child_fails_it_fails(harness: WorkerHarness, wait: bool, w
 
 
 def test_a_delay_that_is_none_fails_the_job(moving: WorkerHarness) -> None:
-    with pytest.raises(TaskError, match="the delay of DelayJob must be seconds"):
+    with pytest.raises(TaskError, match="the delay of RescheduleJob must be seconds"):
         moving.app.send_task("nonsense").get(timeout=60)
 
 

@@ -28,7 +28,7 @@ def locked_server(server_factory: Callable[..., RedisServer]) -> RedisServer:
 def refused(worker: Worker) -> str:
     """Wait for the worker's end, check what every refusal has in common, and return its error line."""
     code = worker.wait()
-    assert code == int(ExitCode.BROKER_REFUSED) == 4
+    assert code == int(ExitCode.BROKER_UNUSABLE) == 4
     for secret in (SECRET, quote(SECRET, safe=""), "the-right-password", "Traceback"):
         assert secret not in worker.log
     errors = [line for line in worker.text if '"level": "info"' not in line]
@@ -67,9 +67,9 @@ def test_a_password_that_is_changed_while_it_works_is_told_and_forgotten_when_it
     harness.redis.config_set("requirepass", "the-next-password")
     started = time.monotonic()
     harness.redis.client_kill_filter(_type="normal", skipme=True)
-    worker.wait_for_line("Redis refused", count=2)  # the supervisor and the child
+    worker.wait_for_line("Redis error reply", count=2)  # the supervisor and the child
     assert time.monotonic() - started <= scale_to_load(2)
-    assert all("refused the login" in line["error"] for line in worker.logged("Redis refused"))
+    assert all("rejected the login" in line["error"] for line in worker.logged("Redis error reply"))
     harness.redis.config_set("requirepass", "the-right-password")
     assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.wait_for_line("Redis reconnected", count=2)

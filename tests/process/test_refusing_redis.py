@@ -31,11 +31,11 @@ def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_fo
     key = break_queue(harness, "broken")
     settings = {"worker_start_method": method, "run_retry_delay": 0.2, "broker_reconnect_delay": 0.01}
     worker = harness.worker(children=1, options=BOTH, settings=settings)
-    worker.wait_for_line("Redis refused", queue="broken")
+    worker.wait_for_line("Redis error reply", queue="broken")
     for _ in range(5):  # more than one pause, and turns of both queues
         assert harness.app.send_task("quick", countdown=0.2).get(timeout=60) is None
-    assert len(worker.logged("Redis refused")) == 1
-    assert "WRONGTYPE" in worker.logged("Redis refused")[0]["error"]
+    assert len(worker.logged("Redis error reply")) == 1
+    assert "WRONGTYPE" in worker.logged("Redis error reply")[0]["error"]
     assert worker.logged("Redis disconnected") == []
     harness.redis.delete(key)
     assert harness.app.send_task("quick", queue="broken").get(timeout=60) is None
@@ -47,7 +47,7 @@ def test_a_worker_that_leaves_a_queue_alone_for_long_asks_no_more_and_stops_at_o
     break_queue(harness, "broken")
     settings = {"run_retry_delay": 300, "broker_reconnect_delay": 60, "broker_reconnect_delay_max": 60}
     worker = harness.worker(children=2, options=["-Q", "broken"], settings={**settings, "stalled_interval": 600})
-    worker.wait_for_line("Redis refused", count=2, queue="broken")
+    worker.wait_for_line("Redis error reply", count=2, queue="broken")
     before = harness.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     harness.worker(children=1, options=["-Q", "default"])
     assert harness.app.send_task("quick", countdown=1).get(timeout=60) is None
@@ -65,12 +65,12 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     harness.wait_until_idle(1)
     job = harness.app.send_task("quick", countdown=1)
     harness.redis.config_set("maxmemory", "1")
-    refused = worker.wait_for_line("Redis refused")[0]
+    refused = worker.wait_for_line("Redis error reply")[0]
     assert "maxmemory" in refused["error"]
     assert "queue" not in refused or refused["queue"] is None
     errors = harness.redis.info("commandstats")["cmdstat_evalsha"]
     wait_until(lambda: tries(harness) >= errors["calls"] + 5, 60, "five more tries")
-    assert len(worker.logged("Redis refused")) == 1
+    assert len(worker.logged("Redis error reply")) == 1
     harness.redis.config_set("maxmemory", "0")
     assert job.get(timeout=60) is None
     worker.wait_for_line("Redis recovered")
@@ -106,7 +106,7 @@ def test_a_worker_that_waits_for_a_full_redis_stops_at_once(
     harness.wait_until_idle(2)
     harness.app.send_task("quick", countdown=0.5)
     harness.redis.config_set("maxmemory", "1")
-    worker.wait_for_line("Redis refused")
+    worker.wait_for_line("Redis error reply")
     assert worker.stop(timeout=30) == 0
 
 

@@ -166,7 +166,7 @@ def test_an_entry_whose_task_nobody_here_knows_is_a_warning(harness: WorkerHarne
 def test_a_schedule_is_made_as_soon_as_redis_takes_it(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
     proxy = harness.proxy()
     proxy.inject_error(
-        "READONLY You can't write against a read only replica.", match=loader.official("addJobScheduler").sha
+        "READONLY You can't write against a read only replica.", match=loader.official_script("addJobScheduler").sha
     )
     worker = harness.worker(ONE, via=proxy)
     worker.wait_for_line("Schedule updated", added=["often"])

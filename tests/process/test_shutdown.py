@@ -29,7 +29,7 @@ GRACE_S = 0.5
 
 def stop_twice(worker: Worker) -> None:
     worker.send(signal.SIGTERM)
-    worker.wait_for_line("Worker stopping", how="warm")
+    worker.wait_for_line("Worker stopping", mode="warm")
     worker.send(signal.SIGTERM)
 
 
@@ -60,7 +60,7 @@ def test_term_waits_for_running_jobs_and_takes_no_more(harness: WorkerHarness, s
         harness.wait_for_start(job)
     waiting = harness.app.send_task("quick")
     worker.send(signal.SIGTERM)
-    assert worker.wait_for_line("Worker stopping")[0] | {"how": "warm", "running": 2} == worker.lines[-1]
+    assert worker.wait_for_line("Worker stopping")[0] | {"mode": "warm", "running": 2} == worker.lines[-1]
     harness.open_gate("gate", 2)
 
     assert worker.wait() == 0
@@ -118,7 +118,7 @@ def test_ctrl_c_in_a_terminal_is_a_warm_stop_and_children_do_not_mind_it(harness
     job = harness.hold()
     harness.wait_for_start(job)
     os.killpg(worker.pid, signal.SIGINT)
-    worker.wait_for_line("Worker stopping", how="warm")
+    worker.wait_for_line("Worker stopping", mode="warm")
     harness.open_gate()
     assert worker.wait() == 0
     assert job.get(timeout=60) == "gate"
@@ -132,7 +132,7 @@ def test_term_to_every_process_of_the_worker_is_a_warm_stop(harness: WorkerHarne
     job = harness.hold()
     harness.wait_for_start(job)
     os.killpg(worker.pid, signal.SIGTERM)
-    worker.wait_for_line("Worker stopping", how="warm")
+    worker.wait_for_line("Worker stopping", mode="warm")
     harness.open_gate()
     assert worker.wait() == 0
     assert job.get(timeout=60) == "gate"
@@ -171,7 +171,7 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(harness: WorkerHa
     first = harness.hold()
     harness.wait_for_start(first)
     following = harness.app.send_task("quick")
-    proxy.drop_replies(1, match=wrappers.guarded("moveToFinished", "promotionGuard").sha)
+    proxy.drop_replies(1, match=wrappers.with_guard("moveToFinished", "promotionGuard").sha)
     harness.open_gate()
     proxy.wait_for(lambda way: way.dropped == 1)
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "taken together with settling the first"

@@ -108,7 +108,7 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
 
     change_code(worker)
     worker.send(signal.SIGHUP)
-    worker.wait_for_line("Worker stopping", how="restart", running=1)
+    worker.wait_for_line("Worker stopping", mode="restart", running=1)
     harness.open_gate()
     assert running.get(timeout=60) == "gate"
     assert "-m bulltask worker -A tested:app" in worker.wait_for_line("Worker restarting")[0]["command"]
@@ -156,7 +156,7 @@ def test_term_after_hup_ends_the_worker_for_good(harness: WorkerHarness) -> None
     running = harness.hold()
     harness.wait_for_start(running)
     worker.send(signal.SIGHUP)
-    worker.wait_for_line("Worker stopping", how="restart")
+    worker.wait_for_line("Worker stopping", mode="restart")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Signal ignored", signal="SIGHUP")
     worker.send(signal.SIGTERM)
@@ -221,7 +221,7 @@ def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(
     running = harness.hold()
     harness.wait_for_start(running)
     os.close(master)
-    worker.wait_for_line("Worker stopping", how="warm")
+    worker.wait_for_line("Worker stopping", mode="warm")
     harness.open_gate()
     assert worker.wait() == ExitCode.OK
     assert running.get(timeout=60) == "gate"
@@ -284,7 +284,7 @@ def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(harnes
     assert version(harness) == "old"
     assert worker.children == before
     assert worker.stop() == ExitCode.OK
-    assert worker.logged("Worker stopping", how="restart") == []
+    assert worker.logged("Worker stopping", mode="restart") == []
 
 
 # ---- TSTP and CONT --------------------------------------------------------------------------------------------------

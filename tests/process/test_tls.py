@@ -27,6 +27,6 @@ def test_a_worker_whose_certificate_is_refused_says_so_once_and_ends(
 ) -> None:
     url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.untrusted_authority}"
     worker = harness_on(tls_server.url).worker(settings={"broker_url": url})
-    assert worker.wait() == int(ExitCode.BROKER_REFUSED)
+    assert worker.wait() == int(ExitCode.BROKER_UNUSABLE)
     assert "add ssl_ca_certs=FILE" in worker.warnings()[0]["error"]
     assert "Traceback" not in worker.log

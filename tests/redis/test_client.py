@@ -100,7 +100,7 @@ def test_a_call_returns_its_parsed_reply(client: Client) -> None:
 
 def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client: Client, broker_url: str) -> None:
     before = client.run(CLIENT_ID)
-    with pytest.raises(BrokerError, match=r"refused a command: .*unknown command") as caught:
+    with pytest.raises(BrokerError, match=r"rejected a command: .*unknown command") as caught:
         client.run(command("NONSENSE"))
     assert broker_url in str(caught.value)
     assert client.run(CLIENT_ID) == before
@@ -339,11 +339,11 @@ def test_an_invalid_url_is_a_config_error() -> None:
 def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerFactory) -> None:
     server = server_factory(password="right")
     url = server.url.replace("right", "wrong")
-    with pytest.raises(BrokerAuthError, match="refused the login") as caught:
+    with pytest.raises(BrokerAuthError, match="rejected the login") as caught:
         Client(endpoint(url), None).connect()
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
     none = f"redis://127.0.0.1:{server.port}/0"
-    with pytest.raises(BrokerAuthError, match=r"refused the login: Authentication required"):
+    with pytest.raises(BrokerAuthError, match=r"rejected the login: Authentication required"):
         Client(endpoint(none), None).run(command("PING"))
     client = Client(endpoint(server.url), ServerClock())
     assert client.run(command("PING")) == b"PONG"

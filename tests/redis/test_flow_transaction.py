@@ -158,7 +158,7 @@ def test_an_error_reply_does_not_affect_other_results_of_a_transaction(
     assert (results[0], results[3]) == ("a", b"x")
     assert isinstance(results[1], JobNotFoundError)
     assert isinstance(results[2], BrokerError)
-    assert "Redis at server-b refused a command: WRONGTYPE" in str(results[2])
+    assert "Redis at server-b rejected a command: WRONGTYPE" in str(results[2])
 
 
 def test_a_command_that_cannot_be_queued_aborts_the_transaction(

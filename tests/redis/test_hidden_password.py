@@ -105,7 +105,7 @@ def test_a_rejected_login_does_not_show_the_password(
     server_factory: ServerFactory, send_task: Callable[[str], None]
 ) -> None:
     server = server_factory(password="another")
-    with pytest.raises(BulltaskError, match="refused the login") as caught:
+    with pytest.raises(BulltaskError, match="rejected the login") as caught:
         send_task(url_to(f"127.0.0.1:{server.port}"))
     assert leaks(caught.value) == []
 

@@ -18,7 +18,7 @@ from bulltask.events import (
     JobRecovered,
     LockLost,
     MalformedJobFailed,
-    RedisRefused,
+    RedisErrorReply,
     SchedulingFailed,
 )
 from bulltask.transport.client import Client
@@ -169,7 +169,7 @@ def test_malformed_jobs_are_quarantined_and_the_job_behind_them_is_acquired(
     assert acquired is not None
     assert acquired.job.id == "sound"
     assert [event.job_id for event in events_of(emitted, MalformedJobFailed)] == [*malformed, "text"]
-    assert events_of(emitted, RedisRefused) == []
+    assert events_of(emitted, RedisErrorReply) == []
     assert sorted(redis_client.zrange(keys.failed, 0, -1)) == malformed
     assert "hash value is not an integer" in redis_client.hget(keys.job("bad-0"), "failedReason")
     assert {redis_client.hget(keys.job(job), "atm") for job in malformed} == {"1"}
@@ -187,7 +187,7 @@ def test_no_job_is_quarantined_for_an_error_of_its_queue(
     redis_client.set(keys.marker, "not a sorted set")
     assert child.run_waiting() == 0
     assert events_of(emitted, MalformedJobFailed) == []
-    assert [event.queue for event in events_of(emitted, RedisRefused)] == ["mail"]
+    assert [event.queue for event in events_of(emitted, RedisErrorReply)] == ["mail"]
     assert redis_client.lrange(keys.wait, 0, -1) == ["sound"]
     assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
 

@@ -114,7 +114,7 @@ def test_resume_wakes_workers_after_a_pause_that_only_set_the_flag(
 def test_long_lists_are_merged_in_many_steps(
     queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, waiting: int, held: int
 ) -> None:
-    monkeypatch.setattr(queue_scripts, "MOVED_AT_ONCE", 3)
+    monkeypatch.setattr(queue_scripts, "MAX_MOVED_PER_CALL", 3)
     redis_client.lpush(PAUSED, *[f"p{number}" for number in range(held)])
     redis_client.lpush(WAIT, *[f"w{number}" for number in range(waiting)])
     redis_client.hset(META, "paused", 1)
@@ -127,7 +127,7 @@ def test_long_lists_are_merged_in_many_steps(
 def test_jobs_that_are_added_during_a_resume_are_kept(
     queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_scripts, "MOVED_AT_ONCE", 2)
+    monkeypatch.setattr(queue_scripts, "MAX_MOVED_PER_CALL", 2)
     started = threading.Barrier(3)
 
     def add_jobs(name: str) -> None:

@@ -18,7 +18,7 @@ from bulltask.lua import loader, wrappers
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.job import RevocationMarks, end_revoked, open_marks, revoke
+from bulltask.transport.scripts.job import RevocationRequests, finish_revoked, revocation_requests, revoke
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to_finished
 from tests.support.manual_worker import ManualWorker
 
@@ -299,9 +299,9 @@ def test_requests_for_active_and_waiting_jobs_are_kept_and_others_removed(
     redis_client.zadd(KEYS.revoked, {"gone": 5_000, running: 5_001, done: 5_002, waiting: 5_003, "old": 10})
     manual_worker.finish(done)
     day = 24 * HOUR_MS
-    assert client.run(open_marks(KEYS, day + 5_000)) == RevocationMarks([running], [waiting])
+    assert client.run(revocation_requests(KEYS, day + 5_000)) == RevocationRequests([running], [waiting])
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [running, waiting]
-    assert client.run(open_marks(KEYS, day + 5_002)) == RevocationMarks(
+    assert client.run(revocation_requests(KEYS, day + 5_002)) == RevocationRequests(
         [], [waiting]
     )  # the older request has expired after a day
 
@@ -323,19 +323,19 @@ def test_only_the_newest_ten_thousand_requests_are_kept(
         pipe.execute()
     seen, skipped = list[str](), 0
     for look in range(10):
-        found = client.run(open_marks(KEYS, 0, skipped))
+        found = client.run(revocation_requests(KEYS, 0, skipped))
         assert found is not None
-        assert len(found.held + found.free) == 1_000
-        seen += found.held + found.free
-        skipped = found.following
+        assert len(found.locked + found.unlocked) == 1_000
+        seen += found.locked + found.unlocked
+        skipped = found.next_skipped
         if look == 3:
             redis_client.zadd(KEYS.failed, {seen[0]: 1})
     assert len(set(seen)) == 10_000
     assert skipped == 10_000
-    assert client.run(open_marks(KEYS, 0, skipped)) == RevocationMarks([], [], 0)
-    again = client.run(open_marks(KEYS, 0, 0))
+    assert client.run(revocation_requests(KEYS, 0, skipped)) == RevocationRequests([], [], 0)
+    again = client.run(revocation_requests(KEYS, 0, 0))
     assert again is not None
-    assert (again.following, len(again.free)) == (999, 999), "one request was removed"
+    assert (again.next_skipped, len(again.unlocked)) == (999, 999), "one request was removed"
 
 
 def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
@@ -348,7 +348,7 @@ def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
     def ending(token: str) -> Any:
         failed = FinishOptions(False, b"revoked", {"count": -1}, 5)
         claim = FetchOptions(token, 30_000, "by hand")
-        return end_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
+        return finish_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
 
     with pytest.raises(Exception, match="held by another"):
         client.run(ending("foreign"))
@@ -365,8 +365,8 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
     job = RunningJob.broken("mail", "7", "")
     for call in (
         revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
-        end_revoked(KEYS, finish),
-        open_marks(KEYS, 7),
+        finish_revoked(KEYS, finish),
+        revocation_requests(KEYS, 7),
     ):
         assert call.script is not None
         keys = call.args[1 : call.script.key_count + 1]
@@ -375,21 +375,24 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
 
 
 def test_both_scripts_contain_bullmqs_script_unchanged() -> None:
-    official = loader.official("moveToFinished").body
-    for name in ("revoke", "endRevoked"):
-        script = wrappers.ending(name)
-        assert script.body == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.own(name).body
-        assert script.key_count == 14 + loader.own(name).key_count
+    official = loader.official_script("moveToFinished").body
+    for name in ("revoke", "finishRevoked"):
+        script = wrappers.with_finish(name)
+        assert (
+            script.body
+            == b"local function finish(KEYS, ARGV)\n" + official + b"\nend\n" + loader.bulltask_script(name).body
+        )
+        assert script.key_count == 14 + loader.bulltask_script(name).key_count
 
 
 def test_reading_requests_takes_one_exists_if_there_are_none(
     app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     app.queue("mail").add_bulk([{"name": "n"}] * 2_000)
-    assert client.run(open_marks(KEYS, 0)) is None
+    assert client.run(revocation_requests(KEYS, 0)) is None
     redis_client.config_resetstat()
     for _ in range(200):
-        client.run(open_marks(KEYS, 0))
+        client.run(revocation_requests(KEYS, 0))
     stats = redis_client.info("commandstats")
     assert {name: stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "exists")} == {
         "evalsha": 200,

@@ -17,20 +17,20 @@ from bulltask.events import (
     HeartbeatSucceeded,
     JobRecovered,
     JobStalled,
+    RedisErrorReply,
     RedisReconnected,
     RedisRecovered,
-    RedisRefused,
 )
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from bulltask.transport.scripts.move import FetchOptions, keep_lock, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_to_active, renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.states import CancelReason
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_runs import KilledRun
-from bulltask.worker.supervisor.presence import Presence
+from bulltask.worker.supervisor.named_connections import NamedConnections
 from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -184,7 +184,7 @@ def test_a_read_only_or_full_redis_is_reported_once(
     on_server: Callable[..., tuple[Supervised, RedisServer]], condition: str
 ) -> None:
     worker, _ = on_server()
-    presence = Presence(worker.app.broker, worker.queues, "worker", worker.backoff)
+    presence = NamedConnections(worker.app.broker, worker.queues, "worker", worker.backoff)
     job_id = worker.run(worker.slot)
     worker.heartbeat.tick(0, 0)
     if condition == "full":
@@ -195,7 +195,7 @@ def test_a_read_only_or_full_redis_is_reported_once(
         for _ in range(3):
             for service in (worker.heartbeat, worker.check, presence):
                 service.tick(0, 0)
-        assert len(worker.events(RedisRefused)) == 1
+        assert len(worker.events(RedisErrorReply)) == 1
         assert worker.events(RedisRecovered) == []
         if condition == "full":
             worker.redis.config_set("maxmemory", "0")
@@ -274,10 +274,10 @@ def test_an_expired_lock_is_reacquired_although_redis_is_full(
 ) -> None:
     worker, _ = on_server()
     job_id = worker.run(worker.slot)
-    worker.client.run(keep_lock(worker.keys[0], job_id, "not its token", LOCK_MS))  # the server knows the script now
+    worker.client.run(renew_lock(worker.keys[0], job_id, "not its token", LOCK_MS))  # the server knows the script now
     worker.expire(job_id)
     worker.redis.config_set("maxmemory", "1")
-    assert worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
+    assert worker.client.run(renew_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
     assert worker.lock_ttl_ms(job_id) > 20_000
 
 
@@ -286,7 +286,7 @@ def test_an_expired_lock_is_not_reacquired_if_the_job_was_released(worker: Super
     worker.expire(job_id)
     worker.check.tick(0, 0)
     assert [event.job_id for event in worker.events(JobStalled)] == [job_id]
-    assert not worker.client.run(keep_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
+    assert not worker.client.run(renew_lock(worker.keys[0], job_id, worker.slot.token, LOCK_MS))
     assert worker.lock_ttl_ms(job_id) == -2
 
 

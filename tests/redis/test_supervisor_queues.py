@@ -19,8 +19,8 @@ from bulltask.events import (
     JobRecovered,
     JobRevoked,
     JobStalled,
+    RedisErrorReply,
     RedisRecovered,
-    RedisRefused,
 )
 from bulltask.transport.client import Client
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
@@ -89,7 +89,7 @@ def test_jobs_of_a_dead_child_are_settled_although_another_queue_is_broken(
     assert [event.job_id for event in emitted if isinstance(event, JobRecovered)] == [jobs[1].id]
     assert jobs[1].get_state() == "waiting"
     assert recovery.pending == 1
-    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisErrorReply)] == ["broken"]
 
     redis_client.rename(f"{keys[0].base}aside", keys[0].active)
     recovery.tick(0, 0)
@@ -132,7 +132,7 @@ def test_a_broken_queue_is_reported_once(
     for _ in range(3):
         redis_client.delete(keys[0].stalled_check)
         check.tick(0, 0)
-    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisErrorReply)] == ["broken"]
     redis_client.delete(keys[0].stalled, keys[0].stalled_check)
     check.tick(0, 0)
     assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
@@ -190,7 +190,7 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
     assert queue.get_job_state(waiting) == "failed"
     left = dict(redis_client.zrange(keys[1].revoked, 0, -1, withscores=True))
     assert left == dict.fromkeys([owned, expired, of_other_worker], revoked_ms)
-    assert [event.queue for event in emitted if isinstance(event, RedisRefused)] == ["broken"]
+    assert [event.queue for event in emitted if isinstance(event, RedisErrorReply)] == ["broken"]
     assert not backoff.is_active
     redis_client.delete(keys[0].revoked)
     service.tick(0, 0)

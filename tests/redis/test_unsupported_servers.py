@@ -96,7 +96,7 @@ def test_a_worker_logs_the_error_and_does_not_start(unsupported_server: tuple[st
     with structlog.testing.capture_logs() as lines:
         logger = structlog.get_logger()
         preflight = Preflight(client, [broker.keys("mail")], config, logger, ReconnectBackoff(Bus(), config))
-        assert preflight.run(lambda _: None, lambda: True) is ExitCode.BROKER_REFUSED
+        assert preflight.run(lambda _: None, lambda: True) is ExitCode.BROKER_UNUSABLE
     (line,) = lines
     assert line["log_level"] == "error"
     with pytest.raises(BrokerConfigError, match=message):

@@ -48,7 +48,7 @@ def test_each_forbidden_command_is_named(broker_url: str, redis_client: redis.Re
     for name in worker_commands():
         acl("+@all", f"-{name}")
         code, (error,) = start(broker_url)
-        assert code is ExitCode.BROKER_REFUSED, name
+        assert code is ExitCode.BROKER_UNUSABLE, name
         assert f"Grant them: ACL SETUSER worker +{name}" in error or f"Grant it: ACL SETUSER worker +{name}" in error
         assert "secret" not in error
     acl("+@all", "-zremrangebyscore", "-lpos", "-xtrim")
@@ -60,7 +60,7 @@ def test_the_commands_for_metrics_are_needed_only_with_metrics(broker_url: str, 
     acl("+@all", "-lindex", "-rpop")
     assert start(broker_url) == (None, [])
     code, (error,) = start(broker_url, metrics_port=9_000)
-    assert code is ExitCode.BROKER_REFUSED
+    assert code is ExitCode.BROKER_UNUSABLE
     assert "Grant them: ACL SETUSER worker +lindex +rpop" in error
 
 
@@ -89,7 +89,7 @@ def test_a_worker_starts_although_transactions_are_forbidden(
 
 def test_the_commands_are_read_from_the_scripts() -> None:
     assert {"zremrangebyscore", "lpush", "rpush", "xadd", "hincrby", "bzpopmin"} <= set(worker_commands())
-    assert {script.name for script in loader.every()} >= permissions._NOT_WORKERS
+    assert {script.name for script in loader.all_scripts()} >= permissions._NOT_WORKERS
 
 
 def test_the_documentation_lists_the_commands() -> None:

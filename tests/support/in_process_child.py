@@ -16,7 +16,7 @@ from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
-from bulltask.worker.child.sync_loop import Iterations, SyncLoop
+from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
 from bulltask.worker.slots import Slots
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -47,7 +47,7 @@ class Child:
         settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)
         async_loop = AsyncLoop(block, attempts, settler, broker.async_client, backoff, self._wakeup_pipe)
-        iterations = Iterations(self.fetcher, broker.clock, UTC)
+        iterations = IterationAdder(self.fetcher, broker.clock, UTC)
         self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop)
 
     def run_waiting(self) -> int:

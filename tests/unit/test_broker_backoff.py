@@ -16,7 +16,7 @@ from bulltask.errors import (
     BrokerUnavailableError,
 )
 from bulltask.events import Bus, Event, RedisDisconnected, RedisReconnected, RedisReconnecting, RedisRecovered
-from bulltask.events import RedisRefused as Refused
+from bulltask.events import RedisErrorReply as Refused
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 

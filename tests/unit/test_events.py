@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from bulltask import events
-from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobPickedUp, RedisReconnecting
+from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobStarted, RedisReconnecting
 
-PICKED_UP = JobPickedUp("1", "mail", "mail.send", attempt=1)
+PICKED_UP = JobStarted("1", "mail", "mail.send", attempt=1)
 RECONNECTING = RedisReconnecting(attempt=2)
 
 FIELDS = {
-    "JobPickedUp": "job_id queue task attempt",
+    "JobStarted": "job_id queue task attempt",
     "JobCompleted": "job_id queue task duration_ms result",
     "JobFailed": "job_id queue task duration_ms error category attempts_made traceback exception",
     "JobRetried": "job_id queue task duration_ms error category attempts_made delay_ms exception",
@@ -40,10 +40,10 @@ FIELDS = {
     "RedisDisconnected": "error",
     "RedisReconnecting": "attempt",
     "RedisReconnected": "attempt duration_ms",
-    "RedisRefused": "queue error",
+    "RedisErrorReply": "queue error",
     "RedisRecovered": "queue attempt duration_ms",
     "WorkerStarted": "worker_id app queues concurrency broker",
-    "WorkerStopping": "how running",
+    "WorkerStopping": "mode running",
     "WorkerStopped": "exit_code",
     "WorkerRestarting": "command",
     "WorkerPaused": "running",
@@ -83,7 +83,7 @@ def test_an_event_cannot_be_changed_or_extended(name: str) -> None:
 def test_a_listener_receives_only_events_of_its_class() -> None:
     bus = Bus()
     received: list[object] = []
-    bus.subscribe(JobPickedUp, received.append)
+    bus.subscribe(JobStarted, received.append)
     bus.emit(RECONNECTING)
     bus.emit(PICKED_UP)
     assert received == [PICKED_UP]
@@ -101,18 +101,18 @@ def test_a_listener_of_the_base_class_receives_all_events() -> None:
 def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
     bus = Bus()
     received: list[object] = []
-    bus.subscribe(JobPickedUp, lambda _: received.append("first"))
+    bus.subscribe(JobStarted, lambda _: received.append("first"))
     bus.subscribe(Event, lambda _: received.append("second"))
-    bus.subscribe(JobPickedUp, lambda _: received.append("third"))
+    bus.subscribe(JobStarted, lambda _: received.append("third"))
     bus.emit(PICKED_UP)
     assert received == ["first", "second", "third"]
 
 
 def test_a_bus_wants_only_events_with_a_listener() -> None:
     bus = Bus()
-    assert not bus.wants(JobPickedUp)
-    bus.subscribe(JobPickedUp, lambda _: None)
-    assert bus.wants(JobPickedUp)
+    assert not bus.wants(JobStarted)
+    bus.subscribe(JobStarted, lambda _: None)
+    assert bus.wants(JobStarted)
     assert not bus.wants(JobCompleted)
     bus.subscribe(Event, lambda _: None)
     assert bus.wants(JobCompleted)
@@ -122,7 +122,7 @@ def test_a_new_listener_receives_only_later_events() -> None:
     bus = Bus()
     received: list[object] = []
     bus.emit(PICKED_UP)
-    bus.subscribe(JobPickedUp, received.append)
+    bus.subscribe(JobStarted, received.append)
     bus.emit(PICKED_UP)
     assert received == [PICKED_UP]
 
@@ -134,8 +134,8 @@ def broken(_: Event) -> None:
 def test_a_listener_that_raises_does_not_affect_caller_or_other_listeners() -> None:
     bus = Bus()
     received: list[object] = []
-    bus.subscribe(JobPickedUp, broken)
-    bus.subscribe(JobPickedUp, received.append)
+    bus.subscribe(JobStarted, broken)
+    bus.subscribe(JobStarted, received.append)
     bus.emit(PICKED_UP)
     assert received == [PICKED_UP]
 
@@ -155,7 +155,7 @@ def test_an_error_handler_that_raises_does_not_break_the_caller() -> None:
         raise RuntimeError(name) from exc
 
     bus = Bus(on_error=fail_too)
-    bus.subscribe(JobPickedUp, broken)
+    bus.subscribe(JobStarted, broken)
     bus.emit(PICKED_UP)
 
 
@@ -164,7 +164,7 @@ def test_system_exit_in_a_listener_is_raised() -> None:
         raise SystemExit(3)
 
     bus = Bus()
-    bus.subscribe(JobPickedUp, exit_process)
+    bus.subscribe(JobStarted, exit_process)
     with pytest.raises(SystemExit):
         bus.emit(PICKED_UP)
 
@@ -183,7 +183,7 @@ def test_concurrent_emits_and_subscriptions_lose_no_listener() -> None:
         thread.start()
     assert started.wait(10)
     for _ in range(200):
-        bus.subscribe(JobPickedUp, lambda _: None)
+        bus.subscribe(JobStarted, lambda _: None)
     bus.subscribe(JobCompleted, received.append)
     stop.set()
     for thread in threads:
@@ -191,4 +191,4 @@ def test_concurrent_emits_and_subscriptions_lose_no_listener() -> None:
     done = JobCompleted("1", "mail", "mail.send", 1.0, None)
     bus.emit(done)
     assert received == [done]
-    assert len(bus._routes[JobPickedUp] if JobPickedUp in bus._routes else bus._route(JobPickedUp)) == 200
+    assert len(bus._routes[JobStarted] if JobStarted in bus._routes else bus._route(JobStarted)) == 200

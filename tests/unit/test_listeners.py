@@ -10,10 +10,10 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobCrashed, JobFailed, JobPickedUp, WorkerStarted
+from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobCrashed, JobFailed, JobStarted, WorkerStarted
 from bulltask.events.listeners import Listeners
 
-PICKED_UP = JobPickedUp("1", "mail", "mail.send", attempt=1)
+PICKED_UP = JobStarted("1", "mail", "mail.send", attempt=1)
 DONE = JobCompleted("1", "mail", "mail.send", 1.0, None)
 
 
@@ -34,7 +34,7 @@ def test_a_listener_receives_its_events_and_remains_callable() -> None:
     def note(event: JobCompleted) -> None:
         received.append(event)
 
-    app.on(JobPickedUp, received.append)
+    app.on(JobStarted, received.append)
     assert emit(app, PICKED_UP, DONE) == []
     assert received == [PICKED_UP, DONE]
     note(DONE)

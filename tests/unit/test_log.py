@@ -23,7 +23,7 @@ from bulltask.observe.writer import LineWriter
 WORKER = "node-1-12345-a1b2c3"
 TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
 EVENTS: list[events.Event] = [
-    events.JobPickedUp("1", "mail", "mail.send", 1),
+    events.JobStarted("1", "mail", "mail.send", 1),
     events.JobCompleted("1", "mail", "mail.send", 2500.0, {"sent": True}),
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
     events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000),
@@ -52,7 +52,7 @@ EVENTS: list[events.Event] = [
     events.RedisDisconnected("connection refused"),
     events.RedisReconnecting(1),
     events.RedisReconnected(3, 1500.0),
-    events.RedisRefused("mail", "WRONGTYPE"),
+    events.RedisErrorReply("mail", "WRONGTYPE"),
     events.RedisRecovered("mail", 3, 1500.0),
     events.WorkerStarted(WORKER, "shop", ("mail", "sms"), 4, "redis://***@host"),
     events.WorkerStopping("warm", 2),
@@ -122,7 +122,7 @@ class Log:
 def test_an_acquired_job_is_logged_with_its_attempt() -> None:
     assert Log().emit(EVENTS[0]) == {
         "level": "info",
-        "event": "Job picked up",
+        "event": "Job started",
         "job_id": "1",
         "queue": "mail",
         "task": "mail.send",
@@ -241,7 +241,7 @@ def test_a_bus_wants_no_events_below_the_log_level() -> None:
         level: {kind for kind in KINDS if Log(level=level).bus.wants(kind)}
         for level in ("debug", "info", "warning", "error", "critical")
     }
-    frequent = {events.JobPickedUp, events.JobCompleted}
+    frequent = {events.JobStarted, events.JobCompleted}
     assert wanted["debug"] == KINDS
     assert wanted["debug"] - wanted["info"] == {events.HeartbeatSucceeded, events.ChildReady, events.ChildClosing}
     assert frequent < wanted["info"]
@@ -268,7 +268,7 @@ def test_a_pipe_gets_json_and_a_terminal_gets_coloured_text(monkeypatch: pytest.
     pipe, terminal = Log(), Log(Terminal())
     for log in (pipe, terminal):
         log.bus.emit(EVENTS[0])
-    assert pipe.lines()[0]["event"] == "Job picked up"
+    assert pipe.lines()[0]["event"] == "Job started"
     assert "\x1b[" in terminal.texts()[0]
 
 

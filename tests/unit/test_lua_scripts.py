@@ -1,4 +1,4 @@
-"""The Lua scripts have the reviewed hashes: BullMQ's those of the manifest, bulltask's those of ``own_scripts.json``.
+"""The Lua scripts have the reviewed hashes, in the manifest (BullMQ's) and ``bulltask_scripts.json`` (bulltask's).
 
 Run as a program, this file updates the hashes of bulltask's scripts.
 """
@@ -23,13 +23,13 @@ from bulltask.lua import loader, wrappers
 
 ROOT = Path(__file__).parent.parent.parent
 LUA = ROOT / "bulltask" / "lua"
-PINS = LUA / "own_scripts.json"
+HASHES = LUA / "bulltask_scripts.json"
 UPDATE = ".venv/bin/python tests/unit/test_lua_scripts.py"
 MANIFEST = json.loads((LUA / "manifest.json").read_text())
 
 
 def bulltask_scripts() -> list[Path]:
-    return sorted((LUA / "own").glob("*.lua"))
+    return sorted((LUA / "bulltask").glob("*.lua"))
 
 
 def bulltask_hashes() -> dict[str, str]:
@@ -45,12 +45,12 @@ def flip_bit(path: Path) -> None:
 @pytest.fixture
 def copied_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copy the scripts and make the loader read the copies."""
-    for folder in ("official", "own"):
+    for folder in ("official", "bulltask"):
         shutil.copytree(LUA / folder, tmp_path / folder)
-    for file in ("manifest.json", "own_scripts.json"):
+    for file in ("manifest.json", "bulltask_scripts.json"):
         shutil.copy(LUA / file, tmp_path)
     monkeypatch.setattr(loader, "_file", tmp_path.joinpath)
-    for find in (loader.official, loader.own):
+    for find in (loader.official_script, loader.bulltask_script):
         monkeypatch.setattr(loader, find.__name__, find.__wrapped__)  # without the cache of other tests
     return tmp_path
 
@@ -99,44 +99,44 @@ def test_every_official_script_loads_with_the_key_count_of_its_file_name() -> No
     assert len(MANIFEST["scripts"]) == 50
     for file_name in MANIFEST["scripts"]:
         name, _, keys = Path(file_name).stem.rpartition("-")
-        script = loader.official(name)
+        script = loader.official_script(name)
         assert (script.name, script.key_count) == (name, int(keys))
         assert script.sha == hashlib.sha1(script.body).hexdigest()
 
 
 def test_a_script_uses_the_number_of_keys_in_its_file_name() -> None:
-    script = loader.official("moveToActive")
+    script = loader.official_script("moveToActive")
     assert script.key_count == 11 == max(int(key) for key in re.findall(rb"KEYS\[(\d+)\]", script.body))
 
 
 def test_a_script_is_read_once() -> None:
-    assert loader.official("moveToFinished") is loader.official("moveToFinished")
+    assert loader.official_script("moveToFinished") is loader.official_script("moveToFinished")
 
 
 @pytest.mark.parametrize(
     ("folder", "file", "advice"),
-    [("official", "addLog-2.lua", "pip install -e"), ("own", "addKept-11.lua", "to accept your change")],
+    [("official", "addLog-2.lua", "pip install -e"), ("bulltask", "addKept-11.lua", "to accept your change")],
 )
 def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, advice: str) -> None:
-    find, name = getattr(loader, folder), file.partition("-")[0]
+    find, name = getattr(loader, f"{folder}_script"), file.partition("-")[0]
     assert f"{name}-{find(name).key_count}.lua" == file
-    loader.every()
+    loader.all_scripts()
     path = copied_scripts / folder / file
     flip_bit(path)
-    for load in (lambda: find(name), loader.every):
+    for load in (lambda: find(name), loader.all_scripts):
         with pytest.raises(ScriptIntegrityError, match=rf"{re.escape(str(path))} was altered.*reinstall.*{advice}"):
             load()
 
 
-@pytest.mark.parametrize(("folder", "file"), [("official", "addLog-2.lua"), ("own", "addKept-11.lua")])
+@pytest.mark.parametrize(("folder", "file"), [("official", "addLog-2.lua"), ("bulltask", "addKept-11.lua")])
 def test_a_missing_script_fails_the_load(copied_scripts: Path, folder: str, file: str) -> None:
     (copied_scripts / folder / file).unlink()
-    for load in (lambda: getattr(loader, folder)(file.partition("-")[0]), loader.every):
+    for load in (lambda: getattr(loader, f"{folder}_script")(file.partition("-")[0]), loader.all_scripts):
         with pytest.raises(ScriptIntegrityError, match=rf"{file} cannot be read.*reinstall"):
             load()
 
 
-@pytest.mark.parametrize("find", [loader.official, loader.own])
+@pytest.mark.parametrize("find", [loader.official_script, loader.bulltask_script])
 def test_an_unknown_script_raises_an_integrity_error(find: object) -> None:
     assert callable(find)
     with pytest.raises(ScriptIntegrityError, match="0 scripts named 'moveToMars'"):
@@ -151,16 +151,16 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
                 target.write(path, path.relative_to(ROOT))
     program = (
         "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader, wrappers\n"
-        "print(loader.__file__, wrappers.fenced('addStandardJob').sha, loader.own('fence').sha)\n"
-        "loader.official('addLog')"
+        "print(loader.__file__, wrappers.with_fence('addStandardJob').sha, loader.bulltask_script('fence').sha)\n"
+        "loader.official_script('addLog')"
     )
     run = subprocess.run(
         [sys.executable, "-c", program, archive], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert run.stdout.split() == [
         str(archive / "bulltask" / "lua" / "loader.py"),
-        wrappers.fenced("addStandardJob").sha,
-        loader.own("fence").sha,
+        wrappers.with_fence("addStandardJob").sha,
+        loader.bulltask_script("fence").sha,
     ]
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 
@@ -228,13 +228,14 @@ def test_a_build_removes_scripts_that_the_manifest_no_longer_has(source_tree: Pa
 
 
 def test_the_hashes_of_bulltasks_scripts_are_up_to_date() -> None:
-    assert json.loads(PINS.read_text()) == bulltask_hashes(), f"if every change is intended, run: {UPDATE}"
+    assert json.loads(HASHES.read_text()) == bulltask_hashes(), f"if every change is intended, run: {UPDATE}"
 
 
 def test_every_bulltask_script_loads_by_name() -> None:
     for path in bulltask_scripts():
         name, _, keys = path.stem.rpartition("-")
-        assert (loader.own(name).key_count, loader.own(name).body) == (int(keys), path.read_bytes())
+        script = loader.bulltask_script(name)
+        assert (script.key_count, script.body) == (int(keys), path.read_bytes())
 
 
 def test_every_bulltask_script_documents_its_keys_arguments_and_result() -> None:
@@ -253,4 +254,4 @@ def test_every_bulltask_script_documents_its_keys_arguments_and_result() -> None
 
 
 if __name__ == "__main__":
-    PINS.write_text(json.dumps(bulltask_hashes(), indent=2) + "\n")
+    HASHES.write_text(json.dumps(bulltask_hashes(), indent=2) + "\n")

@@ -50,12 +50,12 @@ def test_metrics_have_the_expected_names_types_and_labels() -> None:
         "bullmq_jobs_processed": ("counter", {"queue", "status"}),
         "bullmq_jobs_failed": ("counter", {"queue", "reason"}),
         "bullmq_job_duration_seconds": ("histogram", {"queue"}),
-        "bullmq_lock_extend_duration_seconds": ("histogram", {"queue"}),
+        "bullmq_lock_renewal_duration_seconds": ("histogram", {"queue"}),
         "bullmq_queue_length": ("gauge", {"queue", "state"}),
         "bullmq_stalled_jobs": ("counter", {"queue"}),
         "bullmq_heartbeat_success": ("counter", {"queue"}),
         "bullmq_heartbeat_failure": ("counter", {"queue"}),
-        "bullmq_active_workers": ("gauge", {"queue", "worker_id"}),
+        "bullmq_worker_children": ("gauge", {"queue", "worker_id"}),
         "bullmq_redis_connection_status": ("gauge", {"status"}),
         "bullmq_redis_reconnect_attempts": ("counter", set()),
         "bullmq_stalled_checker_skipped": ("counter", {"queue"}),
@@ -147,9 +147,9 @@ def test_heartbeats_and_stalled_checks_are_counted() -> None:
     bus.emit(events.JobRecovered("2", "mail", 1, 10.0))
     samples, mail = scrape(memory), (("queue", "mail"),)
     assert samples["bullmq_heartbeat_success_total", mail] == 15
-    assert samples["bullmq_lock_extend_duration_seconds_count", mail] == 2
-    assert samples["bullmq_lock_extend_duration_seconds_sum", mail] == pytest.approx(0.013)
-    assert samples["bullmq_lock_extend_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
+    assert samples["bullmq_lock_renewal_duration_seconds_count", mail] == 2
+    assert samples["bullmq_lock_renewal_duration_seconds_sum", mail] == pytest.approx(0.013)
+    assert samples["bullmq_lock_renewal_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
     assert samples["bullmq_heartbeat_failure_total", mail] == 2
     assert samples["bullmq_stalled_checker_skipped_total", mail] == 2
     assert samples["bullmq_stalled_jobs_total", mail] == 2
@@ -171,9 +171,9 @@ def test_the_connection_status_is_disconnected_if_any_process_lost_redis() -> No
     other.emit(events.RedisReconnecting(1))
     bus.emit(events.RedisReconnected(2, 10.0))
     assert status_of(scrape(memory)) == (1, 0)
-    bus.emit(events.RedisRefused("mail", "WRONGTYPE"))
+    bus.emit(events.RedisErrorReply("mail", "WRONGTYPE"))
     assert status_of(scrape(memory)) == (1, 0)
-    bus.emit(events.RedisRefused("", "OOM"))
+    bus.emit(events.RedisErrorReply("", "OOM"))
     assert status_of(scrape(memory)) == (0, 1)
     bus.emit(events.RedisRecovered("", 3, 10.0))
     samples = scrape(memory)
@@ -256,7 +256,7 @@ def test_threads_of_one_child_lose_no_count() -> None:
 
 def test_metrics_subscribe_only_to_events_that_have_a_metric() -> None:
     bus = attach_listener(MetricsMemory(["mail"], 2), 1)
-    assert not bus.wants(events.JobPickedUp)
+    assert not bus.wants(events.JobStarted)
     assert bus.wants(events.JobCompleted)
 
 

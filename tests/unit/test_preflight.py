@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from bulltask.config.config import Conf
 from bulltask.errors import BrokerError, BrokerNotReadyError
-from bulltask.events import Bus, Event, RedisRecovered, RedisRefused
+from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker import preflight
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -101,4 +101,4 @@ def test_a_successful_check_after_an_error_ends_the_outage(server: Server) -> No
     pauses: list[float] = []
     assert check.run(pauses.append, lambda: False) is None
     assert len(pauses) == 1
-    assert [type(event) for event in emitted] == [RedisRefused, RedisRecovered]
+    assert [type(event) for event in emitted] == [RedisErrorReply, RedisRecovered]

@@ -13,7 +13,14 @@ from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, Outcome, Postponed, Retried
+from bulltask.worker.child.outcomes import (
+    AcquiredJob,
+    CompletedOutcome,
+    FailedOutcome,
+    Outcome,
+    RescheduledByWorker,
+    Retried,
+)
 from bulltask.worker.child.settle import Settler
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -52,11 +59,11 @@ def acquired() -> AcquiredJob:
     [
         (CompletedOutcome(b"1", 1), "moveToFinished"),
         (FailedOutcome("no", "", "permanent"), "moveToFinished"),
-        (FailedOutcome(REVOKED, "", REVOKED), "endRevoked:moveToFinished"),
+        (FailedOutcome(REVOKED, "", REVOKED), "finishRevoked:moveToFinished"),
         (FailedOutcome("no", "", "permanent", malformed=True), "quarantine:moveToFinished"),
         (Retried(0, "no", "", "transient"), "retryJob"),
         (Retried(5, "no", "", "transient"), "moveToDelayed"),
-        (Postponed(5), "moveToDelayed"),
+        (RescheduledByWorker(5), "moveToDelayed"),
     ],
 )
 def test_each_outcome_is_settled_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:

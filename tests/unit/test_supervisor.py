@@ -102,14 +102,14 @@ def test_signals_stop_a_worker(signals: list[str], restarting: bool, stops: list
     worker = Worker(*signals)
     assert worker.exit_code is ExitCode.OK
     assert worker.supervisor.restarting == restarting
-    assert [event.how for event in worker.events_of(WorkerStopping)] == stops
+    assert [event.mode for event in worker.events_of(WorkerStopping)] == stops
     assert {event.running for event in worker.events_of(WorkerStopping)} == {3}
 
 
 def test_a_worker_whose_terminal_is_closed_does_not_restart() -> None:
     worker = Worker("restart", terminal_closed=True)
     assert not worker.supervisor.restarting
-    assert [event.how for event in worker.events_of(WorkerStopping)] == ["warm"]
+    assert [event.mode for event in worker.events_of(WorkerStopping)] == ["warm"]
 
 
 def test_a_stopping_worker_ignores_and_reports_other_signals() -> None:

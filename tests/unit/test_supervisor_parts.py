@@ -163,7 +163,7 @@ def test_revocation_requests_are_read_from_the_start_after_the_end() -> None:
     broker: Any = SimpleNamespace(config=CONFIG)
     revocations = Revocations(broker, [KEYS], nothing, nothing, Bus(), nothing)
     revocations._skipped = [100]
-    revocations._handle_marks(0, None)
+    revocations._handle_requests(0, None)
     assert revocations._skipped == [0]
 
 

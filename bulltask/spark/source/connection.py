@@ -125,7 +125,7 @@ class Connection:
             or not self._ensure_server_info().may_keep_from_writing
         ):
             return call
-        return replace(call, script=call.script.only_reading())
+        return replace(call, script=call.script.read_only())
 
     def _ensure_server_info(self) -> ServerInfo:
         if self._server is None:

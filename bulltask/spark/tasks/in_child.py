@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-from bulltask.errors import TransientError, WaitJob
+from bulltask.errors import ReleaseJob, TransientError
 from bulltask.spark.connector.session import session
 from bulltask.spark.tasks.progress import JVM_GONE, SparkJobMonitor
 from bulltask.worker.child.spark_tasks import SparkRun
@@ -54,7 +54,7 @@ class SparkInChild:
         """Give a task its session, in a job group named after the job's id, and then end what is left of the group.
 
         Raises:
-            WaitJob: the JVM has died since the last job: another child runs this one.
+            ReleaseJob: the JVM has died since the last job: another child runs this one.
             TransientError: the JVM could not be started, or has died while the task ran.
         """
         handler = signal.getsignal(signal.SIGINT)
@@ -104,7 +104,7 @@ class SparkInChild:
     def _started(self) -> SparkContext:
         if self._has_died():
             self._leave()
-            raise WaitJob
+            raise ReleaseJob
         context = SparkContext._active_spark_context  # noqa: SLF001 - nothing else says whether there is one
         if context is None:  # the first job, or the task before has stopped its session, as scripts do
             try:

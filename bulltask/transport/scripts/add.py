@@ -18,7 +18,7 @@ from bulltask.transport.replies import raise_for, text, texts
 from bulltask.value_class import value_class
 
 __all__ = [
-    "TOGETHER",
+    "MAX_JOBS_PER_CALL",
     "RepeatedJob",
     "SendResult",
     "WriteFence",
@@ -37,8 +37,8 @@ __all__ = [
 _JOB_ID: Final = msgpack.packb("jobId")
 
 
-TOGETHER: Final = 25
-"""Maximum number of jobs in one call: they keep Redis busy for about a millisecond."""
+MAX_JOBS_PER_CALL: Final = 25
+"""Maximum number of jobs that one call adds: they keep Redis busy for about a millisecond."""
 
 _SCAN_COUNT: Final = 1_000
 
@@ -50,9 +50,9 @@ class RepeatedJob:
     """The next job of a repeatable job, which BullMQ had before it had job schedulers.
 
     Attributes:
-        key: of the repeatable job, a member of the queue's ``repeat`` set.
+        key: The key of the repeatable job, a member of the queue's ``repeat`` set.
         data: JSON.
-        options: as they are stored.
+        options: The options as they are stored.
     """
 
     key: str
@@ -73,7 +73,7 @@ def add_delayed_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
 
 
 def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addPrioritizedJob``: add a job to those with a priority."""
+    """``addPrioritizedJob``: add a job with a priority."""
     return _add("addPrioritizedJob", _for_prioritized(keys), keys, job, now_ms)
 
 
@@ -95,7 +95,7 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
 
 
 def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
-    """Add the next job of a repeatable one, with the script that BullMQ would choose. Options are stored unchanged."""
+    """Add the next job of a repeatable job, with the script that BullMQ would choose; store the options unchanged."""
     if job.options.get("delay"):
         script, script_keys = "addDelayedJob", _for_delayed(keys)
     elif job.options.get("priority"):
@@ -106,8 +106,8 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
     return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
 
 
-def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> Call[str]:
-    """Own ``addKept``: add the job that a newer BullMQ has kept until the job ``ended_id`` finished.
+def add_kept_job(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:
+    """bulltask's ``addKept``: add the job that a newer BullMQ has kept until the job ``finished_id`` finished.
 
     Returns its id, ``""`` if none was kept. Safe to call again.
     """
@@ -124,11 +124,11 @@ def add_kept_job(keys: QueueKeys, dedup_id: str, ended_id: str, now_ms: int) -> 
         keys.meta,
         keys.events,
     )
-    return script_call(loader.own("addKept"), script_keys, (keys.base, ended_id, now_ms), text)
+    return script_call(loader.bulltask_script("addKept"), script_keys, (keys.base, finished_id, now_ms), text)
 
 
 def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:
-    """Write the protocol version and the event stream's maximum length into ``meta``, unless they are there."""
+    """Write the protocol version and the event stream's maximum length into ``meta``, unless they are set."""
     return [
         command("HSETNX", keys.meta, "version", version),
         command("HSETNX", keys.meta, "opts.maxLenEvents", max_events),
@@ -136,7 +136,7 @@ def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Cal
 
 
 def _add(script: str, script_keys: tuple[str, ...], keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    # An absent parent, scheduler or deduplication id must be nil, never "": the scripts would create a set named "",
+    # A missing parent, scheduler or deduplication id must be nil: for "" the scripts would create a set of that name,
     # or report a missing parent.
     parent, dedup = job.parent, job.options.deduplication_id
     head = [
@@ -162,31 +162,31 @@ def _call(
         return text(reply)
 
     head, data, options = parts
-    return script_call(loader.official(script), script_keys, (msgpack.packb(head), data, options), parse_reply)
+    return script_call(loader.official_script(script), script_keys, (msgpack.packb(head), data, options), parse_reply)
 
 
 class _PackedOptions:
-    """Caches the packed ``opts``: jobs that are sent together mostly have the same, except for their id.
+    """Caches the packed ``opts``: most jobs that are sent together have the same options, except for their id.
 
-    Packing them for each job takes a fifth of the time that a write of a DataFrame spends here.
+    Without the cache, packing would be a fifth of bulltask's time in a write of a DataFrame.
     """
 
     def __init__(self) -> None:
         self._last: tuple[JobOptions | None, int, bytes, bytes] = (None, 0, b"", b"")
 
     def of(self, job: NewJob, now_ms: int) -> bytes:
-        options, packed_at_ms, plain, chosen = self._last  # read once: other threads send too
+        options, packed_at_ms, plain, open_map = self._last  # read once, because other threads send too
         if options is not job.options or packed_at_ms != now_ms:
-            plain, chosen = _packed_map(job.options.to_wire(now_ms))
-            self._last = (job.options, now_ms, plain, chosen)
-        return chosen + msgpack.packb(job.id) if job.chosen else plain
+            plain, open_map = _pack_map(job.options.to_wire(now_ms))
+            self._last = (job.options, now_ms, plain, open_map)
+        return open_map + msgpack.packb(job.id) if job.chosen else plain
 
 
 _packed_options: Final = _PackedOptions()
 
 
-def _packed_map(wire: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """Pack a map, and the same map with a further entry: the key ``jobId``, whose value is still to be appended."""
+def _pack_map(wire: Mapping[str, object]) -> tuple[bytes, bytes]:
+    """Pack a map, and the same map with a further key ``jobId``, whose value the caller appends."""
     packer = msgpack.Packer()
     entries = b"".join(msgpack.packb(part) for pair in wire.items() for part in pair)
     return packer.pack_map_header(len(wire)) + entries, packer.pack_map_header(len(wire) + 1) + entries + _JOB_ID
@@ -226,11 +226,11 @@ def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
 
 @value_class
 class WriteFence:
-    """The write that adds the jobs.
+    """Identifies the write that adds jobs, so that a repeated write adds nothing twice.
 
     Attributes:
-        write_id: a write with the same id adds nothing that it has added before.
-        ttl_ms: how long that is remembered after the write's last job.
+        write_id: The id of the write; it is the same when the write is repeated.
+        ttl_ms: How long Redis keeps the ids of the added jobs after the write's last job.
     """
 
     write_id: str
@@ -239,10 +239,10 @@ class WriteFence:
 
 @value_class
 class SendResult:
-    """What happened to one job of a write.
+    """The result of sending one job of a write.
 
     Attributes:
-        id: of the job that is stored now; another than the one that was sent where deduplication matched.
+        id: The id of the stored job; after deduplication it differs from the id that was sent.
         outcome: ``added``; ``known`` if a job with this id exists; ``fenced`` if this write has added it before.
     """
 
@@ -253,25 +253,25 @@ class SendResult:
 def add_jobs_once(
     keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, fence: WriteFence
 ) -> list[Call[list[SendResult]]]:
-    """Add jobs with BullMQ's add script behind own ``fence``, which skips those that the write has added before.
+    """bulltask's ``fence`` with BullMQ's add script: add jobs, except for those that the write has added before.
 
-    Adjacent jobs with the same script share a call, up to :data:`TOGETHER`: starting a script takes a fifth of the time
-    that it needs for a job. The results, in the order of the calls, are in the order of the jobs.
+    Adjacent jobs with the same script share a call, up to :data:`MAX_JOBS_PER_CALL`: starting a script takes a fifth of
+    the time that it needs for a job. The results of the calls are in the order of the jobs.
     """
     plain = [(job, add_job(keys, job, now_ms)) for job in jobs]
     calls = []
-    for script, alike in groupby(plain, key=lambda pair: pair[1].script):
+    for script, group in groupby(plain, key=lambda pair: pair[1].script):
         assert script is not None
-        while some := list(islice(alike, TOGETHER)):
-            calls.append(_fenced(keys, script, some, fence))
+        while part := list(islice(group, MAX_JOBS_PER_CALL)):
+            calls.append(_add_with_fence(keys, script, part, fence))
     return calls
 
 
-def _fenced(
+def _add_with_fence(
     keys: QueueKeys, add: Script, plain: Sequence[tuple[NewJob, Call[str]]], fence: WriteFence
 ) -> Call[list[SendResult]]:
     first = add.key_count + 1
-    script, script_keys = wrappers.fenced(add.name), plain[0][1].args[1:first]
+    script, script_keys = wrappers.with_fence(add.name), plain[0][1].args[1:first]
 
     def parse_reply(replies: Any) -> list[SendResult]:
         sent = []

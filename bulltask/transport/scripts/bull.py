@@ -1,4 +1,4 @@
-"""Calls that read queues of Bull, BullMQ's predecessor, and the two own scripts that migrate a job.
+"""Calls that read queues of Bull, BullMQ's predecessor, and bulltask's two scripts that migrate a job.
 
 docs/how-to/migrating-from-bull.md describes Bull's layout.
 """
@@ -22,20 +22,20 @@ __all__ = [
     "MoveResult",
     "ScoredIds",
     "convert_bull_job",
+    "in_same_slot",
     "key_type",
     "move_bull_job",
     "page_of",
     "read_hash",
-    "share_a_slot",
     "size_of",
 ]
 
 ScoredIds = list[tuple[str, str]]
-"""Ids with their scores (``""`` in lists and sets), next in turn first."""
+"""Ids with their scores (``""`` in lists and sets); the job that runs next comes first."""
 
 
 class MoveResult(Enum):
-    """Result of an attempt to migrate a job; the values are the scripts' own."""
+    """The result of a script that migrates a job; the values are the script's replies."""
 
     DONE = 1
     GONE = 0
@@ -51,21 +51,21 @@ class JobConversion:
 
     Attributes:
         id: Bull's id.
-        new_id: the new id; the same unless another was chosen.
-        place: suffix of the key that has the job: ``wait``, ``delayed`` …
+        new_id: The new id; the same as ``id`` unless another one was chosen.
+        source: Suffix of the key that has the job: ``wait``, ``delayed`` …
         state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        read: the fields as they were read.
-        fields: fields that BullMQ's hash has instead or in addition.
-        dropped: names of fields that BullMQ's hash does not have.
-        priority: BullMQ's.
-        score: when it finished, for sets without scores.
-        rank: expected position in a list, counted from the job that is next in turn.
+        read: The fields as they were read.
+        fields: Fields that are changed or added for BullMQ.
+        dropped: Names of fields that BullMQ's hash does not have.
+        priority: BullMQ's priority.
+        score: When the job finished, for sets without scores.
+        rank: Expected position in a list, counted from the job that runs next.
         debounce_id: Bull's ``deid``.
     """
 
     id: str
     new_id: str
-    place: str
+    source: str
     state: str
     read: Mapping[str, bytes]
     fields: Mapping[str, bytes]
@@ -87,12 +87,12 @@ def size_of(key: str, kind: str) -> Call[int]:
 
 
 def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
-    """Read members ``first`` to ``first + size - 1``, counted from the one that is next in turn.
+    """Read members ``first`` to ``first + size - 1``, counted from the job that runs next.
 
     A set has no order: all of it is the first page.
     """
     if kind == "list":
-        return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_the_right)
+        return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_right)
     if kind == "set":
         return command("SMEMBERS", key, parse_reply=lambda reply: [] if first else _by_number(reply))
     return command("ZRANGE", key, first, first + size - 1, "WITHSCORES", parse_reply=_scored)
@@ -108,11 +108,11 @@ def read_hash(key: str) -> Call[dict[str, bytes]]:
 
 
 def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) -> Call[MoveResult]:
-    """Own ``moveBullJob``: move a job from Bull's queue to another one, in one step."""
+    """bulltask's ``moveBullJob``: move a job from Bull's queue to another one, in one step."""
     job, new_job = source.job(change.id), target.job(change.new_id)
     dedup = change.debounce_id
     script_keys = (
-        source.base + change.place,
+        source.base + change.source,
         job,
         source.logs(change.id),
         source.lock(change.id),
@@ -135,14 +135,16 @@ def move_bull_job(source: BullKeys, target: QueueKeys, change: JobConversion) ->
         target.logs(change.new_id),
         new_job if dedup is None else target.deduplication(dedup),
     )
-    args = (change.id, change.new_id, change.state, *_guards(change), change.priority, change.score)
-    return script_call(loader.own("moveBullJob"), script_keys, (*args, change.rank, *_fields(change)), MoveResult)
+    args = (change.id, change.new_id, change.state, *_expected_fields(change), change.priority, change.score)
+    return script_call(
+        loader.bulltask_script("moveBullJob"), script_keys, (*args, change.rank, *_fields(change)), MoveResult
+    )
 
 
 def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
-    """Own ``convertBullJob``: convert a job to BullMQ's layout in its queue."""
+    """bulltask's ``convertBullJob``: convert a job to BullMQ's layout in its queue."""
     script_keys = (
-        keys.base + change.place,
+        keys.base + change.source,
         keys.job(change.id),
         keys.lock(change.id),
         keys.priority,
@@ -155,17 +157,17 @@ def convert_bull_job(keys: BullKeys, change: JobConversion) -> Call[MoveResult]:
         keys.wait,
         keys.paused,
     )
-    args = (change.id, change.state, *_guards(change), change.priority, change.rank, *_fields(change))
-    return script_call(loader.own("convertBullJob"), script_keys, args, MoveResult)
+    args = (change.id, change.state, *_expected_fields(change), change.priority, change.rank, *_fields(change))
+    return script_call(loader.bulltask_script("convertBullJob"), script_keys, args, MoveResult)
 
 
-def share_a_slot(source: QueueKeys, target: QueueKeys) -> bool:
+def in_same_slot(source: QueueKeys, target: QueueKeys) -> bool:
     """Return True if all keys of both queues are in one slot of a Redis Cluster."""
     keys = (source.wait, source.meta, target.wait, target.meta)
     return len({key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}) == 1
 
 
-def _guards(change: JobConversion) -> tuple[Arg, Arg]:
+def _expected_fields(change: JobConversion) -> tuple[Arg, Arg]:
     return change.read.get("opts", b""), change.read.get("attemptsMade", b"")
 
 
@@ -174,7 +176,7 @@ def _fields(change: JobConversion) -> list[Arg]:
     return [len(change.dropped), *change.dropped, *pairs]
 
 
-def _from_the_right(reply: Any) -> ScoredIds:
+def _from_right(reply: Any) -> ScoredIds:
     return [(text(member), "") for member in reversed(reply)]
 
 

@@ -1,4 +1,4 @@
-"""Calls that check a flow before it is added, and read one that is stored."""
+"""Calls that check a flow before it is added, and read a stored flow."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
 """States of a child, in the order in which Node's ``getFlow`` lists them."""
 
-_IN_A_SCRIPT: Final = ("non local key", "hash to the same slot")
+_SCRIPT_ERRORS: Final = ("non local key", "hash to the same slot")
 
 Children = tuple[tuple[str, int], list[str], int]
 """The cursor to continue with (``"0"`` at the end), full keys of children, and their total number."""
@@ -51,11 +51,11 @@ DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
 @dataclass(frozen=True, slots=True)
 class ExistingJob:
-    """What Redis has of a job whose id the caller chose.
+    """The state of a job whose id the caller has chosen.
 
     Attributes:
-        exists: there is a job with that id.
-        parent_key: full key of the parent that waits for it, ``""`` for none.
+        exists: A job with that id exists.
+        parent_key: Full key of the parent that waits for it, ``""`` for none.
     """
 
     exists: bool
@@ -81,12 +81,12 @@ def key_exists(key: str) -> Call[bool]:
 
 
 def was_added(keys: QueueKeys, job_id: str, since_ms: int) -> Call[bool]:
-    """Return True if the event stream says that the job was added at or after ``since_ms``; it may be gone already."""
+    """Return True if the event stream shows that the job was added at or after ``since_ms``; it may be gone already."""
 
     def parse_reply(reply: Any) -> bool:
-        wanted = job_id.encode("utf-8", "surrogateescape")
-        found = (dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in reply)
-        return any(fields.get(b"event") == b"added" and fields.get(b"jobId") == wanted for fields in found)
+        raw_id = job_id.encode("utf-8", "surrogateescape")
+        entries = (dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in reply)
+        return any(fields.get(b"event") == b"added" and fields.get(b"jobId") == raw_id for fields in entries)
 
     return command("XRANGE", keys.events, max(0, since_ms), "+", parse_reply=parse_reply)
 
@@ -96,25 +96,25 @@ def is_cluster() -> Call[bool]:
     return command("INFO", "cluster", parse_reply=lambda reply: b"cluster_enabled:1" in reply)
 
 
-def is_across_slots(refusal: BaseException) -> bool:
-    """Return True if a cluster refused a transaction because its keys are in several slots, or on several nodes."""
-    cause = refusal.__cause__
-    return isinstance(cause, ClusterCrossSlotError | MovedError) or any(part in str(cause) for part in _IN_A_SCRIPT)
+def is_across_slots(error: BaseException) -> bool:
+    """Return True if a cluster rejected a transaction because its keys are in several slots, or on several nodes."""
+    cause = error.__cause__
+    return isinstance(cause, ClusterCrossSlotError | MovedError) or any(part in str(cause) for part in _SCRIPT_ERRORS)
 
 
 def slots_of(keys: QueueKeys, job_id: str) -> set[int]:
-    """Return the cluster slots of the keys that adding a job touches; several if the queue has no hash tag."""
+    """Return the cluster slots of the keys that adding a job uses; several if the queue has no hash tag."""
     return {key_slot(key.encode("utf-8", "surrogateescape")) for key in (keys.wait, keys.meta, keys.job(job_id))}
 
 
-def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[str, int]) -> Call[Children]:
-    """Read up to ``most`` children of a job that are in one of the states :data:`KINDS`."""
+def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor: tuple[str, int]) -> Call[Children]:
+    """Read up to ``max_children`` children of a job that are in one of the states :data:`KINDS`."""
     if kind == "failed":
         return command(
             "ZRANGE",
             keys.unsuccessful(job_id),
             0,
-            most - 1,
+            max_children - 1,
             parse_reply=lambda reply: (("0", 0), texts(reply), len(reply)),
         )
     script_keys = {
@@ -122,7 +122,7 @@ def children(keys: QueueKeys, job_id: str, kind: str, most: int, cursor: tuple[s
         "unprocessed": keys.dependencies(job_id),
         "ignored": keys.ignored(job_id),
     }
-    page = paginate(script_keys[kind], 0, most - 1, cursor)
+    page = paginate(script_keys[kind], 0, max_children - 1, cursor)
 
     def parse_reply(reply: Any) -> Children:
         following, items, total = page.parse_reply(reply)
@@ -143,21 +143,21 @@ def address_of(key: str, prefix: str) -> tuple[str, str, str]:
 
 
 def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Call[bool]:
-    """``removeChildDependency``: let the parent no longer wait for this job; False if it did not."""
+    """``removeChildDependency``: the parent no longer waits for this job. Returns False if it did not wait for it."""
 
     def parse_reply(reply: Any) -> bool:
         raise_for(reply, job_id, keys.name)
         return int(reply) == 0
 
     args = (keys.job(job_id), parent_key)
-    return script_call(loader.official("removeChildDependency"), (keys.base,), args, parse_reply)
+    return script_call(loader.official_script("removeChildDependency"), (keys.base,), args, parse_reply)
 
 
 def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
     """``removeUnprocessedChildren``: remove the job's children that are neither finished nor locked."""
     args = (keys.base, job_id)
     return script_call(
-        loader.official("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
+        loader.official_script("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
     )
 
 
@@ -168,7 +168,7 @@ def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) ->
         return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}
 
     script_keys = (keys.processed(job_id), keys.dependencies(job_id), keys.ignored(job_id), keys.unsuccessful(job_id))
-    return script_call(loader.official("getDependencyCounts"), script_keys, tuple(kinds), parse_reply)
+    return script_call(loader.official_script("getDependencyCounts"), script_keys, tuple(kinds), parse_reply)
 
 
 def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
@@ -177,7 +177,7 @@ def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
-    """Read why children failed whose failure is ignored, by their full key."""
+    """Read the failure reasons of the children whose failure is ignored, by their full key."""
     return command("HGETALL", keys.ignored(job_id), parse_reply=_reasons)
 
 
@@ -193,7 +193,7 @@ def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> lis
 
 
 def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Return calls whose last result has all four kinds, from one moment: a child that finishes is in one of them."""
+    """Return the calls of a transaction whose last result has the children of all four kinds, each child once."""
 
     def parse_reply(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
         processed, unprocessed, ignored, failed = reply
@@ -222,7 +222,7 @@ def paginate(key: str, start: int, end: int, cursor: tuple[str, int]) -> Call[tu
         return (text(following), int(offset)), list(items), int(total)
 
     args: tuple[Arg, ...] = (start, end, cursor[0], cursor[1], 5)
-    return script_call(loader.official("paginate"), (key,), args, parse_reply)
+    return script_call(loader.official_script("paginate"), (key,), args, parse_reply)
 
 
 def _values(reply: Any) -> dict[str, Any]:

@@ -20,18 +20,17 @@ from bulltask.transport.scripts.move import FetchOptions, FinishOptions, move_to
 from bulltask.value_class import value_class
 
 __all__ = [
-    "RevocationMarks",
+    "RevocationRequests",
     "add_log",
     "change_delay",
     "change_priority",
     "clear_logs",
-    "end_revoked",
     "extend_lock",
+    "finish_revoked",
     "get_logs",
     "get_state",
     "is_finished",
     "job_fields",
-    "open_marks",
     "promote",
     "read_fields",
     "read_job",
@@ -39,24 +38,25 @@ __all__ = [
     "remove_job",
     "reprocess_job",
     "retry_child",
+    "revocation_requests",
     "revoke",
     "snapshot",
     "update_data",
     "update_progress",
 ]
 
-_MOST_LINES = 10**9  # Lua formats numbers above 10**14 in a way that LTRIM rejects
+_MAX_LINES = 10**9  # Lua formats numbers above 10**14 in a way that LTRIM rejects
 
 _FIELDS = ("returnvalue", "failedReason", "stacktrace", "progress", "atm")
 
-_MARKS: Final = 10_000
-"""Maximum number of revocation marks in a queue."""
+_MAX_REQUESTS: Final = 10_000
+"""Maximum number of revocation requests in a queue."""
 
-_LOOKED_AT: Final = 1_000
-"""Maximum number of marks that one call checks: they keep Redis busy for 4 ms."""
+_MAX_CHECKED: Final = 1_000
+"""Maximum number of requests that one call checks: they keep Redis busy for 4 ms."""
 
-_MARKED_MS: Final = 86_400_000
-"""How long a mark is valid."""
+_REQUEST_TTL_MS: Final = 86_400_000
+"""How long a revocation request is valid."""
 
 _NO_LOCK: Final = "0"  # BullMQ's scripts then do not check the lock
 
@@ -72,11 +72,11 @@ def read_job(keys: QueueKeys, job_id: str) -> Call[StoredJob | None]:
 
 def update_data(keys: QueueKeys, job_id: str, data: bytes) -> Call[None]:
     """``updateData``: replace the job's data (JSON)."""
-    return script_call(loader.official("updateData"), (keys.job(job_id),), (data,), error_parser(keys, job_id))
+    return script_call(loader.official_script("updateData"), (keys.job(job_id),), (data,), error_parser(keys, job_id))
 
 
 def promote(keys: QueueKeys, job_id: str) -> Call[None]:
-    """``promote``: move a delayed job to the waiting ones."""
+    """``promote``: make a delayed job a waiting one."""
     script_keys = (
         keys.delayed,
         keys.wait,
@@ -88,36 +88,38 @@ def promote(keys: QueueKeys, job_id: str) -> Call[None]:
         keys.events,
         keys.marker,
     )
-    return script_call(loader.official("promote"), script_keys, (keys.base, job_id), error_parser(keys, job_id))
+    return script_call(loader.official_script("promote"), script_keys, (keys.base, job_id), error_parser(keys, job_id))
 
 
 def change_delay(keys: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Call[None]:
     """``changeDelay``: make a delayed job due ``delay_ms`` after ``now_ms``."""
     script_keys = (keys.delayed, keys.meta, keys.marker, keys.events)
     args = (delay_ms, now_ms, job_id, keys.job(job_id))
-    return script_call(loader.official("changeDelay"), script_keys, args, error_parser(keys, job_id))
+    return script_call(loader.official_script("changeDelay"), script_keys, args, error_parser(keys, job_id))
 
 
 def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) -> Call[None]:
     """``changePriority``: change the priority, and move the job if it waits; ``lifo`` puts it first of its priority."""
     script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.active, keys.pc, keys.marker)
     args = (priority, keys.base, job_id, int(lifo))
-    return script_call(loader.official("changePriority"), script_keys, args, error_parser(keys, job_id))
+    return script_call(loader.official_script("changePriority"), script_keys, args, error_parser(keys, job_id))
 
 
 def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Call[None]:
-    """``reprocessJob``: put a job that finished as ``state`` back to the waiting ones."""
+    """``reprocessJob``: make a job that finished as ``state`` a waiting one again."""
     outcome = "failedReason" if state == "failed" else "returnvalue"
     args = (job_id, _push(lifo=lifo), outcome, state)
     return script_call(
-        loader.official("reprocessJob"), _retry_keys(keys, job_id, state), args, error_parser(keys, job_id)
+        loader.official_script("reprocessJob"), _retry_keys(keys, job_id, state), args, error_parser(keys, job_id)
     )
 
 
 def retry_child(keys: QueueKeys, job_id: str, *, lifo: bool) -> Call[None]:
-    """Own ``retryChild``: :func:`reprocess_job` for a failed job that has a parent."""
+    """bulltask's ``retryChild``: :func:`reprocess_job` for a failed job that has a parent."""
     args = (job_id, _push(lifo=lifo))
-    return script_call(loader.own("retryChild"), _retry_keys(keys, job_id, "failed"), args, error_parser(keys, job_id))
+    return script_call(
+        loader.bulltask_script("retryChild"), _retry_keys(keys, job_id, "failed"), args, error_parser(keys, job_id)
+    )
 
 
 def _push(*, lifo: bool) -> str:
@@ -140,12 +142,14 @@ def _retry_keys(keys: QueueKeys, job_id: str, state: str) -> tuple[str, ...]:
 def extend_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
     """``extendLock``: renew the lock for ``lock_ms`` from now; False if it is not held with ``token``."""
     args = (token, lock_ms, job_id)
-    return script_call(loader.official("extendLock"), (keys.lock(job_id), keys.stalled), args, _is_one)
+    return script_call(loader.official_script("extendLock"), (keys.lock(job_id), keys.stalled), args, _is_one)
 
 
 def remove_deduplication_key(keys: QueueKeys, dedup_id: str, job_id: str) -> Call[bool]:
-    """``removeDeduplicationKey``: free the id if this job owns it; False if it does not."""
-    return script_call(loader.official("removeDeduplicationKey"), (keys.deduplication(dedup_id),), (job_id,), _is_one)
+    """``removeDeduplicationKey``: remove the deduplication id if this job owns it; False if it does not."""
+    return script_call(
+        loader.official_script("removeDeduplicationKey"), (keys.deduplication(dedup_id),), (job_id,), _is_one
+    )
 
 
 def get_logs(keys: QueueKeys, job_id: str, start: int, end: int, *, asc: bool) -> list[Call[Any]]:
@@ -178,27 +182,27 @@ def update_progress(keys: QueueKeys, job_id: str, progress: bytes) -> Call[None]
 
     script_keys = (keys.job(job_id), keys.events, keys.meta)
     parse_reply = error_parser(keys, job_id)
-    return script_call(loader.official("updateProgress"), script_keys, (job_id, progress), parse_reply)
+    return script_call(loader.official_script("updateProgress"), script_keys, (job_id, progress), parse_reply)
 
 
 def add_log(keys: QueueKeys, job_id: str, line: str, keep: object, default: int | None) -> Call[int]:
     """``addLog``: append a line to the job's log. Returns the number of lines.
 
     Args:
-        keys: the job's queue.
-        job_id: the job.
-        line: the line.
-        keep: maximum number of lines, as read from the job's ``opts.kl``, which may hold anything; 0 keeps all.
-        default: the maximum where ``keep`` is not a valid number; ``None`` keeps all.
+        keys: The job's queue.
+        job_id: The job.
+        line: The line.
+        keep: Maximum number of lines, from the job's ``opts.kl``, which may be any value; 0 keeps all.
+        default: The maximum if ``keep`` is not a valid number; ``None`` keeps all.
     """
-    kept = min(keep, _MOST_LINES) if type(keep) is int and keep >= 0 else default
+    kept = min(keep, _MAX_LINES) if type(keep) is int and keep >= 0 else default
 
     def parse_reply(reply: Any) -> int:
         raise_for(reply, job_id, keys.name)
         return int(reply)
 
     script_keys = (keys.job(job_id), keys.logs(job_id))
-    return script_call(loader.official("addLog"), script_keys, (job_id, line, kept or ""), parse_reply)
+    return script_call(loader.official_script("addLog"), script_keys, (job_id, line, kept or ""), parse_reply)
 
 
 def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
@@ -220,7 +224,7 @@ def get_state(keys: QueueKeys, job_id: str) -> Call[JobState]:
         except ValueError:
             return JobState.UNKNOWN
 
-    return script_call(loader.official("getStateV2"), script_keys, (job_id,), parse_reply)
+    return script_call(loader.official_script("getStateV2"), script_keys, (job_id,), parse_reply)
 
 
 def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
@@ -230,19 +234,19 @@ def read_fields(keys: QueueKeys, job_id: str) -> Call[list[bytes | None]]:
 
 def snapshot(job_id: str, state: JobState, fields: Sequence[bytes | None]) -> JobSnapshot:
     """Combine the results of :func:`get_state` and :func:`read_fields`."""
-    returnvalue, reason, stacktrace, progress, made = fields
+    returnvalue, reason, stacktrace, progress, attempts_made = fields
     return JobSnapshot(
         state=state,
         returnvalue=None if returnvalue is None else codec.decode_text(returnvalue),
         failed_reason=codec.decode_text(reason),
         stacktrace=_traces(stacktrace),
         progress=codec.decode(progress, what=f"progress of job {job_id}"),
-        attempts_made=_count(made),
+        attempts_made=_count(attempts_made),
     )
 
 
 def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
-    """``isFinished`` with the value: how the job finished, ``None`` if it has not.
+    """``isFinished``: read how the job finished, with its result or error; ``None`` if it has not.
 
     Running the call raises ``JobNotFoundError`` when Redis has no such job (any more).
     """
@@ -253,7 +257,7 @@ def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
         return Finished(code == 1, codec.decode_text(reply[1])) if code else None
 
     script_keys = (keys.completed, keys.failed, keys.job(job_id))
-    return script_call(loader.official("isFinished"), script_keys, (job_id, "1"), parse_reply)
+    return script_call(loader.official_script("isFinished"), script_keys, (job_id, "1"), parse_reply)
 
 
 def _count(raw: bytes | None) -> int:
@@ -279,38 +283,38 @@ def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
         return bool(reply)
 
     args = (job_id, int(children), keys.base)
-    return script_call(loader.official("removeJob"), (keys.job(job_id), keys.repeat), args, parse_reply)
+    return script_call(loader.official_script("removeJob"), (keys.job(job_id), keys.repeat), args, parse_reply)
 
 
 def job_fields(keys: QueueKeys, job_id: str, names: Sequence[str]) -> Call[list[bytes | None]]:
     """Read some fields of a job's hash; all ``None`` if there is no such job."""
-    return Call(("HMGET", keys.job(job_id), *names), as_is, steady=len(names))
+    return Call(("HMGET", keys.job(job_id), *names), as_is, cached=len(names))
 
 
 @value_class
-class RevocationMarks:
-    """Jobs that are marked as revoked and have not finished.
+class RevocationRequests:
+    """Unfinished jobs that have a revocation request.
 
     Attributes:
-        held: ids of those with a lock: a worker runs them.
-        free: ids of the others.
-        following: how many marks the next call skips; 0 when all were checked.
+        locked: Ids of the jobs with a lock: a worker runs them.
+        unlocked: Ids of the jobs without a lock.
+        next_skipped: How many requests the next call skips; 0 when all were checked.
     """
 
-    held: list[str]
-    free: list[str]
-    following: int = 0
+    locked: list[str]
+    unlocked: list[str]
+    next_skipped: int = 0
 
 
 def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, terminate: bool) -> Call[Revocation]:
-    """Own ``revoke`` before ``moveToFinished``: fail a job that does not run; mark one that does, if ``terminate``.
+    """bulltask's ``revoke`` with ``moveToFinished``: fail a job that is not running, or request its cancellation.
 
     Args:
-        keys: the queue.
-        job: the job; only its options are used.
-        config: says how failed jobs are retained and whether they are counted.
-        now_ms: the server's time.
-        terminate: cancel a run, too.
+        keys: The queue.
+        job: The job; only its options are used.
+        config: The retention of failed jobs, and whether they are counted.
+        now_ms: The server's time.
+        terminate: Add a revocation request if the job is running.
     """
     keep = job.keep("removeOnFail", config.keep_failed)
     options = FinishOptions(False, REVOKED.encode(), keep, job.attempts, ["failedReason", REVOKED])
@@ -321,30 +325,33 @@ def revoke(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, *, ter
         raise_for(reply, job.id, keys.name)
         return Revocation(text(reply))
 
-    own = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat)
-    argv = (int(terminate), now_ms, _MARKS, *finish.argv)
-    return script_call(wrappers.ending("revoke"), (*own, *finish.keys), argv, parse_reply)
+    script_keys = (keys.revoked, keys.waiting_children, keys.completed, keys.repeat, *finish.keys)
+    argv = (int(terminate), now_ms, _MAX_REQUESTS, *finish.argv)
+    return script_call(wrappers.with_finish("revoke"), script_keys, argv, parse_reply)
 
 
-def end_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
-    """Own ``endRevoked`` around a call of ``moveToFinished``: remove the job's revocation mark in the same step.
+def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
+    """bulltask's ``finishRevoked`` with ``moveToFinished``: finish a job and remove its revocation request in one step.
 
     Args:
-        keys: the queue.
-        finish: finishes the job; it must not fetch the next one.
+        keys: The queue.
+        finish: The call of ``moveToFinished``; it must not fetch the next job.
     """
-    return script_call(wrappers.ending("endRevoked"), (keys.revoked, *finish.keys), finish.argv, finish.parse_reply)
+    return script_call(
+        wrappers.with_finish("finishRevoked"), (keys.revoked, *finish.keys), finish.argv, finish.parse_reply
+    )
 
 
-def open_marks(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[RevocationMarks | None]:
-    """Own ``openMarks``: the marked jobs that have not finished, ``None`` if there are none. Removes obsolete marks.
+def revocation_requests(keys: QueueKeys, now_ms: int, skipped: int = 0) -> Call[RevocationRequests | None]:
+    """bulltask's ``revocationRequests``: read the unfinished jobs with a request, and remove obsolete requests.
 
-    It checks a part of the marks, oldest first, after the first ``skipped``.
+    The result is ``None`` if there are no requests. One call checks a limited number of requests, oldest first, after
+    the first ``skipped``.
     """
 
-    def parse_reply(reply: Any) -> RevocationMarks | None:
-        return None if reply is None else RevocationMarks(texts(reply[0]), texts(reply[1]), int(reply[2]))
+    def parse_reply(reply: Any) -> RevocationRequests | None:
+        return None if reply is None else RevocationRequests(texts(reply[0]), texts(reply[1]), int(reply[2]))
 
     script_keys = (keys.revoked, keys.completed, keys.failed)
-    argv = (keys.base, now_ms - _MARKED_MS, _MARKS, skipped, _LOOKED_AT)
-    return script_call(loader.own("openMarks"), script_keys, argv, parse_reply)
+    argv = (keys.base, now_ms - _REQUEST_TTL_MS, _MAX_REQUESTS, skipped, _MAX_CHECKED)
+    return script_call(loader.bulltask_script("revocationRequests"), script_keys, argv, parse_reply)

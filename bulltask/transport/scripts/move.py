@@ -1,6 +1,6 @@
 """Calls of the scripts that move a job between states.
 
-Times are the server's, in milliseconds. A token proves that the caller holds the job's lock.
+Times are in milliseconds, by the server's clock. A token proves that the caller holds the job's lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ __all__ = [
     "FetchOptions",
     "FinishOptions",
     "find_by_token",
-    "keep_lock",
-    "lock_ends",
+    "lock_expiries",
     "malformed_finish",
     "move_from_active_to_wait",
     "move_stalled_jobs_to_wait",
@@ -32,6 +31,7 @@ __all__ = [
     "move_to_finished",
     "move_to_waiting_children",
     "quarantine",
+    "renew_lock",
     "renew_locks",
     "retry_job",
     "wake_next",
@@ -45,7 +45,7 @@ CRASHES: Final = "bulltask:crashes"
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
-_VALID: Final = 1  # what the script returns for a job that it left alone
+_VALID: Final = 1  # reply of the script if the job's hash is valid
 
 
 @value_class
@@ -53,11 +53,11 @@ class FetchOptions:
     """How a worker acquires jobs.
 
     Attributes:
-        token: value of the lock.
-        lock_ms: how long a lock lasts unless it is renewed.
-        worker: the worker's name, written into each job that it acquires; ``""`` for none.
-        limiter: BullMQ's ``limiter``, which applies where the queue has no global rate limit.
-        data_points: how many minutes of BullMQ's metrics to keep; ``None`` turns them off.
+        token: Value of the lock.
+        lock_ms: How long a lock lasts unless it is renewed.
+        worker: The worker's name, written into each job that it acquires; ``""`` for none.
+        limiter: BullMQ's ``limiter``, which applies if the queue has no global rate limit.
+        data_points: Minutes of BullMQ's metrics to keep; ``None`` turns the metrics off.
     """
 
     token: str
@@ -81,10 +81,10 @@ class FinishOptions:
 
     Attributes:
         completed: True if it completed, False if it failed.
-        value: the return value as JSON, or the failure's raw text.
+        value: The return value as JSON, or the error message as plain text.
         keep: BullMQ's ``keepJobs`` map. Required: without it the script fails after it has removed the lock.
-        attempts: the job's maximum number of attempts, which the script compares for its ``retries-exhausted`` event.
-        fields: further hash fields to write.
+        attempts: The job's maximum number of attempts, which the script compares for its ``retries-exhausted`` event.
+        fields: Further hash fields to write.
     """
 
     completed: bool
@@ -113,7 +113,7 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
     if options.limiter is not None:
         wire["limiter"] = options.limiter
     return script_call(
-        wrappers.guarded("moveToActive", "promotionGuard"),
+        wrappers.with_guard("moveToActive", "promotionGuard"),
         script_keys,
         (keys.base, now_ms, to_msgpack(wire)),
         parse_fetched,
@@ -126,12 +126,12 @@ def move_to_finished(
     """``moveToFinished``: complete or fail a job and, if asked, acquire the next one in the same step.
 
     Args:
-        keys: the queue.
-        job_id: the job, locked with the token of ``options``.
-        options: of the worker that had the job, and of the next fetch.
-        finish: how the job finishes.
-        fetch_next: acquire the next job of this queue.
-        now_ms: the server's time.
+        keys: The queue.
+        job_id: The job, locked with the token of ``options``.
+        options: The options of the worker that had the job, and of the next fetch.
+        finish: How the job finishes.
+        fetch_next: Acquire the next job of this queue.
+        now_ms: The server's time.
     """
     completed = finish.completed
     target, prop = ("completed", "returnvalue") if completed else ("failed", "failedReason")
@@ -168,7 +168,7 @@ def move_to_finished(
         raise_for(reply, job_id, keys.name)
         return parse_fetched(reply)
 
-    return script_call(wrappers.guarded("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)
+    return script_call(wrappers.with_guard("moveToFinished", "promotionGuard"), script_keys, args, parse_reply)
 
 
 def move_to_delayed(
@@ -177,12 +177,12 @@ def move_to_delayed(
     """``moveToDelayed``: delay an active job by ``delay_ms``.
 
     Args:
-        keys: the queue.
-        job_id: the job.
-        token: of its lock.
-        delay_ms: from ``now_ms`` until it is due.
-        failure: hash fields of the failed attempt; ``None`` does not count an attempt.
-        now_ms: the server's time.
+        keys: The queue.
+        job_id: The job.
+        token: The token of its lock.
+        delay_ms: Milliseconds from ``now_ms`` until it is due.
+        failure: Hash fields of the failed attempt; with ``None`` no attempt is counted.
+        now_ms: The server's time.
     """
     script_keys = (
         keys.marker,
@@ -195,11 +195,11 @@ def move_to_delayed(
         keys.stalled,
     )
     args = (keys.base, now_ms, job_id, token, delay_ms, "1" if failure is None else "0", _pack(failure or ()))
-    return script_call(loader.official("moveToDelayed"), script_keys, args, error_parser(keys, job_id))
+    return script_call(loader.official_script("moveToDelayed"), script_keys, args, error_parser(keys, job_id))
 
 
 def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
-    """``retryJob``: put an active job back to the waiting ones and count the attempt."""
+    """``retryJob``: make an active job a waiting one again and count the attempt."""
     script_keys = (
         keys.active,
         keys.wait,
@@ -214,7 +214,7 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
         keys.stalled,
     )
     args = (keys.base, now_ms, "RPUSH" if lifo else "LPUSH", job_id, token, _pack(fields))
-    return script_call(wrappers.guarded("retryJob", "promotionGuard"), script_keys, args, error_parser(keys, job_id))
+    return script_call(wrappers.with_guard("retryJob", "promotionGuard"), script_keys, args, error_parser(keys, job_id))
 
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
@@ -231,11 +231,11 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
         keys.events,
     )
     args = (job_id, token, keys.job(job_id))
-    return script_call(loader.official("moveJobFromActiveToWait"), script_keys, args, error_parser(keys, job_id))
+    return script_call(loader.official_script("moveJobFromActiveToWait"), script_keys, args, error_parser(keys, job_id))
 
 
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
-    """``moveToWaitingChildren``: let a job wait for its children and then run again. No attempt is counted.
+    """``moveToWaitingChildren``: make an active job wait for its children; then it runs again. No attempt is counted.
 
     Running the call raises ``NoPendingChildrenError`` when the job has no child to wait for (it is still active), and
     ``FailedChildrenError`` when the failure of a child fails the job.
@@ -256,11 +256,11 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
             raise NoPendingChildrenError(job_id, keys.name)
 
     args = (token, "", now_ms, job_id, keys.base)
-    return script_call(loader.official("moveToWaitingChildren"), script_keys, args, parse_reply)
+    return script_call(loader.official_script("moveToWaitingChildren"), script_keys, args, parse_reply)
 
 
 def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
-    """``moveStalledJobsToWait``: put jobs whose lock expired back to the waiting ones. Returns their ids."""
+    """``moveStalledJobsToWait``: release the jobs whose lock has expired. Returns their ids."""
     script_keys = (
         keys.stalled,
         keys.wait,
@@ -272,61 +272,66 @@ def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: in
         keys.events,
     )
     args = (max_stalled, keys.base, now_ms, interval_ms)
-    return script_call(wrappers.guarded("moveStalledJobsToWait", "stalledGuard"), script_keys, args, texts)
+    return script_call(wrappers.with_guard("moveStalledJobsToWait", "stalledGuard"), script_keys, args, texts)
 
 
-def lock_ends(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:
-    """Own ``lockEnds``: when the locks of stalled jobs expired, by the server's clock.
+def lock_expiries(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now_ms: int) -> Call[list[int | None]]:
+    """bulltask's ``lockExpiries``: read when the locks of stalled jobs expired, by the server's clock.
 
-    Call it after :func:`move_stalled_jobs_to_wait`, with the same times. An entry is ``None`` where the previous check
-    was made by a worker that is not bulltask's.
+    Call it after :func:`move_stalled_jobs_to_wait`, with the same times. An entry is ``None`` if a worker of another
+    client made the previous check.
     """
 
     def parse_reply(reply: Any) -> list[int | None]:
-        return [None if end is None else int(end) for end in reply]
+        return [None if expiry is None else int(expiry) for expiry in reply]
 
     script_keys = (keys.lock_ends, keys.stalled, keys.stalled_check)
-    return script_call(loader.own("lockEnds"), script_keys, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply)
+    return script_call(
+        loader.bulltask_script("lockExpiries"), script_keys, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply
+    )
 
 
 def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
-    """Own ``wakeNext`` around a call that moves a job out of ``active`` and acquires no other.
+    """bulltask's ``wakeNext`` with a script that moves a job out of ``active`` and acquires no other job.
 
-    In a queue with a global concurrency it wakes, in the same step, a worker that was refused a job because of that
-    limit.
+    In a queue with a global concurrency it wakes, in the same step, a worker that got no job because of that limit.
     """
     assert move.script is not None
-    return script_call(wrappers.waking(move.script), (keys.meta, keys.marker, *move.keys), move.argv, move.parse_reply)
+    return script_call(
+        wrappers.with_wakeup(move.script), (keys.meta, keys.marker, *move.keys), move.argv, move.parse_reply
+    )
 
 
 def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) -> Call[list[str]]:
-    """Own ``renewLocks``: renew the locks of ``held`` (token, job id). Returns the ids whose lock is lost.
+    """bulltask's ``renewLocks``: renew the locks of ``held`` (token, job id). Returns the ids whose lock is lost.
 
-    A lock that has expired is set again unless another worker has the job.
+    An expired lock is reacquired unless another worker has the job.
     """
-    return _renewal(keys, held, lock_ms, texts)
+    return _renew_call(keys, held, lock_ms, texts)
 
 
-def keep_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
-    """:func:`renew_locks` for one job. Returns True if the job is locked with ``token`` now."""
-    return _renewal(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
+def renew_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
+    """Renew or reacquire the lock of one job, as :func:`renew_locks`. Returns False if the lock is lost."""
+    return _renew_call(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
 
 
-def _renewal(
+def _renew_call(
     keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int, parse_reply: Callable[[Any], R]
 ) -> Call[R]:
     pairs = [word for pair in held for word in pair]
-    return script_call(loader.own("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), parse_reply)
+    return script_call(
+        loader.bulltask_script("renewLocks"), (keys.stalled, keys.active), (keys.base, lock_ms, *pairs), parse_reply
+    )
 
 
 def find_by_token(keys: QueueKeys, tokens: Sequence[str]) -> Call[list[tuple[str, str]]]:
-    """Own ``findByToken``: the active jobs that are locked with one of ``tokens``, as (token, job id)."""
+    """bulltask's ``findByToken``: find the active jobs that are locked with one of ``tokens``, as (token, job id)."""
 
     def parse_reply(reply: Any) -> list[tuple[str, str]]:
         words = texts(reply)
         return list(zip(words[::2], words[1::2], strict=True))
 
-    return script_call(loader.own("findByToken"), (keys.active,), (keys.base, *tokens), parse_reply)
+    return script_call(loader.bulltask_script("findByToken"), (keys.active,), (keys.base, *tokens), parse_reply)
 
 
 def _pack(fields: Fields) -> bytes | str:
@@ -334,22 +339,22 @@ def _pack(fields: Fields) -> bytes | str:
 
 
 def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
-    """Return how to fail a job of which nothing can be read."""
+    """Return the options that fail a job whose hash cannot be read."""
     reason = f"the job was quarantined because its hash is malformed: {problem}".encode("utf-8", ON_SURROGATE)
     return FinishOptions(False, reason, keep, 0, ["failedReason", reason])
 
 
 def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
-    """Own ``quarantine`` around a call of ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
+    """bulltask's ``quarantine`` with ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
 
     Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is nothing to
     do: another worker has the job, it waits or has finished, or it is gone.
 
     Args:
-        keys: the queue.
-        finish: fails the job; it must not fetch the next one.
-        token: of the lock that the caller has, or had.
-        only_malformed: leave a job alone if its hash is valid. The result is False then.
+        keys: The queue.
+        finish: The call of ``moveToFinished``; it must not fetch the next job.
+        token: The token of the lock that the caller has, or had.
+        only_malformed: Do nothing and return False if the job's hash is valid.
     """
 
     def parse_reply(reply: Any) -> bool:
@@ -358,4 +363,4 @@ def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malfo
 
     script_keys = (keys.completed, keys.waiting_children, *finish.keys)
     argv = (token, "1" if only_malformed else "", *finish.argv)
-    return script_call(wrappers.ending("quarantine"), script_keys, argv, parse_reply)
+    return script_call(wrappers.with_finish("quarantine"), script_keys, argv, parse_reply)

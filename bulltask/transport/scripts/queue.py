@@ -1,7 +1,7 @@
-"""Calls that act on a whole queue, read it, or list queues.
+"""Calls that change or read a whole queue, or list queues.
 
-Times are the server's, in milliseconds. Pages of finished jobs are addressed by scores, which mean the same to every
-reader at any later time; ranks would not, because workers move jobs all the time.
+Times are in milliseconds, by the server's clock. Pages of finished jobs are addressed by scores, which do not change;
+ranks change whenever a worker moves a job.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ __all__ = [
     "state_size",
 ]
 
-MOVED_AT_ONCE: Final = 50_000
-"""Ids that one call of ``setPaused`` moves from list to list: they keep Redis busy for a few milliseconds."""
+MAX_MOVED_PER_CALL: Final = 50_000
+"""Maximum number of ids that one call of ``setPaused`` moves: they keep Redis busy for a few milliseconds."""
 
-EVERY_DELAYED: Final = "1.7976931348623157e+308"
+MAX_SCORE: Final = "1.7976931348623157e+308"
 
 _NO_MORE_JOBS: Final = codec.MAX_SAFE_INTEGER
 
@@ -77,11 +77,11 @@ class MetricsReply:
     """Reply of ``getMetrics``.
 
     Attributes:
-        count: jobs counted so far, without those of the current minute.
-        previous_ms: when a job was last counted.
-        previous_count: the count at the last full minute.
-        data: jobs per minute, newest first.
-        points: number of minutes that are stored.
+        count: Number of jobs, without those of the current minute.
+        previous_ms: When a job was last counted.
+        previous_count: The count at the last full minute.
+        data: Jobs per minute, newest first.
+        points: Number of minutes that are stored.
     """
 
     count: int
@@ -102,12 +102,12 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True)
 class PageCursor:
-    """How far an iteration over a list or sorted set has come.
+    """The position of an iteration over a list or sorted set.
 
     Attributes:
-        score: of the last member seen, ``""`` at the beginning (sorted sets).
-        distance: of the last page from the end where the iteration began (lists).
-        ids: of the last page, last one first; of a sorted set only the last one.
+        score: The score of the last member read, ``""`` at the beginning (sorted sets).
+        distance: The distance of the last page from the end where the iteration started (lists).
+        ids: The ids of the last page, last id first (lists); only the last id (sorted sets).
     """
 
     score: str = ""
@@ -116,21 +116,25 @@ class PageCursor:
 
 
 def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
-    """Own ``setPaused``: pause or resume. Returns how many ids are left to move; call it again until that is 0."""
+    """bulltask's ``setPaused``: pause or resume. Returns the number of ids still to move; repeat it until that is 0."""
     script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.events, keys.delayed, keys.marker)
-    return script_call(loader.own("setPaused"), script_keys, ("paused" if paused else "resumed", MOVED_AT_ONCE), int)
+    return script_call(
+        loader.bulltask_script("setPaused"), script_keys, ("paused" if paused else "resumed", MAX_MOVED_PER_CALL), int
+    )
 
 
 def drain(keys: QueueKeys, *, delayed: bool) -> Call[None]:
     """``drain``: remove the waiting jobs, and the delayed ones if asked."""
     script_keys = (keys.wait, keys.paused, keys.delayed, keys.prioritized, keys.repeat)
-    return script_call(loader.official("drain"), script_keys, (keys.base, int(delayed)), _nothing)
+    return script_call(loader.official_script("drain"), script_keys, (keys.base, int(delayed)), _nothing)
 
 
 def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[list[str]]:
     """``cleanJobsInSet``: remove jobs of ``state`` that are older than ``before_ms``. Returns their ids."""
     args = (keys.base, before_ms, limit, state)
-    return script_call(loader.official("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, texts)
+    return script_call(
+        loader.official_script("cleanJobsInSet"), (keys.base + state, keys.events, keys.repeat), args, texts
+    )
 
 
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
@@ -142,45 +146,45 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
         return bool(reply)
 
     return script_call(
-        loader.official("obliterate"), (keys.meta, keys.base), (count, "force" if force else ""), parse_reply
+        loader.official_script("obliterate"), (keys.meta, keys.base), (count, "force" if force else ""), parse_reply
     )
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: put up to ``count`` jobs of ``state`` back to the waiting ones. True: more may be left.
+    """``moveJobsToWait``: make up to ``count`` jobs of ``state`` waiting ones. Returns True if more may be left.
 
     Args:
-        keys: the queue.
+        keys: The queue.
         state: ``failed``, ``completed`` or ``delayed``.
-        count: maximum number in this call.
-        before_ms: only jobs that finished before; ``None`` means all, and is required for delayed ones, whose scores
-            are not times.
+        count: Maximum number of jobs in this call.
+        before_ms: Only jobs that finished before this time. ``None`` means all jobs, and is required for delayed jobs,
+            whose scores are not times.
     """
-    script_keys, args = _moved_to_wait(keys, state, count, before_ms)
-    return script_call(loader.official("moveJobsToWait"), script_keys, args, bool)
+    script_keys, args = _move_to_wait_args(keys, state, count, before_ms)
+    return script_call(loader.official_script("moveJobsToWait"), script_keys, args, bool)
 
 
 def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Call[tuple[bool, str]]:
-    """Own ``retryFailed``: :func:`move_jobs_to_wait` for failed jobs, except for those that were revoked.
+    """bulltask's ``retryFailed``: :func:`move_jobs_to_wait` for failed jobs, except for revoked ones.
 
     Args:
-        keys: the queue.
-        count: number of jobs to check in this call.
-        before_ms: only jobs that finished before.
-        after: what the previous call returned, ``""`` at first.
+        keys: The queue.
+        count: Number of jobs to check in this call.
+        before_ms: Only jobs that finished before this time.
+        after: The position that the previous call returned, ``""`` for the first call.
 
     Returns:
-        Whether more may be left, and where the next call continues.
+        Whether more jobs may be left, and the position at which the next call continues.
     """
 
     def parse_reply(reply: Any) -> tuple[bool, str]:
         return bool(reply[0]), text(reply[1])
 
-    script_keys, args = _moved_to_wait(keys, "failed", count, before_ms)
-    return script_call(wrappers.retrying(), (keys.retrying, *script_keys), (REVOKED, after, *args), parse_reply)
+    script_keys, args = _move_to_wait_args(keys, "failed", count, before_ms)
+    return script_call(wrappers.retry_failed(), (keys.retrying, *script_keys), (REVOKED, after, *args), parse_reply)
 
 
-def _moved_to_wait(
+def _move_to_wait_args(
     keys: QueueKeys, state: str, count: int, before_ms: int | None
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
     script_keys = (
@@ -193,7 +197,7 @@ def _moved_to_wait(
         keys.active,
         keys.marker,
     )
-    return script_keys, (count, EVERY_DELAYED if before_ms is None else before_ms, state)
+    return script_keys, (count, MAX_SCORE if before_ms is None else before_ms, state)
 
 
 def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:
@@ -203,7 +207,7 @@ def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[
         return {priority: int(count) for priority, count in zip(priorities, reply, strict=True)}
 
     script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized)
-    return script_call(loader.official("getCountsPerPriority"), script_keys, tuple(priorities), parse_reply)
+    return script_call(loader.official_script("getCountsPerPriority"), script_keys, tuple(priorities), parse_reply)
 
 
 def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[str]]:
@@ -216,45 +220,45 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
             found.update(dict.fromkeys(texts(reversed(ids) if asc and state in LISTS else ids)))
         return list(found)
 
-    return script_call(loader.official("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
+    return script_call(loader.official_script("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
 
 
 def page_after(
-    keys: QueueKeys, state: str, place: PageCursor, size: int, *, asc: bool
+    keys: QueueKeys, state: str, cursor: PageCursor, size: int, *, asc: bool
 ) -> Call[tuple[list[str], PageCursor]]:
-    """Own ``pageAfter``: read the next ids of a state, and the cursor after them. No ids: this was the end."""
+    """bulltask's ``pageAfter``: read the next ids of a state (none at the end), and the cursor after them."""
     is_list = state in LISTS
 
     def parse_reply(reply: Any) -> tuple[list[str], PageCursor]:
         words = list(reply or ())
         if not is_list:
             ids = texts(words[::2])
-            return ids, PageCursor(score=text(words[-1]), ids=(ids[-1],)) if ids else place
+            return ids, PageCursor(score=text(words[-1]), ids=(ids[-1],)) if ids else cursor
         ids = texts(words[1:])
-        return ids, PageCursor(distance=int(words[0]) + len(ids), ids=tuple(reversed(ids))) if ids else place
+        return ids, PageCursor(distance=int(words[0]) + len(ids), ids=tuple(reversed(ids))) if ids else cursor
 
-    began: Arg = place.distance if is_list else place.score
-    args = (size, int(asc), began, *place.ids)
-    return script_call(loader.own("pageAfter"), (keys.base + state,), args, parse_reply)
+    position: Arg = cursor.distance if is_list else cursor.score
+    args = (size, int(asc), position, *cursor.ids)
+    return script_call(loader.bulltask_script("pageAfter"), (keys.base + state,), args, parse_reply)
 
 
 def get_metrics(keys: QueueKeys, kind: str, start: int, end: int) -> Call[MetricsReply]:
     """``getMetrics``: read how many jobs finished as ``kind`` (``completed`` or ``failed``), by minute."""
 
     def parse_reply(reply: Any) -> MetricsReply:
-        facts, data, points = reply
-        count, previous_ms, previous_count = (int(float(fact or 0)) for fact in facts)
+        meta, data, points = reply
+        count, previous_ms, previous_count = (int(float(value or 0)) for value in meta)
         return MetricsReply(
             count, previous_ms, previous_count, tuple(int(float(point or 0)) for point in data), int(points)
         )
 
     key = keys.metrics_completed if kind == "completed" else keys.metrics_failed
-    return script_call(loader.official("getMetrics"), (key, f"{key}:data"), (start, end), parse_reply)
+    return script_call(loader.official_script("getMetrics"), (key, f"{key}:data"), (start, end), parse_reply)
 
 
 def get_rate_limit_ttl(keys: QueueKeys, max_jobs: int) -> Call[int]:
     """``getRateLimitTtl``: read how long the queue is rate-limited, in milliseconds; 0 or less if it is not."""
-    return script_call(loader.official("getRateLimitTtl"), (keys.limiter, keys.meta), (max_jobs,), int)
+    return script_call(loader.official_script("getRateLimitTtl"), (keys.limiter, keys.meta), (max_jobs,), int)
 
 
 def limit_now(keys: QueueKeys, duration_ms: int) -> Call[None]:
@@ -264,7 +268,7 @@ def limit_now(keys: QueueKeys, duration_ms: int) -> Call[None]:
 
 def is_maxed(keys: QueueKeys) -> Call[bool]:
     """``isMaxed``: return True if as many jobs are active as the queue's global concurrency allows."""
-    return script_call(loader.official("isMaxed"), (keys.meta, keys.active), (), bool)
+    return script_call(loader.official_script("isMaxed"), (keys.meta, keys.active), (), bool)
 
 
 def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
@@ -278,11 +282,11 @@ def get_meta(keys: QueueKeys) -> Call[dict[str, str]]:
 
 
 def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
-    """List the connections whose name is ``wanted``, or starts with ``prefix`` if one is given."""
+    """List the connections whose name is ``wanted``, or starts with ``prefix`` unless that is empty."""
 
     def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
-            raise BrokerError(f"CLIENT LIST answered {reply!r}")
+            raise BrokerError(f"unexpected reply of CLIENT LIST: {reply!r}")
         found = []
         for line in codec.decode_text(reply).splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))
@@ -304,11 +308,11 @@ def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
     def parse_reply(reply: Any) -> dict[str, int]:
         return {state: int(count) for state, count in zip(states, reply, strict=True)}
 
-    return script_call(loader.official("getCounts"), (keys.base,), tuple(states), parse_reply)
+    return script_call(loader.official_script("getCounts"), (keys.base,), tuple(states), parse_reply)
 
 
 def state_size(keys: QueueKeys, state: str) -> Call[int]:
-    """Count the jobs of a state without writing. (The official script removes what BullMQ 4 left in ``wait``.)"""
+    """Count the jobs of a state without writing. (BullMQ's script removes BullMQ 4's markers from ``wait``.)"""
     return command("LLEN" if state in LISTS else "ZCARD", keys.base + state)
 
 

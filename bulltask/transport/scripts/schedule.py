@@ -1,4 +1,4 @@
-"""Calls of the scripts of job schedulers, and of the commands that ``beat_schedule`` needs."""
+"""Calls of the scripts of job schedulers, and of the commands for ``beat_schedule``."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Iteration:
     """A scheduler's next job.
 
     Attributes:
-        next_ms: when it runs, by the cron pattern; ``None`` if the script computes it from the interval.
+        next_ms: When it runs, by the cron pattern; ``None`` if the script computes it from the interval.
         data: JSON.
-        options: as they are stored.
+        options: The options as they are stored.
     """
 
     next_ms: int | None
@@ -62,12 +62,12 @@ def add_job_scheduler(
     """``addJobScheduler``: add or change a scheduler, and add its next job.
 
     Args:
-        keys: the queue.
-        scheduler_id: the scheduler.
-        rule: when its jobs run.
-        template: name and options of its jobs; their data is that of ``iteration``.
-        iteration: the first job.
-        now_ms: the server's time.
+        keys: The queue.
+        scheduler_id: The scheduler.
+        rule: When its jobs run.
+        template: Name and options of its jobs; their data is that of ``iteration``.
+        iteration: The first job.
+        now_ms: The server's time.
 
     Returns:
         The id of the job, and its delay in milliseconds. Running the call raises ``SchedulerCollisionError`` and
@@ -79,7 +79,7 @@ def add_job_scheduler(
     if rule.offset_ms is not None:
         wire["offset"] = rule.offset_ms
     args = (
-        _moment(iteration),
+        _time_arg(iteration),
         to_msgpack(wire),
         scheduler_id,
         iteration.data,
@@ -95,7 +95,7 @@ def add_job_scheduler(
         job_id, delay = reply
         return text(job_id), int(delay)
 
-    return script_call(loader.official("addJobScheduler"), script_keys, args, parse_reply)
+    return script_call(loader.official_script("addJobScheduler"), script_keys, args, parse_reply)
 
 
 def update_job_scheduler(
@@ -103,11 +103,11 @@ def update_job_scheduler(
 ) -> Call[str | None]:
     """``updateJobScheduler``: add the job that follows job ``producer_id``. Returns its id.
 
-    Returns ``None``, and does nothing, when the scheduler is gone or has that job already; so it is safe to repeat.
+    Returns ``None`` and does nothing if the scheduler is gone or has that job already; so it is safe to repeat.
     """
     script_keys = (*_script_keys(keys), keys.job(producer_id), keys.active)
     args = (
-        _moment(iteration),
+        _time_arg(iteration),
         scheduler_id,
         iteration.data,
         to_msgpack(iteration.options),
@@ -115,31 +115,31 @@ def update_job_scheduler(
         keys.base,
         producer_id,
     )
-    return script_call(loader.official("updateJobScheduler"), script_keys, args, _id_or_none)
+    return script_call(loader.official_script("updateJobScheduler"), script_keys, args, _id_or_none)
 
 
 def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str, key: str) -> Call[str]:
     """``updateRepeatableJobMillis``: record when a repeatable job runs next.
 
     Returns:
-        Which of its two possible keys it has; ``""`` if it does not exist (any more).
+        The one of its two possible keys that exists; ``""`` if neither does.
     """
     args = (next_ms, hashed_key, key)
-    return script_call(loader.official("updateRepeatableJobMillis"), (keys.repeat,), args, text)
+    return script_call(loader.official_script("updateRepeatableJobMillis"), (keys.repeat,), args, text)
 
 
 def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) -> Call[bool]:
     """``removeRepeatable``: remove a repeatable job, and its next job if that is delayed; False if it does not exist.
 
     Args:
-        keys: the queue.
-        old_job_id: the ids of its jobs without their time, if it has a key of the oldest form.
-        old_key: its key in the oldest form, ``""`` for none.
-        key: its key.
+        keys: The queue.
+        old_job_id: The ids of its jobs without their time, if it has a key of the oldest form.
+        old_key: Its key in the oldest form, ``""`` for none.
+        key: Its key.
     """
     script_keys = (keys.repeat, keys.delayed, keys.events)
     args = (old_job_id, old_key, key, keys.base)
-    return script_call(loader.official("removeRepeatable"), script_keys, args, lambda reply: int(reply) == 0)
+    return script_call(loader.official_script("removeRepeatable"), script_keys, args, lambda reply: int(reply) == 0)
 
 
 def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
@@ -154,7 +154,7 @@ def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
     """``removeJobScheduler``: remove a scheduler, and its next job if that is delayed; False if it does not exist."""
     script_keys = (keys.repeat, keys.delayed, keys.events)
-    script = loader.official("removeJobScheduler")
+    script = loader.official_script("removeJobScheduler")
     return script_call(script, script_keys, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
 
 
@@ -167,7 +167,7 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
         flat, score = reply
         return Scheduler.from_hash(scheduler_id, flat, int(float(score)))
 
-    return script_call(loader.official("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
+    return script_call(loader.official_script("getJobScheduler"), (keys.repeat,), (scheduler_id,), parse_reply)
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
@@ -210,7 +210,7 @@ def _script_keys(keys: QueueKeys) -> tuple[str, ...]:
     )
 
 
-def _moment(iteration: Iteration) -> int | str:
+def _time_arg(iteration: Iteration) -> int | str:
     return "" if iteration.next_ms is None else iteration.next_ms
 
 
@@ -220,11 +220,11 @@ def _id_or_none(reply: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BeatLabel:
-    """Marks a job scheduler that a ``beat_schedule`` has made; stored in its template.
+    """The owner of a job scheduler that a ``beat_schedule`` has created; stored in its template.
 
     Attributes:
-        owner: name of the app, ``""`` for none.
-        digest: of the entry's content.
+        owner: Name of the app, ``""`` for none.
+        digest: A hash of the entry.
     """
 
     owner: str
@@ -232,15 +232,15 @@ class BeatLabel:
 
 
 def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
-    """Read which app has made a scheduler."""
+    """Read which app has created a scheduler."""
 
     def parse_reply(reply: Any) -> BeatLabel:
         try:
             options = codec.decode(reply)
         except DecodeError:
             options = None
-        own = options.get(OWN_KEY) if isinstance(options, dict) else None
-        label = own if isinstance(own, dict) else {}
+        entry = options.get(OWN_KEY) if isinstance(options, dict) else None
+        label = entry if isinstance(entry, dict) else {}
         return BeatLabel(str(label.get("beat", "")), str(label.get("digest", "")))
 
     return command("HGET", keys.scheduler(scheduler_id), "opts", parse_reply=parse_reply)
@@ -254,10 +254,10 @@ def beat_queues(prefix: str, app: str) -> Call[set[str]]:
 
 
 def note_queue(prefix: str, app: str, queue: str) -> Call[int]:
-    """Record that the app makes schedulers in a queue, to find them when its code no longer names the queue."""
+    """Record that the app has schedulers in a queue, to find them when its settings no longer name the queue."""
     return command("SADD", key_names.beat_queues(prefix, app), queue)
 
 
 def forget_queue(prefix: str, app: str, queue: str) -> Call[int]:
-    """Record that the app has no schedulers in a queue any more."""
+    """Record that the app no longer has schedulers in a queue."""
     return command("SREM", key_names.beat_queues(prefix, app), queue)

@@ -45,10 +45,10 @@ Entry = tuple[str, dict[bytes, bytes]]
 """Id and fields."""
 
 SPAN: Final = 10_000
-"""Maximum number of entries that one :func:`span_end` reads: they keep Redis busy for a few milliseconds."""
+"""Maximum number of entries that one call of :func:`span_end` reads: they keep Redis busy for a few milliseconds."""
 
 READING: Final = frozenset({"spanEnd"})
-"""Own scripts that write nothing."""
+"""The scripts of bulltask that write nothing."""
 
 RawEntry = tuple[bytes, Sequence[bytes]]
 """Id and fields of an entry as Redis sends them: name, value, name, value …"""
@@ -59,11 +59,11 @@ class StreamInfo:
     """State of a stream (``XINFO STREAM``).
 
     Attributes:
-        length: number of entries.
-        last: id of the newest entry that was ever added.
-        added: number of entries that were ever added; ``None`` before Redis 7.0, which does not count them.
+        length: Number of entries.
+        last: Id of the newest entry that was ever added.
+        added: Number of entries that were ever added; ``None`` before Redis 7.0, which does not count them.
         deleted: True if single entries were deleted (``XDEL``), which BullMQ never does.
-        first: id of the oldest entry, ``""`` if there is none.
+        first: Id of the oldest entry, ``""`` if there is none.
     """
 
     length: int
@@ -104,7 +104,7 @@ def entries_since(keys: QueueKeys, since: str) -> Call[list[Entry]]:
 
 
 def is_retained(keys: QueueKeys, cursor: str) -> Call[bool]:
-    """Return True if an entry at or before ``cursor`` still exists: then none after it was trimmed."""
+    """Return True if an entry at or before ``cursor`` still exists: then no entry after it was trimmed."""
     return command("XREVRANGE", keys.events, cursor, "-", "COUNT", 1, parse_reply=bool)
 
 
@@ -131,9 +131,9 @@ def stream_info(keys: QueueKeys) -> Call[StreamInfo]:
 
 def publish(keys: QueueKeys, event: str, fields: Mapping[str, str], max_events: int) -> Call[str]:
     """Add a custom event and trim the stream to about ``max_events``. Returns the entry's id."""
-    words: list[Arg] = [word for pair in fields.items() for word in pair]
+    args: list[Arg] = [arg for pair in fields.items() for arg in pair]
     limit: tuple[Arg, ...] = ("MAXLEN", "~", max_events, "*")
-    return command("XADD", keys.events, *limit, "event", event, *words, parse_reply=lambda reply: str(reply.decode()))
+    return command("XADD", keys.events, *limit, "event", event, *args, parse_reply=lambda reply: str(reply.decode()))
 
 
 def _read(reply: Any) -> list[Entry]:
@@ -146,31 +146,33 @@ def _entries(reply: Any) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class SpanEnd:
-    """Where a range of entries ends.
+    """The end of a range of entries.
 
     Attributes:
-        last: id of the last one, ``""`` if there is none.
-        count: number of entries.
+        last: Id of the last entry, ``""`` if there is none.
+        count: Number of entries.
     """
 
     last: str
     count: int
 
 
-def span_end(keys: QueueKeys, after: str, until: str, most: int) -> Call[SpanEnd]:
-    """Own ``spanEnd``: find where the next ``most`` entries end, within :data:`SPAN`.
+def span_end(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[SpanEnd]:
+    """bulltask's ``spanEnd``: find the last of the next ``max_entries`` entries, but of at most :data:`SPAN`.
 
     Args:
-        keys: the queue.
-        after: id after which they begin; ``0-0`` for the first.
-        until: id of the last entry that may count; ``+`` for no bound, ``1760010061025`` for a whole millisecond.
-        most: maximum number of entries.
+        keys: The queue.
+        after: Id before the first entry; ``0-0`` for the beginning.
+        until: Maximum id; ``+`` for none, ``1760010061025`` for the end of a millisecond.
+        max_entries: Maximum number of entries.
     """
 
     def parse_reply(reply: Any) -> SpanEnd:
         return SpanEnd(text(reply[0]), int(reply[1]))
 
-    return script_call(loader.own("spanEnd"), (keys.events,), (after, until, min(most, SPAN)), parse_reply)
+    return script_call(
+        loader.bulltask_script("spanEnd"), (keys.events,), (after, until, min(max_entries, SPAN)), parse_reply
+    )
 
 
 def page(keys: QueueKeys, after: str, until: str, size: int) -> Call[list[RawEntry]]:

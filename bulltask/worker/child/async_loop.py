@@ -18,7 +18,7 @@ from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimited
-from bulltask.worker.child.settle import BackOff, Settlement, Settler, WriteOutcome
+from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, Slot
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -186,11 +186,11 @@ class AsyncLoop:
             written: Outcome | None = end.value[0]
             return written
 
-    async def _step(self, step: BackOff | WriteOutcome | Call[bool], acquired: AcquiredJob) -> Any:
+    async def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
         match step:
-            case BackOff():
+            case BackoffStep():
                 await self._back_off(step.error)
-            case WriteOutcome():
+            case WriteStep():
                 await self._write(acquired, step.outcome)
             case _:
                 return await self._run_until_answered(step)

@@ -22,7 +22,13 @@ from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
-from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, Postponed, requested_outcome
+from bulltask.worker.child.outcomes import (
+    CompletedOutcome,
+    FailedOutcome,
+    Outcome,
+    RescheduledByWorker,
+    requested_outcome,
+)
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.slots import Deadlines, Slot
@@ -141,7 +147,7 @@ class Attempts:
         if self._config.unknown_task == "fail":
             raise InvalidJobError(f"unknown task {job.name!r} in app {self._app.name} (task_unknown='fail')")
         pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
-        return Postponed(min(pause_ms, _LONGEST_PAUSE_MS))
+        return RescheduledByWorker(min(pause_ms, _LONGEST_PAUSE_MS))
 
     def _context(self, job: RunningJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
         request = Request(

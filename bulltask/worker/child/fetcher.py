@@ -9,7 +9,7 @@ from typing import Any, Final
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import BrokerError, BrokerUnavailableError, BulltaskError, Interrupt, JobError
-from bulltask.events import Bus, JobPickedUp
+from bulltask.events import Bus, JobStarted
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call, command
@@ -18,9 +18,9 @@ from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts.move import (
     FetchOptions,
     find_by_token,
-    keep_lock,
     move_from_active_to_wait,
     move_to_active,
+    renew_lock,
 )
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.outcomes import AcquiredJob
@@ -214,8 +214,8 @@ class JobFetcher:
         if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._keeps_after_delay(keys, slot, fetched.job_id):
             return None
         job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-        if self._bus.wants(JobPickedUp):
-            self._bus.emit(JobPickedUp(job.id, job.queue, job.name, job.attempts_started))
+        if self._bus.wants(JobStarted):
+            self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
 
     def _keeps_after_delay(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
@@ -227,7 +227,7 @@ class JobFetcher:
             return False
 
     def _keep_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
-        return keep_lock(keys, job_id, slot.token, self._config.lock_ms)
+        return renew_lock(keys, job_id, slot.token, self._config.lock_ms)
 
     def _poll(self, slot: Slot) -> AcquiredJob | None:
         for index in self.round_robin.candidates():

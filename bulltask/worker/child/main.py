@@ -20,7 +20,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.process import die_with_parent, leave, release_signals
 from bulltask.registry.context import Reporter
-from bulltask.transport.scripts.move import keep_lock
+from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempts
@@ -31,7 +31,7 @@ from bulltask.worker.child.reporter import JobReporter
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.stacks import StackDumper
-from bulltask.worker.child.sync_loop import Iterations, SyncLoop
+from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, ControlPage
 from bulltask.worker.states import ProcessState
@@ -74,7 +74,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
     try:
         _reset_signals(parent_pid)
         plan.close_inherited()
-        loader.every()  # a fork has inherited the scripts; a new interpreter reads the files now
+        loader.all_scripts()  # a fork has inherited the scripts; a new interpreter reads the files now
         bus = plan.bus()
         loop = _assemble(plan, bus)
         release_signals()
@@ -133,7 +133,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
     def is_locked(job: RunningJob, token: str) -> bool:
-        return broker.pool.run(keep_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
+        return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTasks(app, reporter, is_locked, fetcher.close)
@@ -147,7 +147,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
-    iterations = Iterations(fetcher, broker.clock, zone_of(config.timezone))
+    iterations = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
     return SyncLoop(fetcher, attempts, settler, iterations, async_loop)
 
 

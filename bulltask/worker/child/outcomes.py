@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, DelayJob, RateLimitQueue, WaitForChildren, WaitJob
+from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, WaitForChildren
 from bulltask.jobs.failures import bounded_reason
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.keys import QueueKeys
@@ -17,11 +17,11 @@ __all__ = [
     "CompletedOutcome",
     "FailedOutcome",
     "Outcome",
-    "Postponed",
     "RateLimited",
     "Released",
     "RequestedOutcome",
-    "Rescheduled",
+    "RescheduledByTask",
+    "RescheduledByWorker",
     "Retried",
     "WaitingForChildren",
     "release_reason",
@@ -93,7 +93,7 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class RescheduledByWorker:
     """The job cannot run now and is due again after ``delay_ms``. No attempt is counted.
 
     ``reason`` says why its scheduler's next iteration could not be added; ``""`` means that the task is unknown here.
@@ -104,7 +104,7 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescheduled:
+class RescheduledByTask:
     """The task asked to run again after ``delay_ms`` (BullMQ's ``DelayedError``). No attempt is counted."""
 
     delay_ms: int
@@ -127,19 +127,19 @@ class WaitingForChildren:
     """The task asked to run again after the job's children (``WaitingChildrenError``). No attempt is counted."""
 
 
-RequestedOutcome = Rescheduled | Released | RateLimited | WaitingForChildren
-Outcome = CompletedOutcome | FailedOutcome | Retried | Postponed | RequestedOutcome
+RequestedOutcome = RescheduledByTask | Released | RateLimited | WaitingForChildren
+Outcome = CompletedOutcome | FailedOutcome | Retried | RescheduledByWorker | RequestedOutcome
 
 
 def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
     """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception."""
     match exc:
-        case DelayJob():
+        case RescheduleJob():
             try:
-                return Rescheduled(to_ms(exc.delay, "the delay of DelayJob"))
+                return RescheduledByTask(to_ms(exc.delay, "the delay of RescheduleJob"))
             except ConfigError as fault:
                 return FailedOutcome(str(fault), "", "permanent")
-        case WaitJob():
+        case ReleaseJob():
             return Released()
         case RateLimitQueue():
             return _rate_limited(exc)
@@ -152,7 +152,7 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
 def release_reason(outcome: RequestedOutcome) -> str:
     """Return the reason that the log gives for a requested outcome."""
     match outcome:
-        case Rescheduled():
+        case RescheduledByTask():
             return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
         case Released():
             return "its task released it"

@@ -40,15 +40,15 @@ from bulltask.jobs.states import REVOKED
 from bulltask.process import end_if_forked
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.job import add_log, end_revoked
+from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
-    keep_lock,
     move_from_active_to_wait,
     move_to_delayed,
     move_to_finished,
     move_to_waiting_children,
     quarantine,
+    renew_lock,
     retry_job,
     wake_next,
 )
@@ -59,17 +59,17 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
-    Postponed,
     RateLimited,
     Released,
     RequestedOutcome,
-    Rescheduled,
+    RescheduledByTask,
+    RescheduledByWorker,
     Retried,
     WaitingForChildren,
     release_reason,
 )
 
-__all__ = ["BackOff", "Settlement", "Settler", "WriteOutcome"]
+__all__ = ["BackoffStep", "Settlement", "Settler", "WriteStep"]
 
 _UNSTORABLE: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that need another outcome: see :meth:`Settler.fallback`."""
@@ -84,14 +84,14 @@ _UNKNOWN_TASK: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class BackOff:
+class BackoffStep:
     """A step of a settlement: wait, because Redis is unavailable."""
 
     error: BrokerError
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOutcome:
+class WriteStep:
     """A step of a settlement: write the outcome again. The result is the next job, if one came with the reply.
 
     Attributes:
@@ -103,7 +103,7 @@ class WriteOutcome:
 
 
 Settlement = Generator[
-    BackOff | WriteOutcome | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
+    BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
 ]
 """Sans-I/O steps, which both loops of a child execute. A :class:`Call` is repeated until Redis answers."""
 
@@ -155,7 +155,7 @@ class Settler:
             case Retried():
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
-            case Postponed():
+            case RescheduledByWorker():
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
                 return _requested_call(acquired, outcome, now_ms)
@@ -170,7 +170,7 @@ class Settler:
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         if outcome.malformed:
             return quarantine(keys, call, token)
-        return end_revoked(keys, call) if revoked else call
+        return finish_revoked(keys, call) if revoked else call
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimited) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
@@ -196,7 +196,7 @@ class Settler:
         while True:
             if isinstance(exc, RECOVERABLE):
                 uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
-                yield BackOff(exc)
+                yield BackoffStep(exc)
             else:
                 again, stored = yield from self._after_error(acquired, outcome, exc, uncertain)
                 if again is None:
@@ -204,7 +204,7 @@ class Settler:
                     return (outcome if stored else None), None, fetch_error
                 outcome = again
             try:
-                following = yield WriteOutcome(outcome, uncertain)
+                following = yield WriteStep(outcome, uncertain)
             except (BrokerError, JobError) as fault:
                 exc = fault
             else:
@@ -221,7 +221,7 @@ class Settler:
             return self.fallback(acquired, outcome, exc), False
         if uncertain and (yield self.already_applied(acquired)):
             return None, True
-        renewed = isinstance(exc, LockMissingError) and (yield self.renew_lock(acquired))
+        renewed = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
         return (outcome if renewed else None), False
 
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
@@ -266,13 +266,13 @@ class Settler:
 
         return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
 
-    def renew_lock(self, acquired: AcquiredJob) -> Call[bool]:
+    def reacquire_lock(self, acquired: AcquiredJob) -> Call[bool]:
         """Return the call that takes an expired lock again; its result says whether the job is still ours.
 
         Redis was unavailable, or the supervisor stood still, for longer than the lock lasts. The outcome is valid as
         long as no other worker has acquired the job.
         """
-        return keep_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
+        return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
     def _is_removed_soon(self, job: RunningJob) -> bool:
         """Whether retention may remove the job before a write with a lost reply is repeated."""
@@ -290,7 +290,7 @@ class Settler:
         * A job whose task is unknown gets a line in its log, once. Boards show the job as delayed, without an error.
         """
         job = acquired.job
-        if isinstance(outcome, Postponed):
+        if isinstance(outcome, RescheduledByWorker):
             if outcome.reason or job.attempts_started > 1:
                 return None
             line = _UNKNOWN_TASK.format(job.name)
@@ -310,9 +310,9 @@ class Settler:
                 self._bus.emit(_failed_event(job, outcome, duration_ms))
             case Retried():
                 self._bus.emit(_retried_event(job, outcome, duration_ms))
-            case Postponed() if outcome.reason:
+            case RescheduledByWorker() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
-            case Postponed():
+            case RescheduledByWorker():
                 self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
@@ -329,7 +329,7 @@ class Settler:
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
     keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
     match outcome:
-        case Rescheduled():
+        case RescheduledByTask():
             return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
         case Released() | RateLimited():
             return move_from_active_to_wait(keys, job_id, token)

@@ -14,16 +14,16 @@ from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome, Postponed, RateLimited
-from bulltask.worker.child.settle import BackOff, Settlement, Settler, WriteOutcome
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimited, RescheduledByWorker
+from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 
-__all__ = ["Iterations", "SyncLoop"]
+__all__ = ["IterationAdder", "SyncLoop"]
 
 _LOST_ITERATION_MS: Final = 1_000
 """A job whose lock was lost while its next iteration was added is looked at again after this time."""
 
 
-class Iterations:
+class IterationAdder:
     """Adds the next iteration of a job scheduler when a child acquires the current one.
 
     The next iteration is added before the current job runs, so the series continues whatever happens to that job.
@@ -37,7 +37,7 @@ class Iterations:
     def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
         self._fetcher, self._clock, self._zone = fetcher, clock, zone
 
-    def add_next(self, acquired: AcquiredJob) -> Postponed | None:
+    def add_next(self, acquired: AcquiredJob) -> RescheduledByWorker | None:
         """Add the next iteration; return the current job's outcome if that is not possible.
 
         While Redis is unavailable this tries again: the job is ours, and the supervisor renews its lock. If Redis
@@ -54,10 +54,10 @@ class Iterations:
                 interrupted = True
                 self._fetcher.back_off(exc)
             except Exception as exc:  # noqa: BLE001 - a malformed schedule must not end the child
-                return Postponed(pause_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__)
+                return RescheduledByWorker(pause_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__)
             else:
                 self._fetcher.backoff.reset()
-                return Postponed(_LOST_ITERATION_MS, "its lock was lost") if lost else None
+                return RescheduledByWorker(_LOST_ITERATION_MS, "its lock was lost") if lost else None
 
     def _add(self, acquired: AcquiredJob) -> None:
         run_sync(
@@ -83,7 +83,7 @@ class SyncLoop:
         fetcher: JobFetcher,
         attempts: Attempts,
         settler: Settler,
-        iterations: Iterations,
+        iterations: IterationAdder,
         async_loop: AsyncLoop,
     ) -> None:
         self._fetcher, self._attempts, self._settler, self._iterations = fetcher, attempts, settler, iterations
@@ -171,12 +171,12 @@ class SyncLoop:
         except StopIteration as end:
             return end.value
 
-    def _step(self, step: BackOff | WriteOutcome | Call[bool], acquired: AcquiredJob) -> Any:
+    def _step(self, step: BackoffStep | WriteStep | Call[bool], acquired: AcquiredJob) -> Any:
         match step:
-            case BackOff():
+            case BackoffStep():
                 self._fetcher.record_lost_call(step.error, acquired.slot)
                 self._fetcher.back_off(step.error)
-            case WriteOutcome():
+            case WriteStep():
                 fetch = self._fetcher.may_acquire and not step.uncertain
                 return self._exchange(acquired, step.outcome, fetch=fetch)
             case _:

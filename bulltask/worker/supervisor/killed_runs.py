@@ -15,7 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.job import end_revoked
+from bulltask.transport.scripts.job import finish_revoked
 from bulltask.transport.scripts.move import (
     FetchOptions,
     FinishOptions,
@@ -121,7 +121,7 @@ class FailedAttempts:
         if job.malformed:
             self._client.run(quarantine(keys, call, token))
         else:
-            self._client.run(end_revoked(keys, call) if reason == REVOKED else call)
+            self._client.run(finish_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may hold another job back until this one has ended
             self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
 

@@ -178,7 +178,7 @@ class Supervisor:
         longest_ms = min(_IDLE_MS, self._pool.stacks.collect() or _IDLE_MS)
         if self._state is ProcessState.RUN:
             if self._ticker.is_exhausted:
-                self._exit = ExitCode.BROKER_LOST
+                self._exit = ExitCode.BROKER_UNREACHABLE
                 self.cold_shutdown()
             else:
                 longest_ms = min(longest_ms, self._pool.start_missing() or longest_ms)

@@ -11,7 +11,7 @@ from bulltask.events import Bus, JobStalled, RedisReconnected, RedisRecovered, S
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import lock_ends, move_stalled_jobs_to_wait
+from bulltask.transport.scripts.move import lock_expiries, move_stalled_jobs_to_wait
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["StalledCheck"]
@@ -85,7 +85,7 @@ class StalledCheck:
         stalled = self._client.run(move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, now_ms))
         ends_ms: list[int | None] = [None] * len(stalled)
         try:
-            ends_ms = self._client.run(lock_ends(keys, stalled, self._throttle_ms, now_ms))
+            ends_ms = self._client.run(lock_expiries(keys, stalled, self._throttle_ms, now_ms))
         finally:
             for job_id, end_ms in zip(stalled, ends_ms, strict=True):
                 self._bus.emit(JobStalled(job_id, keys.queue, end_ms))

@@ -139,7 +139,7 @@ class Pair:
 def called_scripts() -> Iterator[set[str]]:
     """Note the names of the official scripts that bulltask calls."""
     called: set[str] = set()
-    official, guarded = loader.official, wrappers.guarded
+    official, guarded = loader.official_script, wrappers.with_guard
 
     def note(name: str) -> Script:
         called.add(name)

@@ -17,7 +17,7 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.sql import SparkSession
 
 from bulltask import App, PermanentError
-from bulltask.errors import Interrupt, WaitJob
+from bulltask.errors import Interrupt, ReleaseJob
 from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
@@ -161,7 +161,7 @@ def test_an_interrupt_ends_a_wait_for_spark_at_once_and_the_thread_may_go_on_wit
         signal.signal(signal.SIGUSR2, before)
 
 
-@pytest.mark.parametrize("how", [None, WaitJob()], ids=["it returned", "it gave its job back"])
+@pytest.mark.parametrize("how", [None, ReleaseJob()], ids=["it returned", "it gave its job back"])
 def test_what_the_threads_of_a_task_have_left_running_is_cancelled_when_it_ends(
     context: SparkContext, child: SparkInChild, how: Interrupt | None
 ) -> None:
@@ -173,7 +173,7 @@ def test_what_the_threads_of_a_task_have_left_running_is_cancelled_when_it_ends(
         except Py4JJavaError as exc:
             failures.append(exc)
 
-    with suppress(WaitJob), child.run(Job("left").run):
+    with suppress(ReleaseJob), child.run(Job("left").run):
         thread = InheritableThread(target=leave_running)
         thread.start()
         wait_until(lambda: running(context), 60.0, "a job of Spark's")
@@ -205,7 +205,7 @@ def test_a_job_is_released_and_its_child_leaves_if_the_jvm_died_while_idle() -> 
     child = SparkInChild("tests", None, {}, lambda: left.append(True))
     with subprocess.Popen(["true"]) as jvm:
         child._gateway = SimpleNamespace(proc=jvm)
-    with pytest.raises(WaitJob), child.run(Job("late").run):
+    with pytest.raises(ReleaseJob), child.run(Job("late").run):
         pytest.fail("it is not run")
     assert left == [True]
 

@@ -106,7 +106,7 @@ def test_no_password_is_shown_by_a_plan_or_an_error(
     frame = jobs(spark, broker_url.replace("redis://", "redis://user:s3cret@"))
     frame.explain(True)
 
-    with pytest.raises(PySparkException, match="refused the login") as refused:
+    with pytest.raises(PySparkException, match="rejected the login") as refused:
         frame.count()
 
     assert "s3cret" not in str(refused.value) + capsys.readouterr().out

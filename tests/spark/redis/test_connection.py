@@ -64,7 +64,7 @@ def test_a_read_with_an_error_reply_fails_immediately(
     reader: DataSourceReader, read_rows: Callable[..., Any], proxy: FlakyProxy
 ) -> None:
     proxy.inject_error("ERR no", match="HMGET")
-    with pytest.raises(BrokerError, match="refused a command"):
+    with pytest.raises(BrokerError, match="rejected a command"):
         read_rows(reader)
     assert proxy.injected == 1
 

@@ -18,7 +18,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 TASKS = """
-from bulltask.errors import WaitJob
+from bulltask.errors import ReleaseJob
 
 
 @app.task(name="fails", autoretry_for=(ValueError,))
@@ -41,7 +41,7 @@ def later(self):
 @app.task(bind=True, name="back")
 def back(self):
     if self.request.deliveries < 3:
-        raise WaitJob
+        raise ReleaseJob
 
 
 @app.task(bind=True, name="busy")

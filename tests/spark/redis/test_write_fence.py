@@ -17,7 +17,7 @@ from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.add import TOGETHER, WriteFence, add_job, add_jobs_once
+from bulltask.transport.scripts.add import MAX_JOBS_PER_CALL, WriteFence, add_job, add_jobs_once
 from tests.conftest import ServerFactory
 
 pytestmark = pytest.mark.redis
@@ -105,7 +105,7 @@ def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: red
 
 def test_results_of_several_queues_and_scripts_are_in_order(broker: Broker, redis_client: redis.Redis) -> None:
     kinds = list(KINDS.values())
-    mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * TOGETHER)]
+    mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * MAX_JOBS_PER_CALL)]
     sent = broker.producer.send_once(mixed, FENCE)
     assert [(result.id, result.outcome) for result in sent] == [(new.id, "added") for new in mixed]
     for queue in ("q0", "q1", "q2"):
@@ -189,8 +189,8 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
 
 
 def test_the_fenced_script_contains_bullmqs_script_unchanged(broker: Broker) -> None:
-    script = wrappers.fenced("addStandardJob")
-    assert loader.official("addStandardJob").body in script.body
+    script = wrappers.with_fence("addStandardJob")
+    assert loader.official_script("addStandardJob").body in script.body
     assert (script.name, script.key_count) == ("fence:addStandardJob", 10)
 
 
@@ -199,8 +199,8 @@ def test_the_fenced_script_is_loaded_again_after_a_script_flush(broker: Broker, 
     try:
         redis_client.script_flush()
         keys = broker.keys("mail")
-        sent = client.run_many(add_jobs_once(keys, jobs(0, TOGETHER + 3), NOW_MS, FENCE))
-        assert [len(results) for results in sent] == [TOGETHER, 3]
+        sent = client.run_many(add_jobs_once(keys, jobs(0, MAX_JOBS_PER_CALL + 3), NOW_MS, FENCE))
+        assert [len(results) for results in sent] == [MAX_JOBS_PER_CALL, 3]
         assert {result.outcome for results in sent for result in results} == {"added"}
     finally:
         client.close()

@@ -1,10 +1,10 @@
 --[[
-  Pauses or resumes a queue without losing a job, regardless of who paused it and who has added jobs since.
+  Pauses or resumes a queue without losing jobs, whichever versions of BullMQ have paused it and added jobs.
 
-  BullMQ 5's own script renames one of the lists `wait` and `paused` to the other. If both have jobs (clients of BullMQ 6
-  pause by the flag alone), the renamed one overwrites the other. This script first moves the shorter list into the
-  longer one, in BullMQ 6's order: the jobs of `paused` run before those of `wait`. If one list is empty, the effect is
-  that of BullMQ's script.
+  BullMQ 5's script renames `wait` to `paused`, or back. If both lists have jobs (clients of BullMQ 6 only set a flag to
+  pause a queue), the renamed list overwrites the existing one. This script first moves the shorter list into the longer
+  one, in BullMQ 6's order: the jobs of `paused` run before those of `wait`. If one list is empty, the effect is that of
+  BullMQ's script.
 
   KEYS[1]  wait
   KEYS[2]  paused
@@ -15,17 +15,17 @@
   KEYS[7]  marker
   ARGV[1]  "paused" or "resumed"
   ARGV[2]  maximum number of ids that one call moves
-  returns  number of ids that are left to move: call again; 0: done
+  returns  number of ids still to move (call the script again); 0: done
   event    paused or resumed, when done
 ]]
 local wait, paused, meta, marker = KEYS[1], KEYS[2], KEYS[3], KEYS[7]
-local most = tonumber(ARGV[2])
-local waiting, held = redis.call("LLEN", wait), redis.call("LLEN", paused)
-local merged = waiting > 0 and held > 0
+local max_moved = tonumber(ARGV[2])
+local wait_length, paused_length = redis.call("LLEN", wait), redis.call("LLEN", paused)
+local merged = wait_length > 0 and paused_length > 0
 
--- Jobs are taken from the right end of both lists, so `paused` belongs to the right of `wait`.
-local function shift_wait()
-  local ids = redis.call("LRANGE", wait, -most, -1)
+-- Workers acquire jobs from the right end of both lists, so the jobs of `paused` belong on the right of `wait`.
+local function move_wait_to_paused()
+  local ids = redis.call("LRANGE", wait, -max_moved, -1)
   for i = 1, #ids, 5000 do
     local part = {}
     for j = i, math.min(i + 4999, #ids) do
@@ -34,20 +34,20 @@ local function shift_wait()
     redis.call("LPUSH", paused, unpack(part))
   end
   redis.call("LTRIM", wait, 0, -#ids - 1)
-  return waiting - #ids
+  return wait_length - #ids
 end
 
-local function shift_paused()
-  local ids = redis.call("LRANGE", paused, 0, most - 1)
+local function move_paused_to_wait()
+  local ids = redis.call("LRANGE", paused, 0, max_moved - 1)
   for i = 1, #ids, 5000 do
     redis.call("RPUSH", wait, unpack(ids, i, math.min(i + 4999, #ids)))
   end
   redis.call("LTRIM", paused, #ids, -1)
-  return held - #ids
+  return paused_length - #ids
 end
 
 if merged then
-  local left = waiting <= held and shift_wait() or shift_paused()
+  local left = wait_length <= paused_length and move_wait_to_paused() or move_paused_to_wait()
   if left > 0 then
     return left
   end
@@ -65,9 +65,9 @@ if ARGV[1] == "paused" then
   redis.call("HSET", meta, "paused", 1)
   redis.call("DEL", marker)
 else
-  -- A queue that was paused by the flag alone has its jobs in `wait` already.
+  -- BullMQ 6 only sets the flag and leaves the jobs in `wait`.
   local was_paused = redis.call("HDEL", meta, "paused") == 1
-  local ready = moved or merged or (was_paused and waiting > 0)
+  local ready = moved or merged or (was_paused and wait_length > 0)
   if ready or redis.call("ZCARD", KEYS[4]) > 0 then
     redis.call("ZADD", marker, 0, "0")
   else

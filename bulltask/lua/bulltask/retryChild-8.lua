@@ -1,9 +1,9 @@
 --[[
-  Retries a failed child of a flow, even if its failure was ignored.
+  Retries a failed child job of a flow, even if its failure was ignored.
 
-  BullMQ 5.62's reprocessJob mistakes the hash in which a parent keeps ignored failures for a sorted set: it stops with
-  an error after it has put the job back, without an event, and the parent does not wait for the job again. Otherwise
-  the effect is the same.
+  BullMQ 5.62's reprocessJob mistakes the hash of ignored failures for a sorted set: after it has moved the job to the
+  waiting ones, it stops with an error, without an event, and the parent does not wait for the job again. Apart from
+  that, this script has the same effect.
 
   KEYS[1]  job
   KEYS[2]  events
@@ -28,23 +28,23 @@ end
 redis.call("HDEL", job, "finishedOn", "processedOn", "failedReason")
 
 local meta = redis.call("HMGET", KEYS[5], "paused", "concurrency", "opts.maxLenEvents")
-local paused, most, events = meta[1], meta[2], meta[3]
+local paused, concurrency, max_events = meta[1], meta[2], meta[3]
 redis.call(ARGV[2], paused and KEYS[6] or KEYS[4], id)
-if not paused and not (most and redis.call("LLEN", KEYS[7]) >= tonumber(most)) then
+if not paused and not (concurrency and redis.call("LLEN", KEYS[7]) >= tonumber(concurrency)) then
   redis.call("ZADD", KEYS[8], 0, "0")
 end
 
 local parent = redis.call("HGET", job, "parentKey")
 if parent and redis.call("EXISTS", parent) == 1 then
-  local fatal = redis.call("ZREM", parent .. ":unsuccessful", job)
-  if fatal + redis.call("HDEL", parent .. ":failed", job) > 0 then
+  local removed = redis.call("ZREM", parent .. ":unsuccessful", job)
+  if removed + redis.call("HDEL", parent .. ":failed", job) > 0 then
     redis.call("SADD", parent .. ":dependencies", job)
   end
 end
 
-if not events then
-  events = 10000
-  redis.call("HSET", KEYS[5], "opts.maxLenEvents", events)
+if not max_events then
+  max_events = 10000
+  redis.call("HSET", KEYS[5], "opts.maxLenEvents", max_events)
 end
-redis.call("XADD", KEYS[2], "MAXLEN", "~", events, "*", "event", "waiting", "jobId", id, "prev", "failed")
+redis.call("XADD", KEYS[2], "MAXLEN", "~", max_events, "*", "event", "waiting", "jobId", id, "prev", "failed")
 return 1

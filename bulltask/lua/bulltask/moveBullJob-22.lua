@@ -1,10 +1,10 @@
 --[[
   Moves a job from a queue of Bull (BullMQ's predecessor) to another queue, in BullMQ's layout.
 
-  The caller has read the job and says what differs in BullMQ's hash; all other fields, above all the data, are copied
-  here unchanged. The fields on which that is based are compared first, so that a job that Bull has changed in between
-  is read again and not overwritten. Everything that may be refused comes before the first removal: an error may leave
-  the job in both queues, never in none.
+  The caller has read the job and passes the fields that differ in BullMQ's hash; this script copies all other fields,
+  above all the data, unchanged. It first compares `opts` and `attemptsMade` with the values that the caller has read: a
+  job that Bull has changed since must be read again. Every write that may fail comes before the first removal: an error
+  may leave the job in both queues, but never in neither.
 
   KEYS[1]  Bull's list, sorted set or set that has the job
   KEYS[2]  Bull's job
@@ -32,12 +32,12 @@
   ARGV[2]  the new job id
   ARGV[3]  its new state: waiting, delayed, completed, failed, or recovered (it was active, but no worker has it)
   ARGV[4]  its field opts as the caller has read it, "" for none
-  ARGV[5]  its field attemptsMade, likewise
+  ARGV[5]  its field attemptsMade as the caller has read it, "" for none
   ARGV[6]  priority
   ARGV[7]  when it finished, for a job in one of Bull 1's sets, which have no scores
   ARGV[8]  its expected position in a list, counted from the right end, from 0
-  ARGV[9]  number of field names that follow, of fields that are not copied
-  ARGV[10…] these names, then field, value, field, value …
+  ARGV[9]  number of fields that are not copied
+  ARGV[10…] the names of these fields, then field, value, field, value …
   returns  1: moved; 0: the job is gone; -1: it has no hash; -2: it is locked; -3: it has changed; -4: the new id
            is taken
   events   added, then waiting or delayed; none for jobs that have finished
@@ -45,12 +45,12 @@
 local id, new_id, state = ARGV[1], ARGV[2], ARGV[3]
 local job, new_job = KEYS[2], KEYS[20]
 
--- Does the job exist, is it as the caller has read it, and may it be moved?
+-- Check that the job exists, is unchanged since the caller has read it, and may be moved.
 local kind = redis.call("TYPE", KEYS[1])["ok"]
 local score = ARGV[7]
 if kind == "list" then
-  local there = redis.call("LINDEX", KEYS[1], -tonumber(ARGV[8]) - 1) == id
-  if not there and not redis.call("LPOS", KEYS[1], id, "RANK", -1) then
+  local at_position = redis.call("LINDEX", KEYS[1], -tonumber(ARGV[8]) - 1) == id
+  if not at_position and not redis.call("LPOS", KEYS[1], id, "RANK", -1) then
     return 0
   end
 elseif kind == "zset" then
@@ -61,8 +61,8 @@ elseif kind == "zset" then
 elseif kind ~= "set" or redis.call("SISMEMBER", KEYS[1], id) == 0 then
   return 0
 end
-local flat = redis.call("HGETALL", job)
-if #flat == 0 then
+local pairs_read = redis.call("HGETALL", job)
+if #pairs_read == 0 then
   return -1
 elseif redis.call("EXISTS", KEYS[4]) == 1 then
   return -2
@@ -70,29 +70,29 @@ elseif redis.call("EXISTS", new_job) == 1 then
   return -4
 end
 local fields = {}
-for i = 1, #flat, 2 do
-  fields[flat[i]] = flat[i + 1]
+for i = 1, #pairs_read, 2 do
+  fields[pairs_read[i]] = pairs_read[i + 1]
 end
 if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5] then
   return -3
 end
 
--- The hash is written first: a full Redis refuses here, before anything has changed.
-local last_drop = 9 + tonumber(ARGV[9])
-for i = 10, last_drop do
+-- The hash is written first: a full Redis rejects this write, before anything has changed.
+local last_dropped = 9 + tonumber(ARGV[9])
+for i = 10, last_dropped do
   fields[ARGV[i]] = nil
 end
-for i = last_drop + 1, #ARGV, 2 do
+for i = last_dropped + 1, #ARGV, 2 do
   fields[ARGV[i]] = ARGV[i + 1]
 end
-local words = {}
+local new_pairs = {}
 for name, value in pairs(fields) do
-  words[#words + 1] = name
-  words[#words + 1] = value
+  new_pairs[#new_pairs + 1] = name
+  new_pairs[#new_pairs + 1] = value
 end
-redis.call("HSET", new_job, unpack(words))
+redis.call("HSET", new_job, unpack(new_pairs))
 
--- BullMQ's counter must not reach ids that Bull's has issued.
+-- BullMQ's counter must not issue ids that Bull's counter has issued.
 local counter = tonumber(redis.call("GET", KEYS[17]) or 0)
 local highest = math.max(counter, tonumber(redis.call("GET", KEYS[7]) or 0))
 if #new_id <= 15 and string.match(new_id, "^%d+$") then
@@ -103,18 +103,18 @@ if highest > counter then
 end
 
 local meta = redis.call("HMGET", KEYS[16], "paused", "concurrency", "opts.maxLenEvents")
-local paused, most, kept = meta[1], meta[2], meta[3]
-if not kept then
-  kept = 10000
-  redis.call("HSET", KEYS[16], "opts.maxLenEvents", kept)
+local paused, concurrency, max_events = meta[1], meta[2], meta[3]
+if not max_events then
+  max_events = 10000
+  redis.call("HSET", KEYS[16], "opts.maxLenEvents", max_events)
 end
 
 local function emit(...)
-  redis.call("XADD", KEYS[19], "MAXLEN", "~", kept, "*", "event", ...)
+  redis.call("XADD", KEYS[19], "MAXLEN", "~", max_events, "*", "event", ...)
 end
 
-local function wake()
-  if not paused and not (most and redis.call("LLEN", KEYS[14]) >= tonumber(most)) then
+local function wake_worker()
+  if not paused and not (concurrency and redis.call("LLEN", KEYS[14]) >= tonumber(concurrency)) then
     redis.call("ZADD", KEYS[18], 0, "0")
   end
 end
@@ -135,20 +135,20 @@ else
   if state == "recovered" then
     redis.call("RPUSH", wait, new_id)
   elseif priority > 0 then
-    local turn = redis.call("INCR", KEYS[15])
-    redis.call("ZADD", KEYS[10], string.format("%.0f", priority * 4294967296 + turn % 4294967296), new_id)
+    local count = redis.call("INCR", KEYS[15])
+    redis.call("ZADD", KEYS[10], string.format("%.0f", priority * 4294967296 + count % 4294967296), new_id)
   else
     redis.call("LPUSH", wait, new_id)
   end
   emit("added", "jobId", new_id, "name", fields["name"])
   emit("waiting", "jobId", new_id)
-  wake()
+  wake_worker()
 end
 
 if KEYS[6] ~= job and redis.call("GET", KEYS[6]) == id then
-  local left = redis.call("PTTL", KEYS[6])
-  if left > 0 then
-    redis.call("SET", KEYS[22], new_id, "NX", "PX", left)
+  local ttl = redis.call("PTTL", KEYS[6])
+  if ttl > 0 then
+    redis.call("SET", KEYS[22], new_id, "NX", "PX", ttl)
   else
     redis.call("SET", KEYS[22], new_id, "NX")
   end

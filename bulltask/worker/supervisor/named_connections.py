@@ -11,13 +11,13 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.worker.broker_backoff import ReconnectBackoff
 
-__all__ = ["SUPERVISOR_TIMEOUT_MS", "Presence"]
+__all__ = ["SUPERVISOR_TIMEOUT_MS", "NamedConnections"]
 
 SUPERVISOR_TIMEOUT_MS: Final = 3_000
 """Timeout of every call of the supervisor, because signals and dead children wait for it."""
 
 
-class Presence:
+class NamedConnections:
     """Keeps one named connection per queue open, and notices when Redis is unavailable.
 
     BullMQ finds a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.

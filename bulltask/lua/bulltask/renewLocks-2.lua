@@ -1,11 +1,11 @@
 --[[
-  Renews the locks of all jobs that one worker holds in a queue.
+  Renews the locks of all jobs that one worker runs in a queue.
 
-  BullMQ's extendLocks uses SET, which a Redis at maxmemory refuses: every running job would lose its lock and run
-  twice. PEXPIRE is allowed there. Otherwise the effect on the keys is the same.
+  BullMQ's extendLocks uses SET, which a Redis at maxmemory rejects: every running job would lose its lock and run
+  twice. Redis accepts PEXPIRE then. Apart from that, the effect on the keys is the same.
 
-  An expired lock is set again while the job is still active: no other worker has it then. So when Redis was away for
-  longer than the locks last, the running jobs do not run twice.
+  An expired lock is reacquired if the job is still active, because no other worker has the job then. So when Redis was
+  unavailable for longer than a lock lasts, the running jobs do not run twice.
 
   KEYS[1]  stalled set
   KEYS[2]  active list
@@ -14,11 +14,11 @@
   ARGV[3…] token, job id, token, job id …
   returns  the ids whose lock is lost: held by another token, or the job is no longer active
 ]]
-local function relock(lock, id, token)
+local function reacquire(lock, id, token)
   if not redis.call("LPOS", KEYS[2], id) then
     return false
   end
-  -- SREM first: a full Redis refuses SET unless the script has written before.
+  -- SREM first: a full Redis rejects SET unless the script has written before.
   redis.call("SREM", KEYS[1], id)
   redis.call("SET", lock, token, "PX", ARGV[2])
   return true
@@ -32,7 +32,7 @@ for i = 3, #ARGV, 2 do
   if holder == token then
     redis.call("PEXPIRE", lock, ARGV[2])
     renewed[#renewed + 1] = id
-  elseif holder or not relock(lock, id, token) then
+  elseif holder or not reacquire(lock, id, token) then
     lost[#lost + 1] = id
   end
 end

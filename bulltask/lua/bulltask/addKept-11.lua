@@ -1,9 +1,9 @@
 --[[
   Adds the job that a newer BullMQ has kept until the owner of its deduplication id finished.
 
-  With `keepLastIfActive` (BullMQ 5.72) the last job that is refused while the owner runs is kept in a hash, and the
-  script that finishes the owner adds it. BullMQ 5.62's script does not know that hash: the job would never run. This
-  script is called after it. It does nothing if no job is kept, so it is safe to call again.
+  With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner runs is kept in a
+  hash, and the script that finishes the owner adds it. BullMQ 5.62's script does not know that hash: the job would
+  never run. So bulltask calls this script after it. It does nothing if no job is kept, so it is safe to repeat.
 
   KEYS[1]   the kept job
   KEYS[2]   owner of the deduplication id
@@ -23,7 +23,7 @@
   event     added, then waiting or delayed
 ]]
 local kept, marker, events = KEYS[1], KEYS[9], KEYS[11]
-local name, data, opts, id, parent, parent_map, dependencies, rule =
+local name, data, opts, id, parent_key, parent, dependencies, scheduler =
   unpack(redis.call("HMGET", kept, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk"))
 if not (name and id) then
   return ""
@@ -39,11 +39,11 @@ local delay, priority = tonumber(options.delay) or 0, tonumber(options.priority)
 local job = ARGV[1] .. id
 redis.call("HSET", job, "name", name, "data", data, "opts", opts, "timestamp", ARGV[3])
 redis.call("HSET", job, "delay", delay, "priority", priority, "deid", options.de.id)
-if rule then
-  redis.call("HSET", job, "rjk", rule)
+if scheduler then
+  redis.call("HSET", job, "rjk", scheduler)
 end
-if parent then
-  redis.call("HSET", job, "parentKey", parent, "parent", parent_map)
+if parent_key then
+  redis.call("HSET", job, "parentKey", parent_key, "parent", parent)
 end
 if dependencies then
   redis.call("SADD", dependencies, job)
@@ -52,14 +52,14 @@ redis.call("SET", KEYS[2], id)
 redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
 
 local meta = redis.call("HMGET", KEYS[10], "paused", "concurrency", "opts.maxLenEvents")
-local paused, most, length = meta[1], tonumber(meta[2]), meta[3] or 10000
+local paused, concurrency, max_events = meta[1], tonumber(meta[2]), meta[3] or 10000
 if delay > 0 then
   -- A score is milliseconds times 4096, plus a number that keeps jobs of one millisecond in order.
   local due = tonumber(ARGV[3]) + delay
   local first, last = due * 4096, due * 4096 + 4095
-  local taken = redis.call("ZREVRANGEBYSCORE", KEYS[8], last, first, "WITHSCORES", "LIMIT", 0, 1)[2]
-  redis.call("ZADD", KEYS[8], taken and math.min(tonumber(taken) + 1, last) or first, id)
-  redis.call("XADD", events, "MAXLEN", "~", length, "*", "event", "delayed", "jobId", id, "delay", due)
+  local previous = redis.call("ZREVRANGEBYSCORE", KEYS[8], last, first, "WITHSCORES", "LIMIT", 0, 1)[2]
+  redis.call("ZADD", KEYS[8], previous and math.min(tonumber(previous) + 1, last) or first, id)
+  redis.call("XADD", events, "MAXLEN", "~", max_events, "*", "event", "delayed", "jobId", id, "delay", due)
   local head = redis.call("ZRANGE", KEYS[8], 0, 0, "WITHSCORES")[2]
   redis.call("ZADD", marker, tonumber(head) / 4096, "1")
 else
@@ -69,8 +69,8 @@ else
   else
     redis.call(options.lifo and "RPUSH" or "LPUSH", paused and KEYS[5] or KEYS[4], id)
   end
-  redis.call("XADD", events, "MAXLEN", "~", length, "*", "event", "waiting", "jobId", id)
-  if not paused and not (most and redis.call("LLEN", KEYS[3]) >= most) then
+  redis.call("XADD", events, "MAXLEN", "~", max_events, "*", "event", "waiting", "jobId", id)
+  if not paused and not (concurrency and redis.call("LLEN", KEYS[3]) >= concurrency) then
     redis.call("ZADD", marker, 0, "0")
   end
 end

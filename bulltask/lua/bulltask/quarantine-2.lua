@@ -1,43 +1,43 @@
 --[[
   Fails a job that BullMQ's scripts cannot acquire or finish because its hash is malformed.
 
-  Such a script stops half-way with an error: the job stays in `active`, or is in no list any more. This script fails the
-  job as any other job fails, with its events, parent and metrics, after it has removed the fields at which BullMQ's
-  script would stop. If that stops nevertheless, or the job's key is not a hash, this script fails the job as far as
-  possible.
+  Such a script stops half-way with an error: the job stays in `active`, or is no longer in a list. This script removes
+  the fields at which BullMQ's script would stop, and then fails the job like any other job, with its events, parent and
+  metrics. If BullMQ's script still stops, or the job's key is not a hash, this script fails the job as far as possible.
 
-  This is the end of a script. The text of BullMQ's moveToFinished precedes it, as the function `finish(KEYS, ARGV)`
-  (bulltask.lua.wrappers.ending).
+  The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
+  (bulltask.lua.wrappers.with_finish).
 
   KEYS[1]  completed
   KEYS[2]  waiting-children
-  KEYS[3…] those of moveToFinished, for a job that fails
+  KEYS[3…] the keys of moveToFinished, for a job that fails
   ARGV[1]  token of the lock that the caller has, or had
   ARGV[2]  "1": only a job whose hash is malformed; "": any
   ARGV[3]  the job's id, which is the first argument of moveToFinished
   ARGV[4…] its other arguments, with the same token
-  returns  0: done; 1: the job's hash is valid; or a negative number of moveToFinished (-6: another worker has the job,
+  returns  0: done; 1: the job's hash is valid; or an error code of moveToFinished (-6: another worker has the job,
            -3: it waits or has finished, -1: there is no such job)
-  event    those of moveToFinished; only failed if it stops
+  event    those of moveToFinished; only `failed` if moveToFinished stops with an error
 ]]
 local call, token, id = redis.call, ARGV[1], ARGV[3]
-local places, args = { unpack(KEYS, 3) }, { unpack(ARGV, 3) }
-local active, events, stalled, failed, job = places[2], places[4], places[5], places[11], places[12]
-local lock, now, reason = job .. ":lock", args[2], args[4]
+local finish_keys, finish_args = { unpack(KEYS, 3) }, { unpack(ARGV, 3) }
+local active, events, stalled, failed, job =
+  finish_keys[2], finish_keys[4], finish_keys[5], finish_keys[11], finish_keys[12]
+local lock, now, reason = job .. ":lock", finish_args[2], finish_args[4]
 
-local function is_somewhere()
-  for _, set in ipairs({ failed, KEYS[1], KEYS[2], places[7], places[3] }) do
+local function is_in_another_state()
+  for _, set in ipairs({ failed, KEYS[1], KEYS[2], finish_keys[7], finish_keys[3] }) do
     if call("ZSCORE", set, id) then
       return true
     end
   end
-  return call("LPOS", places[1], id) or call("LPOS", places[8], id)
+  return call("LPOS", finish_keys[1], id) or call("LPOS", finish_keys[8], id)
 end
 
--- Only HINCRBY itself knows which values it accepts.
+-- HINCRBY itself is the only exact test of the values that it accepts.
 local function is_counter(field)
-  local made = redis.pcall("HINCRBY", job, field, 1)
-  if type(made) == "table" and made.err then
+  local reply = redis.pcall("HINCRBY", job, field, 1)
+  if type(reply) == "table" and reply.err then
     return false
   end
   call("HINCRBY", job, field, -1)
@@ -49,8 +49,8 @@ local function is_map(field)
   if not text then
     return true
   end
-  local known, value = pcall(cjson.decode, text)
-  return known and type(value) == "table", value
+  local decoded, value = pcall(cjson.decode, text)
+  return decoded and type(value) == "table", value
 end
 
 local function is_parent_valid()
@@ -63,7 +63,7 @@ local function is_parent_valid()
   return valid and (not parent or ((id_type == "string" or id_type == "number") and type(parent.queueKey) == "string"))
 end
 
-local function leave()
+local function remove_from_active()
   call("LREM", active, 0, id)
   call("SREM", stalled, id)
   call("DEL", lock)
@@ -77,40 +77,40 @@ local kind = call("TYPE", job)["ok"]
 if not call("LPOS", active, id) then
   if kind == "none" then
     return -1
-  elseif is_somewhere() then
+  elseif is_in_another_state() then
     return -3
   end
 end
 
--- The first write: a full or read-only Redis refuses it here, before anything has changed.
+-- The first write: a full or read-only Redis rejects it before anything has changed.
 call("SET", lock, token, "PX", 30000)
 if kind == "none" then
-  leave()
+  remove_from_active()
   return -1
 elseif kind ~= "hash" then
-  leave()
+  remove_from_active()
   call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
   return 0
 end
-local made, parent = is_counter("atm"), is_parent_valid()
-if ARGV[2] == "1" and made and parent and is_counter("ats") and is_map("opts") then
+local valid_attempts, valid_parent = is_counter("atm"), is_parent_valid()
+if ARGV[2] == "1" and valid_attempts and valid_parent and is_counter("ats") and is_map("opts") then
   return 1
 end
 if not call("LPOS", active, id) then
   call("RPUSH", active, id)
 end
-if not made then
+if not valid_attempts then
   call("HDEL", job, "atm")
 end
-if not parent then
+if not valid_parent then
   call("HDEL", job, "parent", "parentKey")
 end
-local done, reply = pcall(finish, places, args)
+local done, reply = pcall(finish, finish_keys, finish_args)
 if done then
   return reply
 end
 local finished = call("ZSCORE", failed, id)
-leave()
+remove_from_active()
 if call("EXISTS", job) == 1 and not finished then
   call("ZADD", failed, now, id)
   call("HSET", job, "failedReason", reason, "finishedOn", now)

@@ -1,0 +1,114 @@
+--[[
+  Returns the next page of a list or sorted set, after the page that the caller has read before.
+
+  With offsets, jobs would be skipped or returned twice when others are added or removed. So the caller passes the end
+  of its last page: the score and the last member of a sorted set, or the ids of a list. The next page begins after the
+  last of these that still exists.
+
+  KEYS[1]  list or sorted set
+  ARGV[1]  page size
+  ARGV[2]  "1": start at the job that runs next (right end, lowest score); "0": start at the other end
+  ARGV[3]  sorted set: score of the last member read, "" for the first page; list: its distance from the start, "0" for
+           the first page
+  ARGV[4] … sorted set: the last member read; list: the ids of the last page, last id first
+  returns  sorted set: member, score …; list: distance of the first id from the start, ids …
+]]
+local key, size, ascending = KEYS[1], tonumber(ARGV[1]), ARGV[2] == "1"
+local kind = redis.call("TYPE", key)["ok"]
+
+local function range(first, last)
+  if kind == "list" and ascending then
+    local ids = redis.call("LRANGE", key, -last - 1, -first - 1)
+    local reversed = {}
+    for i = #ids, 1, -1 do
+      reversed[#reversed + 1] = ids[i]
+    end
+    return reversed
+  elseif kind == "list" then
+    return redis.call("LRANGE", key, first, last)
+  end
+  return redis.call(ascending and "ZRANGE" or "ZREVRANGE", key, first, last, "WITHSCORES")
+end
+
+-- Redis orders members of one score by their bytes; the operator < of Lua depends on the server's locale.
+local function is_at_or_before(member, seen)
+  for i = 1, math.min(#member, #seen) do
+    local byte, seen_byte = member:byte(i), seen:byte(i)
+    if byte ~= seen_byte then
+      return (byte < seen_byte) == ascending
+    end
+  end
+  return #member == #seen or (#member < #seen) == ascending
+end
+
+-- The rank after (score, member), even if that member is gone.
+local function rank_after(score, member)
+  local now = redis.call("ZSCORE", key, member)
+  if now and tonumber(now) == tonumber(score) then
+    return redis.call(ascending and "ZRANK" or "ZREVRANK", key, member) + 1
+  end
+  local rank
+  if ascending then
+    rank = redis.call("ZCOUNT", key, "-inf", "(" .. score)
+  else
+    rank = redis.call("ZCOUNT", key, "(" .. score, "+inf")
+  end
+  while true do
+    local part = range(rank, rank + 99)
+    if #part == 0 then
+      return rank
+    end
+    for i = 1, #part, 2 do
+      if tonumber(part[i + 1]) ~= tonumber(score) or not is_at_or_before(part[i], member) then
+        return rank
+      end
+      rank = rank + 1
+    end
+  end
+end
+
+if kind == "zset" then
+  local first = ARGV[3] == "" and 0 or rank_after(ARGV[3], ARGV[4])
+  return range(first, first + size - 1)
+elseif kind ~= "list" then
+  return {}
+end
+
+-- The last page moves when jobs are added or removed at the end, so it is searched around its former position, in
+-- growing distance.
+local order = {}
+for i = 4, #ARGV do
+  order[ARGV[i]] = order[ARGV[i]] or i
+end
+
+local function position_in(from, to)
+  local best, position
+  if to >= math.max(0, from) then
+    for i, id in ipairs(range(math.max(0, from), to)) do
+      if order[id] and (not best or order[id] < best) then
+        best, position = order[id], math.max(0, from) + i
+      end
+    end
+  end
+  return position
+end
+
+local function position_after(expected)
+  if expected > 0 and range(expected - 1, expected - 1)[1] == ARGV[4] then
+    return expected
+  end
+  local length, width = redis.call("LLEN", key), math.max(2 * size, 1000)
+  local position = position_in(expected - width, expected + width)
+  local near, far = expected - width, expected + width
+  while not position and (near > 0 or far < length) do
+    position = position_in(near - width, near - 1) or position_in(far + 1, far + width)
+    near, far = near - width, far + width
+  end
+  -- The whole page is gone: start at the beginning, because the position is lost.
+  return position or 0
+end
+
+local first = #ARGV < 4 and tonumber(ARGV[3]) or position_after(tonumber(ARGV[3]))
+local page = range(first, first + size - 1)
+table.insert(page, 1, first)
+return page

@@ -1,0 +1,34 @@
+--[[
+  Prevents a malformed delayed job from causing the loss of other jobs when it is promoted.
+
+  BullMQ's scripts promote up to 1,000 jobs that are due: they first remove all of them from `delayed`, and then read
+  them one by one. They stop with an error at a key that is not a hash, or a priority that is NaN (Node stores it): the
+  following jobs are no longer in any list. So this script handles both first. It changes a priority of NaN to 0, and
+  removes a job whose key is not a hash from the queue, as `quarantine` does.
+
+  The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
+  `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three the seventh key is `delayed`.
+
+  ARGV[1]  moveToActive and retryJob: key prefix of the queue
+  ARGV[2]  now in milliseconds
+  ARGV[7]  moveToFinished: key prefix of the queue
+  returns  the reply of BullMQ's script
+  event    those of BullMQ's script; failed for a job whose key is not a hash
+]]
+local official_keys, prefix = KEYS, ARGV[7] or ARGV[1]
+local delayed = official_keys[7]
+local due = redis.call("ZRANGEBYSCORE", delayed, 0, (ARGV[2] + 1) * 4096 - 1, "LIMIT", 0, 1000)
+for _, id in ipairs(due) do
+  local priority = redis.pcall("HGET", prefix .. id, "priority")
+  if type(priority) == "table" then
+    redis.call("ZREM", delayed, id)
+    local reason = "the job was quarantined because its hash is malformed: " .. priority.err
+    redis.call("XADD", prefix .. "events", "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "delayed")
+  else
+    priority = tonumber(priority)
+    if priority ~= priority then
+      redis.call("HSET", prefix .. id, "priority", 0)
+    end
+  end
+end
+return official(KEYS, ARGV)

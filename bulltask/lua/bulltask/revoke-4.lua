@@ -1,0 +1,79 @@
+--[[
+  Fails a job that is not running; for a running job it does nothing, or adds a revocation request.
+
+  The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
+  (bulltask.lua.wrappers.with_finish). So removing the job from its list and failing it are one step, which a crash
+  cannot interrupt, and the job fails with its events, its parent in a flow, and its metrics. That function expects the
+  job in `active`, so this script moves it there first.
+
+  KEYS[1]  revocation requests: the ids of running jobs to cancel, by time (a sorted set of bulltask)
+  KEYS[2]  waiting-children
+  KEYS[3]  completed
+  KEYS[4]  repeat
+  KEYS[5…] the keys of moveToFinished, for a job that fails
+  ARGV[1]  1: add a revocation request if the job is running; 0: do nothing then
+  ARGV[2]  now in milliseconds
+  ARGV[3]  maximum number of revocation requests; the oldest ones are removed
+  ARGV[4]  the job's id, which is the first argument of moveToFinished
+  ARGV[5…] its other arguments, with the token "0", because such a job has no lock
+  returns  "revoked": the job has failed now; "running"; "terminating": it is running, and a request was added;
+           "finished": it had finished before; "unknown": there is no such job; -8: it is the next job of a job
+           scheduler, which would end with it
+  event    those of moveToFinished, if the job has failed
+]]
+local call, requests, id = redis.call, KEYS[1], ARGV[4]
+local finish_keys, finish_args = { unpack(KEYS, 5) }, { unpack(ARGV, 4) }
+local wait, active, prioritized, delayed, paused =
+  finish_keys[1], finish_keys[2], finish_keys[3], finish_keys[7], finish_keys[8]
+local failed, job = finish_keys[11], finish_keys[12]
+
+local function is_next_of_scheduler()
+  local scheduler = call("HGET", job, "rjk")
+  local due = scheduler and call("ZSCORE", KEYS[4], scheduler)
+  return due and id == "repeat:" .. scheduler .. ":" .. due
+end
+
+-- The lists come last, because they are searched from end to end.
+local function remove_from_state()
+  for _, set in ipairs({ prioritized, delayed, KEYS[2] }) do
+    if call("ZREM", set, id) == 1 then
+      return true
+    end
+  end
+  return call("LREM", wait, 0, id) > 0 or call("LREM", paused, 0, id) > 0
+end
+
+if call("EXISTS", job) == 0 then
+  call("ZREM", requests, id)
+  return "unknown"
+end
+if call("ZSCORE", failed, id) or call("ZSCORE", KEYS[3], id) then
+  call("ZREM", requests, id)
+  return "finished"
+end
+if call("LPOS", active, id) then
+  if ARGV[1] ~= "1" then
+    return "running"
+  end
+  call("ZADD", requests, ARGV[2], id)
+  call("ZREMRANGEBYRANK", requests, 0, -ARGV[3] - 1)
+  return "terminating"
+end
+if is_next_of_scheduler() then
+  return -8
+end
+if not remove_from_state() then
+  return "unknown"
+end
+call("RPUSH", active, id)
+local parent = call("HGET", job, "parentKey")
+if parent and not string.find(parent, ":", 1, true) then
+  -- finish() would search for the colon in quadratic time.
+  call("HDEL", job, "parentKey")
+end
+local reply = finish(finish_keys, finish_args)
+if type(reply) == "number" and reply < 0 then
+  return reply
+end
+call("ZREM", requests, id)
+return "revoked"
