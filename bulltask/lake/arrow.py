@@ -37,22 +37,22 @@ def partition_schema(table: Table) -> Any:
 
 
 def latest_rows(rows: pa.Table, table: Table) -> pa.Table:
-    """Return one row per key, that with the latest ``as_of``.
+    """Return one row for each key: the row with the latest ``as_of``.
 
     Args:
-        rows: rows of a silver table with its key columns, in which nulls are equal to each other.
-        table: the table.
+        rows: Rows of a silver table with its key columns. Nulls are equal to each other.
+        table: The table.
     """
     if rows.num_rows < 2:
         return rows
     key = [name for name in table.key if name in rows.column_names]
-    in_order = rows.sort_by([*((name, "ascending") for name in key), ("as_of", "descending")]).combine_chunks()
+    ordered = rows.sort_by([*((name, "ascending") for name in key), ("as_of", "descending")]).combine_chunks()
     is_same = pa.scalar(True)
     for name in key:
-        column = in_order[name]
-        here, before = column.slice(1), column.slice(0, len(column) - 1)
-        both_null = pc.and_(pc.is_null(here), pc.is_null(before))
-        is_same = pc.and_(is_same, pc.or_(pc.fill_null(pc.equal(here, before), False), both_null))
-    first = pa.chunked_array([pa.array([True])])
-    counts = pa.chunked_array(first.chunks + pc.invert(is_same).chunks)
-    return in_order.filter(counts)
+        column = ordered[name]
+        current, previous = column.slice(1), column.slice(0, len(column) - 1)
+        both_null = pc.and_(pc.is_null(current), pc.is_null(previous))
+        is_same = pc.and_(is_same, pc.or_(pc.fill_null(pc.equal(current, previous), False), both_null))
+    head = pa.chunked_array([pa.array([True])])
+    keep = pa.chunked_array(head.chunks + pc.invert(is_same).chunks)
+    return ordered.filter(keep)

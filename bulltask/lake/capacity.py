@@ -18,8 +18,8 @@ __all__ = ["Choice", "Recommendation", "recommend"]
 
 Row = Mapping[str, Any]
 
-_BESIDE: Final = 3
-"""How many smaller and larger numbers of workers are listed beside the recommended one."""
+_NEIGHBOURS: Final = 3
+"""How many smaller and larger numbers of workers are listed next to the recommended one."""
 
 _ASSUMPTIONS: Final = (
     "A worker runs one job at a time: a worker process with a concurrency of 8 counts as 8.",
@@ -35,13 +35,13 @@ class Choice:
     """The expected effect of a number of workers in the busiest minute, including the peak factor.
 
     Attributes:
-        workers: the number of workers.
-        share: share of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
-        utilisation: share of workers that are busy, 0 to 1; 1 if the queue grows without bound.
+        workers: The number of workers.
+        in_time: The fraction of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
+        utilisation: The fraction of workers that are busy, 0 to 1; 1 if the queue grows without bound.
     """
 
     workers: int
-    share: float
+    in_time: float
     utilisation: float
 
 
@@ -50,30 +50,31 @@ class Recommendation:
     """A recommended number of workers, with its reasoning.
 
     Attributes:
-        workers: the fewest with which ``share`` of the attempts wait at most ``within_s`` in the busiest minute.
-        within_s: the target wait in seconds.
-        share: the target share of attempts, 0 to 1.
-        peak_minute: the start of the busiest minute, in which the most work arrived.
-        attempts_per_s: attempts per second that arrived in it.
-        run_s: their mean run time in seconds.
-        load: the workers that these attempts keep busy, times the peak factor.
-        choices: the effect of this and other numbers of workers, in ascending order.
-        busy_seen: mean number of running attempts over the given minutes; ``None`` without ``capacity_minutes``.
-        peak_seen: maximum number of running attempts; ``None`` without ``capacity_minutes``.
-        reasoning: how the number was computed, in sentences.
-        assumptions: the assumptions of the model.
+        workers: The smallest number of workers with which ``target`` of the attempts wait at most ``within_s`` in the
+            busiest minute.
+        within_s: The target wait in seconds.
+        target: The target fraction of attempts, 0 to 1.
+        peak_minute: The start of the busiest minute, in which the most work arrived.
+        attempts_per_s: Attempts per second that arrived in that minute.
+        run_s: Their mean run time in seconds.
+        load: The number of workers that these attempts keep busy, times the peak factor.
+        choices: The effect of this and other numbers of workers, in ascending order.
+        observed_mean: Mean number of running attempts over the given minutes; ``None`` without ``capacity_minutes``.
+        observed_peak: Maximum number of running attempts; ``None`` without ``capacity_minutes``.
+        reasoning: How the number was computed, in sentences.
+        assumptions: The assumptions of the model.
     """
 
     workers: int
     within_s: float
-    share: float
+    target: float
     peak_minute: datetime
     attempts_per_s: float
     run_s: float
     load: float
     choices: tuple[Choice, ...]
-    busy_seen: float | None
-    peak_seen: int | None
+    observed_mean: float | None
+    observed_peak: int | None
     reasoning: tuple[str, ...]
     assumptions: tuple[str, ...]
 
@@ -88,63 +89,63 @@ def recommend(
     capacity_minutes: Iterable[Row] = (),
     *,
     within: Duration = 2.0,
-    share: float = 0.99,
+    target: float = 0.99,
     peak_factor: float = 1.2,
 ) -> Recommendation | None:
     """Recommend the fewest workers with which jobs do not wait too long.
 
     Args:
-        task_minutes: rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
+        task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
             serve. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
-        capacity_minutes: rows of ``gold.capacity_minute`` for the same queues and days.
-        within: how long an attempt may wait for a worker (seconds or ``timedelta``).
-        share: the share of attempts that wait no longer, between 0 and 1 (exclusive).
-        peak_factor: safety factor on the load of the busiest minute, at least 1.
+        capacity_minutes: Rows of ``gold.capacity_minute`` for the same queues and days.
+        within: How long an attempt may wait for a worker (seconds or ``timedelta``).
+        target: The fraction of attempts that wait no longer, between 0 and 1 (exclusive).
+        peak_factor: Safety factor on the load of the busiest minute, at least 1.
 
     Returns:
-        The recommendation; ``None`` if no jobs were added, or none of them has run yet.
+        The recommendation; ``None`` if no jobs were added, or no job has run yet.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: An argument is out of range.
     """
     within_s = to_ms(within, "within") / 1000
-    _check(share, peak_factor)
+    _check(target, peak_factor)
     rows, capacity_minutes = list(task_minutes), list(capacity_minutes)
     tasks = _tasks(rows)
     minutes = _minutes([row for row in rows if row["complete"]], tasks)
-    left_out = {row["minute"] for row in rows if not row["complete"]}
-    if not minutes:  # incomplete minutes are better than none
-        minutes, left_out = _minutes(rows, tasks), set()
+    incomplete = {row["minute"] for row in rows if not row["complete"]}
+    if not minutes:  # incomplete minutes are better than no minutes
+        minutes, incomplete = _minutes(rows, tasks), set()
     if not minutes:
         return None
     peak = max(minutes.values(), key=lambda minute: (minute.busy_ms, minute.at))
     load = peak.load(peak_factor)
-    workers = fewest_workers(load, within_s, share)
-    busy, at_most = _by_minute(capacity_minutes, "busy_workers"), _by_minute(capacity_minutes, "peak_workers")
-    busy_seen = sum(busy) / len(busy) if busy else None
-    peak_seen = max(at_most) if at_most else None
+    workers = fewest_workers(load, within_s, target)
+    means, maxima = _by_minute(capacity_minutes, "busy_workers"), _by_minute(capacity_minutes, "peak_workers")
+    observed_mean = sum(means) / len(means) if means else None
+    observed_peak = max(maxima) if maxima else None
     choices = _choices(load, workers, within_s)
-    why = [
+    reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
         *_explain_choice(choices, workers, within_s, load),
-        *_explain_observed(len(busy), busy_seen, peak_seen, len(left_out)),
+        *_explain_observed(len(means), observed_mean, observed_peak, len(incomplete)),
     ]
     return Recommendation(
-        workers, within_s, share, peak.at, load.per_s / peak_factor, load.run_s, load.workers, choices, busy_seen,
-        peak_seen, tuple(why), _ASSUMPTIONS,
+        workers, within_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.workers, choices, observed_mean,
+        observed_peak, tuple(reasoning), _ASSUMPTIONS,
     )  # fmt: skip
 
 
-def _check(share: float, peak_factor: float) -> None:
-    if not 0 < share < 1:
-        raise ConfigError(f"share must be more than 0 and less than 1, not {share!r}")
+def _check(target: float, peak_factor: float) -> None:
+    if not 0 < target < 1:
+        raise ConfigError(f"target must be more than 0 and less than 1, not {target!r}")
     if not 1 <= peak_factor < 1_000_000:
         raise ConfigError(f"peak_factor must be 1 or more, not {peak_factor!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The work of one job: attempts, and the mean and variance of their runs in ms."""
+    """The work of a task's average job: attempts, and the mean and variance of their run times in ms."""
 
     attempts: float
     mean_ms: float
@@ -168,18 +169,18 @@ class _Minute:
 
 
 def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
-    """Return the work of one job for each task that has run, from all minutes."""
-    of_task = defaultdict(list)
+    """Return the work of an average job for each task that has run, from all minutes."""
+    by_task = defaultdict(list)
     for row in rows:
-        of_task[row["queue"], row["name"]].append(row)
-    found = {}
-    for task, its in of_task.items():
-        runs = merge_histograms(row["run_counts"] for row in its)
-        last = sum(row["completed"] + row["failed"] for row in its)
-        again = sum(row["retried"] + row["stalled"] + row["waiting_children"] for row in its)
+        by_task[row["queue"], row["name"]].append(row)
+    tasks = {}
+    for task, task_rows in by_task.items():
+        runs = merge_histograms(row["run_counts"] for row in task_rows)
+        final = sum(row["completed"] + row["failed"] for row in task_rows)
+        repeated = sum(row["retried"] + row["stalled"] + row["waiting_children"] for row in task_rows)
         if runs:
-            found[task] = _Task((last + again) / last if last else 1.0, *mean_and_variance(runs))
-    return found
+            tasks[task] = _Task((final + repeated) / final if final else 1.0, *mean_and_variance(runs))
+    return tasks
 
 
 def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[datetime, _Minute]:
@@ -207,36 +208,34 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
 
 
 def _choices(load: Load, workers: int, within_s: float) -> tuple[Choice, ...]:
-    numbers = range(max(workers - _BESIDE, 1), workers + _BESIDE + 1)
-    return tuple(Choice(n, 1 - load.late_share(n, within_s), min(load.workers / n, 1.0)) for n in numbers)
+    numbers = range(max(workers - _NEIGHBOURS, 1), workers + _NEIGHBOURS + 1)
+    return tuple(Choice(n, 1 - load.late_fraction(n, within_s), min(load.workers / n, 1.0)) for n in numbers)
 
 
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
-    seen = peak.load(1.0)
+    observed = peak.load(1.0)
     return [
         f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
         f" {pluralize(peak.jobs, 'job')} ({significant(peak.jobs / 60)} per second) with"
         f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
-        f"An attempt runs for {_seconds(seen.run_s)} on average, which keeps"
-        f" {pluralize(seen.workers, 'worker', significant)} busy all the time.",
+        f"An attempt runs for {_seconds(observed.run_s)} on average, which keeps"
+        f" {pluralize(observed.workers, 'worker', significant)} busy all the time.",
         f"With the peak factor {factor:g}, for bursts and growth: {pluralize(load.workers, 'worker', significant)}.",
     ]
 
 
 def _explain_choice(choices: tuple[Choice, ...], workers: int, within_s: float, load: Load) -> list[str]:
-    of = {choice.workers: choice for choice in choices}
-    chosen, one_less = of[workers], of.get(workers - 1)
+    by_workers = {choice.workers: choice for choice in choices}
+    chosen, fewer = by_workers[workers], by_workers.get(workers - 1)
     text = (
-        f"With {pluralize(workers, 'worker')}, {_percent(chosen.share)} of the attempts start within"
+        f"With {pluralize(workers, 'worker')}, {_percent(chosen.in_time)} of the attempts start within"
         f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the workers are busy"
     )
-    if one_less is not None:
-        grows = (
-            "the queue would grow without bound"
-            if one_less.utilisation >= 1
-            else f"it would be {_percent(one_less.share)}"
+    if fewer is not None:
+        effect = (
+            "the queue would grow without bound" if fewer.utilisation >= 1 else f"it would be {_percent(fewer.in_time)}"
         )
-        text += f"; with {workers - 1:,}, {grows}"
+        text += f"; with {workers - 1:,}, {effect}"
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
         lines.append(
@@ -246,13 +245,15 @@ def _explain_choice(choices: tuple[Choice, ...], workers: int, within_s: float, 
     return lines
 
 
-def _explain_observed(minutes: int, busy: float | None, peak: int | None, left_out: int) -> list[str]:
+def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomplete: int) -> list[str]:
     lines = []
     if busy is not None:
-        ran = pluralize(busy, "attempt", significant)
-        lines.append(f"Observed in {pluralize(minutes, 'minute')}: {ran} ran at a time on average, {peak:,} at most.")
-    if left_out:
-        lines.append(f"Not counted: {pluralize(left_out, 'minute')} with lost events, which may have been busier.")
+        attempts = pluralize(busy, "attempt", significant)
+        lines.append(
+            f"Observed in {pluralize(minutes, 'minute')}: {attempts} ran at a time on average, {peak:,} at most."
+        )
+    if incomplete:
+        lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")
     return lines
 
 
@@ -260,6 +261,6 @@ def _seconds(seconds: float) -> str:
     return f"{significant(seconds * 1000)} ms" if seconds < 1 else f"{significant(seconds)} s"
 
 
-def _percent(share: float) -> str:
-    percent = min(share * 100, 99.99)  # less than all must not look like all
+def _percent(fraction: float) -> str:
+    percent = min(fraction * 100, 99.99)  # 99.999 % must not be shown as 100 %
     return f"{percent:.4g} %" if percent >= 1 else f"{significant(percent)} %"

@@ -1,7 +1,7 @@
 """Compact past days: rewrite many small files into few large ones; needs no JVM.
 
-Each batch of a stream writes a file for each queue. Compaction rewrites those of a past day into files of about the
-target size, and drops superseded rows of silver tables.
+Each batch of a stream writes a file for each queue. Compaction rewrites the files of a past day into files of about
+the target size, and drops superseded rows of silver tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from bulltask.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema, latest_rows
 from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
-from bulltask.lake.layout import Layout, listed, partition_value
+from bulltask.lake.layout import Layout, list_directories, partition_value
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import TABLES, Table
 
@@ -35,14 +35,14 @@ _ROWS: Final = 131_072
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The result for a table.
+    """The result of a compaction of one table.
 
     Attributes:
-        table: its full name.
-        partitions: rewritten partitions (days of queues).
-        files_before, files_after: the number of their files.
-        rows_before, rows_after: the number of their rows; fewer in silver, where superseded rows are dropped.
-        bytes_before, bytes_after: their size.
+        table: Its full name.
+        partitions: The number of rewritten partitions (days of queues).
+        files_before, files_after: The number of their files.
+        rows_before, rows_after: The number of their rows; fewer in silver, where superseded rows are dropped.
+        bytes_before, bytes_after: Their size.
     """
 
     table: str
@@ -58,96 +58,96 @@ class CompactReport:
 def compact(
     layout: Layout, table: str, *, before: date, target_mb: float = 128, on_step: OnStep = ignore_step
 ) -> CompactReport:
-    """Rewrite past days of a table into few files; partitions with few files are left as they are.
+    """Rewrite past days of a table into few files; partitions with few files are not changed.
 
     Args:
-        layout: the lake.
-        table: its full name, one of :data:`COMPACTED`.
-        before: rewrite days before this one.
-        target_mb: target size of a file in megabytes.
-        on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
+        layout: The lake.
+        table: Its full name, one of :data:`COMPACTED`.
+        before: Rewrite days before this one.
+        target_mb: Target size of a file in megabytes.
+        on_step: For tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
-        ConfigError: the table does not exist, or the size is invalid.
-        LakeError: there is no lake.
+        ConfigError: The table does not exist, or the size is invalid.
+        LakeError: There is no lake.
     """
     if table not in COMPACTED:
         raise ConfigError(f"table {table!r} cannot be compacted: use one of {', '.join(COMPACTED)}")
     if not target_mb > 0:
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
     layout.check()
-    which, report = TABLES[table], CompactReport(table)
+    source, report = TABLES[table], CompactReport(table)
     with AtomicSwap(layout, on_step) as swaps:
-        for day in layout.days(which):
+        for day in layout.days(source):
             if day >= before:
                 break
-            for queue in listed(layout.day(which, day)):
-                report = _compact_queue(layout, which, queue, target_mb, swaps, report)
+            for queue in list_directories(layout.day(source, day)):
+                report = _compact_queue(layout, source, queue, target_mb, swaps, report)
     return report
 
 
 def _compact_queue(
     layout: Layout, table: Table, directory: Path, target_mb: float, swaps: AtomicSwap, report: CompactReport
 ) -> CompactReport:
-    old = _done(layout, directory)
-    files = [file for one in old for file in sorted(one.glob("[!_.]*.parquet"))]
-    size, wanted = sum(file.stat().st_size for file in files), int(target_mb * 1_000_000)
-    if len(files) <= max(1, math.ceil(size / wanted)):
+    old = _published_directories(layout, directory)
+    files = [file for path in old for file in sorted(path.glob("[!_.]*.parquet"))]
+    size, target_bytes = sum(file.stat().st_size for file in files), int(target_mb * 1_000_000)
+    if len(files) <= max(1, math.ceil(size / target_bytes)):
         return report
     columns = [field for field in arrow_schema(table) if field.name not in table.partitions]
     rows_before = sum(pq.read_metadata(file).num_rows for file in files)
     new = swaps.new_directory()
     batches = _batches(table, files, pa.schema(columns))
-    rows_after = _write(new, batches, pa.schema(columns), wanted)
-    made = sorted(new.iterdir())
-    after = sum(file.stat().st_size for file in made)
-    swaps.swap(new, directory / f"ingest_id={_name()}", old)
+    rows_after = _write(new, batches, pa.schema(columns), target_bytes)
+    new_files = sorted(new.iterdir())
+    bytes_after = sum(file.stat().st_size for file in new_files)
+    swaps.swap(new, directory / f"ingest_id={_new_ingest_id()}", old)
     return replace(
         report,
         partitions=report.partitions + 1,
         files_before=report.files_before + len(files),
-        files_after=report.files_after + len(made),
+        files_after=report.files_after + len(new_files),
         rows_before=report.rows_before + rows_before,
         rows_after=report.rows_after + rows_after,
         bytes_before=report.bytes_before + size,
-        bytes_after=report.bytes_after + after,
+        bytes_after=report.bytes_after + bytes_after,
     )
 
 
-def _done(layout: Layout, directory: Path) -> list[Path]:
-    """Return the directories of finished batches; the files of an unfinished one may be removed again."""
-    found = listed(directory)
-    # Read after the list: a batch whose files are there is announced until it is finished.
-    open_one = Ledger(layout).publishing()
-    return [one for one in found if partition_value(one.name) != open_one]
+def _published_directories(layout: Layout, directory: Path) -> list[Path]:
+    """Return the directories of committed batches; files of an uncommitted batch may be removed again."""
+    directories = list_directories(directory)
+    # Read after the listing: a batch that has published files is in the ledger as publishing until it is committed.
+    publishing = Ledger(layout).publishing()
+    return [path for path in directories if partition_value(path.name) != publishing]
 
 
 def _batches(table: Table, files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    found = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+    dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
     if table.layer != "silver":
         # Little read-ahead, as a day of events can exceed the memory.
-        yield from found.scanner(batch_size=_ROWS, batch_readahead=2, fragment_readahead=2).to_batches()
+        yield from dataset.scanner(batch_size=_ROWS, batch_readahead=2, fragment_readahead=2).to_batches()
         return
-    yield from latest_rows(found.to_table(), table).to_batches(max_chunksize=_ROWS)
+    yield from latest_rows(dataset.to_table(), table).to_batches(max_chunksize=_ROWS)
 
 
-def _write(place: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, wanted: int) -> int:
-    """Write files of about the wanted size; return the number of rows."""
-    place.mkdir()
+def _write(directory: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target_bytes: int) -> int:
+    """Write files of about the target size; return the number of rows."""
+    directory.mkdir()
     rows = 0
     filled = (batch for batch in batches if batch.num_rows)
     for number in count():
         if (first := next(filled, None)) is None:
             break
-        path = str(place / f"part-{number:05d}.zstd.parquet")
+        path = str(directory / f"part-{number:05d}.zstd.parquet")
         with pa.OSFile(path, "wb") as sink, pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for batch in chain([first], filled):
                 writer.write_batch(batch)
                 rows += batch.num_rows
-                if sink.tell() >= wanted:
+                if sink.tell() >= target_bytes:
                     break
     return rows
 
 
-def _name() -> str:
+def _new_ingest_id() -> str:
     return f"compact-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"

@@ -11,7 +11,7 @@ from bulltask.lake.atomic_swap import AtomicSwap, OnStep, ignore_step
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["ExpiredDay", "expire", "tables_named"]
+__all__ = ["ExpiredDay", "expire", "find_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,10 @@ class ExpiredDay:
     """A day of a table that was removed, or would be.
 
     Attributes:
-        table: the table's full name.
-        day: the day, ``dt``.
-        files: the number of its files.
-        size: their bytes.
+        table: The table's full name.
+        day: The day, ``dt``.
+        files: The number of files.
+        size: The size of the files in bytes.
     """
 
     table: str
@@ -31,51 +31,51 @@ class ExpiredDay:
     size: int
 
 
-def tables_named(names: Iterable[str]) -> list[Table]:
-    """Return tables by their full names, or all of a layer by its name.
+def find_tables(names: Iterable[str]) -> list[Table]:
+    """Return tables by their full names, and all tables of a layer by the layer's name.
 
     Raises:
-        ConfigError: there is no table or layer with that name.
+        ConfigError: There is no table or layer with that name.
     """
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for name in names:
-        some = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
-        if not some:
+        matching = {full: table for full, table in TABLES.items() if name in {full, table.layer}}
+        if not matching:
             known = [*TABLES, *dict.fromkeys(table.layer for table in TABLES.values())]
             raise ConfigError(f"unknown table {name!r}{did_you_mean(name, known)}")
-        found |= some
-    return list(found.values())
+        tables |= matching
+    return list(tables.values())
 
 
 def expire(
     layout: Layout, tables: Sequence[Table], *, before: date, dry_run: bool = True, on_step: OnStep = ignore_step
 ) -> list[ExpiredDay]:
-    """Remove old days from tables. What the pipeline itself needs (its checkpoint, open jobs) is always kept.
+    """Remove old days from tables. The pipeline's own state (checkpoint, open jobs) is always kept.
 
     Args:
-        layout: the lake.
-        tables: the tables.
-        before: remove days before this one.
-        dry_run: only return the days.
-        on_step: for tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
+        layout: The lake.
+        tables: The tables.
+        before: Remove days before this one.
+        dry_run: Remove nothing; only return the days.
+        on_step: For tests, as in :class:`~bulltask.lake.atomic_swap.AtomicSwap`.
 
     Raises:
-        LakeError: there is no lake.
+        LakeError: There is no lake.
     """
     layout.check()
-    found = [
-        (layout.day(table, day), _measured(layout, table, day))
+    expired = [
+        (layout.day(table, day), _measure(layout, table, day))
         for table in tables
         for day in layout.days(table)
         if day < before
     ]
-    if not dry_run and found:
+    if not dry_run and expired:
         with AtomicSwap(layout, on_step) as swaps:
-            for directory, _ in found:
+            for directory, _ in expired:
                 swaps.swap(None, None, [directory])
-    return [one for _, one in found]
+    return [day for _, day in expired]
 
 
-def _measured(layout: Layout, table: Table, day: date) -> ExpiredDay:
+def _measure(layout: Layout, table: Table, day: date) -> ExpiredDay:
     sizes = [file.stat().st_size for file in layout.day(table, day).rglob("[!_.]*.parquet")]
     return ExpiredDay(table.full_name, day, len(sizes), sum(sizes))

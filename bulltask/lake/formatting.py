@@ -16,13 +16,13 @@ ABSENT: Final = "\N{EN DASH}"
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """Characters that move the cursor, hide text or reverse it. Names of tasks are untrusted: they may contain these."""
 
-_LONGEST_NAME: Final = 120
-_NAME_BEGIN, _NAME_END = 70, 49
-"""Characters of a long name that are shown."""
+_MAX_NAME: Final = 120
+_NAME_HEAD, _NAME_TAIL = 70, 49
+"""How many characters of a long name are shown."""
 
 
 class Unit(StrEnum):
-    """The kind of a value, which decides how it is formatted."""
+    """The kind of a value, which determines its format."""
 
     TEXT = "text"
     NAME = "name"
@@ -31,7 +31,7 @@ class Unit(StrEnum):
     NUMBER = "number"
     MS = "ms"
     SECONDS = "s"
-    PART = "part"
+    FRACTION = "fraction"
     MONEY = "money"
     TIME = "time"
     FLAG = "flag"
@@ -41,10 +41,10 @@ def format_value(value: Any, unit: Unit) -> str:
     """Return a value as text; ``None`` is a dash.
 
     Args:
-        value: a number, text, time or ``None``.
-        unit: its kind.
+        value: A number, text, time or ``None``.
+        unit: The kind of value.
     """
-    return ABSENT if value is None else _WRITERS[unit](value)
+    return ABSENT if value is None else _FORMATTERS[unit](value)
 
 
 def one_line(text: str) -> str:
@@ -53,19 +53,19 @@ def one_line(text: str) -> str:
 
 
 def shorten(name: str) -> str:
-    """Return the name of a task or queue; of a long one only the beginning and the end."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_NAME_BEGIN]}…{name[-_NAME_END:]}"
+    """Return the name of a task or queue, shortened in the middle if it is long."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_NAME_HEAD]}…{name[-_NAME_TAIL:]}"
 
 
-def pluralize(number: float, noun: str, how: str | Callable[[float], str] = ",") -> str:
+def pluralize(number: float, noun: str, spec: str | Callable[[float], str] = ",") -> str:
     """Return a number with its noun: ``1 job``, ``2 jobs``.
 
     Args:
-        number: how many.
-        noun: the singular; the plural adds an ``s``.
-        how: a format specification or a function for the number; by default ``1234`` is ``1,234``.
+        number: The number.
+        noun: The singular; the plural adds an ``s``.
+        spec: A format specification or a function for the number; by default ``1234`` is ``1,234``.
     """
-    text = format(number, how) if isinstance(how, str) else how(number)
+    text = format(number, spec) if isinstance(spec, str) else spec(number)
     return f"{text} {noun}{'' if text == '1' else 's'}"
 
 
@@ -91,19 +91,19 @@ def _number(value: float) -> str:
     return f"{value:.1g}"
 
 
-_LENGTHS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+_DURATIONS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
-def _length(ms: float) -> str:
-    for size, name in _LENGTHS:
+def _duration(ms: float) -> str:
+    for size, name in _DURATIONS:
         if abs(ms) >= size:
             return f"{_number(ms / size)} {name}"
     return f"{_number(round(ms, 1))} ms"
 
 
-def _part(value: float) -> str:
+def _fraction(value: float) -> str:
     percent = value * 100
-    # 99.98 % must not look like all, nor one failure in a million like none.
+    # 99.98 % must not be shown as 100 %, nor one failure in a million as 0 %.
     if 99 < percent < 100:
         text = f"{percent:.2f}" if percent < 99.995 else f"{min(percent, 99.999):.3f}"
         return f"{text.rstrip('0').rstrip('.')} %"
@@ -123,15 +123,15 @@ def _time(value: datetime) -> str:
     return f"{value:%Y-%m-%d %H:%M:%S}"
 
 
-_WRITERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
+_FORMATTERS: Final[Mapping[Unit, Callable[[Any], str]]] = {
     Unit.TEXT: lambda value: one_line(str(value)),
     Unit.NAME: lambda value: shorten(one_line(str(value))),
     Unit.TEXTS: lambda value: ", ".join(one_line(str(text)) for text in value) or ABSENT,
     Unit.COUNT: lambda value: f"{value:,}",
     Unit.NUMBER: _number,
-    Unit.MS: _length,
-    Unit.SECONDS: lambda value: _length(value * 1_000),
-    Unit.PART: _part,
+    Unit.MS: _duration,
+    Unit.SECONDS: lambda value: _duration(value * 1_000),
+    Unit.FRACTION: _fraction,
     Unit.MONEY: _money,
     Unit.TIME: _time,
     Unit.FLAG: lambda value: "yes" if value else "no",

@@ -1,4 +1,4 @@
-"""``History``: search the lake for jobs and their outcomes. Needs no JVM and no Redis."""
+"""``History``: search the lake for jobs and their outcomes. Needs neither a JVM nor Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.query import JobFilter, JobQuery, check_limit
 from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
-from bulltask.lake.search import rank_of, search
+from bulltask.lake.search import search, sort_rank
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, SNAPSHOTS, Table
 
 __all__ = ["History", "StatsFilter"]
@@ -46,14 +46,15 @@ class History:
         print(history.job(page.jobs[0].id).attempts)
 
     Only the latest state of a job counts: a job that failed and was completed by a later retry is completed. The
-    pipeline may write at the same time; each call sees what is there then. A call may take seconds: in asyncio, run it
-    in a thread. Jobs that have not ended are not in the lake's table of jobs yet; :meth:`job` finds their events.
+    pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
+    in asyncio, run it in a thread. Jobs that have not ended are not in the lake's table of jobs yet; :meth:`job` finds
+    their events.
 
     Args:
-        root: the directory of the lake.
+        root: The directory of the lake.
 
     Raises:
-        LakeError: there is no lake. Every method also raises it if a file cannot be read.
+        LakeError: There is no lake. Every method also raises it if a file cannot be read.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -69,35 +70,35 @@ class History:
         """Search for finished jobs, latest first.
 
         Args:
-            limit: jobs per page, up to 1,000.
+            limit: The number of jobs per page, up to 1,000.
             cursor: :attr:`JobPage.cursor` of the previous page.
-            where: see :class:`bulltask.lake.query.JobFilter`; a job must match all filters.
+            where: The filters of :class:`bulltask.lake.query.JobFilter`; a job must match all of them.
 
         Raises:
-            ConfigError: a filter, the limit or the cursor is invalid, or the lake has nothing of the queue.
+            ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data of the queue.
         """
         query = self._query(where)
-        after = None if cursor is None else query.position(cursor)
-        found = search(self._reader, query, after, check_limit(limit) + 1)
-        if not found:
+        position = None if cursor is None else query.position(cursor)
+        rows = search(self._reader, query, position, check_limit(limit) + 1)
+        if not rows:
             self._check_queue(query.queue)
-        page, more = found[:limit], len(found) > limit
-        return JobPage(tuple(PastJob.of(row) for _, row in page), query.cursor(page[-1][0]) if more else None)
+        page, has_more = rows[:limit], len(rows) > limit
+        return JobPage(tuple(PastJob.of(row) for _, row in page), query.cursor(page[-1][0]) if has_more else None)
 
     def job(self, job_id: str, queue: str | None = None) -> JobHistory | None:
         """Read a job's history; ``None`` if the lake does not have the job.
 
         Args:
-            job_id: its id.
-            queue: its queue; required if several queues have a job with this id.
+            job_id: The job's id.
+            queue: The job's queue; required if several queues have a job with this id.
 
         Raises:
-            ConfigError: several queues have one, or the lake has nothing of the queue.
+            ConfigError: Several queues have a job with this id, or the lake has no data of the queue.
         """
-        queue = self._spelled(queue)
-        tables = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
-        rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in tables.items()}
-        queues = sorted({row["queue"] for found in rows.values() for row in found})
+        queue = self._lake_name(queue)
+        id_columns = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}
+        rows = {table: self._rows(table, ds.field(column) == job_id, queue) for table, column in id_columns.items()}
+        queues = sorted({row["queue"] for table_rows in rows.values() for row in table_rows})
         if len(queues) > 1:
             raise ConfigError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one")
         if not queues:
@@ -118,32 +119,32 @@ class History:
         return self._reader.days(JOBS)
 
     def queues(self) -> list[str]:
-        """The queues that the lake has jobs of, in order, without BullMQ's braces."""
+        """Return the queues that have jobs in the lake, in order, without the hash tag."""
         return self._reader.queues(JOBS)
 
     def counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
         """Count jobs by queue, task and state; each job counts once, with its latest state.
 
         Args:
-            where: see :class:`StatsFilter`; days and times as in :meth:`search`.
+            where: The filters of :class:`StatsFilter`; days and times as in :meth:`search`.
 
         Raises:
-            ConfigError: a filter is invalid.
+            ConfigError: A filter is invalid.
         """
         return job_stats.counts(self._reader, self._query(where))
 
     def rate(
         self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
     ) -> list[RatePoint]:
-        """Count the attempts that ended in each hour or day; hours and days without any are left out.
+        """Count the attempts that ended in each hour or day; hours and days without attempts are omitted.
 
         Args:
             outcome: ``completed``, ``failed`` (for good), ``retry``, ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
-            where: see :class:`StatsFilter`.
+            where: The filters of :class:`StatsFilter`.
 
         Raises:
-            ConfigError: an argument is invalid.
+            ConfigError: An argument is invalid.
         """
         return job_stats.rate(self._reader, self._query(where), outcome, every)
 
@@ -161,19 +162,19 @@ class History:
             metric: ``run`` (execution time) or ``wait`` (for a worker).
             percentiles: 0 to 100; the results are within 1 %.
             every: ``hour``, ``day``, or ``None`` for one point for the whole time.
-            where: see :class:`StatsFilter`.
+            where: The filters of :class:`StatsFilter`.
 
         Raises:
-            ConfigError: an argument is invalid.
+            ConfigError: An argument is invalid.
         """
         return job_stats.latency(self._reader, self._query(where), metric, percentiles, every)
 
     def _query(self, where: Mapping[str, Any]) -> JobQuery:
         query = JobQuery.of(where)
-        return replace(query, queue=self._spelled(query.queue))
+        return replace(query, queue=self._lake_name(query.queue))
 
-    def _spelled(self, queue: str | None) -> str | None:
-        """Return the lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless it has both."""
+    def _lake_name(self, queue: str | None) -> str | None:
+        """Return the lake's name of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
         if queue is None or not queue.startswith("{"):
             return queue
         return normalize_queue(queue, known_queues(self._reader))
@@ -185,7 +186,7 @@ class History:
         return self._reader.over(table, self._reader.days(table), read, where=where, queue=queue)
 
     def _check_queue(self, queue: str | None) -> None:
-        """Raise an error if nothing was found because the queue is unknown."""
+        """Raise an error if there are no rows because the queue is unknown."""
         if queue is not None:
             check_queues(self.root, [queue], known_queues(self._reader))
 
@@ -195,7 +196,7 @@ class History:
 
 def _incarnations(rows: list[Row]) -> tuple[PastJob, ...]:
     best: dict[str | None, Row] = {}
-    for row in sorted(rows, key=rank_of):
+    for row in sorted(rows, key=sort_rank):
         best[row["incarnation"]] = row
     ordered = sorted(best.values(), key=lambda row: (row["created_at"] or row["as_of"], row["as_of"]), reverse=True)
     return tuple(PastJob.of(row) for row in ordered)

@@ -20,18 +20,18 @@ from bulltask.errors import ConfigError
 from bulltask.lake.log_histogram import GROWTH, ZERO, percentile
 from bulltask.lake.query import JobQuery
 from bulltask.lake.read import TableReader
-from bulltask.lake.search import APART, UNSEEN, seen_expression
+from bulltask.lake.search import CLOCK_DIFFERENCE, MAX_UNKNOWN_AGE, seen_expression
 from bulltask.lake.tables import ATTEMPTS, JOBS
 
 __all__ = ["Every", "JobCount", "LatencyPoint", "RatePoint", "counts", "latency", "rate"]
 
 Every = Literal["hour", "day"]
 
-_ROWS_AT_ONCE: Final = 500_000
+_ROWS_PER_PASS: Final = 500_000
 """How many rows are deduplicated in one pass; with more, each pass reads a part of the ids."""
 
 _KEY: Final = ["queue", "job_id", "incarnation"]
-_OF_JOB: Final = ["name", "state", "seen_at"]
+_VALUES: Final = ["name", "state", "seen_at"]
 _COLUMNS: Final = [*_KEY, "name", "state", "finished_at", "as_of"]
 
 
@@ -40,10 +40,10 @@ class JobCount:
     """The number of a task's jobs in a state.
 
     Attributes:
-        queue: the queue, without BullMQ's braces.
-        name: the task's name; ``None`` for jobs whose added event is missing.
-        state: as in :class:`bulltask.lake.records.PastJob`.
-        jobs: the number of jobs.
+        queue: The queue, without BullMQ's braces.
+        name: The task's name; ``None`` for jobs whose added event is missing.
+        state: As in :class:`bulltask.lake.records.PastJob`.
+        jobs: The number of jobs.
     """
 
     queue: str
@@ -57,8 +57,8 @@ class RatePoint:
     """The number of attempts that ended in an hour or a day.
 
     Attributes:
-        at: the start of the hour or day, UTC.
-        attempts: the number of attempts.
+        at: The start of the hour or day, UTC.
+        attempts: The number of attempts.
     """
 
     at: datetime
@@ -70,9 +70,9 @@ class LatencyPoint:
     """How long the attempts of an hour or a day took.
 
     Attributes:
-        at: the start of the hour or day, UTC; for the whole time ``since``, or ``None`` without it.
-        attempts: the number of attempts.
-        percentiles: seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
+        at: The start of the hour or day, UTC; for the whole time ``since``, or ``None`` without it.
+        attempts: The number of attempts.
+        percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
     """
 
     at: datetime | None
@@ -82,36 +82,37 @@ class LatencyPoint:
 
 def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
     """Count the jobs that a search with this query finds, by queue, task and state."""
-    days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - APART]
-    older = [] if query.since is None else _older(reader, query, query.since, days)
-    parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_AT_ONCE)
-    found: Counter[tuple[str, str | None, str]] = Counter()
+    days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
+    older = [] if query.since is None else _older_rows(reader, query, query.since, days)
+    parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
+    totals: Counter[tuple[str, str | None, str]] = Counter()
     for part in range(parts):
-        found += reader.over(
+        totals += reader.over(
             JOBS,
             days,
-            partial(_counted, older=older, query=query, part=part, parts=parts),
+            partial(_count_part, older=older, query=query, part=part, parts=parts),
             columns=_COLUMNS,
             queue=query.queue,
         )
-    by_name = sorted(found.items(), key=lambda one: (one[0][0], one[0][1] or "", one[0][2]))
-    return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in by_name]
+    ordered = sorted(totals.items(), key=lambda item: (item[0][0], item[0][1] or "", item[0][2]))
+    return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in ordered]
 
 
 def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[RatePoint]:
-    """Count attempts by time; ended attempts have one row each, so none is counted twice."""
+    """Count attempts by time; ended attempts have one row each, so no attempt is counted twice."""
     _check_every(every)
 
-    def count(batches: Iterator[Any]) -> Counter[datetime]:
-        found: Counter[datetime] = Counter()
+    def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
+        totals: Counter[datetime] = Counter()
         for batch in batches:
-            for one in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
-                found[one["values"].astimezone(UTC)] += one["counts"]
-        return found
+            for row in pc.value_counts(pc.floor_temporal(batch["ended_at"], unit=every)).to_pylist():
+                totals[row["values"].astimezone(UTC)] += row["counts"]
+        return totals
 
-    where = _ended(query) & (ds.field("outcome") == outcome)
-    found = reader.over(ATTEMPTS, _days(reader, query), count, columns=["ended_at"], where=where, queue=query.queue)
-    return [RatePoint(at, attempts) for at, attempts in sorted(found.items())]
+    where = _ended_filter(query) & (ds.field("outcome") == outcome)
+    days = _matching_days(reader, query)
+    totals = reader.over(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
+    return [RatePoint(at, attempts) for at, attempts in sorted(totals.items())]
 
 
 def latency(
@@ -120,30 +121,32 @@ def latency(
     """Return percentiles of how long attempts waited or ran.
 
     Raises:
-        ConfigError: the metric, a percentile or ``every`` is invalid.
+        ConfigError: The metric, a percentile or ``every`` is invalid.
     """
     if metric not in {"wait", "run"}:
         raise ConfigError(f"metric must be 'wait' or 'run', not {metric!r}")
     if every is not None:
         _check_every(every)
-    if bad := [one for one in percentiles if not 0 <= one <= 100]:
-        raise ConfigError(f"percentiles must be from 0 to 100, not {bad[0]!r}")
+    if invalid := [value for value in percentiles if not 0 <= value <= 100]:
+        raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
     column = f"{metric}_ms"
-    found = reader.over(
+    histograms = reader.over(
         ATTEMPTS,
-        _days(reader, query),
-        partial(_lengths, column=column, every=every),
+        _matching_days(reader, query),
+        partial(_duration_histograms, column=column, every=every),
         columns=["ended_at", column],
-        where=_ended(query) & ds.field(column).is_valid(),
+        where=_ended_filter(query) & ds.field(column).is_valid(),
         queue=query.queue,
     )
-    whole = found.pop(None, None)
+    whole = histograms.pop(None, None)
     points = (
-        [(query.since, whole)] if whole else sorted((at, lengths) for at, lengths in found.items() if at is not None)
+        [(query.since, whole)]
+        if whole
+        else sorted((at, durations) for at, durations in histograms.items() if at is not None)
     )
     return [
-        LatencyPoint(at, lengths.total(), {one: _percentile(lengths, one) for one in percentiles})
-        for at, lengths in points
+        LatencyPoint(at, durations.total(), {value: _percentile(durations, value) for value in percentiles})
+        for at, durations in points
     ]
 
 
@@ -152,11 +155,11 @@ def _check_every(every: str) -> None:
         raise ConfigError(f"every must be 'hour' or 'day', not {every!r}")
 
 
-def _days(reader: TableReader, query: JobQuery) -> list[Any]:
+def _matching_days(reader: TableReader, query: JobQuery) -> list[Any]:
     return [day for day in reader.days(ATTEMPTS) if query.includes(day)]
 
 
-def _ended(query: JobQuery) -> Any:
+def _ended_filter(query: JobQuery) -> Any:
     """Return an expression for the attempts that match a query."""
     where = ds.field("ended_at").is_valid()
     if query.since is not None:
@@ -168,95 +171,101 @@ def _ended(query: JobQuery) -> Any:
     return where
 
 
-def _older(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
+def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
     """Read the rows before ``days`` of jobs that ended later but began before: one of these may be their latest."""
     before = [day for day in reader.days(JOBS) if not days or day < days[0]]
     created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
     began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))
 
-    def began(batches: Iterator[Any]) -> dict[str, date]:
-        found = dict[str, date]()
+    def first_day_by_job(batches: Iterator[Any]) -> dict[str, date]:
+        first_days = dict[str, date]()
         for batch in batches:
             for job_id, moment in zip(batch["job_id"].to_pylist(), batch["created_at"].to_pylist(), strict=True):
-                day = (first - UNSEEN if moment is None else moment.astimezone(UTC)).date()
-                found[job_id] = min(day, found.get(job_id, day))
-        return found
+                day = (first - MAX_UNKNOWN_AGE if moment is None else moment.astimezone(UTC)).date()
+                first_days[job_id] = min(day, first_days.get(job_id, day))
+        return first_days
 
-    def begun() -> dict[str, date]:
+    def read_first_days() -> dict[str, date]:
         columns = ["job_id", "created_at"]
-        return reader.over(JOBS, days, began, columns=columns, where=began_before, queue=query.queue)
+        return reader.over(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
 
-    if not before or not (jobs := begun()):
+    if not before or not (first_days := read_first_days()):
         return []
-    near = [day for day in before if day >= min(jobs.values()) - APART]
-    of_them = ds.field("job_id").isin(list(jobs))
-    return reader.over(JOBS, near, list, columns=_COLUMNS, where=of_them, queue=query.queue) if near else []
+    nearby = [day for day in before if day >= min(first_days.values()) - CLOCK_DIFFERENCE]
+    is_one = ds.field("job_id").isin(list(first_days))
+    return reader.over(JOBS, nearby, list, columns=_COLUMNS, where=is_one, queue=query.queue) if nearby else []
 
 
-def _counted(
+def _count_part(
     batches: Iterator[Any], *, older: Sequence[Any], query: JobQuery, part: int, parts: int
 ) -> Counter[tuple[str, str | None, str]]:
     """Count the jobs of one pass by their latest rows."""
-    rows = [pa.Table.from_batches([_of_part(batch, part, parts)]) for batch in chain(batches, older)]
+    rows = [pa.Table.from_batches([_select_part(batch, part, parts)]) for batch in chain(batches, older)]
     if not rows:
         return Counter()
     table = pa.concat_tables(rows)
     table = table.append_column("seen_at", pc.coalesce(table["finished_at"], table["as_of"]))
-    table = table.select([*_KEY, *_OF_JOB, "as_of"])
+    table = table.select([*_KEY, *_VALUES, "as_of"])
     ids = pc.value_counts(table["job_id"])
     # Few ids have several rows; the others need no dedup.
-    again = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
-    counted = _tally(table.filter(pc.invert(again)), query)
-    return counted + _tally(_latest(table.filter(again)), query)
+    repeated = pc.is_in(table["job_id"], ids.field("values").filter(pc.greater(ids.field("counts"), 1)))
+    totals = _count_rows(table.filter(pc.invert(repeated)), query)
+    return totals + _count_rows(_latest(table.filter(repeated)), query)
 
 
 def _latest(table: Any) -> Any:
     """Return the latest row for each key."""
     last = pc.ScalarAggregateOptions(skip_nulls=False)
     table = table.sort_by([(name, "ascending") for name in ("as_of", "seen_at", "state")])
-    table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _OF_JOB])
-    return table.rename_columns({f"{name}_last": name for name in _OF_JOB})
+    table = table.group_by(_KEY, use_threads=False).aggregate([(name, "last", last) for name in _VALUES])
+    return table.rename_columns({f"{name}_last": name for name in _VALUES})
 
 
-def _tally(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
+def _count_rows(table: Any, query: JobQuery) -> Counter[tuple[str, str | None, str]]:
     """Count the rows that match a query."""
-    for keep in (
+    for condition in (
         None if query.since is None else pc.field("seen_at") >= _time(query.since),
         None if query.until is None else pc.field("seen_at") < _time(query.until),
         None if query.name is None else pc.field("name") == query.name,
     ):
-        table = table if keep is None else table.filter(keep)
-    counted = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
-    return Counter({(one["queue"], one["name"], one["state"]): one["count_all"] for one in counted})
+        table = table if condition is None else table.filter(condition)
+    totals = table.group_by(["queue", "name", "state"]).aggregate([([], "count_all")]).to_pylist()
+    return Counter({(row["queue"], row["name"], row["state"]): row["count_all"] for row in totals})
 
 
-def _of_part(batch: Any, part: int, parts: int) -> Any:
+def _select_part(batch: Any, part: int, parts: int) -> Any:
     """Return the rows of one part, which is chosen by the last characters of the id."""
     if parts == 1:
         return batch
     ends = pc.utf8_slice_codeunits(batch["job_id"], -3).dictionary_encode()
-    mine = [zlib.crc32(end.encode()) % parts == part for end in ends.dictionary.to_pylist()]
-    return batch.filter(pa.array(mine, pa.bool_()).take(ends.indices))
+    in_part = [zlib.crc32(end.encode()) % parts == part for end in ends.dictionary.to_pylist()]
+    return batch.filter(pa.array(in_part, pa.bool_()).take(ends.indices))
 
 
-def _lengths(batches: Iterator[Any], *, column: str, every: Every | None) -> dict[datetime | None, Counter[int]]:
+def _duration_histograms(
+    batches: Iterator[Any], *, column: str, every: Every | None
+) -> dict[datetime | None, Counter[int]]:
     """Return a histogram of durations (:mod:`bulltask.lake.log_histogram`) for each hour or day."""
-    found: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
+    histograms: defaultdict[datetime | None, Counter[int]] = defaultdict(Counter)
     for batch in batches:
-        sizes = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
-        sizes = pc.if_else(pc.less(batch[column], 1), ZERO, sizes)
-        began = pa.nulls(len(sizes), pa.timestamp("us", tz="UTC"))
-        began = began if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
-        table = pa.table({"began": began, "size": sizes}).group_by(["began", "size"]).aggregate([([], "count_all")])
-        for one in table.to_pylist():
-            moment = one["began"] and one["began"].astimezone(UTC)
-            found[moment][one["size"]] += one["count_all"]
-    return dict(found)
+        buckets = pc.ceil(pc.divide(pc.ln(pc.max_element_wise(batch[column], 1)), math.log(GROWTH))).cast(pa.int32())
+        buckets = pc.if_else(pc.less(batch[column], 1), ZERO, buckets)
+        periods = pa.nulls(len(buckets), pa.timestamp("us", tz="UTC"))
+        periods = periods if every is None else pc.floor_temporal(batch["ended_at"], unit=every)
+        table = (
+            pa.table({"period": periods, "bucket": buckets})
+            .group_by(["period", "bucket"])
+            .aggregate([([], "count_all")])
+        )
+        for row in table.to_pylist():
+            moment = row["period"] and row["period"].astimezone(UTC)
+            histograms[moment][row["bucket"]] += row["count_all"]
+    return dict(histograms)
 
 
-def _percentile(lengths: Counter[int], one: float) -> float:
+def _percentile(durations: Counter[int], percent: float) -> float:
     """Return a percentile in seconds."""
-    return (percentile(lengths, one / 100) or 0) / 1000
+    return (percentile(durations, percent / 100) or 0) / 1000
 
 
 def _time(moment: datetime) -> Any:

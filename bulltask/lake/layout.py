@@ -5,9 +5,10 @@
     ROOT/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
     ROOT/silver/jobs/dt=…/queue=…/ingest_id=…/
     ROOT/gold/task_minute/dt=…/
-    ROOT/_pipeline/                    the pipeline's own files; readers skip names that begin with _ or .
+    ROOT/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
-``ingest_id`` identifies the write that made the files, so that a repeated write can remove what it had left.
+``ingest_id`` identifies the write that created the files, so that a repeated write can remove files of an earlier
+attempt.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from urllib.parse import unquote
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Layout", "batch_of", "check_local", "ingest_id", "listed", "partition_name", "partition_value"]
+__all__ = ["Layout", "batch_of", "check_local", "ingest_id", "list_directories", "partition_name", "partition_value"]
 
-_OWN: Final = "_pipeline"
+_INTERNAL: Final = "_pipeline"
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path of s3a://bucket is s3a:/bucket
 
@@ -34,11 +35,11 @@ _ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\
 
 
 def ingest_id(query_id: str, batch_id: int) -> str:
-    """Return the id of a batch's write; a batch that is run again has the same id.
+    """Return the id of a batch's write. A batch that is run again has the same id.
 
     Args:
         query_id: Spark's id of the query. A new checkpoint has a new id, and numbers its batches from 0 again.
-        batch_id: the number of the batch.
+        batch_id: The number of the batch.
     """
     return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
 
@@ -53,7 +54,7 @@ def check_local(root: str | Path) -> None:
     """Check that a lake's root is a directory of a file system.
 
     Raises:
-        ConfigError: it is a URL.
+        ConfigError: It is a URL.
     """
     if _URL.match(str(root)):
         raise ConfigError(
@@ -66,10 +67,10 @@ class Layout:
     """The paths of a lake.
 
     Args:
-        root: the directory of the lake; it must have this path for all readers and writers.
+        root: The directory of the lake, with the same path for all readers and writers.
 
     Raises:
-        ConfigError: it is a URL.
+        ConfigError: It is a URL.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -80,73 +81,73 @@ class Layout:
         """Check that there is a lake.
 
         Raises:
-            LakeError: there is none.
+            LakeError: There is no lake.
         """
-        if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _OWN)):
+        if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _INTERNAL)):
             raise LakeError(
-                f"there is no lake in {self.root}, no bronze/ or silver/: use the --root of 'bulltask pipeline run', "
-                "which creates them"
+                f"there is no lake in {self.root} (no bronze/ or silver/): use the --root of 'bulltask pipeline run', "
+                "which creates the tables"
             )
 
     def table(self, table: Table) -> Path:
         """Return the directory of a table; it need not exist."""
         return self.root / table.layer / table.name
 
-    def own(self, *parts: str) -> Path:
-        """Return a path of the pipeline's own files, which readers of the tables skip."""
-        return self.root.joinpath(_OWN, *parts)
+    def internal(self, *parts: str) -> Path:
+        """Return a path in the pipeline's internal directory, which readers of the tables skip."""
+        return self.root.joinpath(_INTERNAL, *parts)
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's checkpoint of the event stream."""
-        return self.own("checkpoint")
+        """The directory with Spark's checkpoint of the event stream."""
+        return self.internal("checkpoint")
 
     @property
     def open_jobs(self) -> Path:
-        """The events of open jobs, for the next batch."""
-        return self.own("open_jobs")
+        """The directory with the events of open jobs, for the next batch."""
+        return self.internal("open_jobs")
 
     def days(self, table: Table) -> list[date]:
         """Return the days that a table has directories for, in order."""
-        names = (path.name for path in listed(self.table(table)) if path.name.startswith("dt="))
+        names = (path.name for path in list_directories(self.table(table)) if path.name.startswith("dt="))
         return sorted(date.fromisoformat(name.removeprefix("dt=")) for name in names)
 
     def day(self, table: Table, day: date) -> Path:
         """Return the directory of a table's day."""
         return self.table(table) / f"dt={day.isoformat()}"
 
-    def written(self, table: Table, ingest: str) -> Iterator[Path]:
-        """Yield the directories that one write has made in a table with ``ingest_id``."""
-        for day in listed(self.table(table)):
-            for queue in listed(day):
-                if (found := queue / f"ingest_id={ingest}").is_dir():
-                    yield found
+    def written_directories(self, table: Table, ingest: str) -> Iterator[Path]:
+        """Yield the directories that a write has created in a table with ``ingest_id``."""
+        for day in list_directories(self.table(table)):
+            for queue in list_directories(day):
+                if (directory := queue / f"ingest_id={ingest}").is_dir():
+                    yield directory
 
-    def forget(self, ingest: str, tables: Iterable[Table] | None = None) -> None:
+    def remove(self, ingest: str, tables: Iterable[Table] | None = None) -> None:
         """Remove the files of a write, before it is repeated.
 
         Args:
-            ingest: its ``ingest_id``.
-            tables: the tables; default: all that are partitioned by ``ingest_id``.
+            ingest: The ``ingest_id`` of the write.
+            tables: The tables; default: all tables that are partitioned by ``ingest_id``.
         """
         for table in TABLES.values() if tables is None else tables:
             if "ingest_id" in table.partitions:
-                for path in self.written(table, ingest):
+                for path in self.written_directories(table, ingest):
                     shutil.rmtree(path)
 
 
 def partition_name(column: str, value: str) -> str:
-    """Return the name of a partition's directory, as Spark writes it: the queue ``{mail}`` is ``queue=%7Bmail}``."""
+    """Return the name of a partition's directory as Spark writes it: ``queue=%7Bmail}`` for the queue ``{mail}``."""
     return f"{column}={value.translate(_ESCAPED)}"
 
 
 def partition_value(directory: str) -> str:
-    """Return the value that a partition's directory name holds: ``queue=%7Bmail}`` is ``{mail}``."""
+    """Return the value in the name of a partition's directory: ``{mail}`` for ``queue=%7Bmail}``."""
     return unquote(directory.partition("=")[2])
 
 
-def listed(path: Path) -> list[Path]:
-    """Return the directories of data in a directory, in order; an empty list if it does not exist."""
+def list_directories(path: Path) -> list[Path]:
+    """Return the data directories in a directory, in order; an empty list if the directory does not exist."""
     if not path.is_dir():
         return []
-    return sorted(one for one in path.iterdir() if one.is_dir() and one.name[0] not in "_.")
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and entry.name[0] not in "_.")

@@ -1,4 +1,4 @@
-"""The ledger: records of the batches that a lake's stream has committed.
+"""The ledger: the records of a lake's committed batches.
 
 ::
 
@@ -28,21 +28,21 @@ __all__ = ["BatchRecord", "Ledger", "QueueRecord"]
 
 _VERSION: Final = 1
 
-_KEPT: Final = 2_000
-_SPARE: Final = 200
-"""Old records are removed when there are this many too many, not after each batch."""
+_MAX_RECORDS: Final = 2_000
+_CLEANUP_SLACK: Final = 200
+"""Old records are removed when the maximum is exceeded by this number, not after each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """What a batch read of one queue.
+    """The result of a batch for one queue.
 
     Attributes:
-        events: rows added to ``bronze.events``.
-        first: id of the first of these events; ``None`` if there are none.
-        last: id of the last of these events.
-        lost: lost events, by its rows in ``bronze.gaps``.
-        gaps: the number of these rows.
+        events: The number of rows added to ``bronze.events``.
+        first: Id of the first of these events; ``None`` if there are no events.
+        last: Id of the last of these events.
+        lost: The number of lost events.
+        gaps: The number of rows added to ``bronze.gaps``.
     """
 
     events: int = 0
@@ -57,22 +57,22 @@ class BatchRecord:
     """A committed batch.
 
     Attributes:
-        ingest: the ``ingest_id`` of its files.
-        previous: that of the previous batch, whose open jobs it read; ``None`` for the first batch of a lake.
-        number: counts the batches of a lake from 1, across checkpoints.
-        written_ms: when it was committed, by this machine's clock.
-        clock_ms: time of the newest event ever read, by Redis' clock; 0 before the first.
-        queues: what it read of each queue, by names without BullMQ's braces.
-        ends: id of the last event ever read of each queue.
-        lost: the number of events ever lost of each queue.
-        attempts: rows added to ``silver.attempts``.
-        jobs: rows added to ``silver.jobs``.
+        ingest: The ``ingest_id`` of its files.
+        previous: The ``ingest_id`` of the previous batch, whose open jobs it read; ``None`` for a lake's first batch.
+        number: The number of the batch, from 1, across checkpoints.
+        written_ms: When it was committed, by this machine's clock.
+        clock_ms: Time of the newest event ever read, by Redis' clock; 0 before the first.
+        queues: The result for each queue, by name without the hash tag.
+        ends: Id of the last event ever read of each queue.
+        lost: The number of events ever lost of each queue.
+        attempts: The number of rows added to ``silver.attempts``.
+        jobs: The number of rows added to ``silver.jobs``.
         open_jobs_ingest: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
             batch; ``None`` if no jobs are open.
         open_job_events: The number of these events.
         oldest_ms: The time of the oldest of them; 0 if no jobs are open.
-        steps_ms: how long each step took.
-        queries: the last batch number of each Spark query that has written to the lake, by the beginning of its id.
+        steps_ms: How long each step took.
+        queries: The last batch number of each Spark query that has written to the lake, by the beginning of its id.
     """
 
     ingest: str
@@ -96,7 +96,7 @@ class BatchRecord:
         """Decode the result of :meth:`to_json`.
 
         Raises:
-            DecodeError: it has another version.
+            DecodeError: It has another version.
         """
         if stored.get("version") != _VERSION:
             raise DecodeError(
@@ -104,8 +104,8 @@ class BatchRecord:
                 "lake was written by another version of bulltask; use that version or a newer one"
             )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
-        fields["queries"] = stored.get("queries", {})  # old records have none
-        fields["queues"] = {queue: QueueRecord(**one) for queue, one in fields["queues"].items()}
+        fields["queries"] = stored.get("queries", {})  # missing in old records
+        fields["queues"] = {queue: QueueRecord(**record) for queue, record in fields["queues"].items()}
         return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,30 +117,30 @@ class Ledger:
     """The records of a lake's batches.
 
     Args:
-        layout: the lake.
+        layout: The lake.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._head, self._publishing = layout.own("head.json"), layout.own("publishing.json")
+        self._head, self._publishing = layout.internal("head.json"), layout.internal("publishing.json")
 
     def head(self) -> BatchRecord | None:
         """Return the last committed batch; ``None`` before the first."""
-        return _record(self._head)
+        return _read_record(self._head)
 
     def get(self, ingest: str) -> BatchRecord | None:
-        """Return the record of a batch; ``None`` if there is none, or no longer."""
-        return _record(self._file(ingest))
+        """Return the record of a batch; ``None`` if it does not exist or was removed."""
+        return _read_record(self._file(ingest))
 
     def has(self, ingest: str) -> bool:
-        """Whether a batch is committed, by the head: an uncommitted batch can have a record, and old ones have none."""
+        """Whether a batch is committed, by the head: an uncommitted batch can have a record, old batches have none."""
         head, (query, number) = self.head(), batch_of(ingest)
         if head is None:
             return False
         return number <= head.queries.get(query, -1) if head.queries else self._file(ingest).exists()
 
     def records(self) -> Iterator[BatchRecord]:
-        """Yield the last batches, newest first: all of them, or some thousands."""
+        """Yield the last batches, newest first, as far as their records are kept."""
         record = self.head()
         while record is not None:
             yield record
@@ -160,20 +160,20 @@ class Ledger:
         _write(self._file(record.ingest), record.to_json())
         _write(self._head, record.to_json())
         self._publishing.unlink(missing_ok=True)
-        self._forget_old()
+        self._remove_old_records()
 
-    def _forget_old(self) -> None:
-        files = set(self._layout.own("batches").glob("[!_]*.json"))
-        if len(files) > _KEPT + _SPARE:
-            kept = {self._file(record.ingest) for record in islice(self.records(), _KEPT)}
+    def _remove_old_records(self) -> None:
+        files = set(self._layout.internal("batches").glob("[!_]*.json"))
+        if len(files) > _MAX_RECORDS + _CLEANUP_SLACK:
+            kept = {self._file(record.ingest) for record in islice(self.records(), _MAX_RECORDS)}
             for file in files - kept:
                 file.unlink(missing_ok=True)
 
     def _file(self, ingest: str) -> Path:
-        return self._layout.own("batches", f"{ingest}.json")
+        return self._layout.internal("batches", f"{ingest}.json")
 
 
-def _record(path: Path) -> BatchRecord | None:
+def _read_record(path: Path) -> BatchRecord | None:
     stored = _read(path)
     return None if stored is None else BatchRecord.from_json(stored)
 

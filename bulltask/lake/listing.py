@@ -1,7 +1,7 @@
 """List a table's files at one moment, also while directories are being swapped.
 
-A swap (:mod:`bulltask.lake.atomic_swap`) writes an intent file, moves the old directories away and then the new one to
-its place. As long as the intent exists, the new directory counts, wherever it is.
+A swap (:mod:`bulltask.lake.atomic_swap`) writes an intent file, moves the old directories away and then moves the new
+directory to its final path. While the intent exists, the new directory is part of the table, at either path.
 """
 
 from __future__ import annotations
@@ -12,100 +12,102 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from bulltask.lake.layout import Layout, listed, partition_value
+from bulltask.lake.layout import Layout, list_directories, partition_value
 from bulltask.lake.tables import Table
 
-__all__ = ["listed_files"]
+__all__ = ["list_files"]
 
-_LOOKS = 50
+_MAX_RETRIES = 50
 """How often a day is listed again because directories were swapped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Intent:
-    """A swap whose new directory is not in its place yet.
+    """A swap whose new directory does not have its final path yet.
 
     Attributes:
-        new: the current path of the new directory; ``None`` if the old ones are only removed.
-        place: its future path.
-        old: the directories that are removed.
+        new: The current path of the new directory; ``None`` if the old directories are only removed.
+        target: Its final path.
+        old: The directories that are removed.
     """
 
     new: Path | None
-    place: Path | None
+    target: Path | None
     old: frozenset[Path]
 
 
-def listed_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
+def list_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
     """Return the files of a table's day, each with the directory whose path has its partitions.
 
     Args:
-        layout: the lake.
-        table: the table.
-        day: the day.
-        queue: only files of this queue.
+        layout: The lake.
+        table: The table.
+        day: The day.
+        queue: Only files of this queue.
 
     Raises:
-        FileNotFoundError: directories were swapped each time they were listed.
+        FileNotFoundError: Directories were swapped each time they were listed.
     """
-    for _ in range(_LOOKS):
-        before, intents = _moment(layout), _intents(layout)
-        found = _listed(layout, table, day, queue, intents)
-        moved = any(one.new is not None and not one.new.exists() for one in intents)
-        if not moved and _moment(layout) == before:
-            return found
+    for _ in range(_MAX_RETRIES):
+        before, intents = _swap_version(layout), _intents(layout)
+        files = _list_day(layout, table, day, queue, intents)
+        changed = any(intent.new is not None and not intent.new.exists() for intent in intents)
+        if not changed and _swap_version(layout) == before:
+            return files
     raise FileNotFoundError(f"{layout.day(table, day)}: its directories are swapped too often")
 
 
-def _moment(layout: Layout) -> int:
+def _swap_version(layout: Layout) -> int:
     """Return a value that changes whenever a swap begins or ends."""
     try:
-        return layout.own("intents").stat().st_mtime_ns
+        return layout.internal("intents").stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
 def _intents(layout: Layout) -> list[_Intent]:
-    found = []
-    for path in layout.own("intents").glob("*.json"):
+    intents = []
+    for path in layout.internal("intents").glob("*.json"):
         try:
-            said = json.loads(path.read_text())
+            stored = json.loads(path.read_text())
         except FileNotFoundError:
-            continue  # completed: the value of _moment has changed
-        new, place = (None if said[name] is None else layout.root / said[name] for name in ("new", "place"))
-        if new is None or new.exists():  # else it is in its place, which can be that of an old one
-            found.append(_Intent(new, place, frozenset(layout.root / one for one in said["old"])))
-    return found
+            continue  # completed: _swap_version has changed
+        new, target = (None if stored[name] is None else layout.root / stored[name] for name in ("new", "target"))
+        if new is None or new.exists():  # else it has its final path, which can be the path of an old directory
+            intents.append(_Intent(new, target, frozenset(layout.root / old for old in stored["old"])))
+    return intents
 
 
-def _listed(
+def _list_day(
     layout: Layout, table: Table, day: date, queue: str | None, intents: list[_Intent]
 ) -> list[tuple[Path, Path]]:
-    root, top = layout.table(table), layout.day(table, day)
-    gone = frozenset[Path]().union(*(one.old for one in intents))
-    roots = [(top, top)] + [(one.new, one.place) for one in intents if one.new and one.place]
-    found: list[tuple[Path, Path]] = []
-    for directory, place in roots:
-        if place != top and top not in place.parents:
+    root, day_directory = layout.table(table), layout.day(table, day)
+    removed = frozenset[Path]().union(*(intent.old for intent in intents))
+    roots = [(day_directory, day_directory)]
+    roots += [(intent.new, intent.target) for intent in intents if intent.new and intent.target]
+    files: list[tuple[Path, Path]] = []
+    for directory, target in roots:
+        if target != day_directory and day_directory not in target.parents:
             continue
-        names = place.relative_to(root).parts
+        names = target.relative_to(root).parts
         if "queue" in table.partitions[: len(names)] and queue not in {None, partition_value(names[1])}:
             continue
-        found += _walk(directory, place, table.partitions[len(names) :], queue, gone if directory == top else ())
-    return found
+        skipped = removed if directory == day_directory else ()
+        files += _walk(directory, target, table.partitions[len(names) :], queue, skipped)
+    return files
 
 
 def _walk(
-    directory: Path, place: Path, partitions: tuple[str, ...], queue: str | None, gone: Collection[Path]
+    directory: Path, target: Path, partitions: tuple[str, ...], queue: str | None, removed: Collection[Path]
 ) -> Iterator[tuple[Path, Path]]:
-    """Yield the files below a directory, which counts as if it were at ``place``."""
-    if directory in gone:
+    """Yield the files below a directory as if the directory were at ``target``."""
+    if directory in removed:
         return
     if not partitions:
         if directory.is_dir():
-            names = sorted(path.name for path in directory.iterdir() if path.suffix == ".parquet")
-            yield from ((directory / name, place) for name in names if name[0] not in "_.")
+            file_names = sorted(path.name for path in directory.iterdir() if path.suffix == ".parquet")
+            yield from ((directory / name, target) for name in file_names if name[0] not in "_.")
         return
-    for found in listed(directory):
-        if partitions[0] != "queue" or queue in {None, partition_value(found.name)}:
-            yield from _walk(found, place / found.name, partitions[1:], queue, gone)
+    for subdirectory in list_directories(directory):
+        if partitions[0] != "queue" or queue in {None, partition_value(subdirectory.name)}:
+            yield from _walk(subdirectory, target / subdirectory.name, partitions[1:], queue, removed)

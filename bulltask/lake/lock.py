@@ -1,4 +1,4 @@
-"""A lock that lets one stream at a time write to a lake; it ends with the process that holds it."""
+"""A lock that lets one stream at a time write to a lake. It is released when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _NAME: Final = "lock"
 
 
 class RunLock:
-    """The lock of a lake's stream, acquired by the constructor; ``kill -9`` releases it, too.
+    """The lock of a lake's stream, acquired by the constructor. A ``kill -9`` releases it, too.
 
     Args:
-        layout: the lake, whose directories are created.
+        layout: The lake. Its directories are created.
 
     Raises:
-        LakeInUseError: another stream feeds it.
+        LakeInUseError: Another stream writes to the lake.
     """
 
     def __init__(self, layout: Layout) -> None:
-        path = layout.own(_NAME)
+        path = layout.internal(_NAME)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            other = os.read(self._file, 20).decode("ascii", "replace").strip()
+            pid = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
             raise LakeInUseError(
-                f"process {other} already writes to the lake {layout.root}: stop it, or use another root"
+                f"process {pid} already writes to the lake {layout.root}: stop it, or use another root"
             ) from exc
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -55,16 +55,16 @@ class RunLock:
 
 
 def writer_pid(layout: Layout) -> int | None:
-    """Return the id of the process on this machine whose stream writes to a lake; ``None`` if there is none."""
+    """Return the id of the process on this machine whose stream writes to a lake; ``None`` if no stream writes."""
     try:
-        file = os.open(layout.own(_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(layout.internal(_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        said = os.read(file, 20).decode("ascii", "replace").strip()
-        return int(said) if said.isdecimal() else None
+        text = os.read(file, 20).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else None
     else:
         return None
     finally:

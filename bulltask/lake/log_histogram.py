@@ -1,6 +1,6 @@
-"""Log-scale histograms of durations, as DDSketch has them, with a growth factor of 1.02.
+"""Log-scale histograms of durations, as in DDSketch, with a growth factor of 1.02.
 
-The gold tables store waits and runs as such histograms, so percentiles of minutes can be merged into those of days.
+The gold tables store waits and runs as such histograms, so histograms of minutes can be merged into histograms of days.
 A bucket holds durations up to 2 % longer than the bucket below it. A percentile is therefore within 1 % of the exact
 one, rounded to milliseconds, and exact up to 50 ms. Unlike DDSketch, no buckets are collapsed: merged histograms are
 exactly those of the longer time, rebuilt tables have the same rows, and reading them needs no library.
@@ -44,37 +44,37 @@ def bucket_value(bucket: int) -> int:
     return 0 if bucket == ZERO else round(2 * GROWTH**bucket / (GROWTH + 1))
 
 
-def merge_histograms(parts: Iterable[Histogram | Iterable[tuple[int, int]] | None]) -> dict[int, int]:
+def merge_histograms(histograms: Iterable[Histogram | Iterable[tuple[int, int]] | None]) -> dict[int, int]:
     """Add up histograms, for example those of the minutes of a day.
 
     Args:
-        parts: values of ``wait_counts`` or ``run_counts``: mappings or, as Arrow returns them, lists of pairs;
+        histograms: Values of ``wait_counts`` or ``run_counts``: mappings or, as Arrow returns them, lists of pairs;
             ``None`` is empty.
     """
     total: Counter[int] = Counter()
-    for part in parts:
-        for bucket, count in _pairs(part):
+    for histogram in histograms:
+        for bucket, count in _pairs(histogram):
             total[bucket] += count
     return dict(sorted(total.items()))
 
 
-def _pairs(part: Histogram | Iterable[tuple[int, int]] | None) -> Iterable[tuple[int, int]]:
-    if part is None:
+def _pairs(histogram: Histogram | Iterable[tuple[int, int]] | None) -> Iterable[tuple[int, int]]:
+    if histogram is None:
         return ()
-    return part.items() if isinstance(part, Mapping) else part
+    return histogram.items() if isinstance(histogram, Mapping) else histogram
 
 
-def percentile(counts: Histogram, share: float) -> int | None:
+def percentile(counts: Histogram, quantile: float) -> int | None:
     """Return a percentile in milliseconds, within 1 %; ``None`` for an empty histogram.
 
     Args:
-        counts: the histogram.
-        share: 0 to 1, 0.95 for the 95th percentile.
+        counts: The histogram.
+        quantile: 0 to 1; 0.95 for the 95th percentile.
     """
-    wanted, seen = math.ceil(share * sum(counts.values())), 0
+    rank, seen = math.ceil(quantile * sum(counts.values())), 0
     for bucket, count in sorted(counts.items()):
         seen += count
-        if seen >= wanted:
+        if seen >= rank:
             return bucket_value(bucket)
     return None
 

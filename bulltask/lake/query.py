@@ -24,19 +24,19 @@ STATES: Final = (
 
 
 class JobFilter(TypedDict, total=False):
-    """The filters of a search; omitted ones and ``None`` match all jobs.
+    """The filters of a search. Omitted filters and ``None`` match all jobs.
 
     Keys:
-        id: the job's id.
-        name: the task's name.
+        id: The job's id.
+        name: The task's name.
         state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``,
             the last known state of a job that the pipeline no longer follows.
-        queue: the queue, without BullMQ's braces.
-        since: jobs that ended at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For jobs that
+        queue: The queue, without BullMQ's braces.
+        since: Jobs that ended at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For jobs that
             never ended, the time of their last event counts.
-        until: jobs that ended before this time.
-        text: a part of the failure reason, ignoring case.
-        error_fingerprint: the kind of failure, as in ``silver.jobs.error_fingerprint``.
+        until: Jobs that ended before this time.
+        text: A part of the failure reason, ignoring case.
+        error_fingerprint: The fingerprint of the failure, as in ``silver.jobs.error_fingerprint``.
     """
 
     id: str | None
@@ -76,8 +76,8 @@ class JobQuery:
         """Validate the filters of a search.
 
         Raises:
-            TypeError: a filter does not exist.
-            ConfigError: a filter is invalid.
+            TypeError: A filter does not exist.
+            ConfigError: A filter is invalid.
         """
         names = [field.name for field in fields(cls)]
         for name, value in where.items():
@@ -107,7 +107,7 @@ class JobQuery:
         """Parse a cursor.
 
         Raises:
-            ConfigError: it is invalid or belongs to another search.
+            ConfigError: The cursor is invalid or belongs to another search.
         """
         try:
             parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
@@ -115,24 +115,24 @@ class JobQuery:
             position = SearchPosition(int(seen_us), str(queue), str(job_id), str(incarnation))
         except (ValueError, TypeError) as exc:
             raise ConfigError(
-                f"invalid cursor {cursor!r}: use that of the previous page, or none for the first"
+                f"invalid cursor {cursor!r}: use the cursor of the previous page, or no cursor for the first page"
             ) from exc
         if checksum != self._checksum:
-            raise ConfigError("the cursor is of another search: use the filters of the page that it came from")
+            raise ConfigError("the cursor belongs to another search: use the filters of the page that returned it")
         return position
 
     @property
     def _checksum(self) -> int:
-        """Identifies the search. Times are left out: "an hour ago" is another time on each page."""
+        """A checksum of the filters. Times are omitted, because "an hour ago" is another time on each page."""
         filters = (self.id, self.name, self.state, self.queue, self.text, self.error_fingerprint)
         return zlib.crc32(repr(filters).encode())
 
 
 def check_limit(limit: int) -> int:
-    """Return a valid page length.
+    """Check and return a page length.
 
     Raises:
-        ConfigError: it is not between 1 and :data:`MAX_LIMIT`.
+        ConfigError: The length is not between 1 and :data:`MAX_LIMIT`.
     """
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
         raise ConfigError(f"limit must be from 1 to {MAX_LIMIT:,}, not {limit!r}")
@@ -143,7 +143,7 @@ def moment(value: Any, name: str) -> datetime | None:
     """Return a time in UTC.
 
     Raises:
-        ConfigError: it is neither a ``datetime`` nor a ``date``.
+        ConfigError: The value is neither a ``datetime`` nor a ``date``.
     """
     if value is None:
         return None

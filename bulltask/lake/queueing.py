@@ -1,7 +1,7 @@
 """Estimate how long jobs wait for a worker, with the queueing model M/M/c (Erlang C).
 
-Jobs arrive at random, one by one, and the next free worker takes the job that has waited longest. The results are those
-of textbook tables.
+Jobs arrive at random, one by one, and the next free worker acquires the job that has waited longest. The results equal
+those of textbook tables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Load", "fewest_workers", "waiting_share"]
+__all__ = ["Load", "fewest_workers", "waiting_probability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Load:
     """The load on the workers.
 
     Attributes:
-        per_s: attempts that arrive per second.
-        run_s: their mean run time in seconds.
-        variation: squared coefficient of variation of the run times: variance / mean². It is 1 for exponential run
+        per_s: The number of attempts that arrive per second.
+        run_s: Their mean run time in seconds.
+        variation: The squared coefficient of variation of the run times: variance / mean². It is 1 for exponential run
             times, for which the model is exact.
     """
 
@@ -32,8 +32,8 @@ class Load:
         """The mean number of busy workers, in Erlang; with no more workers than that, the queue grows without bound."""
         return self.per_s * self.run_s
 
-    def late_share(self, workers: int, within_s: float) -> float:
-        """Return the share, 0 to 1, of attempts that wait longer than ``within_s`` seconds.
+    def late_fraction(self, workers: int, within_s: float) -> float:
+        """Return the fraction of attempts, 0 to 1, that wait longer than ``within_s`` seconds.
 
         Run times that vary more than exponential ones make long waits longer in proportion (heavy-traffic approximation
         of M/G/c); those that vary less are treated as exponential, which errs on the safe side.
@@ -43,15 +43,15 @@ class Load:
             return 1.0
         spread = max(1.0, (1 + self.variation) / 2)
         decay = math.exp(-spare * within_s / (self.run_s * spread)) if self.run_s else float(within_s == 0)
-        return waiting_share(workers, self.workers) * decay
+        return waiting_probability(workers, self.workers) * decay
 
 
-def waiting_share(workers: int, load: float) -> float:
-    """Return the share of attempts, 0 to 1, that find all workers busy: Erlang's formula C.
+def waiting_probability(workers: int, load: float) -> float:
+    """Return the probability that an attempt must wait because all workers are busy: Erlang's formula C.
 
     Args:
-        workers: the number of workers, each for one job at a time.
-        load: the mean number of busy workers, in Erlang.
+        workers: The number of workers, each for one job at a time.
+        load: The mean number of busy workers, in Erlang.
     """
     if load >= workers:
         return 1.0
@@ -61,13 +61,13 @@ def waiting_share(workers: int, load: float) -> float:
     return workers * blocked / (workers - load * (1 - blocked))
 
 
-def fewest_workers(load: Load, within_s: float, share: float) -> int:
-    """Return the fewest workers with which at least ``share`` of the attempts wait at most ``within_s`` seconds."""
+def fewest_workers(load: Load, within_s: float, target: float) -> int:
+    """Return the fewest workers with which at least ``target`` of the attempts wait at most ``within_s`` seconds."""
     low = math.floor(load.workers)  # too few
     high = low + 1
-    while load.late_share(high, within_s) > 1 - share:
+    while load.late_fraction(high, within_s) > 1 - target:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if load.late_share(middle, within_s) > 1 - share else (low, middle)
+        low, high = (middle, high) if load.late_fraction(middle, within_s) > 1 - target else (low, middle)
     return high

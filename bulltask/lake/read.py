@@ -14,8 +14,8 @@ from pyarrow.fs import LocalFileSystem
 
 from bulltask.errors import ConfigError, LakeError, did_you_mean
 from bulltask.lake.arrow import arrow_schema, partition_schema
-from bulltask.lake.layout import Layout, listed, partition_value
-from bulltask.lake.listing import listed_files
+from bulltask.lake.layout import Layout, list_directories, partition_value
+from bulltask.lake.listing import list_files
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, SNAPSHOTS, Table
 
 __all__ = ["TableReader", "check_queues", "known_queues", "normalize_queue"]
@@ -35,13 +35,13 @@ _PARQUET: Final = ds.ParquetFileFormat()
 
 
 class TableReader:
-    """Reads the rows of tables as they are on disk at one moment.
+    """A reader of tables as they are on disk at one moment.
 
     Args:
-        layout: the lake.
+        layout: The lake.
 
     Raises:
-        LakeError: there is no lake.
+        LakeError: There is no lake.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -55,7 +55,7 @@ class TableReader:
     def queues(self, table: Table) -> list[str]:
         """Return the queues that a table has directories for, in order."""
         days = (self._layout.day(table, day) for day in self.days(table))
-        return sorted({partition_value(queue.name) for day in days for queue in listed(day)})
+        return sorted({partition_value(queue.name) for day in days for queue in list_directories(day)})
 
     def over(
         self,
@@ -70,23 +70,23 @@ class TableReader:
         """Return the result of ``reduce`` for a table's rows, which are read batch by batch.
 
         If files vanish during that, because they were compacted or their batch is rewritten, ``reduce`` is called again
-        with the rows that are there now.
+        with the current rows.
 
         Args:
-            table: the table.
-            days: its days; others are not read.
-            reduce: a function of an iterator over record batches, in any order.
-            where: a filter, as an Arrow expression.
-            columns: the columns of the batches; default: all, including partitions.
-            queue: only rows of this queue.
+            table: The table.
+            days: The days to read.
+            reduce: A function of an iterator over record batches, in any order.
+            where: A filter, as an Arrow expression.
+            columns: The columns of the batches; default: all, including partitions.
+            queue: Only rows of this queue.
 
         Raises:
-            LakeError: a file cannot be read.
+            LakeError: A file cannot be read.
         """
-        wanted = list(days)
+        day_list = list(days)
         for _ in range(_MAX_RETRIES):
             try:
-                return reduce(self._batches(table, wanted, queue, where, columns))
+                return reduce(self._batches(table, day_list, queue, where, columns))
             except FileNotFoundError:
                 continue
             except (pa.ArrowException, OSError) as exc:
@@ -97,12 +97,12 @@ class TableReader:
         """Return the number of rows in some days, from the files' metadata; some may be superseded.
 
         Raises:
-            LakeError: its files are replaced too often.
+            LakeError: The files are replaced too often.
         """
-        wanted = list(days)
+        day_list = list(days)
         for _ in range(_MAX_RETRIES):
             try:
-                return int(self._dataset(table, wanted, queue).count_rows())
+                return int(self._dataset(table, day_list, queue).count_rows())
             except FileNotFoundError:
                 continue
         raise LakeError(f"{self._layout.table(table)} cannot be read: its files are replaced too often")
@@ -111,16 +111,16 @@ class TableReader:
         self, table: Table, days: list[date], queue: str | None, where: Any, columns: Sequence[str] | None
     ) -> Iterator[Any]:
         names = list(columns) if columns is not None else arrow_schema(table).names
-        found = self._dataset(table, days, queue).scanner(columns=names, filter=where, **_SCAN)
-        return (batch for batch in found.to_batches() if batch.num_rows)
+        scanner = self._dataset(table, days, queue).scanner(columns=names, filter=where, **_SCAN)
+        return (batch for batch in scanner.to_batches() if batch.num_rows)
 
     def _dataset(self, table: Table, days: list[date], queue: str | None) -> Any:
         hive = ds.partitioning(partition_schema(table), flavor="hive")
         root = self._layout.table(table)
         fragments = [
-            _PARQUET.make_fragment(str(path), self._files, hive.parse(f"/{place.relative_to(root)}/"))
+            _PARQUET.make_fragment(str(path), self._files, hive.parse(f"/{directory.relative_to(root)}/"))
             for day in days
-            for path, place in listed_files(self._layout, table, day, queue)
+            for path, directory in list_files(self._layout, table, day, queue)
         ]
         return ds.FileSystemDataset(fragments, arrow_schema(table), _PARQUET, self._files)
 
@@ -131,27 +131,27 @@ def known_queues(reader: TableReader) -> set[str]:
 
 
 def normalize_queue(queue: str, known: Collection[str]) -> str:
-    """Return the lake's spelling of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has it like that."""
+    """Return the lake's name of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has the name with braces."""
     in_braces = queue.startswith("{") and queue.endswith("}")
     return queue[1:-1] if in_braces and queue not in known else queue
 
 
-def check_queues(root: Path, asked: Iterable[str], known: Collection[str]) -> None:
-    """Check that a lake has something of each queue, as a misspelled name looks like a queue without jobs.
+def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> None:
+    """Check that a lake has data of each queue, because a misspelled name looks like a queue without jobs.
 
     Args:
-        root: the lake's directory.
-        asked: names in the lake's spelling.
-        known: the queues that it has; an empty lake accepts all names.
+        root: The lake's directory.
+        names: Names as the lake has them.
+        known: The queues that the lake has; an empty lake accepts all names.
 
     Raises:
-        ConfigError: it has nothing of a queue; the message lists those that it has, the most similar first.
+        ConfigError: The lake has no data of a queue; the message lists the queues that it has, most similar first.
     """
-    for queue in asked if known else ():
+    for queue in names if known else ():
         if queue not in known:
-            near = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, queue, name).ratio(), name))
-            more = f" and {len(near) - _MAX_NAMED:,} more" if len(near) > _MAX_NAMED else ""
-            meant = did_you_mean(queue, known) or "."
+            similar = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, queue, name).ratio(), name))
+            more = f" and {len(similar) - _MAX_NAMED:,} more" if len(similar) > _MAX_NAMED else ""
+            hint = did_you_mean(queue, known) or "."
             raise ConfigError(
-                f"the lake {root} has nothing of queue {queue!r}{meant} It has {', '.join(near[:_MAX_NAMED])}{more}"
+                f"the lake {root} has no data of queue {queue!r}{hint} It has {', '.join(similar[:_MAX_NAMED])}{more}"
             )

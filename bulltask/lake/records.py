@@ -20,27 +20,27 @@ class PastJob:
     """One incarnation of a job: a row of ``silver.jobs``. An id that is used again has several.
 
     Attributes:
-        id: the job's id.
-        queue: the queue, without BullMQ's braces.
-        name: the task's name; ``None`` if the event that added the job is missing.
+        id: The job's id.
+        queue: The queue, without BullMQ's braces.
+        name: The task's name; ``None`` if the added event is missing.
         state: ``completed``, ``failed``, ``removed`` (before it ended), or the last known state of a job that the
             pipeline no longer follows.
-        created_at: when it was added; ``None`` if that is unknown, like the next two.
-        started_at: when a worker first acquired it.
-        finished_at: when it ended.
-        seen_at: when it ended; for jobs that never ended, their last event. Searches use this time.
-        attempts: the number of attempts, including released ones.
-        stalls: the number of stalled attempts.
-        wait: seconds that it waited for a worker, in all attempts.
-        run: seconds that it ran, in all attempts.
-        total: seconds from ``created_at`` to ``finished_at``.
-        reason: the failure reason.
-        error_fingerprint: first line of the reason with ``#`` for quotes, numbers and hex.
+        created_at: When it was added; ``None`` if unknown, like the next two.
+        started_at: When a worker first acquired it.
+        finished_at: When it ended.
+        seen_at: When it ended; for jobs that never ended, their last event. Searches use this time.
+        attempts: The number of attempts, including released ones.
+        stalls: The number of stalled attempts.
+        wait: Seconds that it waited for a worker, in all attempts.
+        run: Seconds that it ran, in all attempts.
+        total: Seconds from ``created_at`` to ``finished_at``.
+        reason: The failure reason.
+        error_fingerprint: The first line of the reason with ``#`` for quoted text, numbers and hex.
         parent_key: Redis key of its parent job, from a snapshot.
-        data_bytes: size of its data, from a snapshot.
+        data_bytes: Size of its data, from a snapshot.
         source: ``events`` or ``snapshot``.
-        as_of: the time of the last event that the row contains.
-        incarnation: id of the event that added it, which identifies the incarnation.
+        as_of: The time of the last event that the row contains.
+        incarnation: Id of the added event, which identifies the incarnation.
     """
 
     id: str
@@ -66,7 +66,7 @@ class PastJob:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Build it from a table row."""
+        """Create the object from a table row."""
         row = _in_utc(row)
         return cls(
             id=row["job_id"],
@@ -97,18 +97,18 @@ class PastAttempt:
     """One attempt of a job: a row of ``silver.attempts``.
 
     Attributes:
-        attempt: its number, from 1.
-        incarnation: the incarnation of the job; see :class:`PastJob`.
-        queued_at: since when it waited; ``None`` if that is unknown, like the next two.
-        started_at: when a worker acquired it.
-        ended_at: when it ended.
-        wait: seconds that it waited.
-        run: seconds that it ran.
+        attempt: Its number, from 1.
+        incarnation: The incarnation of the job; see :class:`PastJob`.
+        queued_at: When it began to wait; ``None`` if unknown, like the next two.
+        started_at: When a worker acquired it.
+        ended_at: When it ended.
+        wait: Seconds that it waited.
+        run: Seconds that it ran.
         outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its end is
             unknown.
-        reason: the reason of a final failure; events do not contain the reason of a retried attempt.
-        error_fingerprint: as in :class:`PastJob`.
-        worker: the worker's name, from a snapshot.
+        reason: The reason of a final failure; events do not contain the reason of a retried attempt.
+        error_fingerprint: As in :class:`PastJob`.
+        worker: The worker's name, from a snapshot.
         source: ``events`` or ``snapshot``.
     """
 
@@ -127,12 +127,12 @@ class PastAttempt:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Build it from a table row."""
+        """Create the object from a table row."""
         row = _in_utc(row)
-        same = (
+        names = (
             "attempt incarnation queued_at started_at ended_at outcome reason error_fingerprint worker source"
         ).split()
-        return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in same})
+        return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,16 +140,16 @@ class PastEvent:
     """One event of a job in its queue's stream: a row of ``bronze.events``.
 
     Attributes:
-        id: id of the stream entry.
-        at: its time, by Redis' clock.
+        id: The id of the stream entry.
+        at: Its time, by Redis' clock.
         event: ``added``, ``active``, ``completed`` … as BullMQ writes it.
-        name: the task's name; only ``added`` has it.
-        prev: the previous state of the job.
-        delay_until: when a ``delayed`` job is due.
-        reason: the failure reason of ``failed``.
-        return_value: the result of ``completed`` as JSON.
-        attempts_made: the number of attempts of ``retries-exhausted``.
-        extra: all other fields as a JSON object.
+        name: The task's name; only ``added`` has it.
+        prev: The previous state of the job.
+        delay_until: When a ``delayed`` job is due.
+        reason: The failure reason of ``failed``.
+        return_value: The result of ``completed`` as JSON.
+        attempts_made: The number of attempts of ``retries-exhausted``.
+        extra: All other fields as a JSON object.
     """
 
     id: str
@@ -165,11 +165,11 @@ class PastEvent:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Build it from a table row."""
+        """Create the object from a table row."""
         row = _in_utc(row)
-        same = "event name prev delay_until return_value attempts_made extra".split()
+        names = "event name prev delay_until return_value attempts_made extra".split()
         return cls(
-            id=row["event_id"], at=row["event_at"], reason=row["failed_reason"], **{name: row[name] for name in same}
+            id=row["event_id"], at=row["event_at"], reason=row["failed_reason"], **{name: row[name] for name in names}
         )
 
 
@@ -178,19 +178,19 @@ class PastSnapshot:
     """A job's hash when ``bulltask pipeline snapshot`` read it: a row of ``bronze.jobs``.
 
     Attributes:
-        at: when it was read.
-        state: its state then.
-        name: the task's name.
-        data_text: its data as JSON; :attr:`data` is the value.
-        opts_text: its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
-        return_value_text: its result as JSON; :attr:`returnvalue` is the value.
-        reason: the failure reason of its last attempt.
-        stacktrace_text: the stack traces as a JSON list; :attr:`stacktrace` is the value.
+        at: When it was read.
+        state: Its state then.
+        name: The task's name.
+        data_text: Its data as JSON; :attr:`data` is the value.
+        opts_text: Its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
+        return_value_text: Its result as JSON; :attr:`returnvalue` is the value.
+        reason: The failure reason of its last attempt.
+        stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest, 0 is none.
-        delay: its delay in seconds.
+        delay: Its delay in seconds.
         attempts_made: BullMQ's count of attempts that ended.
         attempts_started: BullMQ's count of attempts that started.
-        worker: name of the worker that ran it last.
+        worker: Name of the worker that ran it last.
         parent_key: Redis key of its parent job.
     """
 
@@ -211,9 +211,9 @@ class PastSnapshot:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Build it from a table row."""
+        """Create the object from a table row."""
         row = _in_utc(row)
-        same = "state name priority attempts_made attempts_started worker parent_key".split()
+        names = "state name priority attempts_made attempts_started worker parent_key".split()
         return cls(
             at=row["snapshot_at"],
             data_text=row["data"],
@@ -222,7 +222,7 @@ class PastSnapshot:
             reason=row["failed_reason"],
             stacktrace_text=row["stacktrace"],
             delay=_seconds(row["delay_ms"]),
-            **{name: row[name] for name in same},
+            **{name: row[name] for name in names},
         )
 
     @property
@@ -252,12 +252,12 @@ class JobHistory:
     """The history of a job id in the lake.
 
     Attributes:
-        id: the job's id.
-        queue: the queue, without BullMQ's braces.
-        incarnations: the ended jobs with this id, newest first; empty until it ends, several if the id was used again.
-        attempts: the attempts of all of them, in order.
-        events: the events of all of them, in order.
-        snapshot: the newest snapshot; ``None`` if there is none.
+        id: The job's id.
+        queue: The queue, without BullMQ's braces.
+        incarnations: The ended jobs with this id, newest first; empty until it ends, several if the id was used again.
+        attempts: The attempts of all of them, in order.
+        events: The events of all of them, in order.
+        snapshot: The newest snapshot; ``None`` if there is none.
     """
 
     id: str
@@ -278,8 +278,8 @@ class JobPage:
     """A page of the jobs that a search has found.
 
     Attributes:
-        jobs: the jobs, newest first.
-        cursor: the cursor of the next page; ``None`` on the last page.
+        jobs: The jobs, newest first.
+        cursor: The cursor of the next page; ``None`` on the last page.
     """
 
     jobs: tuple[PastJob, ...]
@@ -309,9 +309,9 @@ def to_json(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {_key(key): to_json(one) for key, one in value.items()}
+        return {_key(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     return value.isoformat() if isinstance(value, date) else value
 
 

@@ -1,8 +1,8 @@
 """Search the jobs of the lake, newest first, by the latest row of each job.
 
-A job that failed and was completed by a later retry has two rows, and only the later one may match. That one can be in
-the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read from
-newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
+A job that failed and was completed by a later retry has two rows, and only the later row may match. The later row can
+be in the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read
+from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
 
 The latest row usually ends last, as with a manual retry. But a backfill can add today that a job which was removed a
 week ago had been completed before that, in a gap. So the rows of a job are read from the day on which it was added.
@@ -23,18 +23,18 @@ from bulltask.lake.query import JobQuery, SearchPosition
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import JOBS
 
-__all__ = ["APART", "UNSEEN", "key_of", "newest_rank", "rank_of", "search", "seen_expression"]
+__all__ = ["CLOCK_DIFFERENCE", "MAX_UNKNOWN_AGE", "latest_ranks", "row_key", "search", "seen_expression", "sort_rank"]
 
-APART: Final = timedelta(days=1)
-"""How far a row of a job can be before the job was added: the clocks of workers and senders differ from Redis'."""
+CLOCK_DIFFERENCE: Final = timedelta(days=1)
+"""How long before the job was added its row may be dated: clocks of workers and senders differ from Redis'."""
 
-UNSEEN: Final = timedelta(days=31)
+MAX_UNKNOWN_AGE: Final = timedelta(days=31)
 """The assumed maximum lifetime of a job whose added event is missing."""
 
-_MORE: Final = 16
+_EXTRA_CANDIDATES: Final = 16
 """Extra candidates, in case some are superseded."""
 
-_DAYS_AT_ONCE: Final = 16
+_MAX_DAYS_PER_READ: Final = 16
 
 _ORDER: Final = [(name, "descending") for name in ("seen_at", "queue", "job_id", "incarnation_or_empty")]
 
@@ -42,57 +42,57 @@ Row = dict[str, Any]
 
 
 def search(
-    reader: TableReader, query: JobQuery, after: SearchPosition | None, most: int
+    reader: TableReader, query: JobQuery, after: SearchPosition | None, max_rows: int
 ) -> list[tuple[SearchPosition, Row]]:
-    """Return up to ``most`` rows of ``silver.jobs`` that match, in order, with their positions.
+    """Return up to ``max_rows`` rows of ``silver.jobs`` that match, in order, with their positions.
 
     Args:
-        reader: the lake.
-        query: the filters.
-        after: only rows after this position.
-        most: maximum number of rows.
+        reader: The lake.
+        query: The filters.
+        after: Only rows after this position.
+        max_rows: The maximum number of rows.
     """
-    found: dict[SearchPosition, Row] = {}
-    while len(found) < most:
-        wanted = most - len(found) + _MORE
-        candidates = _candidates(reader, query, after, wanted)
-        found.update(_latest(reader, candidates))
-        if len(candidates) < wanted:
+    rows: dict[SearchPosition, Row] = {}
+    while len(rows) < max_rows:
+        max_candidates = max_rows - len(rows) + _EXTRA_CANDIDATES
+        candidates = _candidates(reader, query, after, max_candidates)
+        rows.update(_latest(reader, candidates))
+        if len(candidates) < max_candidates:
             break
         after = _position(candidates[-1])
-    return list(found.items())[:most]
+    return list(rows.items())[:max_rows]
 
 
 def seen_expression() -> Any:
-    """Return when a job ended, else its last event; its ``dt`` is that day."""
+    """Return an expression for the time of a job's end, or else of its last event; ``dt`` is the day of that time."""
     return pc.coalesce(ds.field("finished_at"), ds.field("as_of"))
 
 
-def key_of(row: Row) -> tuple[str, str, str | None]:
+def row_key(row: Row) -> tuple[str, str, str | None]:
     """Return the key of a row, which all rows of one incarnation of a job share."""
     return row["queue"], row["job_id"], row["incarnation"]
 
 
-def rank_of(row: Row) -> tuple[Any, ...]:
+def sort_rank(row: Row) -> tuple[Any, ...]:
     """Return the sort key for rows with one key: ``as_of``, then values that make the order deterministic."""
     return row["as_of"], row["finished_at"] or row["as_of"], row["state"] or ""
 
 
-def newest_rank(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[Any, ...]]:
+def latest_ranks(rows: Sequence[Row]) -> dict[tuple[str, str, str | None], tuple[Any, ...]]:
     """Return the rank of the latest row for each key."""
-    best: dict[tuple[str, str, str | None], tuple[Any, ...]] = {}
+    ranks: dict[tuple[str, str, str | None], tuple[Any, ...]] = {}
     for row in rows:
-        key, rank = key_of(row), rank_of(row)
-        if key not in best or best[key] < rank:
-            best[key] = rank
-    return best
+        key, rank = row_key(row), sort_rank(row)
+        if key not in ranks or ranks[key] < rank:
+            ranks[key] = rank
+    return ranks
 
 
 def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[SearchPosition, Row]]:
     """Yield the candidates that no later row supersedes."""
     if not candidates:
         return
-    first = min(_began(row) for row in candidates).date() - APART
+    first = min(_earliest_time(row) for row in candidates).date() - CLOCK_DIFFERENCE
     ids = sorted({row["job_id"] for row in candidates})
     rows = reader.over(
         JOBS,
@@ -101,47 +101,47 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
         where=ds.field("job_id").isin(ids),
         columns=["queue", "job_id", "incarnation", "as_of", "finished_at", "state"],
     )
-    best = newest_rank(rows)
+    ranks = latest_ranks(rows)
     for row in candidates:
-        # A candidate that has vanished since was expired or is being rewritten: it still counts.
-        if rank_of(row) >= best.get(key_of(row), rank_of(row)):
+        # A candidate that is no longer there has expired or is being rewritten: it still counts.
+        if sort_rank(row) >= ranks.get(row_key(row), sort_rank(row)):
             yield _position(row), row
 
 
-def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | None, most: int) -> list[Row]:
+def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | None, max_rows: int) -> list[Row]:
     """Return the first matching rows in order; some may be superseded."""
-    last = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
-    days = [day for day in reader.days(JOBS) if query.includes(day) and (last is None or day <= last)]
-    where, found = _expression(query, after), list[Row]()
-    for some in _growing(days[::-1]):
-        first = partial(_first, most=most - len(found))
-        found += reader.over(JOBS, some, first, where=where, queue=query.queue)
-        if len(found) >= most:
+    last_day = None if after is None else (_EPOCH + timedelta(microseconds=after.seen_us)).date()
+    days = [day for day in reader.days(JOBS) if query.includes(day) and (last_day is None or day <= last_day)]
+    where, rows = _expression(query, after), list[Row]()
+    for portion in _day_portions(days[::-1]):
+        read_first = partial(_first_rows, max_rows=max_rows - len(rows))
+        rows += reader.over(JOBS, portion, read_first, where=where, queue=query.queue)
+        if len(rows) >= max_rows:
             break
-    return found
+    return rows
 
 
-def _growing(days: Sequence[date]) -> Iterator[Sequence[date]]:
-    """Yield the days in portions: first one, as most searches end there, then larger ones, which are faster."""
+def _day_portions(days: Sequence[date]) -> Iterator[Sequence[date]]:
+    """Yield the days in portions: first a single day, as most searches end there, then more, which is faster."""
     start, size = 0, 1
     while start < len(days):
         yield days[start : start + size]
-        start, size = start + size, min(2 * size, _DAYS_AT_ONCE)
+        start, size = start + size, min(2 * size, _MAX_DAYS_PER_READ)
 
 
-def _first(batches: Iterator[Any], most: int) -> list[Row]:
-    """Return the first ``most`` rows in search order."""
+def _first_rows(batches: Iterator[Any], max_rows: int) -> list[Row]:
+    """Return the first ``max_rows`` rows in search order."""
     kept = None
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         rows = rows.append_column("seen_at", pc.coalesce(rows["finished_at"], rows["as_of"]))
         rows = rows.append_column("incarnation_or_empty", pc.fill_null(rows["incarnation"], ""))
         rows = rows if kept is None else pa.concat_tables([kept, rows])
-        kept = rows.take(pc.select_k_unstable(rows, most, _ORDER)) if rows.num_rows > most else rows
+        kept = rows.take(pc.select_k_unstable(rows, max_rows, _ORDER)) if rows.num_rows > max_rows else rows
     if kept is None:
         return []
-    found: list[Row] = kept.sort_by(_ORDER).to_pylist()
-    return found
+    first_rows: list[Row] = kept.sort_by(_ORDER).to_pylist()
+    return first_rows
 
 
 def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
@@ -163,10 +163,10 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
         parts.append(seen < _time(query.until))
     if after is not None:
         parts.append(_after(after))
-    whole = None
+    expression = None
     for part in parts:
-        whole = part if whole is None else whole & part
-    return whole
+        expression = part if expression is None else expression & part
+    return expression
 
 
 def _after(after: SearchPosition) -> Any:
@@ -178,28 +178,28 @@ def _after(after: SearchPosition) -> Any:
         (ds.field("job_id"), after.job_id),
         (incarnation, after.incarnation),
     ]
-    whole = None
+    expression = None
     for column, value in reversed(columns):
-        whole = column < value if whole is None else (column < value) | ((column == value) & whole)
-    return whole
+        expression = column < value if expression is None else (column < value) | ((column == value) & expression)
+    return expression
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _seen(row: Row) -> datetime:
+def _seen_at(row: Row) -> datetime:
     moment: datetime = row["finished_at"] or row["as_of"]
     return moment
 
 
-def _began(row: Row) -> datetime:
+def _earliest_time(row: Row) -> datetime:
     """Return the earliest time at which the job can have existed."""
-    seen = _seen(row)
-    return min(seen, row["created_at"] or seen - UNSEEN)
+    seen = _seen_at(row)
+    return min(seen, row["created_at"] or seen - MAX_UNKNOWN_AGE)
 
 
 def _position(row: Row) -> SearchPosition:
-    seen_us = (_seen(row) - _EPOCH) // timedelta(microseconds=1)
+    seen_us = (_seen_at(row) - _EPOCH) // timedelta(microseconds=1)
     return SearchPosition(seen_us, row["queue"], row["job_id"], row["incarnation"] or "")
 
 

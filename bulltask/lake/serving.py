@@ -34,17 +34,17 @@ class HistoryServer(ThreadingHTTPServer):
     ``{"error": "…"}``.
 
     Args:
-        history: the history to serve.
-        port: the port to listen on; 0 for any free one.
+        history: The history to serve.
+        port: The port to listen on; 0 for any free port.
 
     Raises:
-        ConfigError: the port is not available.
+        ConfigError: The port is not available.
     """
 
     daemon_threads = True
 
     def __init__(self, history: History, port: int) -> None:
-        self._history, self._one_at_a_time = history, threading.Lock()
+        self._history, self._lock = history, threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as exc:
@@ -59,51 +59,53 @@ class HistoryServer(ThreadingHTTPServer):
         """Return the response as JSON values; ``None`` for an unknown job or path.
 
         Args:
-            path: the URL's path.
-            parameters: the URL's parameters.
+            path: The URL's path.
+            parameters: The URL's parameters.
 
         Raises:
-            ConfigError, TypeError: a parameter is invalid.
-            LakeError: the lake cannot be read.
+            ConfigError, TypeError: A parameter is invalid.
+            LakeError: The lake cannot be read.
         """
         handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
-            "/search": lambda given: self._history.search(**given),
-            "/job": lambda given: self._history.job(given["id"], given.get("queue")),
-            "/counts": lambda given: self._history.counts(**given),
-            "/rate": lambda given: self._history.rate(**given),
-            "/latency": lambda given: self._history.latency(**given),
+            "/search": lambda arguments: self._history.search(**arguments),
+            "/job": lambda arguments: self._history.job(arguments["id"], arguments.get("queue")),
+            "/counts": lambda arguments: self._history.counts(**arguments),
+            "/rate": lambda arguments: self._history.rate(**arguments),
+            "/latency": lambda arguments: self._history.latency(**arguments),
         }
         if path not in handlers:
             return None
-        with self._one_at_a_time:
-            given: dict[str, Any] = {name: _PARSERS.get(name, str)(value) for name, value in parameters.items()}
-            if path == "/job" and "id" not in given:
+        with self._lock:
+            arguments: dict[str, Any] = {name: _PARSERS.get(name, str)(value) for name, value in parameters.items()}
+            if path == "/job" and "id" not in arguments:
                 raise ConfigError("the parameter id is missing: /job?id=…")
-            return to_json(handlers[path](given))
+            return to_json(handlers[path](arguments))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles one request."""
+    """The handler of one request."""
 
     server: HistoryServer
     timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
         """Respond to a request."""
-        # DNS rebinding: a foreign page in a browser on this machine can let its host name resolve to 127.0.0.1.
+        # DNS rebinding: a web page in a browser on this machine can let its host name resolve to 127.0.0.1.
         if self.headers.get("Host", "").partition(":")[0] not in {HOST, "localhost"}:
             self._send(HTTPStatus.FORBIDDEN, {"error": f"only requests to {HOST} are allowed"})
             return
         url = urlsplit(self.path)
         try:
-            found = self.server.respond(url.path, _parameters(url.query))
+            response = self.server.respond(url.path, _parameters(url.query))
         except (ValueError, TypeError) as exc:  # ConfigError is one
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
         except BulltaskError as exc:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})
         else:
             missing = {"error": "there is no such job or path"}
-            self._send(HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK, missing if found is None else found)
+            self._send(
+                HTTPStatus.NOT_FOUND if response is None else HTTPStatus.OK, missing if response is None else response
+            )
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
@@ -130,7 +132,7 @@ def _time(text: str) -> datetime:
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    return tuple(float(one) for one in text.split(","))
+    return tuple(float(part) for part in text.split(","))
 
 
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -140,4 +142,4 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "percentiles": _percentiles,
     "every": lambda text: text or None,
 }
-"""Parsers of parameters that are not text; an empty ``every`` requests one point for the whole time."""
+"""Parsers of parameters that are not text; an empty ``every`` requests one point for the whole period."""

@@ -8,8 +8,8 @@ As a TOML file::
     [[objective]]
     metric = "wait"                # or run, total
     within = 2.0                   # seconds
-    target = 0.99                  # the part that is to be good
-    queue = "emails"               # "*", the default, stands for any text, also within a name
+    target = 0.99                  # the fraction that should be good
+    queue = "emails"               # "*", the default, matches any text, also within a name
     name = "mail.*"                # of the task
 """
 
@@ -32,33 +32,33 @@ __all__ = ["EVERY", "Metric", "Objective", "SLOConfig", "read_slo_config"]
 EVERY: Final = "*"
 """Matches every queue or task; as a key of prices and capacities, all queues that are not listed."""
 
-_HIGHEST_PRICE: Final = 1_000_000
+_MAX_PRICE: Final = 1_000_000
 
 
 class Metric(StrEnum):
     """The duration that an objective limits."""
 
-    WAIT = "wait"  # from a job's being due to the start of its first attempt
-    RUN = "run"  # of each attempt, whatever it ended with
-    TOTAL = "total"  # from the adding of a job to its end; a failed job is not good
+    WAIT = "wait"  # from when a job is due to the start of its first attempt
+    RUN = "run"  # of each attempt, with any outcome
+    TOTAL = "total"  # from when a job is added to its end; a failed job is not good
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A service level objective: how long something may take, and for which share.
+    """A service level objective: a maximum duration, and the fraction of durations that must not exceed it.
 
-    Each day of a task is measured against all objectives that match it; of those with the same metric and time, only
-    the first one applies.
+    Each day of a task is measured against all matching objectives. Of objectives with the same metric and time, only
+    the first applies.
 
     Args:
         metric: ``"wait"``, ``"run"`` or ``"total"``.
-        within: the longest good duration (seconds or ``timedelta``), at least a millisecond.
-        target: the share that should be good, between 0 and 1 (exclusive).
-        queue: pattern of queues, without BullMQ's braces; ``*`` matches any text.
-        name: pattern of task names.
+        within: The maximum good duration (seconds or ``timedelta``), at least a millisecond.
+        target: The fraction that should be good, between 0 and 1 (exclusive).
+        queue: Pattern of queues, without BullMQ's braces; ``*`` matches any text.
+        name: Pattern of task names.
 
     Raises:
-        ConfigError: an argument is invalid.
+        ConfigError: An argument is invalid.
     """
 
     metric: Metric | str
@@ -69,7 +69,7 @@ class Objective:
     name: str = EVERY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metric", Metric(choice(*(one.value for one in Metric))(self.metric, "metric")))
+        object.__setattr__(self, "metric", Metric(choice(*(item.value for item in Metric))(self.metric, "metric")))
         if self.within_ms < 1:
             raise ConfigError(f"within must be at least 0.001 s, not {self.within!r}")
         if isinstance(self.target, bool) or not isinstance(self.target, int | float) or not 0 < self.target < 1:
@@ -79,7 +79,7 @@ class Objective:
 
     @property
     def within_ms(self) -> int:
-        """The longest good duration in milliseconds."""
+        """The maximum good duration in milliseconds."""
         return to_ms(self.within, "within")
 
 
@@ -88,14 +88,13 @@ class SLOConfig:
     """Objectives, prices and capacities.
 
     Args:
-        objectives: for ``gold.slo_day``, which is empty without any.
-        price_per_hour: the price of an hour of a worker that runs one job at a time: a number, or numbers by queue,
-            with ``*`` for all others. Queues without a price have no costs.
-        capacity: how many jobs of a queue can run at a time, in the same form; the default is the maximum that ran at
-            one moment of the day.
+        objectives: The objectives for ``gold.slo_day``, which is empty without objectives.
+        price_per_hour: The price of an hour of a worker that runs one job at a time: a number, or numbers by queue,
+            with ``*`` for all other queues. Queues without a price have no costs.
+        capacity: The maximum number of running jobs of a queue, in the same form; default: the day's observed maximum.
 
     Raises:
-        ConfigError: an argument is invalid.
+        ConfigError: An argument is invalid.
     """
 
     objectives: Iterable[Objective] = ()
@@ -104,7 +103,7 @@ class SLOConfig:
 
     def __post_init__(self) -> None:
         objectives = tuple(self.objectives)
-        if any(not isinstance(one, Objective) for one in objectives):
+        if any(not isinstance(item, Objective) for item in objectives):
             raise ConfigError(f"objectives must be instances of bulltask.lake.slo_config.Objective, not {objectives!r}")
         object.__setattr__(self, "objectives", objectives)
         _by_queue(self.price_per_hour, "price_per_hour", _price)
@@ -126,27 +125,29 @@ def _by_queue(value: Any, name: str, parse: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         return {EVERY: parse(value, name)}
-    return {plain_text(queue, f"queue of {name}"): parse(one, f"{name} of {queue!r}") for queue, one in value.items()}
+    return {
+        plain_text(queue, f"queue of {name}"): parse(entry, f"{name} of {queue!r}") for queue, entry in value.items()
+    }
 
 
 def _price(value: Any, name: str) -> Decimal:
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        price = Decimal(str(value))  # 0.1 and not its nearest binary neighbour
-        if price.is_finite() and 0 <= price <= _HIGHEST_PRICE:
+        price = Decimal(str(value))  # exactly 0.1, not its binary approximation
+        if price.is_finite() and 0 <= price <= _MAX_PRICE:
             return price
-    raise ConfigError(f"{name} must be a number from 0 to {_HIGHEST_PRICE}, not {value!r}")
+    raise ConfigError(f"{name} must be a number from 0 to {_MAX_PRICE}, not {value!r}")
 
 
 def read_slo_config(path: str | Path) -> SLOConfig:
     """Read the configuration from a TOML file; the docstring of this module has an example.
 
     Raises:
-        ConfigError: the file cannot be read, is not TOML, or a value is unknown or invalid; the message names it.
+        ConfigError: The file cannot be read, is not TOML, or a value is unknown or invalid; the message names it.
     """
     try:
-        found = tomllib.loads(Path(path).read_text("utf-8"))
-        _known(found, ("objective", "price_per_hour", "capacity"))
-        return SLOConfig(_objectives(found.pop("objective", [])), **found)
+        content = tomllib.loads(Path(path).read_text("utf-8"))
+        _check_names(content, ("objective", "price_per_hour", "capacity"))
+        return SLOConfig(_objectives(content.pop("objective", [])), **content)
     except (OSError, ValueError) as exc:  # ConfigError, TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise ConfigError(f"{path}: {exc}") from exc
 
@@ -158,7 +159,7 @@ def _objectives(entries: Any) -> list[Objective]:
 
 
 def _objective(entry: Mapping[str, Any], name: str) -> Objective:
-    _known(entry, [field.name for field in fields(Objective)], f"{name}: ")
+    _check_names(entry, [field.name for field in fields(Objective)], f"{name}: ")
     if missing := {"metric", "within", "target"} - entry.keys():
         raise ConfigError(f"{name}: {', '.join(sorted(missing))} is missing")
     try:
@@ -167,8 +168,8 @@ def _objective(entry: Mapping[str, Any], name: str) -> Objective:
         raise ConfigError(f"{name}: {exc}") from exc
 
 
-def _known(found: Mapping[str, Any], names: Iterable[str], where: str = "") -> None:
+def _check_names(entries: Mapping[str, Any], names: Iterable[str], where: str = "") -> None:
     known = tuple(names)
-    for name in found:
+    for name in entries:
         if name not in known:
             raise ConfigError(f"{where}{name!r} is unknown, use {', '.join(known)}{did_you_mean(name, known)}")

@@ -1,8 +1,8 @@
-"""Staging: write a batch's files where no reader looks, then move all of them into the tables.
+"""Staging: write a batch's files to a directory that readers skip, then move all of them into the tables.
 
-The files become visible by renames when all of them are written. A process that is killed before leaves nothing in the
-tables; files of one that is killed between the renames are removed with the ledger's help. Each try has its own
-directory, as the JVM of a killed driver may write for a little longer.
+When all files are written, renames make them visible. A process that is killed before the renames leaves nothing in the
+tables. Files of a process that is killed between the renames are removed with the help of the ledger. Each attempt has
+its own directory, because the JVM of a killed driver may write for a little longer.
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bulltask.lake.layout import Layout, listed, partition_name
+from bulltask.lake.layout import Layout, list_directories, partition_name
 from bulltask.lake.tables import Table
 
 __all__ = ["Staging", "write_file"]
 
 
 class Staging:
-    """The files of one batch until they are in the tables; empty at first.
+    """The staging directory of one batch.
 
     Args:
-        layout: the lake.
-        ingest: the ``ingest_id`` of the batch.
+        layout: The lake.
+        ingest: The ``ingest_id`` of the batch.
     """
 
     def __init__(self, layout: Layout, ingest: str) -> None:
         self._layout, self._ingest = layout, ingest
         self.clear()
-        self._root = layout.own("staging", f"{ingest}-{secrets.token_hex(4)}")
+        self._root = layout.internal("staging", f"{ingest}-{secrets.token_hex(4)}")
 
-    def place(self, name: str) -> Path:
+    def directory(self, name: str) -> Path:
         """Return a directory for files of any kind; it need not exist."""
         return self._root / name
 
     def table(self, table: Table) -> Path:
-        """Return the directory for a table's rows, which are written to ``dt=…/queue=…`` in it."""
-        return self.place(table.full_name)
+        """Return the directory for a table's rows; files go to its subdirectories ``dt=…/queue=…``."""
+        return self.directory(table.full_name)
 
     def write(self, table: Table, rows: pa.Table) -> None:
         """Write rows of a table, one file per partition.
 
         Args:
-            table: the table.
-            rows: rows with all columns of the table except ``ingest_id``, in any order.
+            table: The table.
+            rows: Rows with all columns of the table except ``ingest_id``, in any order.
         """
         partitions = [name for name in table.partitions if name != "ingest_id"]
         columns = [column.name for column in table.columns]
         ordered = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in partitions]))
         groups = ordered.group_by(partitions, use_threads=False).aggregate([([], "count_all")]).to_pylist()
-        place = 0
+        offset = 0
         for group in groups:
             directory = self.table(table).joinpath(*(partition_name(name, group[name]) for name in partitions))
-            write_file(directory, ordered.slice(place, group["count_all"]).select(columns))
-            place += group["count_all"]
+            write_file(directory, ordered.slice(offset, group["count_all"]).select(columns))
+            offset += group["count_all"]
 
     def publish(self, tables: tuple[Table, ...]) -> None:
-        """Move the files of these tables into them."""
+        """Move the staged files of these tables into the tables."""
         for table in tables:
             root = self.table(table)
-            for day in listed(root):
-                for queue in listed(day):
-                    place = self._layout.table(table) / day.name / queue.name / f"ingest_id={self._ingest}"
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    queue.rename(place)
+            for day in list_directories(root):
+                for queue in list_directories(day):
+                    target = self._layout.table(table) / day.name / queue.name / f"ingest_id={self._ingest}"
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    queue.rename(target)
 
     def clear(self) -> None:
-        """Remove all staged files, including those of other tries."""
-        shutil.rmtree(self._layout.own("staging"), ignore_errors=True)
+        """Remove all staged files, including files of other attempts."""
+        shutil.rmtree(self._layout.internal("staging"), ignore_errors=True)
 
 
 def write_file(directory: Path, rows: pa.Table) -> None:
-    """Write the only file of a directory, which is created."""
+    """Create a directory with a single file."""
     directory.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, directory / "part-0.parquet")

@@ -14,11 +14,11 @@ __all__ = ["Lag", "PipelineStatus", "QueueStatus", "SkippedQueue", "status_of"]
 
 @dataclass(frozen=True, slots=True)
 class SkippedQueue:
-    """A queue that cannot be recorded and is skipped, so that the others are recorded.
+    """A queue that the pipeline cannot record and skips, so that the other queues are recorded.
 
     Attributes:
-        queue: BullMQ's spelling of its name, with unprintable characters escaped.
-        reason: why, and what to do.
+        queue: BullMQ's name of the queue, with unprintable characters escaped.
+        reason: Why the queue is skipped, and what to do.
     """
 
     queue: str
@@ -30,9 +30,9 @@ class Lag:
     """How far the lake is behind a queue in Redis.
 
     Attributes:
-        stream: the queue's event stream.
-        events: events in the stream that are not in the lake.
-        seconds: how much older the lake's last event is than the stream's last, by Redis' clock.
+        stream: The queue's event stream.
+        events: The number of events in the stream that are not in the lake.
+        seconds: The time between the lake's last event and the stream's last event, by Redis' clock.
     """
 
     stream: StreamRetention
@@ -45,13 +45,13 @@ class QueueStatus:
     """The status of one queue.
 
     Attributes:
-        queue: the queue, without BullMQ's braces.
-        last_id: the last event in the lake; ``None`` if there is none.
-        lost: events ever lost.
-        lag_events, lag_s: how far the lake is behind; ``None`` if Redis was not read.
-        stream_length, stream_limit: the number of events in the stream, and its maximum.
-        headroom_s: seconds until the stream trims events that were not read, at its busiest rate; ``None`` if that is
-            unknown, 0 if it is already trimming them.
+        queue: The queue, without BullMQ's braces.
+        last_id: Id of the last event in the lake; ``None`` if the lake has no events of the queue.
+        lost: The number of events ever lost.
+        lag_events, lag_s: How far the lake is behind; ``None`` if Redis was not read.
+        stream_length, stream_limit: The number of events in the stream, and its maximum.
+        headroom_s: Seconds until the stream trims unread events, at its busiest rate; ``None`` if unknown, 0 if it
+            already trims them.
     """
 
     queue: str
@@ -69,17 +69,17 @@ class PipelineStatus:
     """The status of a pipeline.
 
     Attributes:
-        root: directory of the lake.
-        writer_pid: id of the process on this machine whose stream writes to it; ``None`` if there is none.
-        batches: the number of batches.
-        written_at: when the last one was written.
-        batch_s: how many seconds it took.
-        events: how many events it read.
-        open_job_events: events of open jobs that are kept for the next batch.
-        lost: events ever lost.
-        queues: the queues, by name.
-        redis_error: why Redis could not be read; ``None`` if it was.
-        skipped: queues that are skipped.
+        root: The directory of the lake.
+        writer_pid: Id of the process on this machine whose stream writes to the lake; ``None`` if no stream writes.
+        batches: The number of batches.
+        written_at: When the last batch was written.
+        batch_s: The duration of the last batch in seconds.
+        events: The number of events that the last batch read.
+        open_job_events: The number of events of open jobs that are kept for the next batch.
+        lost: The number of events ever lost.
+        queues: The queues, by name.
+        redis_error: Why Redis could not be read; ``None`` if there was no error.
+        skipped: The skipped queues.
     """
 
     root: str
@@ -104,15 +104,15 @@ def status_of(
     redis_error: str | None = None,
     skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Combine the ledger's data and that of Redis.
+    """Combine data of the ledger and of Redis.
 
     Args:
-        root: directory of the lake.
-        head: the last committed batch; ``None`` before the first.
-        lags: how far the lake is behind each queue, by names without BullMQ's braces.
-        writer_pid: id of the process whose stream writes to the lake.
-        redis_error: why there are no lags.
-        skipped: queues that are skipped.
+        root: The directory of the lake.
+        head: The last committed batch; ``None`` before the first.
+        lags: How far the lake is behind each queue, by name without the hash tag.
+        writer_pid: Id of the process whose stream writes to the lake.
+        redis_error: Why there are no lags.
+        skipped: The skipped queues.
     """
     last = head or BatchRecord("", number=0)
     names = sorted({*last.ends, *last.lost, *lags})
@@ -132,11 +132,11 @@ def status_of(
 
 
 def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
-    known = QueueStatus(name, last.ends.get(name), last.lost.get(name, 0))
+    status = QueueStatus(name, last.ends.get(name), last.lost.get(name, 0))
     if lag is None:
-        return known
+        return status
     stream = lag.stream
-    left_s = max(0.0, (stream.limit - lag.events) / stream.rate) if stream.rate else None
+    headroom_s = max(0.0, (stream.limit - lag.events) / stream.rate) if stream.rate else None
     return QueueStatus(
-        known.queue, known.last_id, known.lost, lag.events, lag.seconds, stream.length, stream.limit, left_s
+        status.queue, status.last_id, status.lost, lag.events, lag.seconds, stream.length, stream.limit, headroom_s
     )

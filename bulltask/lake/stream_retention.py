@@ -1,6 +1,6 @@
 """How long Redis keeps a queue's events, and how long its event stream should be.
 
-An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 unless the queue sets it). Events that are
+An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are
 trimmed before they were read are lost. The documentation and ``bulltask pipeline doctor`` use the figures of this
 module.
 """
@@ -28,7 +28,7 @@ DEFAULT_LENGTH: Final = 10_000
 """BullMQ's ``streams.events.maxLen``."""
 
 EVENTS_PER_JOB: Final = 4.15
-"""``added``, ``waiting``, ``active``, ``completed``, and the events of retries, of 4 jobs in 100; measured."""
+"""``added``, ``waiting``, ``active``, ``completed``, and the events of retries of 4 % of the jobs; measured."""
 
 BYTES_PER_EVENT: Final = 61
 """The memory of an event in Redis without its return value; measured."""
@@ -41,9 +41,9 @@ class RetentionNeed:
     """How long a stream must keep events.
 
     Attributes:
-        trigger_s: seconds between two batches.
-        batch_s: seconds that a batch takes.
-        outage_s: the longest pause of the pipeline, in seconds, that must lose no events.
+        trigger_s: Seconds between two batches.
+        batch_s: Seconds that a batch takes.
+        outage_s: The longest pause of the pipeline, in seconds, that must lose no events.
     """
 
     trigger_s: float
@@ -52,7 +52,7 @@ class RetentionNeed:
 
     @property
     def seconds(self) -> float:
-        """Two rounds, as an event can arrive just after a batch and the next batch can be slow; or the outage."""
+        """The time of two batches (an event can arrive just after a batch, and the next can be slow), or the outage."""
         return max(2 * (self.trigger_s + self.batch_s), self.outage_s)
 
 
@@ -61,10 +61,10 @@ class StreamRetention:
     """A queue's event stream and its retention.
 
     Attributes:
-        queue: the queue, without BullMQ's braces.
-        length: the number of its entries.
-        limit: the maximum number: ``opts.maxLenEvents`` of the queue's ``meta``.
-        rate: events per second at the busiest time in the stream; ``None`` if that is unknown.
+        queue: The queue, without BullMQ's braces.
+        length: The number of its entries.
+        limit: The maximum number of entries: ``opts.maxLenEvents`` of the queue's ``meta``.
+        rate: Events per second at the busiest time in the stream; ``None`` if unknown.
     """
 
     queue: str
@@ -74,11 +74,11 @@ class StreamRetention:
 
     @property
     def headroom_s(self) -> float | None:
-        """How many seconds of events at this rate the stream keeps; ``None`` if the rate is unknown."""
+        """The number of seconds that the stream keeps events at this rate; ``None`` if the rate is unknown."""
         return self.limit / self.rate if self.rate else None
 
     def is_enough(self, need: RetentionNeed) -> bool | None:
-        """Whether that is long enough; ``None`` if the rate is unknown."""
+        """Whether the stream keeps events long enough; ``None`` if the rate is unknown."""
         return None if self.headroom_s is None else self.headroom_s >= need.seconds
 
     def recommended_limit(self, need: RetentionNeed) -> int | None:
@@ -96,7 +96,7 @@ def busiest_rate(spans: Iterable[tuple[int, int]]) -> float | None:
     """Return the events per second of the busiest span of time.
 
     Args:
-        spans: the number of events and the milliseconds of each span; a span under a second counts as a second.
+        spans: The number of events and the milliseconds of each span; a span under a second counts as a second.
     """
     return max((count * 1_000 / max(ms, 1_000) for count, ms in spans if count), default=None)
 
@@ -106,12 +106,12 @@ class RetentionExample:
     """A row of the table of stream lengths.
 
     Attributes:
-        jobs_per_s: jobs per second.
-        events_per_s: their events per second.
-        default_holds_s: for how many seconds a stream of the default length keeps them.
+        jobs_per_s: Jobs per second.
+        events_per_s: Their events per second.
+        default_holds_s: The number of seconds that a stream of the default length keeps events.
         near_live: ``maxLen`` for a trigger of 10 s and batches of 5 s.
         quarter_hour: ``maxLen`` for an outage of 15 minutes.
-        quarter_hour_mb: the memory of that stream in Redis.
+        quarter_hour_mb: The memory of that stream in Redis, in MB.
     """
 
     jobs_per_s: int
@@ -124,10 +124,14 @@ class RetentionExample:
 
 def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) -> list[RetentionExample]:
     """Return the table of stream lengths, a row for each load in jobs per second."""
-    found: list[RetentionExample] = []
+    examples: list[RetentionExample] = []
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB
-        long = recommended_length(rate, RetentionNeed(10, 5, 900))
-        near = recommended_length(rate, RetentionNeed(10, 5))
-        found.append(RetentionExample(jobs, rate, DEFAULT_LENGTH / rate, near, long, long * BYTES_PER_EVENT / 1e6))
-    return found
+        quarter_hour = recommended_length(rate, RetentionNeed(10, 5, 900))
+        near_live = recommended_length(rate, RetentionNeed(10, 5))
+        examples.append(
+            RetentionExample(
+                jobs, rate, DEFAULT_LENGTH / rate, near_live, quarter_hour, quarter_hour * BYTES_PER_EVENT / 1e6
+            )
+        )
+    return examples

@@ -63,11 +63,11 @@ class Table:
 
     Attributes:
         layer: ``bronze``, ``silver`` or ``gold``.
-        name: its name in the layer.
-        doc: the meaning of a row.
-        partitions: the text columns that are in the names of directories instead of in files, outermost first.
-        key: the columns that identify a row. In silver, of several rows with one key the latest ``as_of`` counts.
-        columns: all other columns.
+        name: Its name in the layer.
+        doc: The meaning of a row.
+        partitions: The text columns that are in the names of directories instead of in files, outermost first.
+        key: The columns that identify a row. In silver, of several rows with one key the latest ``as_of`` counts.
+        columns: All other columns.
     """
 
     layer: str

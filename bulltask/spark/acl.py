@@ -19,8 +19,8 @@ class Grants:
     """What one kind of user may do.
 
     Attributes:
-        access: the prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
-        commands: by Redis' names, with the subcommand if only that is needed.
+        access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
+        commands: By Redis' names, with the subcommand if only that is needed.
     """
 
     access: str
@@ -30,8 +30,8 @@ class Grants:
         """Return the rules for ``ACL SETUSER name on >password``.
 
         Args:
-            prefix: the setting ``prefix``.
-            cluster: the servers are a cluster; each of its nodes needs the user.
+            prefix: The setting ``prefix``.
+            cluster: The servers are a cluster; each of its nodes needs the user.
         """
         own = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
         keys = [f"{self.access}{prefix}:*", f"{self.access}{own}"]

@@ -53,16 +53,16 @@ class PipelineOptions(TypedDict, total=False):
     """Further arguments of `Pipeline`.
 
     Attributes:
-        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
-        trigger: how often a batch starts, in Spark's syntax; ``10 seconds`` if omitted.
-        on_loss: what to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
+        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
+        trigger: How often a batch starts, in Spark's syntax; ``10 seconds`` if omitted.
+        on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
             continues, ``fail`` ends the stream; ``gap`` if omitted.
-        max_open: how long a job may have no event until it is written in its last known state; 7 days if omitted.
-        max_events_per_trigger: events of a batch, for all queues together; 200,000 if omitted.
-        align: read no queue beyond the time of the slowest that has more; on if omitted.
-        starting: where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if omitted.
-        metrics_port: serve ``/metrics`` for Prometheus on this port while the stream runs; off if omitted.
-        metrics_host: the address for it; ``127.0.0.1`` if omitted.
+        max_open: How long a job may have no event until it is written in its last known state; 7 days if omitted.
+        max_events_per_trigger: Events of a batch, for all queues together; 200,000 if omitted.
+        align: Read no queue beyond the time of the slowest that has more; on if omitted.
+        starting: Where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if omitted.
+        metrics_port: Serve ``/metrics`` for Prometheus on this port while the stream runs; off if omitted.
+        metrics_host: The address for it; ``127.0.0.1`` if omitted.
     """
 
     url: str | SecretUrl | None
@@ -82,14 +82,14 @@ class Pipeline:
     """One lake: the stream that feeds it, and commands on its tables.
 
     Args:
-        spark: the session, ideally from `bulltask.spark.session`.
-        root: directory of the lake, under a path that the driver and all executors share.
-        queues: whose events: names, or ``*`` for all of the prefix, including those that appear later.
-        more: see `PipelineOptions`.
+        spark: The session, ideally from `bulltask.spark.session`.
+        root: Directory of the lake, under a path that the driver and all executors share.
+        queues: Whose events: names, or ``*`` for all of the prefix, including those that appear later.
+        more: See `PipelineOptions`.
 
     Raises:
-        TypeError: an option is unknown.
-        ConfigError: an option is invalid, or the root is a URL.
+        TypeError: An option is unknown.
+        ConfigError: An option is invalid, or the root is a URL.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Pipeline:
         The stream continues where the last one ended, however it ended.
 
         Args:
-            available_now: end when everything is read that is there now, instead of running until it is stopped.
+            available_now: End when everything is read that is there now, instead of running until it is stopped.
 
         Returns:
             The running query; ``awaitTermination()`` waits for its end. Its own ``stop()`` interrupts the batch that is
             being written, which loses nothing; :meth:`stop` waits for the batch.
 
         Raises:
-            LakeInUseError: another stream feeds this lake.
-            ConfigError: an option is invalid, or the metrics cannot be served at this address.
+            LakeInUseError: Another stream feeds this lake.
+            ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.layout.root)
         with ExitStack() as stack:
@@ -141,7 +141,7 @@ class Pipeline:
         """Stop the stream that this process feeds the lake with, after the batch that is being written.
 
         Args:
-            within: how long to wait for the batch (seconds or ``timedelta``), without limit if omitted; after that it
+            within: How long to wait for the batch (seconds or ``timedelta``), without limit if omitted; after that it
                 is interrupted, and the next stream writes it again.
 
         Raises:
@@ -156,8 +156,8 @@ class Pipeline:
         """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stack traces.
 
         Args:
-            states: of the jobs.
-            since: only jobs that finished at this time or later.
+            states: Of the jobs.
+            since: Only jobs that finished at this time or later.
 
         Returns:
             How many there were.
@@ -170,13 +170,13 @@ class Pipeline:
         Repeating it adds nothing.
 
         Args:
-            since: gaps that touch this time or later.
-            until: and before this time.
-            queues: only gaps of these.
+            since: Gaps that touch this time or later.
+            until: And before this time.
+            queues: Only gaps of these.
 
         Raises:
             ConfigError: ``until`` is not later than ``since``.
-            LakeError: there is no lake.
+            LakeError: There is no lake.
         """
         where = self._broker_options()
         return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
@@ -191,12 +191,12 @@ class Pipeline:
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
-            days: which, UTC.
-            slo_config: for gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
+            days: Which, UTC.
+            slo_config: For gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
 
         Raises:
-            ConfigError: there is no such layer.
-            LakeError: events that silver is derived from have expired.
+            ConfigError: There is no such layer.
+            LakeError: Events that silver is derived from have expired.
         """
         if choice("silver", "gold")(layer, "layer") == "gold":
             build_gold(self.spark, self.layout, days, slo_config)
@@ -207,12 +207,12 @@ class Pipeline:
         """Merge the files of a table's past days into few; in silver without the rows that were superseded.
 
         Args:
-            table: by its full name: ``silver.jobs``.
-            before: days before this one, UTC.
-            target_mb: approximate size of a file in megabytes.
+            table: By its full name: ``silver.jobs``.
+            before: Days before this one, UTC.
+            target_mb: Approximate size of a file in megabytes.
 
         Raises:
-            ConfigError: there is no such table of bronze or silver, or the size is invalid.
+            ConfigError: There is no such table of bronze or silver, or the size is invalid.
         """
         return compact(self.layout, table, before=before, target_mb=target_mb)
 
@@ -222,14 +222,14 @@ class Pipeline:
         """Send finished jobs again, with their names, data and options but new ids, each once.
 
         Args:
-            where: an SQL condition on the columns of ``silver.jobs``.
-            queue: only jobs of this queue.
-            dry_run: only report what would be sent.
-            limit: maximum number of jobs, in order of queue and id.
+            where: An SQL condition on the columns of ``silver.jobs``.
+            queue: Only jobs of this queue.
+            dry_run: Only report what would be sent.
+            limit: Maximum number of jobs, in order of queue and id.
 
         Raises:
-            ConfigError: the condition is invalid.
-            LakeError: there is no lake.
+            ConfigError: The condition is invalid.
+            LakeError: There is no lake.
         """
         selection = ReplaySelection(where, queue, limit)
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
@@ -291,8 +291,8 @@ def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) 
     """Stop a query when it has written its current batch; an interruption loses nothing.
 
     Args:
-        query: may have ended.
-        is_urgent: waits for at most the given seconds and returns whether to stop waiting for the batch.
+        query: May have ended.
+        is_urgent: Waits for at most the given seconds and returns whether to stop waiting for the batch.
     """
     last = _number(query)
     # The next batch may have begun by then: one that is not finished leaves nothing in the tables.

@@ -80,9 +80,9 @@ def test_a_kill_at_any_step_of_a_compaction_loses_and_doubles_nothing(tmp_path: 
     killed(KILLED, str(tmp_path), step, str(which))
     finish_intents(lake.layout)
     assert ids(tmp_path) == before
-    assert not list(lake.layout.own("intents").glob("*.json"))
+    assert not list(lake.layout.internal("intents").glob("*.json"))
     for room in ("new", "trash"):
-        assert not list(lake.layout.own(room).glob("*")), room
+        assert not list(lake.layout.internal(room).glob("*")), room
     compact(lake.layout, "bronze.events", before=max(lake.layout.days(EVENTS)).replace(year=2030))
     assert ids(tmp_path) == before
     assert len(list(tmp_path.rglob("*.parquet"))) == 2

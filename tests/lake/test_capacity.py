@@ -13,7 +13,7 @@ import pytest
 from bulltask.errors import ConfigError
 from bulltask.lake.capacity import recommend
 from bulltask.lake.log_histogram import bucket_of
-from bulltask.lake.queueing import Load, fewest_workers, waiting_share
+from bulltask.lake.queueing import Load, fewest_workers, waiting_probability
 from tests.support.lake import at
 
 # Erlang C from its definition, load**c/c! * c/(c-load) / (sum of load**k/k! for k < c + the same), by hand:
@@ -28,17 +28,17 @@ KNOWN = [
 
 @pytest.mark.parametrize(("workers", "load", "share"), KNOWN)
 def test_the_share_that_waits_is_erlangs(workers: int, load: float, share: float) -> None:
-    assert waiting_share(workers, load) == pytest.approx(share, rel=1e-12)
+    assert waiting_probability(workers, load) == pytest.approx(share, rel=1e-12)
 
 
 def test_erlangs_formula_holds_for_thousands_of_workers() -> None:
-    assert waiting_share(5_000, 4_900) == pytest.approx(0.09, abs=0.03)  # by the square root rule
-    assert waiting_share(5_000, 5_000) == waiting_share(5_000, 6_000) == 1.0
+    assert waiting_probability(5_000, 4_900) == pytest.approx(0.09, abs=0.03)  # by the square root rule
+    assert waiting_probability(5_000, 5_000) == waiting_probability(5_000, 6_000) == 1.0
 
 
 def test_waits_for_one_worker_match_the_formula() -> None:
     # M/M/1: the share that waits longer than t is load * e^(-(1 - load) t / run)
-    assert Load(5, 0.1).late_share(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
+    assert Load(5, 0.1).late_fraction(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
 
 
 def simulated(load: Load, workers: int, within_s: float, jobs: int) -> float:
@@ -55,15 +55,15 @@ def simulated(load: Load, workers: int, within_s: float, jobs: int) -> float:
 
 def test_the_model_matches_a_simulation() -> None:
     load = Load(20, 0.4)
-    assert simulated(load, 9, 0.5, 200_000) == pytest.approx(load.late_share(9, 0.5), rel=0.15)
+    assert simulated(load, 9, 0.5, 200_000) == pytest.approx(load.late_fraction(9, 0.5), rel=0.15)
 
 
 @pytest.mark.parametrize("load", [Load(0.01, 1), Load(5, 0.1), Load(20, 0.4), Load(300, 2.5), Load(10, 1, 9.0)])
 @pytest.mark.parametrize("within_s", [0.0, 0.1, 2.0])
 def test_the_fewest_workers_are_enough_and_one_less_is_not(load: Load, within_s: float) -> None:
     workers = fewest_workers(load, within_s, 0.99)
-    assert load.late_share(workers, within_s) <= 0.01
-    assert workers - 1 <= load.workers or load.late_share(workers - 1, within_s) > 0.01
+    assert load.late_fraction(workers, within_s) <= 0.01
+    assert workers - 1 <= load.workers or load.late_fraction(workers - 1, within_s) > 0.01
 
 
 def test_runs_that_vary_more_need_more_workers_and_steadier_ones_no_fewer() -> None:
@@ -86,7 +86,7 @@ def test_the_busiest_minute_decides_and_the_reasoning_names_it() -> None:
     assert (found.peak_minute, found.attempts_per_s) == (at("2026-11-22 10:01"), 20.0)
     assert found.run_s == pytest.approx(0.4, rel=0.01)
     assert found.workers == fewest_workers(Load(20, found.run_s, 0.0), 2.0, 0.99)
-    assert found.expected.share >= 0.99
+    assert found.expected.in_time >= 0.99
     assert any("1,200 jobs (20 per second)" in line for line in found.reasoning)
     assert any(f"With {found.workers} workers" in line for line in found.reasoning)
     assert any("one job at a time" in line for line in found.assumptions)
@@ -131,13 +131,13 @@ def test_the_reasoning_mentions_runs_that_vary_within_a_task() -> None:
 
 
 def test_the_reasoning_mentions_too_few_workers_and_rounds_no_share_up_to_all() -> None:
-    found = recommend([minute(0, 180, 500)], share=0.1, peak_factor=1)  # 1.5 workers are busy
+    found = recommend([minute(0, 180, 500)], target=0.1, peak_factor=1)  # 1.5 workers are busy
     assert found is not None
     assert found.workers == 2
     assert any("; with 1, the queue would grow without bound" in line for line in found.reasoning)
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
-    assert idle.expected.share > 0.9999
+    assert idle.expected.in_time > 0.9999
     assert any(line.startswith("With 1 worker, 99.99 % of the attempts") for line in idle.reasoning)
 
 
@@ -160,7 +160,7 @@ def test_observed_workers_are_the_sums_of_all_queues() -> None:
     ]
     found = recommend([minute(0, 60, 500)], seen)
     assert found is not None
-    assert (found.busy_seen, found.peak_seen) == (3.0, 8)
+    assert (found.observed_mean, found.observed_peak) == (3.0, 8)
     assert any(
         "Observed in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in found.reasoning
     )
@@ -173,12 +173,12 @@ def test_observed_workers_are_a_mean_and_a_maximum_over_the_minutes() -> None:
     ]
     found = recommend([minute(0, 60, 500)], seen)
     assert found is not None
-    assert (found.busy_seen, found.peak_seen) == (2.0, 6)
+    assert (found.observed_mean, found.observed_peak) == (2.0, 6)
 
 
 def test_nouns_after_one_are_singular() -> None:
     seen = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_workers": 1.0, "peak_workers": 1}]
-    found = recommend([minute(0, 1, 60_000)], seen, share=0.01, within=timedelta(days=1), peak_factor=1)
+    found = recommend([minute(0, 1, 60_000)], seen, target=0.01, within=timedelta(days=1), peak_factor=1)
     assert found is not None
     told = " ".join(found.reasoning)
     assert "UTC: 1 job (0.0167 per second) with 1 attempt each." in told
@@ -224,7 +224,7 @@ def test_without_jobs_or_runs_there_is_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": 1.0}, {"share": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"within": -1}]
+    "wrong", [{"target": 1.0}, {"target": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"within": -1}]
 )
 def test_an_invalid_target_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

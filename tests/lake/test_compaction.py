@@ -12,7 +12,7 @@ import pytest
 from bulltask.errors import ConfigError
 from bulltask.lake.arrow import arrow_schema, partition_schema
 from bulltask.lake.compaction import COMPACTED, compact
-from bulltask.lake.expiration import expire, tables_named
+from bulltask.lake.expiration import expire, find_tables
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, TABLES, Table
 from tests.support.lake import LakeBuilder, at
@@ -102,7 +102,7 @@ def test_files_of_a_batch_that_is_not_done_are_not_touched(lake: LakeBuilder) ->
     Ledger(lake.layout).announce("3f0c2a91-00000017")
     report = compact(lake.layout, "bronze.events", before=TOMORROW)
     assert (report.files_before, report.files_after) == (2, 1)
-    lake.layout.forget("3f0c2a91-00000017")
+    lake.layout.remove("3f0c2a91-00000017")
     assert len(rows(lake, EVENTS)) == 20
 
 
@@ -136,7 +136,7 @@ def test_expired_days_are_named_first_and_taken_away_when_that_is_meant(lake: La
     lake.jobs([{"job_id": "1", "finished_at": at("2026-11-20 10:00")}])
     for own in (lake.layout.open_jobs, lake.layout.checkpoint):
         own.mkdir(parents=True)
-    events = tables_named(["bronze.events"])
+    events = find_tables(["bronze.events"])
     named = expire(lake.layout, events, before=date(2026, 11, 22))
     assert [(one.table, one.day.day, one.files) for one in named] == [
         ("bronze.events", 20, 2),
@@ -152,11 +152,11 @@ def test_expired_days_are_named_first_and_taken_away_when_that_is_meant(lake: La
 
 
 def test_tables_are_named_one_by_one_or_by_layer() -> None:
-    assert [table.full_name for table in tables_named(["silver", "bronze.gaps", "silver.jobs"])] == [
+    assert [table.full_name for table in find_tables(["silver", "bronze.gaps", "silver.jobs"])] == [
         "silver.attempts", "silver.jobs", "bronze.gaps",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"unknown table 'bronze.event'; did you mean 'bronze.events'"):
-        tables_named(["bronze.event"])
+        find_tables(["bronze.event"])
     assert set(COMPACTED) == {name for name in TABLES if not name.startswith("gold")}
 
 

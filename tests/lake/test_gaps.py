@@ -106,7 +106,7 @@ def test_an_unknown_queue_is_not_reported_as_complete(lake: LakeBuilder) -> None
 
     found = asked("othr")
     assert found.exit_code == 1
-    assert "has nothing of queue 'othr'; did you mean 'other'? It has other, " in found.output
+    assert "has no data of queue 'othr'; did you mean 'other'? It has other, " in found.output
     assert asked("{other}").exit_code == asked("other").exit_code == 3
 
 

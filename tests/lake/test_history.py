@@ -105,7 +105,7 @@ def test_an_unknown_job_is_none_and_an_unknown_queue_an_error(lake: LakeBuilder)
     retried(lake)
     assert history(lake).job("9") is None
     assert history(lake).job("9", "mail") is None
-    with pytest.raises(ConfigError, match=re.escape("nothing of queue 'mial'; did you mean 'mail'?")):
+    with pytest.raises(ConfigError, match=re.escape("no data of queue 'mial'; did you mean 'mail'?")):
         history(lake).job("7", "mial")
 
 
@@ -119,7 +119,7 @@ def test_the_days_and_queues_are_those_of_the_jobs(lake: LakeBuilder) -> None:
 def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
     lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_stats, "_ROWS_AT_ONCE", 30)
+    monkeypatch.setattr(job_stats, "_ROWS_PER_PASS", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
     assert history(lake).counts() == [

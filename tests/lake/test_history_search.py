@@ -216,7 +216,7 @@ def test_a_row_that_was_written_twice_is_found_once(lake: LakeBuilder) -> None:
         ({"limit": 1001}, "limit must be"),
         ({"limit": True}, "limit must be"),
         ({"state": "fialed"}, "unknown state 'fialed'; did you mean 'failed'?"),
-        ({"queue": "mial"}, "has nothing of queue 'mial'; did you mean 'mail'?"),
+        ({"queue": "mial"}, "has no data of queue 'mial'; did you mean 'mail'?"),
         ({"queue": ""}, "queue must be a non-empty string"),
         ({"text": 3}, "text must be a non-empty string"),
         ({"since": 3600}, "since must be a datetime or a date, not 3600"),
@@ -239,7 +239,7 @@ def test_a_filter_that_does_not_exist_is_refused(some: History) -> None:
 def test_the_cursor_of_another_search_is_refused(some: History) -> None:
     cursor = some.search(limit=1).cursor
     assert cursor
-    with pytest.raises(ConfigError, match="of another search"):
+    with pytest.raises(ConfigError, match="belongs to another search"):
         some.search(limit=1, cursor=cursor, state="failed")
 
 

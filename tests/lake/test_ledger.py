@@ -18,8 +18,8 @@ QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Ten records are kept, and five more may be there."""
-    monkeypatch.setattr(ledger_module, "_KEPT", 10)
-    monkeypatch.setattr(ledger_module, "_SPARE", 5)
+    monkeypatch.setattr(ledger_module, "_MAX_RECORDS", 10)
+    monkeypatch.setattr(ledger_module, "_CLEANUP_SLACK", 5)
     return Ledger(Layout(tmp_path))
 
 
@@ -32,7 +32,7 @@ def finish(ledger: Ledger, query: str, batches: range) -> None:
 
 
 def records_in(root: Path) -> int:
-    return len(list(Layout(root).own("batches").iterdir()))
+    return len(list(Layout(root).internal("batches").iterdir()))
 
 
 def test_the_last_records_are_kept_and_a_batch_stays_known_when_its_record_is_gone(
@@ -54,18 +54,18 @@ def test_the_last_records_are_kept_and_a_batch_stays_known_when_its_record_is_go
 
 def test_a_batch_that_was_killed_before_it_became_the_head_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(1))
-    before = Layout(tmp_path).own("head.json").read_text()
+    before = Layout(tmp_path).internal("head.json").read_text()
     finish(ledger, QUERY, range(1, 2))
-    Layout(tmp_path).own("head.json").write_text(before)
+    Layout(tmp_path).internal("head.json").write_text(before)
     assert ledger.get(ingest_id(QUERY, 1)) is not None
     assert not ledger.has(ingest_id(QUERY, 1))
-    Layout(tmp_path).own("head.json").unlink()
+    Layout(tmp_path).internal("head.json").unlink()
     assert not ledger.has(ingest_id(QUERY, 0))
 
 
 def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(3))
-    for path in [*Layout(tmp_path).own("batches").iterdir(), Layout(tmp_path).own("head.json")]:
+    for path in [*Layout(tmp_path).internal("batches").iterdir(), Layout(tmp_path).internal("head.json")]:
         stored = json.loads(path.read_text())
         del stored["queries"]
         path.write_text(json.dumps(stored))
@@ -86,7 +86,7 @@ def test_a_batch_is_being_published_until_it_is_the_head(ledger: Ledger, tmp_pat
     ingest = ingest_id(QUERY, 0)
     ledger.announce(ingest)
     assert ledger.publishing() == ingest
-    head = Layout(tmp_path).own("head.json")
+    head = Layout(tmp_path).internal("head.json")
     head.mkdir()  # so that it cannot be written, as if somebody had pulled the plug
     with pytest.raises(IsADirectoryError):
         ledger.finish(BatchRecord(ingest))
@@ -99,7 +99,7 @@ def test_a_batch_is_being_published_until_it_is_the_head(ledger: Ledger, tmp_pat
 @pytest.mark.parametrize("version", [None, 2])
 def test_a_record_of_another_version_is_refused(ledger: Ledger, tmp_path: Path, version: int | None) -> None:
     finish(ledger, QUERY, range(1))
-    head = Layout(tmp_path).own("head.json")
+    head = Layout(tmp_path).internal("head.json")
     head.write_text(json.dumps({**json.loads(head.read_text()), "version": version}))
     with pytest.raises(DecodeError, match=f"version {version}"):
         ledger.head()

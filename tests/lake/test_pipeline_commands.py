@@ -74,7 +74,7 @@ def test_without_a_lake_every_command_fails_and_creates_nothing(tmp_path: Path, 
     nowhere = tmp_path / "nowhere"
     found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *words, "--root", str(nowhere)])
     assert found.exit_code == 1
-    assert found.output.startswith(f"Error: there is no lake in {nowhere}, no bronze/ or silver/")
+    assert found.output.startswith(f"Error: there is no lake in {nowhere} (no bronze/ or silver/)")
     assert not nowhere.exists()
 
 
@@ -88,7 +88,7 @@ def test_the_status_of_a_lake_that_does_not_exist_yet(tmp_path: Path, lake: Lake
 
 
 def test_a_lake_of_another_bulltask_is_no_traceback(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
-    head = lake.layout.own("head.json")
+    head = lake.layout.internal("head.json")
     head.parent.mkdir()
     head.write_text('{"version": 2, "ingest": "3f0c2a91-00000000"}')
     found = run("status", "-b", "redis://127.0.0.1:1")

@@ -15,8 +15,8 @@ from bulltask.errors import LakeError
 from bulltask.lake import History, listing
 from bulltask.lake import read as reading
 from bulltask.lake.atomic_swap import STEPS, AtomicSwap
-from bulltask.lake.layout import Layout, listed
-from bulltask.lake.listing import listed_files
+from bulltask.lake.layout import Layout, list_directories
+from bulltask.lake.listing import list_files
 from bulltask.lake.tables import JOBS
 from tests.support.lake import LakeBuilder, at
 
@@ -53,7 +53,7 @@ def test_at_every_moment_of_a_replacement_all_rows_are_there_once(lake: LakeBuil
     seen: dict[str, tuple[list[str], int]] = {}
 
     def look(step: str) -> None:
-        files = listed_files(lake.layout, JOBS, DAY)
+        files = list_files(lake.layout, JOBS, DAY)
         seen[step] = found(lake.layout), len({place for _, place in files})
 
     compact(lake.layout, look)
@@ -82,7 +82,7 @@ def test_a_day_that_is_being_taken_away_is_gone_when_that_is_decided(lake: LakeB
 def test_files_that_vanish_before_they_are_read_are_listed_again(
     lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lists, real = list[int](), listed_files
+    lists, real = list[int](), list_files
 
     def compacted_behind(*args: object) -> object:
         files = real(*args)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_files_that_vanish_before_they_are_read_are_listed_again(
             compact(lake.layout, lambda step: None)
         return files
 
-    monkeypatch.setattr(reading, "listed_files", compacted_behind)
+    monkeypatch.setattr(reading, "list_files", compacted_behind)
     assert found(lake.layout) == list("dcba")
     assert lists[:2] == [3, 3]
 
@@ -99,7 +99,7 @@ def test_files_that_vanish_before_they_are_read_are_listed_again(
 def test_a_replacement_that_comes_and_goes_while_directories_are_listed_is_noticed(
     lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, real = list[str](), listed
+    looks, real = list[str](), list_directories
 
     def compacted_meanwhile(path: Path) -> list[Path]:
         names = real(path)
@@ -108,8 +108,8 @@ def test_a_replacement_that_comes_and_goes_while_directories_are_listed_is_notic
             compact(lake.layout, lambda step: None)
         return names
 
-    monkeypatch.setattr(listing, "listed", compacted_meanwhile)
-    places = {place.name for _, place in listed_files(lake.layout, JOBS, DAY)}
+    monkeypatch.setattr(listing, "list_directories", compacted_meanwhile)
+    places = {place.name for _, place in list_files(lake.layout, JOBS, DAY)}
     assert "ingest_id=compacted" in places
     assert len(places) == 2
     assert looks.count("queue=mail") == 2
@@ -124,10 +124,10 @@ def test_a_new_directory_that_goes_to_its_place_while_others_are_listed_is_notic
         if step != "intended":
             return
         place = lake.layout.day(JOBS, DAY) / "queue=mail"
-        (new,) = (path for path in lake.layout.own("new").glob("*/*") if path.is_dir())
+        (new,) = (path for path in lake.layout.internal("new").glob("*/*") if path.is_dir())
 
         def moved_meanwhile(path: Path) -> list[Path]:
-            names = listed(path)
+            names = list_directories(path)
             looks.append(path.name)
             if path == place and looks.count(place.name) == 1:
                 shutil.rmtree(place)  # what another command does that finds the intent
@@ -135,8 +135,8 @@ def test_a_new_directory_that_goes_to_its_place_while_others_are_listed_is_notic
                 new.rename(place / "ingest_id=compacted")
             return names
 
-        monkeypatch.setattr(listing, "listed", moved_meanwhile)
-        assert {one.name for _, one in listed_files(lake.layout, JOBS, DAY)} >= {"ingest_id=compacted"}
+        monkeypatch.setattr(listing, "list_directories", moved_meanwhile)
+        assert {one.name for _, one in list_files(lake.layout, JOBS, DAY)} >= {"ingest_id=compacted"}
 
     compact(lake.layout, look)
     assert looks.count("queue=mail") == 2
@@ -162,7 +162,7 @@ def test_every_job_is_found_once_by_all_searches_while_directories_are_replaced_
 
 def test_files_that_vanish_again_and_again_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = lake.layout.day(JOBS, DAY) / "queue=mail" / "ingest_id=x"
-    monkeypatch.setattr(reading, "listed_files", lambda *_: [(gone / "part-0.parquet", gone)])
+    monkeypatch.setattr(reading, "list_files", lambda *_: [(gone / "part-0.parquet", gone)])
     with pytest.raises(LakeError, match="its files are replaced too often"):
         found(lake.layout)
 
@@ -175,5 +175,5 @@ def test_unfinished_files_are_skipped(lake: LakeBuilder) -> None:
         shutil.copy(file, place / name / "part-0.parquet")
     for name in ("_SUCCESS", ".part-0.parquet.crc", "_half.parquet"):
         (file.parent / name).write_bytes(b"")
-    assert len(listed_files(lake.layout, JOBS, DAY)) == 3
+    assert len(list_files(lake.layout, JOBS, DAY)) == 3
     assert found(lake.layout) == list("dcba")

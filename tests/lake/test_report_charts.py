@@ -33,15 +33,15 @@ def test_an_axis_has_few_points_and_each_is_a_part_of_a_day(minutes: int, step: 
 @given(st.integers(0, 10_000_000), st.integers(0, 400 * 1440))
 def test_an_axis_has_a_point_for_each_of_its_minutes(first: int, length: int) -> None:
     axis = Axis.over(first, first + length)
-    assert axis.place(first) == 0
-    assert axis.place(first + length) == axis.points - 1
+    assert axis.index(first) == 0
+    assert axis.index(first + length) == axis.points - 1
     assert 1440 % axis.step == 0
 
 
 def test_a_line_is_made_of_steps_and_has_holes() -> None:
     found = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
     assert found.curves[0].path == "M0.0 100H200V0H600M800.0 50H1000"
-    assert [(tick.place, tick.text) for tick in found.y_ticks] == [
+    assert [(tick.position, tick.text) for tick in found.y_ticks] == [
         (0, "0"),
         (25, "1"),
         (50, "2"),
@@ -81,7 +81,7 @@ def test_a_line_without_values_is_left_out_and_the_others_keep_their_looks() -> 
 )
 def test_ticks_of_time_are_round(axis: Axis, first: float, texts: list[str]) -> None:
     ticks = chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
-    assert ([tick.text for tick in ticks][: len(texts)], ticks[0].place) == (texts, first)
+    assert ([tick.text for tick in ticks][: len(texts)], ticks[0].position) == (texts, first)
     assert len(ticks) <= 10
 
 
@@ -99,7 +99,7 @@ def test_every_value_is_within_the_drawing(values: list[float | None], unit: str
         float(part.split("H")[0].split(" ")[-1]) for part in found.curves[0].path.replace("V", "M").split("M")[1:]
     ]
     assert all(-0.1 <= height <= 100.1 for height in heights)
-    assert all(-0.01 <= tick.place <= 100.01 for tick in found.y_ticks)
+    assert all(-0.01 <= tick.position <= 100.01 for tick in found.y_ticks)
 
 
 def test_lost_time_is_marked_once_and_wide_enough_to_be_seen() -> None:
@@ -116,7 +116,7 @@ def test_percentiles_beside_each_other_share_one_axis() -> None:
     assert found
     assert [row.label for row in found.rows] == ["0", "1"]
     assert [tick.text for tick in found.ticks] == ["10 ms", "100 ms", "1 s", "10 s"][: len(found.ticks)]
-    assert found.rows[0].places == pytest.approx([0, 50, 50], abs=1)
+    assert found.rows[0].positions == pytest.approx([0, 50, 50], abs=1)
     assert ranges(aggregates[2:], "wait") is None
 
 
@@ -132,13 +132,13 @@ def test_percentiles_beside_each_other_share_one_axis() -> None:
         (7_200_000, Unit.MS, "2 h"),
         (200_000_000, Unit.MS, "2.31 d"),
         (90, Unit.SECONDS, "1.5 min"),
-        (0.123456, Unit.PART, "12.3 %"),
-        (0.99996, Unit.PART, "99.996 %"),
-        (0.9999999, Unit.PART, "99.999 %"),
-        (0.99, Unit.PART, "99 %"),
-        (1.0, Unit.PART, "100 %"),
-        (0.00001, Unit.PART, "< 0.01 %"),
-        (-0.8, Unit.PART, "-80 %"),
+        (0.123456, Unit.FRACTION, "12.3 %"),
+        (0.99996, Unit.FRACTION, "99.996 %"),
+        (0.9999999, Unit.FRACTION, "99.999 %"),
+        (0.99, Unit.FRACTION, "99 %"),
+        (1.0, Unit.FRACTION, "100 %"),
+        (0.00001, Unit.FRACTION, "< 0.01 %"),
+        (-0.8, Unit.FRACTION, "-80 %"),
         (Decimal("1234.5"), Unit.MONEY, "1,234.50"),
         (Decimal("0.000049"), Unit.MONEY, "0.000049"),
         (Decimal(0), Unit.MONEY, "0"),

@@ -130,7 +130,7 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
     assert all(row["workers"] >= 2 for row in rows)
     text = run("capacity", "--within", "500ms").output
     assert "invalid duration" in text
-    text = run("capacity", "--within", "10s", "--share", "0.9", "--peak-factor", "1").output
+    text = run("capacity", "--within", "10s", "--target", "0.9", "--peak-factor", "1").output
     assert "if the same workers serve all these queues, so that 90 % of the attempts start within 10 s" in text
     assert "* The busiest of" in text
 
@@ -160,15 +160,15 @@ def test_a_day_without_data_is_no_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--format", "csv"], 2, "the whole report can be html or md; csv needs a topic"),
-        (["cost", "--format", "html"], 2, "not html, which is for the whole report"),
+        (["--format", "csv"], 2, "--format of the whole report must be html or md; csv needs a topic"),
+        (["cost", "--format", "html"], 2, "must be table, json, csv, md, not html"),
         (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),
-        (["--share", "1.5"], 1, "share must be more than 0 and less than 1"),
+        (["--target", "1.5"], 1, "target must be more than 0 and less than 1"),
         (["-o", "no/such/place.html"], 1, "no/such/place.html cannot be written"),
         (["costs"], 2, "'costs' is not one of"),
-        (["--queues", "mial"], 1, "has nothing of queue 'mial'; did you mean 'mail'? It has mail, images"),
-        (["cost", "--queues", "mail,xyz"], 1, "has nothing of queue 'xyz'. It has images, mail"),
+        (["--queues", "mial"], 1, "has no data of queue 'mial'; did you mean 'mail'? It has mail, images"),
+        (["cost", "--queues", "mail,xyz"], 1, "has no data of queue 'xyz'. It has images, mail"),
     ],
 )
 def test_an_invalid_call_names_the_error(run: Run, words: list[str], code: int, message: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.layout import Layout
 from bulltask.lake.report import sections, tables
-from bulltask.lake.report.aggregates import MOST, UNKNOWN, by_queue, by_task, incomplete_minutes
+from bulltask.lake.report.aggregates import MAX_TASKS, UNKNOWN, by_queue, by_task, incomplete_minutes
 from bulltask.lake.report.data import MAX_SERIES, Axis, read
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.views import notes
@@ -48,7 +48,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
     shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in build_report(lake).figures}
     assert shown == {
-        "Jobs done": ("200", "20 per minute", False),
+        "Finished jobs": ("200", "20 per minute", False),
         "Failed": ("2.5 %", "5 jobs", True),
         "Wait, p95": ("10 ms", "median 10 ms", False),
         "Run, p95": ("3.01 s", "median 606 ms", False),
@@ -127,7 +127,7 @@ def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) 
     lake.gold("cost_day", [cost_row("2026-11-22", f"t{n:03}") for n in range(200)])
     report = build_report(lake)
     assert [task.label for task in report.tasks[:2]] == ["t199", "t198"]  # the busiest
-    assert (len(report.tasks), report.tasks[-1].label) == (MOST, "186 others")
+    assert (len(report.tasks), report.tasks[-1].label) == (MAX_TASKS, "186 others")
     assert sum(task.counts["finished"] for task in report.tasks) == 200
     assert sum(sum(task.runs.values()) for task in report.tasks) == 200
     assert [cost.name for cost in report.costs[14:]] == ["186 others"]
@@ -190,10 +190,15 @@ def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) ->
     lake.gold("errors_day", rows)
     report = build_report(lake, period("2026-11-21..2026-11-22"))
     first = report.failures[0]
-    assert (first.name, first.count, first.share, first.sample_job_ids) == ("send", 7, 7 / 8, ["new", "newer", "old"])
+    assert (first.name, first.count, first.fraction, first.sample_job_ids) == (
+        "send",
+        7,
+        7 / 8,
+        ["new", "newer", "old"],
+    )
     assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
     by_reason = [
-        (one.error_fingerprint, one.count, one.share, [task.name for task in one.tasks]) for one in report.reasons
+        (one.error_fingerprint, one.count, one.fraction, [task.name for task in one.tasks]) for one in report.reasons
     ]
     assert by_reason == [("no answer", 9, 0.9, ["send", "pay"]), ("refused", 1, 0.1, ["send"])]
     assert report.reasons[0].last_seen == at("2026-11-22 13:00")

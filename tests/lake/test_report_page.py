@@ -31,7 +31,7 @@ Make = Callable[[LakeBuilder], Report]
 
 
 def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
-    return make_report(lake.layout, period(days), made_at=datetime(2026, 11, 23, tzinfo=UTC))
+    return make_report(lake.layout, period(days), created_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
 def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
@@ -90,9 +90,9 @@ class Parsed(HTMLParser):
 def test_a_page_has_every_section(lake: LakeBuilder) -> None:
     text = Parsed(html(full(lake))).text
     for expected in (
-        "Jobs, 22 November 2026", "queue mail · 10:00 to 10:01 UTC · made 2026-11-23 00:00:00 UTC",
+        "Jobs, 22 November 2026", "queue mail · 10:00 to 10:01 UTC · created 2026-11-23 00:00:00 UTC",
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
-        "Jobs done 3", "33.3 %", "Cost 0.50 0.17 per job",
+        "Finished jobs 3", "33.3 %", "Cost 0.50 0.17 per job",
         "send", "no answer", "100 % of all failures", "id-no answer", "line 2",
         "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overspent, -233 %", "trimmed",
     ):  # fmt: skip
@@ -165,7 +165,7 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
     for expected in (
         "# Jobs, 22 November 2026",
         "> **Incomplete: 1 minute**",
-        "| Jobs done | **3** | 3 per minute |",
+        "| Finished jobs | **3** | 3 per minute |",
         "| added | █ | at most 5 |",
         "| send | 3 | 33.3 % | 20 ms | 3.01 s | 3.01 s | 200 ms | 3.97 s | 3.97 s |",
         "| no answer | 1 | 100 % | send |",

@@ -80,7 +80,7 @@ def test_days_without_gold_tables_are_known(lake: LakeBuilder) -> None:
         lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")}])
     found = data(lake, period("2026-11-20..2026-11-22"))
     assert found.unbuilt == [date(2026, 11, 20)]
-    assert found.held == (date(2026, 11, 20), date(2026, 11, 22))
+    assert found.day_range == (date(2026, 11, 20), date(2026, 11, 22))
 
 
 def test_gold_was_built_when_its_last_day_was(lake: LakeBuilder) -> None:

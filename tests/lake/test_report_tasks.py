@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.lake.report.aggregates import MOST, by_task, top_with_rest
+from bulltask.lake.report.aggregates import MAX_TASKS, by_task, top_with_others
 from bulltask.lake.report.data import read
 from tests.support.gold import task_minute
 from tests.support.lake import LakeBuilder, at
@@ -17,12 +17,12 @@ def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_
     lake: LakeBuilder,
 ) -> None:
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "waiting_children": 5}
-    rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MOST + 2)]
+    rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
-    shown = top_with_rest(by_task(read(lake.layout, DAY)))
+    shown = top_with_others(by_task(read(lake.layout, DAY)))
     assert [(one.queue, one.attempts) for one in shown[:2]] == [("q0", 15), ("q1", 15)]
     assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
-    assert len(shown) == MOST
+    assert len(shown) == MAX_TASKS
 
 
 def test_a_task_of_which_nothing_happened_has_no_line(lake: LakeBuilder) -> None:

@@ -55,8 +55,8 @@ def test_the_files_of_one_write_are_found_and_removed_and_no_others(tmp_path: Pa
     minutes = layout.day(TASK_MINUTE, date(2026, 11, 22))
     for path in (kept, *gone, minutes, layout.table(EVENTS) / "_temporary" / "queue=x" / "ingest_id=a"):
         path.mkdir(parents=True)
-    assert list(layout.written(EVENTS, "a")) == [gone[0]]
-    layout.forget("a")
+    assert list(layout.written_directories(EVENTS, "a")) == [gone[0]]
+    layout.remove("a")
     assert [path.exists() for path in (kept, *gone, minutes)] == [True, False, False, True]
     assert (layout.table(EVENTS) / "_temporary").exists()
     assert layout.days(EVENTS) == [date(2026, 11, 22)]

@@ -194,7 +194,7 @@ class Oracle:
             newest = sorted(rows, key=lambda row: (-row["ended_at"].timestamp(), row["job_id"]))
             found.append({
                 "dt": dt, "queue": queue, "name": name, "error_fingerprint": key, "count": len(rows),
-                "share": len(rows) / of_task[dt, queue, name],
+                "fraction": len(rows) / of_task[dt, queue, name],
                 "first_seen": newest[-1]["ended_at"], "last_seen": newest[0]["ended_at"],
                 "sample_reason": newest[0]["reason"], "sample_job_ids": [row["job_id"] for row in newest[:5]],
             })  # fmt: skip

@@ -57,7 +57,7 @@ def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
         return "ledger", "the head is written, the announcement is not removed"
     if Ledger(layout).get(left) is not None:
         return "ledger", "the record is written, the head is not"
-    written = sum(1 for table in (EVENTS, GAPS, ATTEMPTS, JOBS) for _ in layout.written(table, left))
+    written = sum(1 for table in (EVENTS, GAPS, ATTEMPTS, JOBS) for _ in layout.written_directories(table, left))
     return "publish", f"{written} directories are in the tables"
 
 
@@ -68,7 +68,7 @@ def _in_spark(layout: Layout) -> tuple[str, str]:
     query, head = json.loads((layout.checkpoint / "metadata").read_text())["id"], Ledger(layout).head()
     if head is not None and head.ingest == ingest_id(query, planned):
         return "commit", f"batch {planned} is done, Spark has committed {committed}"
-    staged = sorted(path.name for path in layout.own("staging").glob("*/*"))
+    staged = sorted(path.name for path in layout.internal("staging").glob("*/*"))
     if EVENTS.full_name in staged:
         return "silver", f"staged: {', '.join(staged)}"
     return ("bronze", "rows are being read") if staged else ("plan", f"batch {planned} is planned")

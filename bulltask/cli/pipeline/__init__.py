@@ -1,6 +1,6 @@
 """``bulltask pipeline``: copy queues' events into tables on disk, with Spark.
 
-The modules of its commands import Spark and Arrow only when they need them: ``--help`` does without.
+The commands' modules import Spark and Arrow only when they need them, so ``--help`` works without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``bulltask pipeline backfill``: add the jobs that gaps hide."""
+"""``bulltask pipeline backfill``: add the jobs whose events were lost."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def command(
 ) -> None:
     """Add jobs that ended in gaps to the silver tables, from Redis and from snapshots.
 
-    Only the last attempt of each job is known. Jobs that Redis has removed and no snapshot has stay unknown. Repeating
-    the command adds nothing twice.
+    Only the last attempt of each job is known. Jobs that are neither in Redis nor in a snapshot stay unknown. Repeating
+    the command adds no job twice.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source = source_of(ctx, where)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     layout = Layout(root)
-    layout.check()  # before a JVM is started in vain
+    layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
@@ -56,6 +56,6 @@ def command(
     click.echo(f"{pluralize(report.gaps, 'gap')} with at least {pluralize(report.lost, 'lost event')}")
     if report.gaps:
         click.echo(
-            f"{pluralize(report.looked_at, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
+            f"{pluralize(report.examined, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
             f"jobs were found for {pluralize(report.repaired, 'gap')}"
         )

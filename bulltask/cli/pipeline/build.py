@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @root_option
 @click.option(
-    "--days", "which", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last one."
+    "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last day."
 )
 @click.option(
     "--slo-config",
@@ -38,13 +38,13 @@ def command(
     *,
     layer: str,
     root: Path,
-    which: list[date],
+    build_days: list[date],
     slo_config: Path | None,
     max_open: float,
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Build all tables of LAYER for some days and replace what is there.
+    """Build all tables of LAYER for some days and replace existing rows.
 
     'run' writes silver itself: rebuild silver only to repair a lake. Gold is always built with this command. Build the
     current day as often as you like: it changes until all its jobs have ended.
@@ -52,15 +52,15 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
 
-    wanted, layout = None if slo_config is None else read_slo_config(slo_config), Layout(root)
-    layout.check()  # before a JVM is started in vain, as the slo_config are read
+    config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(root)
+    layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     if layer == "gold":
         from bulltask.spark.gold.build import build_gold  # noqa: PLC0415 - slow
 
-        build_gold(spark, layout, which, wanted)
+        build_gold(spark, layout, build_days, config)
     else:
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
-        build_silver(spark, layout, which, max_open=timedelta(seconds=max_open))
-    click.echo(f"built {layer} for {pluralize(len(which), 'day')}, {which[0]} to {which[-1]}")
+        build_silver(spark, layout, build_days, max_open=timedelta(seconds=max_open))
+    click.echo(f"built {layer} for {pluralize(len(build_days), 'day')}, {build_days[0]} to {build_days[-1]}")

@@ -29,7 +29,7 @@ __all__ = ["command"]
 def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
     """Rewrite past days into few files, and drop superseded rows of silver tables.
 
-    It is safe to kill at any moment and to start again, and it can run beside 'run'. Needs no Java.
+    The command can be killed and repeated at any moment, and can run at the same time as 'run'. Needs no Java.
     """
     from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

@@ -24,7 +24,7 @@ from bulltask.lake.stream_retention import RetentionNeed, StreamRetention, reten
 
 __all__ = ["command"]
 
-_OLDEST: Final = {
+_MIN_VERSIONS: Final = {
     "java": (17,),
     "pyspark": (4, 2, 1),
     "pyarrow": (18,),
@@ -37,12 +37,12 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "hiredis")
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A program or package that the pipeline needs.
+    """A required program or package.
 
     Attributes:
-        name: Its name.
-        found: Its version; ``None`` if it is missing.
-        advice: What to do; ``""`` if it is fine.
+        name: The name.
+        found: The version; ``None`` if it is missing.
+        advice: How to fix the problem; ``""`` if the version is fine.
     """
 
     name: str
@@ -81,8 +81,8 @@ def command(
     """Check that all requirements are met and that the queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
-    has read them are lost, so a stream should hold those of two rounds of the pipeline (trigger and batch), and those
-    of the longest outage.
+    has read them are lost. So a stream should keep the events of twice the trigger and batch time, and of the longest
+    outage.
 
     Exit codes: 0 all checks passed, 1 something is missing or too small, or a queue cannot be recorded.
     """
@@ -111,7 +111,7 @@ def _java() -> Requirement:
     if program is None:
         return Requirement("java", None, advice)
     try:
-        output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's own
+        output = subprocess.run([program, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr  # noqa: S603 - the user's Java
     except (OSError, subprocess.SubprocessError):
         return Requirement("java", None, advice)
     return _check_version("java", output.split('"')[1] if '"' in output else output.strip(), advice)
@@ -127,7 +127,7 @@ def _package(name: str) -> Requirement:
 
 def _check_version(name: str, found: str, advice: str) -> Requirement:
     numbers = tuple(int(number) for number in found.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
-    return Requirement(name, found, "" if numbers >= _OLDEST[name] else advice)
+    return Requirement(name, found, "" if numbers >= _MIN_VERSIONS[name] else advice)
 
 
 def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention], Sequence[SkippedQueue]]:
@@ -143,7 +143,7 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
             observed = observe_streams(connection, options)
     except BulltaskError as exc:
         return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
-    advice = "before 7.0 losses are noticed but cannot be counted: use Redis 7 or Valkey"
+    advice = "before 7.0 losses are detected but cannot be counted: use Redis 7 or Valkey"
     counted = all(state is None or state.added is not None for _, _, state in observed.streams)
     if found == "unknown":
         redis = Requirement("redis", found, "" if counted else advice)
@@ -182,17 +182,17 @@ def _lines(
     yield as_table(
         ("", "found", "needed", ""),
         [
-            (one.name, one.found or "missing", ">= " + ".".join(map(str, _OLDEST[one.name])), one.advice)
+            (one.name, one.found or "missing", ">= " + ".".join(map(str, _MIN_VERSIONS[one.name])), one.advice)
             for one in requirements
         ],
     )
-    yield f"\nAn event stream should hold {need.seconds:,.0f} s: the greater of 2 x (trigger + batch) and the outage."
+    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: max(2 x (trigger + batch), outage)."
     if not streams:
-        if requirements[-1].found is not None:  # Redis is there
+        if requirements[-1].found is not None:  # Redis is available
             yield "No queues found."
         return
     yield as_table(
-        ("queue", "events now", "maxLen", "events/s", "holds", "verdict"),
+        ("queue", "events now", "maxLen", "events/s", "retention", "verdict"),
         [
             (
                 stream.queue,
@@ -216,7 +216,7 @@ def _verdict(stream: StreamRetention, need: RetentionNeed) -> str:
 
 def _sizes() -> str:
     return as_table(
-        ("jobs/s", "events/s", "10,000 hold", "maxLen for 30 s", "maxLen for 15 min", "memory"),
+        ("jobs/s", "events/s", "10,000 last", "maxLen for 30 s", "maxLen for 15 min", "memory"),
         [
             (
                 f"{one.jobs_per_s:,}",

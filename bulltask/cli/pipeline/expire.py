@@ -33,39 +33,41 @@ __all__ = ["command"]
 def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
     """Remove old days from tables; a dry run without --yes.
 
-    What 'run' itself needs is always kept: its checkpoint, and the events of jobs that have not ended. If a finished
+    The checkpoint of 'run' and the events of open jobs are always kept. If a finished
     job is retried manually after its events have expired, its earlier attempts are missing from its history. Needs no
     Java.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
-    from bulltask.lake.expiration import expire, tables_named  # noqa: PLC0415 - slow
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
+    from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    found = expire(Layout(root), tables_named(names_of(tables, "--tables")), before=before, dry_run=not yes)
+    expired = expire(Layout(root), find_tables(names_of(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
-        rows = [{"table": one.table, "day": f"{one.day}", "files": one.files, "bytes": one.size} for one in found]
+        rows = [
+            {"table": day_.table, "day": f"{day_.day}", "files": day_.files, "bytes": day_.size} for day_ in expired
+        ]
         click.echo(json.dumps({"dry_run": not yes, "expired": rows}, indent=2))
         return
-    if found:
-        click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(found)))
-    if not found:
+    if expired:
+        click.echo(as_table(("table", "days", "from", "to", "files", "MB"), _by_table(expired)))
+    if not expired:
         click.echo(f"Nothing to remove: there are no days before {before}.")
     elif not yes:
         click.echo("\nDry run: nothing was removed. Repeat the command with --yes to remove these days.")
 
 
-def _by_table(found: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
+def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:
     tables: dict[str, list[ExpiredDay]] = {}
-    for one in found:
-        tables.setdefault(one.table, []).append(one)
+    for day_ in expired:
+        tables.setdefault(day_.table, []).append(day_)
     return [
         (
             table,
             f"{len(days):,}",
             f"{days[0].day}",
             f"{days[-1].day}",
-            f"{sum(one.files for one in days):,}",
-            f"{sum(one.size for one in days) / 1e6:,.1f}",
+            f"{sum(day_.files for day_ in days):,}",
+            f"{sum(day_.size for day_ in days) / 1e6:,.1f}",
         )
         for table, days in tables.items()
     ]

@@ -24,8 +24,8 @@ __all__ = ["command"]
 @click.command("gaps", short_help="List lost events.")
 @root_option
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
-@click.option("--since", type=moment, metavar="TIME", help="Gaps that reach this time (UTC) or later.")
-@click.option("--until", type=moment, metavar="TIME", help="Gaps that begin before this time.")
+@click.option("--since", type=moment, metavar="TIME", help="Only gaps that end at this time (UTC) or later.")
+@click.option("--until", type=moment, metavar="TIME", help="Only gaps that begin before this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -38,11 +38,11 @@ def command(
     until: datetime | None,
     as_json: bool,
 ) -> None:
-    """List gaps: which events were lost, and for how many jobs a backfill has found the outcome.
+    """List gaps: which events were lost, and how many jobs a backfill has recovered.
 
     Without gaps, the tables have every event from the pipeline's start to its last batch. Needs no Java.
 
-    Exit codes: 0 no gaps in that time, 3 there are some.
+    Exit codes: 0 no gaps in that period, 3 there are gaps.
     """
     from bulltask.config.parsers import names_of  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
@@ -60,35 +60,35 @@ def command(
         known = known_queues(TableReader(layout))
         names = [normalize_queue(queue, known) for queue in names_of(queues, "--queues")]
         check_queues(root, names, known)
-    found = find_gaps(layout, since=since, until=until, queues=names)
+    gap_rows = find_gaps(layout, since=since, until=until, queues=names)
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2, default=datetime.isoformat))
-    elif not found:
-        read = any(layout.days(table) for table in (EVENTS, GAPS))
+        click.echo(json.dumps([asdict(gap) for gap in gap_rows], indent=2, default=datetime.isoformat))
+    elif not gap_rows:
+        has_events = any(layout.days(table) for table in (EVENTS, GAPS))
         click.echo(
             "No gaps: every event up to the last batch was read."
-            if read
+            if has_events
             else "No gaps, and no events: no batch has been published yet."
         )
     else:
-        click.echo(_table(found))
-    ctx.exit(EXIT_LOST if found else 0)
+        click.echo(_table(gap_rows))
+    ctx.exit(EXIT_LOST if gap_rows else 0)
 
 
-def _table(found: list[GapRow]) -> str:
+def _table(gaps: list[GapRow]) -> str:
     rows = [
         (
-            one.queue,
-            f"{'' if one.exact else '>= '}{one.lost:,}",
-            one.reason,
-            _time(one.after_at),
-            _time(one.first_at),
-            "-" if one.repaired_rows is None else f"{one.repaired_rows:,}",
+            gap.queue,
+            f"{'' if gap.exact else '>= '}{gap.lost:,}",
+            gap.reason,
+            _time(gap.after_at),
+            _time(gap.first_at),
+            "-" if gap.repaired_rows is None else f"{gap.repaired_rows:,}",
         )
-        for one in found
+        for gap in gaps
     ]
-    table = as_table(("queue", "lost events", "reason", "after", "before", "jobs found"), rows)
-    return f"{table}\n\n{pluralize(len(found), 'gap')}, {pluralize(sum(one.lost for one in found), 'event')} lost"
+    table = as_table(("queue", "lost events", "reason", "after", "before", "jobs recovered"), rows)
+    return f"{table}\n\n{pluralize(len(gaps), 'gap')}, {pluralize(sum(gap.lost for gap in gaps), 'event')} lost"
 
 
 def _time(at: datetime | None) -> str:

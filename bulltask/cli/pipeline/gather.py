@@ -22,7 +22,7 @@ __all__ = ["command"]
     "--wait",
     type=seconds,
     metavar="DURATION",
-    help="How long to wait for jobs that have not ended (default: not at all).",
+    help="How long to wait for unfinished jobs (default: do not wait).",
 )
 @spark_options
 @click.pass_context
@@ -40,16 +40,16 @@ def command(
 ) -> None:
     """Write the outcomes of the jobs of WRITE_ID to Parquet: id, state, return_value, failed_reason, finished_at.
 
-    There is a row for each job. Its state is completed, failed, unfinished, or missing if Redis no longer has it.
+    There is a row for each job. The state is completed, failed, unfinished, or missing if Redis no longer has it.
     """
     source = source_of(ctx, where)
     spark = open_session(master, conf)
     from bulltask.spark import EnqueueReport, gather  # noqa: PLC0415 - slow
 
     report = EnqueueReport(write_id, queue, rows=1, added=0, duplicated=0, seconds=0.0, partitions=0)
-    found = gather(
+    results = gather(
         report, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
     )  # fmt: skip
-    found.write.parquet(out)
+    results.write.parquet(out)
     counts = spark.read.parquet(out).groupBy("state").count().orderBy("state").collect()
     click.echo(as_table(("state", "jobs"), [(row["state"], f"{row['count']:,}") for row in counts]))

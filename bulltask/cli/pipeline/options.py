@@ -1,4 +1,4 @@
-"""Options of pipeline commands: where the queues are, and which Spark session to use."""
+"""Options of pipeline commands: the queues' location, and the Spark session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXIT_LOST_FAIL: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class QueueSource:
-    """Where the queues are: the command's options, else bulltask's settings.
+    """The location of the queues: the command's options, or bulltask's settings.
 
     Attributes:
         queues: Comma-separated names in the app, or ``*``.
@@ -68,7 +68,7 @@ def source_options(function: F) -> F:
 
 
 def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
-    """Return where the queues are, from the values of :func:`source_options` or ``redis_options``."""
+    """Return the location of the queues from the values of :func:`source_options` or ``redis_options``."""
     before: dict[str, Any] = ctx.obj or {}
     url = options["broker"] or before.get("broker")
     app = load_app(ctx, options["app"], url)[1] if options["app"] or before.get("app") else None
@@ -91,12 +91,12 @@ def spark_options(function: F) -> F:
     )
     return click.option(
         "--master",
-        help="Spark's master, or sc://… for Spark Connect (default: that of spark-submit, else local[*]).",
+        help="Spark's master, or sc://… for Spark Connect (default: the master of spark-submit, else local[*]).",
     )(function)
 
 
 def open_session(master: str | None, conf: tuple[str, ...]) -> Any:
-    """Return this process' ``pyspark.sql.SparkSession``: that of ``spark-submit``, or a new one.
+    """Return this process' ``pyspark.sql.SparkSession``: the session of ``spark-submit``, or a new session.
 
     Raises:
         click.UsageError: A setting is not ``NAME=VALUE``.

@@ -24,7 +24,7 @@ _CELL_WIDTH = 60
 @root_option
 @source_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition on silver.jobs.")
-@click.option("--queue", help="Only jobs of this queue (default: of all).")
+@click.option("--queue", help="Only jobs of this queue (default: all queues).")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--yes", is_flag=True, help="Send the jobs; without it, nothing is sent.")
 @spark_options
@@ -44,15 +44,15 @@ def command(
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids; a dry run without --yes.
 
-    Repeating the command adds no job twice. Jobs whose data is neither in Redis nor in a snapshot are counted and
-    listed.
+    Repeating the command adds no job twice. Jobs whose data is neither in Redis nor in a snapshot are counted
+    and listed.
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source, layout = source_of(ctx, where), Layout(root)
-    layout.check()  # before a JVM is started in vain
+    layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
@@ -62,7 +62,7 @@ def command(
 
 
 def _show(report: ReplayReport) -> None:
-    click.echo(f"{pluralize(report.selected, 'finished job')} selected, {report.ready:,} of them can be sent")
+    click.echo(f"{pluralize(report.selected, 'finished job')} selected, {report.ready:,} can be sent")
     if report.open_again:
         click.echo(f"Skipped, because they were retried and have not ended: {report.open_again:,}")
     if report.unknown:
@@ -75,7 +75,7 @@ def _show(report: ReplayReport) -> None:
         click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
     else:
         click.echo(
-            f"\n{pluralize(report.added, 'job')} added, {report.duplicated:,} already there; write id {report.write_id}"
+            f"\n{pluralize(report.added, 'job')} added, {report.duplicated:,} duplicates; write id {report.write_id}"
         )
 
 

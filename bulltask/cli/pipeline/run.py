@@ -1,4 +1,4 @@
-"""``bulltask pipeline run``: copy queues' events into the lake until a signal ends it."""
+"""``bulltask pipeline run``: copy queues' events into the lake until a signal stops it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["command"]
 _POLL_S: Final = 0.25
 
 _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""Finds the exception of a traceback: its first line that is not indented."""
+"""The exception of a traceback: its first line that is not indented."""
 
 
 @click.command("run", short_help="Copy events into the bronze and silver tables.")
 @root_option
 @source_options
-@click.option("--once", is_flag=True, help="Read the events that are there now, and exit.")
+@click.option("--once", is_flag=True, help="Read the currently available events, and exit.")
 @click.option(
     "--on-loss",
     type=click.Choice(["gap", "fail"]),
@@ -54,7 +54,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where to start reading if the lake is empty.",
+    help="Where to start if the lake is empty.",
 )
 @click.option(
     "--max-open",
@@ -90,11 +90,11 @@ def command(
 ) -> None:
     """Copy the queues' events into the bronze and silver tables in --root, each event exactly once.
 
-    TERM and INT stop it after the current batch, a second one stops it at once. However it ends, the next run continues
-    from there.
+    TERM and INT stop the stream after the current batch; a second signal stops it immediately. The next run always
+    continues from the last committed batch.
 
-    Exit codes: 0 all events were read, 3 some were lost and are recorded in bronze.gaps, 4 some were lost and --on-loss
-    is fail, 1 an error.
+    Exit codes: 0 all events were read, 3 events were lost and are recorded in bronze.gaps, 4 events were lost and
+    --on-loss is fail, 1 an error.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
@@ -174,7 +174,7 @@ def _batch_line(head: BatchRecord) -> str:
 
 
 def _end(query: Any, stop: threading.Semaphore) -> None:
-    """Stop an active query after its batch, or on a second signal at once; neither loses events."""
+    """Stop an active query after its batch, or immediately on a second signal. No events are lost."""
     if not query.isActive:
         return
     from bulltask.spark.pipeline import stop_after_batch  # noqa: PLC0415 - slow
@@ -196,11 +196,11 @@ def _exit_code(query: Any, lost: int) -> int:
 
 
 def _first_line(text: str) -> str:
-    """Return the most informative line: bulltask's own with its code, if there is one, else a traceback's exception."""
+    """Return the most informative line: bulltask's error with its code, or else the exception of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
-    raised = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]
-    return (own or raised[-1:] or lines or ["the stream has failed"])[0]
+    errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
+    exceptions = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]
+    return (errors or exceptions[-1:] or lines or ["the stream has failed"])[0]
 
 
 def _lost(head: BatchRecord | None) -> int:

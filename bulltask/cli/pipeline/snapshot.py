@@ -1,4 +1,4 @@
-"""``bulltask pipeline snapshot``: save the jobs that Redis has now."""
+"""``bulltask pipeline snapshot``: save the jobs that are in Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("snapshot", short_help="Save the jobs that Redis has now.")
+@click.command("snapshot", short_help="Save the jobs that are in Redis.")
 @root_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
@@ -33,11 +33,11 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Save the jobs that Redis has now to bronze.jobs, with their data, options and stack traces.
+    """Save the jobs that are in Redis to bronze.jobs, with their data, options and stack traces.
 
-    A later replay needs them for jobs that Redis has removed by then.
+    A later replay needs this data for jobs that Redis has removed in the meantime.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source = source_of(ctx, where)

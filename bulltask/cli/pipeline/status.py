@@ -30,57 +30,58 @@ __all__ = ["command", "skipped_queue_lines"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -> None:
-    """Show how far the lake is behind the queues, and how long Redis will keep the events that were not read.
+    """Show how far the lake is behind the queues, and how long Redis keeps unread events.
 
     Needs no Java.
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
-    found = pipeline_status(Layout(root), source_of(ctx, where).texts)
+    status = pipeline_status(Layout(root), source_of(ctx, where).texts)
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2, default=datetime.isoformat))
+        click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:
-        click.echo("\n".join(_lines(found)))
+        click.echo("\n".join(_lines(status)))
 
 
-def _lines(found: PipelineStatus) -> Iterator[str]:
+def _lines(status: PipelineStatus) -> Iterator[str]:
     try:
-        Layout(found.root).check()
-        yield f"lake          {found.root}"
+        Layout(status.root).check()
+        yield f"lake          {status.root}"
     except LakeError:
-        yield f"lake          {found.root}, does not exist yet: 'bulltask pipeline run' creates it"
-    yield f"written by    {'no process on this machine' if found.writer_pid is None else f'process {found.writer_pid}'}"
-    if found.written_at is None:
+        yield f"lake          {status.root}, does not exist yet: 'bulltask pipeline run' creates it"
+    writer = "no process on this machine" if status.writer_pid is None else f"process {status.writer_pid}"
+    yield f"written by    {writer}"
+    if status.written_at is None:
         yield "batches       none yet"
     else:
-        yield f"batches       {found.batches:,}, the last at {found.written_at:%Y-%m-%d %H:%M:%S} UTC"
-        yield f"last batch    {pluralize(found.events, 'event')} in {found.batch_s:.1f} s"
-        yield f"open jobs     {pluralize(found.open_job_events, 'event')} of them kept for the next batch"
-    yield f"lost events   {found.lost:,}"
-    if found.redis_error:
-        yield f"Redis         {found.redis_error}"
-    if found.queues:
+        yield f"batches       {status.batches:,}, the last at {status.written_at:%Y-%m-%d %H:%M:%S} UTC"
+        yield f"last batch    {pluralize(status.events, 'event')} in {status.batch_s:.1f} s"
+        yield f"open jobs     {pluralize(status.open_job_events, 'event')} kept for the next batch"
+    yield f"lost events   {status.lost:,}"
+    if status.redis_error:
+        yield f"Redis         {status.redis_error}"
+    if status.queues:
         yield ""
         yield as_table(
-            ("queue", "last event", "lag", "lag (s)", "stream", "headroom", "lost"), list(map(_row, found.queues))
+            ("queue", "last event", "lag", "lag (s)", "stream", "headroom", "lost"), list(map(_row, status.queues))
         )
-    yield from skipped_queue_lines(found.skipped)
+    yield from skipped_queue_lines(status.skipped)
 
 
 def skipped_queue_lines(skipped: Sequence[SkippedQueue]) -> Iterator[str]:
-    """Yield the lines that name queues which are not recorded."""
+    """Yield the lines that list skipped queues."""
     if skipped:
-        yield f"\n{pluralize(len(skipped), 'queue')} skipped, nothing of which is recorded:"
-        yield from (f"  {one.queue}: {one.reason}" for one in skipped)
+        yield f"\n{pluralize(len(skipped), 'queue')} skipped and not recorded:"
+        yield from (f"  {queue.queue}: {queue.reason}" for queue in skipped)
 
 
-def _row(one: QueueStatus) -> tuple[str, ...]:
+def _row(queue: QueueStatus) -> tuple[str, ...]:
     return (
-        one.queue,
-        one.last_id or "-",
-        "-" if one.lag_events is None else f"{one.lag_events:,}",
-        "-" if one.lag_s is None else f"{one.lag_s:,.1f}",
-        "-" if one.stream_limit is None else f"{one.stream_length:,} of {one.stream_limit:,}",
-        "-" if one.headroom_s is None else f"{one.headroom_s:,.0f} s",
-        f"{one.lost:,}",
+        queue.queue,
+        queue.last_id or "-",
+        "-" if queue.lag_events is None else f"{queue.lag_events:,}",
+        "-" if queue.lag_s is None else f"{queue.lag_s:,.1f}",
+        "-" if queue.stream_limit is None else f"{queue.stream_length:,} of {queue.stream_limit:,}",
+        "-" if queue.headroom_s is None else f"{queue.headroom_s:,.0f} s",
+        f"{queue.lost:,}",
     )

@@ -40,9 +40,9 @@ def command(
 ) -> None:
     """Add a job to a queue for each row of a Parquet file or a directory of them, each exactly once.
 
-    It prints a write id: use it for 'gather', and as --write-id to repeat the command after an error.
+    The command prints a write id. Use it for 'gather', and as --write-id to repeat the command after an error.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - beside the others
+    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
 
     if (name is None) == (name_col is None):
         raise click.UsageError("pass either --name or --name-col")
@@ -54,6 +54,6 @@ def command(
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
     report = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
     click.echo(
-        f"{pluralize(report.rows, 'row')}: {pluralize(report.added, 'job')} added, {report.duplicated:,} already there"
+        f"{pluralize(report.rows, 'row')}: {pluralize(report.added, 'job')} added, {report.duplicated:,} duplicates"
     )
     click.echo(f"write id {report.write_id}")

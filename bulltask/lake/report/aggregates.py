@@ -12,7 +12,7 @@ from bulltask.lake.log_histogram import Histogram, merge_histograms, percentile
 from bulltask.lake.report.data import ReportData, TaskKey
 
 __all__ = [
-    "MOST",
+    "MAX_TASKS",
     "UNKNOWN",
     "QueueAggregate",
     "TaskAggregate",
@@ -20,11 +20,11 @@ __all__ = [
     "by_task",
     "incomplete_minutes",
     "labels",
-    "top_with_rest",
+    "top_with_others",
 ]
 
-MOST: Final = 15
-"""How many tasks are listed; the others are combined."""
+MAX_TASKS: Final = 15
+"""The maximum number of listed tasks; all further tasks are combined."""
 
 UNKNOWN: Final = "(unknown task)"
 """The label of attempts whose added event, which has the name, was lost."""
@@ -35,11 +35,11 @@ class TaskAggregate:
     """The aggregates of one task, or of several combined.
 
     Attributes:
-        keys: the queue and name of each task.
-        label: its label.
-        counts: sums of columns of gold.task_minute: ``finished``, ``failed``, ``busy_ms`` and so on.
-        waits: histogram of the waits.
-        runs: histogram of the runs.
+        keys: The queue and name of each task.
+        label: The label.
+        counts: Sums of columns of gold.task_minute: ``finished``, ``failed``, ``busy_ms`` and so on.
+        waits: Histogram of the waits.
+        runs: Histogram of the runs.
     """
 
     keys: list[TaskKey]
@@ -50,7 +50,7 @@ class TaskAggregate:
 
     @property
     def queue(self) -> str | None:
-        """Its queue; ``None`` for tasks of several queues."""
+        """The queue; ``None`` for tasks of several queues."""
         queues = {queue for queue, _ in self.keys}
         return queues.pop() if len(queues) == 1 else None
 
@@ -59,22 +59,22 @@ class TaskAggregate:
         """The number of ended attempts."""
         return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "waiting_children"))
 
-    def wait(self, share: float) -> int | None:
-        """Return a percentile of the waits in milliseconds; ``share`` is 0 to 1."""
-        return percentile(self.waits, share)
+    def wait(self, quantile: float) -> int | None:
+        """Return a percentile of the waits in milliseconds; ``quantile`` is 0 to 1."""
+        return percentile(self.waits, quantile)
 
-    def run(self, share: float) -> int | None:
-        """Return a percentile of the runs in milliseconds; ``share`` is 0 to 1."""
-        return percentile(self.runs, share)
+    def run(self, quantile: float) -> int | None:
+        """Return a percentile of the runs in milliseconds; ``quantile`` is 0 to 1."""
+        return percentile(self.runs, quantile)
 
     @property
     def failure_rate(self) -> float | None:
-        """The share of failed jobs among ended jobs."""
+        """The fraction of finished jobs that failed."""
         return self.counts["failed"] / self.counts["finished"] if self.counts["finished"] else None
 
     @classmethod
-    def together(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
-        """Combine several."""
+    def combine(cls, aggregates: Sequence[TaskAggregate], label: str) -> TaskAggregate:
+        """Combine several aggregates."""
         keys = [key for aggregate in aggregates for key in aggregate.keys]
         counts: Counter[str] = Counter()
         for aggregate in aggregates:
@@ -92,17 +92,17 @@ class QueueAggregate:
     """The aggregates of one queue and its workers.
 
     Attributes:
-        queue: its name.
-        arrivals: jobs added.
-        departures: jobs that ended or were removed.
-        backlog: how much the queue has grown; ``None`` if events were lost, as it is unknown then.
-        busy_mean: mean number of running attempts, from the first to the last minute of the report.
-        busy_peak: maximum number of running attempts.
-        utilisation_mean: mean share of busy workers.
-        utilisation_peak: the share of busy workers in the busiest minute.
-        capacity: maximum number of running attempts: as configured, else the observed peak.
+        queue: Its name.
+        arrivals: Jobs added.
+        departures: Jobs that ended or were removed.
+        backlog: How much the queue has grown; ``None`` if events were lost, because it is unknown then.
+        busy_mean: Mean number of running attempts, from the first to the last minute of the report.
+        busy_peak: Maximum number of running attempts.
+        utilisation_mean: The mean fraction of busy workers.
+        utilisation_peak: The fraction of busy workers in the busiest minute.
+        capacity: Maximum number of running attempts: as configured, else the observed peak.
         wait_p95: 95th percentile of the waits in the worst minute, in milliseconds.
-        incomplete: the number of minutes with lost events.
+        incomplete: The number of minutes with lost events.
     """
 
     queue: str
@@ -123,11 +123,12 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
     names = data.tasks.schema.names[3:]
     sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
     counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
-    # A minute with lost events has a row without a name, which marks it and is often empty.
-    known = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
-    called, waits, runs = labels(known), data.waits.by_task, data.runs.by_task
+    # A minute with lost events has a row without a task name, often with zeros only.
+    counted = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
+    task_labels, waits, runs = labels(counted), data.waits.by_task, data.runs.by_task
     aggregates = [
-        TaskAggregate([key], called[key], count, waits.get(key, {}), runs.get(key, {})) for key, count in known.items()
+        TaskAggregate([key], task_labels[key], count, waits.get(key, {}), runs.get(key, {}))
+        for key, count in counted.items()
     ]
     return sorted(
         aggregates, key=lambda aggregate: (-aggregate.counts["busy_ms"], -aggregate.attempts, aggregate.label)
@@ -137,47 +138,47 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
 def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
     """Return labels of tasks: their names, with the queue if several queues have a task with this name."""
     keys = list(keys)
-    often = Counter(name for _, name in keys)
+    uses = Counter(name for _, name in keys)
     return {
-        (queue, name): shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if often[name] > 1 else "")
+        (queue, name): shorten(name or UNKNOWN) + (f" ({shorten(queue)})" if uses[name] > 1 else "")
         for queue, name in keys
     }
 
 
-def top_with_rest(aggregates: Sequence[TaskAggregate], most: int = MOST) -> list[TaskAggregate]:
-    """Return at most ``most`` aggregates; the last one combines all others."""
-    if len(aggregates) <= most:
+def top_with_others(aggregates: Sequence[TaskAggregate], max_tasks: int = MAX_TASKS) -> list[TaskAggregate]:
+    """Return at most ``max_tasks`` aggregates; the last combines all further tasks."""
+    if len(aggregates) <= max_tasks:
         return list(aggregates)
-    rest = aggregates[most - 1 :]
-    return [*aggregates[: most - 1], TaskAggregate.together(rest, f"{len(rest)} others")]
+    rest = aggregates[max_tasks - 1 :]
+    return [*aggregates[: max_tasks - 1], TaskAggregate.combine(rest, f"{len(rest)} others")]
 
 
 def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
     """Return the aggregates of each queue.
 
     Args:
-        data: the period.
-        minutes: the number of minutes that the report covers, for means.
+        data: The period.
+        minutes: The number of minutes that the report covers, for means.
     """
     names = data.queues.schema.names[2:]
-    wishes = [(name, "max" if name.endswith("_max") else "sum") for name in names]
+    aggregations = [(name, "max" if name.endswith("_max") else "sum") for name in names]
     incomplete = incomplete_minutes(data)
     aggregates = []
-    for found in data.queues.group_by("queue").aggregate(wishes).to_pylist():
-        row: Mapping[str, Any] = {name: found[f"{name}_{kind}"] for name, kind in wishes}
+    for sums in data.queues.group_by("queue").aggregate(aggregations).to_pylist():
+        row: Mapping[str, Any] = {name: sums[f"{name}_{kind}"] for name, kind in aggregations}
         aggregates.append(
             QueueAggregate(
-                queue=found["queue"],
+                queue=sums["queue"],
                 arrivals=row["arrivals_sum"] or 0,
                 departures=row["departures_sum"] or 0,
-                backlog=None if incomplete.get(found["queue"]) else row["backlog_delta_sum"] or 0,
+                backlog=None if incomplete.get(sums["queue"]) else row["backlog_delta_sum"] or 0,
                 busy_mean=(row["busy_workers_sum"] or 0) / max(minutes, 1),
                 busy_peak=row["peak_workers_max"],
                 utilisation_mean=(row["utilisation_sum"] or 0) / max(minutes, 1),
                 utilisation_peak=row["utilisation_max"],
                 capacity=row["capacity_max"],
                 wait_p95=row["wait_p95_max"],
-                incomplete=len(incomplete.get(found["queue"], ())),
+                incomplete=len(incomplete.get(sums["queue"], ())),
             )
         )
     return sorted(aggregates, key=lambda aggregate: (-aggregate.busy_mean, aggregate.queue))
@@ -186,10 +187,10 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
 def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
     """Return the minutes of each queue that are incomplete in gold or touched by a gap."""
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
-    found = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
+    incomplete = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
     for gap in data.gaps:
         last = gap.first_at or gap.detected_at
         first = gap.after_at or gap.first_at or last
         minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
-        found.setdefault(gap.queue, set()).update(minutes)
-    return found
+        incomplete.setdefault(gap.queue, set()).update(minutes)
+    return incomplete

@@ -12,13 +12,13 @@ from bulltask.lake.formatting import Unit, format_value, pluralize, shorten
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
 from bulltask.lake.report.aggregates import (
-    MOST,
+    MAX_TASKS,
     QueueAggregate,
     TaskAggregate,
     by_queue,
     by_task,
     incomplete_minutes,
-    top_with_rest,
+    top_with_others,
 )
 from bulltask.lake.report.charts import Chart, Ranges, bands, chart, ranges
 from bulltask.lake.report.data import Axis, ReportData, busiest_day, read
@@ -34,12 +34,12 @@ _REASONS: Final = 10
 """How many failure reasons are listed."""
 
 _RATES: Final = {"enqueued": "added", "completed": "completed", "failed": "failed"}
-_AGAIN: Final = {"retried": "retried", "stalled": "stalled"}
+_REPEATED: Final = {"retried": "retried", "stalled": "stalled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A key figure: its label, value, detail, and whether it is bad."""
+    """A key figure with a label, a value, a detail, and whether the value is bad."""
 
     label: str
     value: str
@@ -53,8 +53,8 @@ class Alert:
 
     Attributes:
         kind: ``incomplete``, ``unbuilt`` or ``empty``.
-        title: the problem.
-        text: what it means, and what to do.
+        title: The problem.
+        text: What it means, and what to do.
     """
 
     kind: str
@@ -67,24 +67,24 @@ class Report:
     """A report.
 
     Attributes:
-        data: its data.
-        made_at: when it was made.
-        alerts: warnings at the top.
-        figures: key figures.
-        charts: by name: ``throughput``, ``wait``, ``run``, ``retries``, ``busy``, ``backlog``; charts without values
-            are left out.
-        ranges: percentiles of tasks, ``wait`` and ``run``.
-        tasks: aggregates of tasks; at most ``MOST``, of which the last can combine all others.
-        failures: failures of each task, by reason.
-        reasons: the most frequent reasons over all tasks.
-        reasons_left: the number of other reasons, and of their failures.
-        costs: costs of tasks, in the same form as ``tasks``.
-        queues: aggregates of queues.
-        recommendations: recommended numbers of workers.
+        data: The data.
+        created_at: When the report was created.
+        alerts: Warnings at the top.
+        figures: Key figures.
+        charts: The charts by name: ``throughput``, ``wait``, ``run``, ``retries``, ``busy``, ``backlog``; without
+            charts that have no values.
+        ranges: Percentiles of tasks, ``wait`` and ``run``.
+        tasks: Aggregates of tasks; at most ``MAX_TASKS``, of which the last can combine all further tasks.
+        failures: Failures of each task, by reason.
+        reasons: The most frequent reasons over all tasks.
+        reasons_left: The number of further reasons, and of their failures.
+        costs: Costs of tasks, in the same form as ``tasks``.
+        queues: Aggregates of queues.
+        recommendations: Recommended numbers of workers.
     """
 
     data: ReportData
-    made_at: datetime
+    created_at: datetime
     alerts: Sequence[Alert]
     figures: Sequence[Figure]
     charts: dict[str, Chart]
@@ -99,12 +99,12 @@ class Report:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no data."""
+        """Whether the report has no data."""
         return self.data.axis is None
 
     @property
     def covered(self) -> str:
-        """The time with data: ``13:02 to 14:37 UTC``, with dates if there are several days."""
+        """The period with data: ``13:02 to 14:37 UTC``, with dates if there are several days."""
         if self.data.axis is None:
             return ""
         first, end = (
@@ -116,56 +116,56 @@ class Report:
         return f"{first:%H:%M} to {end:%H:%M} UTC" if first.date() == end.date() else f"{first:%H:%M} to 24:00 UTC"
 
 
-def _report(data: ReportData, recommendations: Recommendations, made_at: datetime, *, build: str) -> Report:
+def _report(data: ReportData, recommendations: Recommendations, created_at: datetime, *, build: str) -> Report:
     """Build a report from its data.
 
     Args:
-        data: the data of the period.
-        recommendations: recommended numbers of workers.
-        made_at: the time of the report.
-        build: the command that builds the gold tables, for the warning that there are none.
+        data: The data of the period.
+        recommendations: Recommended numbers of workers.
+        created_at: The time of the report.
+        build: The command that builds the gold tables, for the warning that there are no gold tables.
     """
     aggregates, axis = by_task(data), data.axis
     queues = by_queue(data, axis.minutes if axis else 0)
     failed, prices = failures(data), costs(data)
-    why = reasons(failed)
-    shown = top_with_rest(aggregates)
+    all_reasons = reasons(failed)
+    top = top_with_others(aggregates)
     return Report(
         data,
-        made_at,
+        created_at,
         _alerts(data, build),
         _figures(data, aggregates, queues, prices) if axis else [],
         _charts(data, axis, aggregates, queues) if axis else {},
-        {of: found for of in ("wait", "run") if (found := ranges(shown, of)) is not None},
-        shown,
+        {kind: drawn for kind in ("wait", "run") if (drawn := ranges(top, kind)) is not None},
+        top,
         failed,
-        why[:_REASONS],
-        (len(why[_REASONS:]), sum(one.count for one in why[_REASONS:])),
-        _topped_costs(prices),
+        all_reasons[:_REASONS],
+        (len(all_reasons[_REASONS:]), sum(reason.count for reason in all_reasons[_REASONS:])),
+        _top_costs(prices),
         queues,
         recommendations,
     )
 
 
-def _topped_costs(prices: Sequence[Cost]) -> list[Cost]:
-    if len(prices) <= MOST:
+def _top_costs(prices: Sequence[Cost]) -> list[Cost]:
+    if len(prices) <= MAX_TASKS:
         return list(prices)
-    rest = prices[MOST - 1 :]
-    return [*prices[: MOST - 1], Cost.together(rest, f"{len(rest)} others")]
+    rest = prices[MAX_TASKS - 1 :]
+    return [*prices[: MAX_TASKS - 1], Cost.combine(rest, f"{len(rest)} others")]
 
 
 def _alerts(data: ReportData, build: str) -> list[Alert]:
-    found = []
+    alerts = []
     if data.axis is None:
-        of = f" of {', '.join(map(shorten, data.period.queues))}" if data.period.queues else ""
-        found.append(Alert("empty", f"No jobs{of} on {data.period.title}", _instead(data, build)))
-    lost = incomplete_minutes(data)
-    if minutes := len({minute for each in lost.values() for minute in each}):
+        names_text = f" of {', '.join(map(shorten, data.period.queues))}" if data.period.queues else ""
+        alerts.append(Alert("empty", f"No jobs{names_text} on {data.period.title}", _empty_advice(data, build)))
+    incomplete = incomplete_minutes(data)
+    if minutes := len({minute for lost_minutes in incomplete.values() for minute in lost_minutes}):
         events = sum(gap.lost for gap in data.gaps)
-        least = "" if all(gap.exact for gap in data.gaps) else "at least "
-        names = ", ".join(sorted(shorten(queue) for queue, each in lost.items() if each))
-        text = f"Events of {names} were lost: {least}{events:,}" if events else f"Events of {names} were lost"
-        found.append(
+        bound = "" if all(gap.exact for gap in data.gaps) else "at least "
+        names = ", ".join(sorted(shorten(queue) for queue, lost_minutes in incomplete.items() if lost_minutes))
+        text = f"Events of {names} were lost: {bound}{events:,}" if events else f"Events of {names} were lost"
+        alerts.append(
             Alert(
                 "incomplete",
                 f"Incomplete: {pluralize(minutes, 'minute')}",
@@ -174,33 +174,37 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
         )
     if data.unbuilt:
         days = ", ".join(map(str, data.unbuilt[:5])) + (", …" if len(data.unbuilt) > 5 else "")
-        found.append(Alert("unbuilt", f"Not included: {days}", f"There are events, but no gold tables yet: {build}"))
-    return found
+        alerts.append(Alert("unbuilt", f"Not included: {days}", f"There are events, but no gold tables yet: {build}"))
+    return alerts
 
 
-def _instead(data: ReportData, build: str) -> str:
-    """Return what to do if there is no data."""
-    if data.unbuilt or data.held is None:
-        return f"If there should be some, build the gold tables: {build}"
-    first, last = data.held
+def _empty_advice(data: ReportData, build: str) -> str:
+    """Return advice for a report without data."""
+    if data.unbuilt or data.day_range is None:
+        return f"If you expected data, build the gold tables: {build}"
+    first, last = data.day_range
     return f"The lake has days from {first} to {last}."
 
 
 def _figures(
     data: ReportData, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate], prices: Sequence[Cost]
 ) -> list[Figure]:
-    whole, minutes = TaskAggregate.together(aggregates, "all"), data.axis.minutes if data.axis else 1
-    done, failed = whole.counts["finished"], whole.counts["failed"]
-    running = whole.counts["busy_ms"] / 60_000 / minutes
+    total, minutes = TaskAggregate.combine(aggregates, "all"), data.axis.minutes if data.axis else 1
+    finished, failed = total.counts["finished"], total.counts["failed"]
+    running = total.counts["busy_ms"] / 60_000 / minutes
     peak = max((queue.busy_peak or 0 for queue in queues), default=0)
-    most = f"peak {format_value(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
+    peak_text = f"peak {format_value(peak, Unit.COUNT)}" + (" in one queue" if len(queues) > 1 else "")
     return [
-        Figure("Jobs done", format_value(done, Unit.COUNT), f"{format_value(done / minutes, Unit.NUMBER)} per minute"),
-        Figure("Failed", format_value(whole.failure_rate, Unit.PART), pluralize(failed, "job"), bad=failed > 0),
-        _durations("Wait, p95", whole.wait),
-        _durations("Run, p95", whole.run),
-        Figure("Busy workers", format_value(running, Unit.NUMBER), most),
-        _price(Cost.together(prices, "all")),
+        Figure(
+            "Finished jobs",
+            format_value(finished, Unit.COUNT),
+            f"{format_value(finished / minutes, Unit.NUMBER)} per minute",
+        ),
+        Figure("Failed", format_value(total.failure_rate, Unit.FRACTION), pluralize(failed, "job"), bad=failed > 0),
+        _durations("Wait, p95", total.wait),
+        _durations("Run, p95", total.run),
+        Figure("Busy workers", format_value(running, Unit.NUMBER), peak_text),
+        _price(Cost.combine(prices, "all")),
     ]
 
 
@@ -209,13 +213,13 @@ def _durations(label: str, percentile: Callable[[float], int | None]) -> Figure:
     return Figure(label, format_value(percentile(0.95), Unit.MS), f"median {median}")
 
 
-def _price(whole: Cost) -> Figure:
-    if whole.cost is not None:
+def _price(total: Cost) -> Figure:
+    if total.cost is not None:
         return Figure(
-            "Cost", format_value(whole.cost, Unit.MONEY), f"{format_value(whole.per_job, Unit.MONEY)} per job"
+            "Cost", format_value(total.cost, Unit.MONEY), f"{format_value(total.per_job, Unit.MONEY)} per job"
         )
     return Figure(
-        "Worker time", format_value(whole.busy_s, Unit.SECONDS), f"{format_value(whole.wasted, Unit.PART)} wasted"
+        "Worker time", format_value(total.busy_s, Unit.SECONDS), f"{format_value(total.wasted, Unit.FRACTION)} wasted"
     )
 
 
@@ -223,54 +227,54 @@ def _charts(
     data: ReportData, axis: Axis, aggregates: Sequence[TaskAggregate], queues: Sequence[QueueAggregate]
 ) -> dict[str, Chart]:
     lost = bands(axis, {minute for minutes in incomplete_minutes(data).values() for minute in minutes})
-    called = {key: aggregate.label for aggregate in aggregates for key in aggregate.keys}
-    others = len(called) - len(data.shown)
-    names = [called[key] for key in data.shown] + ([f"{others} others"] if others else [])
-    wanted = {
-        "throughput": ("Jobs per minute", "", _called(rates(data, axis, list(_RATES)), _RATES)),
+    task_labels = {key: aggregate.label for aggregate in aggregates for key in aggregate.keys}
+    others = len(task_labels) - len(data.shown)
+    names = [task_labels[key] for key in data.shown] + ([f"{others} others"] if others else [])
+    specs = {
+        "throughput": ("Jobs per minute", "", _relabel(rates(data, axis, list(_RATES)), _RATES)),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
-        "retries": ("Attempts per minute", "", _called(rates(data, axis, list(_AGAIN)), _AGAIN)),
+        "retries": ("Attempts per minute", "", _relabel(rates(data, axis, list(_REPEATED)), _REPEATED)),
         "busy": ("Busy workers", "workers", busy(data, axis, queues)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }
-    made = {}
-    for name, (title, unit, lines) in wanted.items():
+    charts = {}
+    for name, (title, unit, lines) in specs.items():
         values = [value for line in lines for value in line.values if value is not None]
         if any(values) or (values and name == "throughput"):
-            made[name] = chart(title, unit, axis, lines, lost)
-    return made
+            charts[name] = chart(title, unit, axis, lines, lost)
+    return charts
 
 
-def _called(lines: Sequence[Series], names: dict[str, str]) -> list[Series]:
+def _relabel(lines: Sequence[Series], names: dict[str, str]) -> list[Series]:
     return [replace(line, label=names[line.label]) for line in lines]
 
 
 def make_report(
-    layout: Layout, period: Period, target: CapacityTarget | None = None, *, made_at: datetime | None = None
+    layout: Layout, period: Period, target: CapacityTarget | None = None, *, created_at: datetime | None = None
 ) -> Report:
     """Build the report of some days; :func:`~bulltask.lake.report.page.html` and others format it.
 
     Args:
-        layout: the lake.
-        period: the days, and the queues in the lake's spelling or BullMQ's.
-        target: the capacity target; default: 99 % of the attempts start within 2 s.
-        made_at: the time of the report; default: now.
+        layout: The lake.
+        period: The days, and the queues with or without the hash tag.
+        target: The capacity target; default: 99 % of the attempts start within 2 s.
+        created_at: The creation time of the report; default: now.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
-        ConfigError: the target is out of range, or the lake has nothing of a queue.
+        LakeError: There is no lake, or it cannot be read.
+        ConfigError: The target is out of range, or the lake has no data of a queue.
     """
     if period.queues:
-        period = _spelled(layout, period)
+        period = _with_lake_names(layout, period)
     data = read(layout, period)
     recommendations = recommend_workers(*busiest_day(layout, data), target or CapacityTarget())
     build = f"bulltask pipeline build gold --root {shlex.quote(str(layout.root))} --days {period}"
-    return _report(data, recommendations, made_at or datetime.now(UTC), build=build)
+    return _report(data, recommendations, created_at or datetime.now(UTC), build=build)
 
 
-def _spelled(layout: Layout, period: Period) -> Period:
-    """Return the period with its queues in the lake's spelling."""
+def _with_lake_names(layout: Layout, period: Period) -> Period:
+    """Return the period with its queues named as in the lake."""
     reader = TableReader(layout)
     known = known_queues(reader)
     if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold is kept longest

@@ -1,4 +1,4 @@
-"""The geometry of charts: percentages and SVG paths, which a template places on the page.
+"""The geometry of charts: percentages and SVG paths, which a template puts on the page.
 
 Only the lines are SVG, stretched to the available width. Ticks and legends are HTML text, with the same size on all
 screens.
@@ -24,15 +24,15 @@ WIDTH, HEIGHT = 1000, 100
 
 _TIMES_MS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 864_000_000, 8_640_000_000)
 _TICK_MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7 * 1440, 14 * 1440, 28 * 1440)
-_MOST_TICKS: Final = 9
+_MAX_TICKS: Final = 9
 _DAY: Final = 1440
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A tick of an axis: its position in percent and its label; minor ticks are hidden on small screens."""
+    """A tick of an axis: a position in percent and a label. Minor ticks are hidden on small screens."""
 
-    place: float
+    position: float
     text: str
     minor: bool = False
 
@@ -42,10 +42,10 @@ class Curve:
     """A drawn line.
 
     Attributes:
-        label: its label.
-        path: the ``d`` attribute of its SVG path.
-        style: a number from 0; lines with the same number look the same in all charts.
-        others: whether it combines all that have no line of their own.
+        label: The label.
+        path: The ``d`` attribute of its SVG path.
+        style: A number from 0; lines with the same number look the same in all charts.
+        others: Whether the line combines all tasks or queues without a separate line.
     """
 
     label: str
@@ -59,15 +59,15 @@ class Chart:
     """A chart of lines over time.
 
     Attributes:
-        title: its title.
-        unit: the unit of the y axis, in words.
-        curves: the lines.
-        x_ticks: ticks from left to right.
-        y_ticks: ticks from the bottom up.
-        zero: position of 0 in percent, if it is above the bottom.
-        bands: left ends and widths, in percent, of times with lost events.
-        summary: a description for screen readers.
-        payload: start (seconds since 1970), step (seconds), unit and values, for the page's script.
+        title: The title.
+        unit: The unit of the y axis, in words.
+        curves: The lines.
+        x_ticks: Ticks from left to right.
+        y_ticks: Ticks from the bottom up.
+        zero: The position of 0 in percent, if it is above the bottom.
+        bands: Left ends and widths, in percent, of times with lost events.
+        summary: A description for screen readers.
+        payload: Start (seconds since 1970), step (seconds), unit and values, for the page's script.
     """
 
     title: str
@@ -86,7 +86,7 @@ class Range:
     """The 50th, 95th and 99th percentile of one task: positions in percent, and texts."""
 
     label: str
-    places: Sequence[float]
+    positions: Sequence[float]
     texts: Sequence[str]
 
 
@@ -106,7 +106,7 @@ class _Scale:
     high: float
     log: bool
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         if not self.log:
             return (value - self.low) / (self.high - self.low) * 100
         return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low) * 100
@@ -118,11 +118,11 @@ def chart(
     """Lay out a chart.
 
     Args:
-        title: its title.
-        unit: the unit of its values, in words; ``ms`` makes the axis logarithmic.
-        axis: the time axis.
-        lines: the series, with at least one value. Series without values are left out; the others keep their style.
-        lost: the result of :func:`bands`.
+        title: The title.
+        unit: The unit of the values, in words; ``ms`` makes the axis logarithmic.
+        axis: The time axis.
+        lines: The series, with at least one value. Series without values are omitted; all others keep their style.
+        lost: The result of :func:`bands`.
     """
     drawn = [(style, line) for style, line in enumerate(lines) if any(value is not None for value in line.values)]
     values = [value for _, line in drawn for value in line.values if value is not None]
@@ -133,8 +133,8 @@ def chart(
         "log scale" if unit == "ms" else unit,
         [Curve(line.label, _path(line.values, scale), style, line.others) for style, line in drawn],
         _x_ticks(axis),
-        [Tick(round(scale.place(value), 2), format_value(value, kind)) for value in ticks],
-        round(scale.place(0), 2) if scale.low < 0 < scale.high and not scale.log else None,
+        [Tick(round(scale.position(value), 2), format_value(value, kind)) for value in ticks],
+        round(scale.position(0), 2) if scale.low < 0 < scale.high and not scale.log else None,
         list(lost),
         _summary(title, lines, axis, kind),
         {
@@ -147,47 +147,50 @@ def chart(
 
 
 def bands(axis: Axis, minutes: Iterable[int]) -> list[tuple[float, float]]:
-    """Return left ends and widths in percent of some minutes on an axis; too narrow bands are widened."""
-    points = sorted({axis.place(minute) for minute in minutes if 0 <= axis.place(minute) < axis.points})
-    found: list[list[int]] = []
+    """Return left ends and widths in percent of some minutes on an axis; narrow bands are widened."""
+    points = sorted({axis.index(minute) for minute in minutes if 0 <= axis.index(minute) < axis.points})
+    merged: list[list[int]] = []
     for point in points:
-        if found and found[-1][1] == point:
-            found[-1][1] = point + 1
+        if merged and merged[-1][1] == point:
+            merged[-1][1] = point + 1
         else:
-            found.append([point, point + 1])
+            merged.append([point, point + 1])
     return [
         (round(begin / axis.points * 100, 2), max(0.4, round((end - begin) / axis.points * 100, 2)))
-        for begin, end in found
+        for begin, end in merged
     ]
 
 
-def ranges(aggregates: Sequence[TaskAggregate], of: str) -> Ranges | None:
+def ranges(aggregates: Sequence[TaskAggregate], metric: str) -> Ranges | None:
     """Return the percentiles of tasks on a common axis; ``None`` if nothing was measured.
 
     Args:
-        aggregates: the tasks.
-        of: ``wait`` or ``run``.
+        aggregates: The tasks.
+        metric: ``wait`` or ``run``.
     """
-    measured = [(aggregate, [getattr(aggregate, of)(share) for share in (0.5, 0.95, 0.99)]) for aggregate in aggregates]
-    known = [(aggregate, values) for aggregate, values in measured if values[0] is not None]
-    if not known:
+    measured = [
+        (aggregate, [getattr(aggregate, metric)(quantile) for quantile in (0.5, 0.95, 0.99)])
+        for aggregate in aggregates
+    ]
+    with_values = [(aggregate, values) for aggregate, values in measured if values[0] is not None]
+    if not with_values:
         return None
-    scale, ticks = _log_scale([value for _, values in known for value in values])
+    scale, ticks = _log_scale([value for _, values in with_values for value in values])
     rows = [
         Range(
             aggregate.label,
-            [round(scale.place(value), 2) for value in values],
+            [round(scale.position(value), 2) for value in values],
             [format_value(value, Unit.MS) for value in values],
         )
-        for aggregate, values in known
+        for aggregate, values in with_values
     ]
-    return Ranges([Tick(round(scale.place(tick), 2), format_value(tick, Unit.MS)) for tick in ticks], rows)
+    return Ranges([Tick(round(scale.position(tick), 2), format_value(tick, Unit.MS)) for tick in ticks], rows)
 
 
 def _log_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
-    least, most = max(min(values), 1), max(*values, 1)
-    low = max(tick for tick in _TIMES_MS if tick <= least)
-    high = next((tick for tick in _TIMES_MS if tick >= most and tick > low), _TIMES_MS[-1])
+    smallest, largest = max(min(values), 1), max(*values, 1)
+    low = max(tick for tick in _TIMES_MS if tick <= smallest)
+    high = next((tick for tick in _TIMES_MS if tick >= largest and tick > low), _TIMES_MS[-1])
     return _Scale(low, high, log=True), [tick for tick in _TIMES_MS if low <= tick <= high]
 
 
@@ -205,11 +208,11 @@ def _linear_scale(values: Sequence[float]) -> tuple[_Scale, list[float]]:
 
 def _x_ticks(axis: Axis) -> list[Tick]:
     end = axis.start + axis.minutes
-    step = next((size for size in _TICK_MINUTES if axis.minutes / size <= _MOST_TICKS), _TICK_MINUTES[-1])
+    step = next((size for size in _TICK_MINUTES if axis.minutes / size <= _MAX_TICKS), _TICK_MINUTES[-1])
     first = -(-axis.start // min(step, _DAY)) * min(step, _DAY)  # the first midnight, if ticks are days
     return [
-        Tick(round((minute - axis.start) / axis.minutes * 100, 2), _time_text(minute, step), minor=place % 2 == 1)
-        for place, minute in enumerate(range(first, end + 1, step))
+        Tick(round((minute - axis.start) / axis.minutes * 100, 2), _time_text(minute, step), minor=index % 2 == 1)
+        for index, minute in enumerate(range(first, end + 1, step))
     ]
 
 
@@ -223,14 +226,14 @@ def _path(values: Sequence[float | None], scale: _Scale) -> str:
     width = WIDTH / len(values)
     parts: list[str] = []
     last: str | None = None
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is None:
             last = None
             continue
-        height = f"{HEIGHT - scale.place(value) * HEIGHT / 100:.1f}".removesuffix(".0")
-        right = f"{(place + 1) * width:.1f}".removesuffix(".0")
+        height = f"{HEIGHT - scale.position(value) * HEIGHT / 100:.1f}".removesuffix(".0")
+        right = f"{(index + 1) * width:.1f}".removesuffix(".0")
         if last is None:
-            parts.append(f"M{place * width:.1f} {height}H{right}")
+            parts.append(f"M{index * width:.1f} {height}H{right}")
         elif height == last:
             parts[-1] = parts[-1][: parts[-1].rindex("H")] + f"H{right}"
         else:
@@ -247,9 +250,9 @@ def _short(value: float | None) -> float | None:
 def _summary(title: str, lines: Sequence[Series], axis: Axis, kind: Unit) -> str:
     parts = []
     for line in lines:
-        known = [(value, place) for place, value in enumerate(line.values) if value is not None]
-        if known:
-            most, place = max(known, key=lambda one: (one[0], -one[1]))
-            at = datetime.fromtimestamp((axis.start + place * axis.step) * 60, UTC)
-            parts.append(f"{line.label}: at most {format_value(most, kind)}, {at:%Y-%m-%d %H:%M} UTC")
+        values = [(value, index) for index, value in enumerate(line.values) if value is not None]
+        if values:
+            highest, index = max(values, key=lambda item: (item[0], -item[1]))
+            at = datetime.fromtimestamp((axis.start + index * axis.step) * 60, UTC)
+            parts.append(f"{line.label}: at most {format_value(highest, kind)}, {at:%Y-%m-%d %H:%M} UTC")
     return f"{title}. " + "; ".join(parts) + "."

@@ -40,7 +40,7 @@ TaskKey = tuple[str, str | None]
 Row = Mapping[str, Any]
 
 MAX_SERIES: Final = 7
-"""The maximum number of lines that readers can distinguish; the last one can combine all others."""
+"""The maximum number of lines that readers can distinguish. The last line can combine all further tasks."""
 
 _NULL: Final = "\0"
 """A separator that names of queues and tasks cannot contain."""
@@ -48,7 +48,7 @@ _NULL: Final = "\0"
 _PAIRS: Final = pa.list_(pa.struct([("key", pa.int32()), ("value", pa.int64())]))
 _MINUTE_US: Final = 60_000_000
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
-_MOST_POINTS: Final = 240
+_MAX_POINTS: Final = 240
 _TASK_SUMS: Final = (
     "enqueued", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "busy_ms",
     "wasted_ms",
@@ -66,9 +66,9 @@ class Axis:
     """The time axis of charts: from the first minute with data to the last.
 
     Attributes:
-        start: its first minute; minutes are numbers since 1970.
-        step: minutes per point; it divides a day.
-        points: the number of points.
+        start: Its first minute; minutes are numbers since 1970.
+        step: Minutes per point; it divides a day.
+        points: The number of points.
     """
 
     start: int
@@ -78,11 +78,11 @@ class Axis:
     @classmethod
     def over(cls, first: int, last: int) -> Axis:
         """Return the axis from the first to the last minute, with at most as many points as a chart can show."""
-        step = next((step for step in _STEPS if last // step - first // step < _MOST_POINTS), _STEPS[-1])
+        step = next((step for step in _STEPS if last // step - first // step < _MAX_POINTS), _STEPS[-1])
         return cls(first // step * step, step, last // step - first // step + 1)
 
-    def place(self, minute: int) -> int:
-        """Return the point of a minute."""
+    def index(self, minute: int) -> int:
+        """Return the index of a minute's point."""
         return (minute - self.start) // self.step
 
     @property
@@ -96,9 +96,9 @@ class DurationHistograms:
     """Histograms of durations (:mod:`bulltask.lake.log_histogram`).
 
     Attributes:
-        by_task: over the whole period.
-        over_time: ``line`` (an index of ``ReportData.shown``, or the next one for all other tasks), ``at`` (a minute of
-            the axis), ``bucket``, ``count``.
+        by_task: A histogram of each task, over the whole period.
+        over_time: A table with ``line`` (an index of ``ReportData.shown``, or the next index for all other tasks),
+            ``at`` (a minute of the axis), ``bucket``, ``count``.
     """
 
     by_task: Mapping[TaskKey, Mapping[int, int]]
@@ -110,21 +110,21 @@ class ReportData:
     """The data of a period, aggregated to what a report uses.
 
     Attributes:
-        period: the period.
-        axis: the time axis; ``None`` if gold has no minute of the period.
-        tasks: gold.task_minute: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and times.
-        shown: the tasks that have lines of their own in charts.
-        waits: histograms of the waits.
-        runs: histograms of the runs.
-        queues: gold.capacity_minute: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
-        errors: rows of gold.errors_day.
-        slos: rows of gold.slo_day.
-        costs: rows of gold.cost_day.
-        gaps: gaps that touch the period.
-        incomplete: the incomplete minutes of each queue.
-        unbuilt: days with events but without gold tables.
-        held: the first and the last day in the lake; ``None`` if it is empty.
-        built_at: when the gold tables of the last day were written; ``None`` if there are none.
+        period: The period.
+        axis: The time axis; ``None`` if gold has no minute of the period.
+        tasks: ``gold.task_minute``: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and times.
+        shown: The tasks that have a separate line in charts.
+        waits: Histograms of the waits.
+        runs: Histograms of the runs.
+        queues: ``gold.capacity_minute``: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
+        errors: Rows of gold.errors_day.
+        slos: Rows of gold.slo_day.
+        costs: Rows of gold.cost_day.
+        gaps: Gaps that touch the period.
+        incomplete: The incomplete minutes of each queue.
+        unbuilt: Days with events but without gold tables.
+        day_range: The first and the last day in the lake; ``None`` if it is empty.
+        built_at: When the gold tables of the last day were written; ``None`` if there are none.
     """
 
     period: Period
@@ -140,7 +140,7 @@ class ReportData:
     gaps: list[GapRow] = field(default_factory=list)
     incomplete: Mapping[str, set[int]] = field(default_factory=dict)
     unbuilt: list[date] = field(default_factory=list)
-    held: tuple[date, date] | None = None
+    day_range: tuple[date, date] | None = None
     built_at: datetime | None = None
 
 
@@ -148,11 +148,11 @@ def read(layout: Layout, period: Period) -> ReportData:
     """Read the data of a period.
 
     Args:
-        layout: the lake.
-        period: its days and queues.
+        layout: The lake.
+        period: Its days and queues.
 
     Raises:
-        LakeError: there is no lake, or it cannot be read.
+        LakeError: There is no lake, or it cannot be read.
     """
     reader = TableReader(layout)
     axis = _axis(reader, period)
@@ -164,7 +164,7 @@ def read(layout: Layout, period: Period) -> ReportData:
         axis,
         tasks,
         shown,
-        *_sizes(reader, period, step, shown),
+        *_histograms(reader, period, step, shown),
         _queue_minutes(reader, period, step),
         errors=_rows(reader, ERRORS_DAY, period),
         slos=_rows(reader, SLO_DAY, period),
@@ -172,7 +172,7 @@ def read(layout: Layout, period: Period) -> ReportData:
         gaps=find_gaps(layout, since=period.span[0], until=period.span[1], queues=period.queues or None),
         incomplete=_incomplete(reader, period),
         unbuilt=_unbuilt(reader, period),
-        held=_held(reader),
+        day_range=_day_range(reader),
         built_at=_built_at(layout, period),
     )
 
@@ -180,7 +180,8 @@ def read(layout: Layout, period: Period) -> ReportData:
 def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]:
     """Return the minutes of the day with the longest busy time: rows of tasks and of queues.
 
-    It is only one day, as each row is a Python object here. The run histogram of a task's day is in one of its rows.
+    Only one day is returned, because each row becomes a Python object. The run histogram of a task's day is in one of
+    its rows.
     """
     if not data.tasks.num_rows:
         return [], []
@@ -191,50 +192,50 @@ def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]
     reader, period = TableReader(layout), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
     queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_workers", "peak_workers"]))
-    runs = dict(_sizes(reader, period, 1440, [])[1].by_task)
+    runs = dict(_histograms(reader, period, 1440, [])[1].by_task)
     for row in tasks:
         row["run_counts"] = runs.pop((row["queue"], row["name"]), None)
     return tasks, queues.to_pylist()
 
 
 def _axis(reader: TableReader, period: Period) -> Axis | None:
-    found: list[int] = []
+    minutes: list[int] = []
     for table in (TASK_MINUTE, CAPACITY_MINUTE):
         for day in _days(reader, table, period, ["queue", "minute"]):
             if day.num_rows:
-                ends = pc.min_max(_minutes(day["minute"])).as_py()
-                found += [ends["min"], ends["max"]]
-    return Axis.over(min(found), max(found)) if found else None
+                bounds = pc.min_max(_minutes(day["minute"])).as_py()
+                minutes += [bounds["min"], bounds["max"]]
+    return Axis.over(min(minutes), max(minutes)) if minutes else None
 
 
-def _wanted(period: Period) -> Any:
+def _queue_filter(period: Period) -> Any:
     return ds.field("queue").isin(list(period.queues)) if period.queues else None
 
 
 def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[str]) -> Iterator[Any]:
     """Yield a table's days, one after the other."""
-    whole = arrow_schema(table)
-    schema = pa.schema([whole.field(name) for name in columns])
+    full_schema = arrow_schema(table)
+    schema = pa.schema([full_schema.field(name) for name in columns])
     for day in period.days:
         yield reader.over(
             table,
             [day],
             lambda batches: pa.Table.from_batches(batches, schema),
-            where=_wanted(period),
+            where=_queue_filter(period),
             columns=columns,
         )
 
 
 def _rows(reader: TableReader, table: Table, period: Period) -> list[Row]:
     columns = [column.name for column in table.columns]
-    return [row for found in _days(reader, table, period, columns) for row in found.to_pylist()]
+    return [row for day in _days(reader, table, period, columns) for row in day.to_pylist()]
 
 
 def _minutes(column: Any) -> Any:
     return pc.divide(pc.cast(column, pa.int64()), _MINUTE_US)
 
 
-def _stepped(table: Any, step: int) -> Any:
+def _with_steps(table: Any, step: int) -> Any:
     at = pc.multiply(pc.divide(_minutes(table["minute"]), step), step)
     return table.append_column("at", at)
 
@@ -243,44 +244,44 @@ def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
     """Return the sums of each task for each point of the axis."""
     key, sums = ["queue", "name", "at"], [(name, "sum") for name in _TASK_SUMS]
     days = [
-        _named(_stepped(day, step).group_by(key).aggregate(sums), [*key, *_TASK_SUMS])
+        _select(_with_steps(day, step).group_by(key).aggregate(sums), [*key, *_TASK_SUMS])
         for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", *_TASK_SUMS])
     ]
     texts = [("queue", pa.string()), ("name", pa.string())]
-    return _joined(days, pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))]))
+    return _concat(days, pa.schema([*texts, *((name, pa.int64()) for name in ("at", *_TASK_SUMS))]))
 
 
 def _shown(tasks: Any) -> list[TaskKey]:
-    """Return the tasks that have lines of their own: those with the longest busy time."""
+    """Return the tasks that have a separate line: the tasks with the longest busy time."""
     columns = [(name, "sum") for name in ("busy_ms", "finished", "enqueued", "started")]
-    found = [
+    ranked = [
         (-row["busy_ms_sum"], -row["finished_sum"], row["queue"], row["name"] or "", row["name"])
         for row in tasks.group_by(["queue", "name"]).aggregate(columns).to_pylist()
         if any(row[f"{name}_sum"] for name, _ in columns)
     ]
-    keys = [(queue, name) for *_, queue, _, name in sorted(found, key=lambda one: one[:-1])]
+    keys = [(queue, name) for *_, queue, _, name in sorted(ranked, key=lambda item: item[:-1])]
     return keys if len(keys) <= MAX_SERIES else keys[: MAX_SERIES - 1]
 
 
-def _sizes(
+def _histograms(
     reader: TableReader, period: Period, step: int, shown: list[TaskKey]
 ) -> tuple[DurationHistograms, DurationHistograms]:
     """Return the histograms of waits and of runs."""
     totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for found in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_counts", "run_counts"]):
-        names = pc.binary_join_element_wise(found["queue"], pc.fill_null(found["name"], _NULL), _NULL)
+    for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_counts", "run_counts"]):
+        names = pc.binary_join_element_wise(day["queue"], pc.fill_null(day["name"], _NULL), _NULL)
         tasks = names.combine_chunks().dictionary_encode()
         keys = [(queue, None if name == _NULL else name) for queue, name in map(_split, tasks.dictionary.to_pylist())]
         lines = pa.array([shown.index(key) if key in shown else len(shown) for key in keys], pa.int32())
-        owners = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _stepped(found, step)["at"]})
-        for place, column in enumerate(("wait_counts", "run_counts")):
-            flat = _flat(owners, found[column])
-            for row in _summed(flat, ["task", "bucket"]).to_pylist():
-                totals[place][keys[row["task"]]][row["bucket"]] += row["count"]
-            parts[place].append(_summed(flat, ["line", "at", "bucket"]))
-    whole = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("bucket", pa.int32()), ("count", pa.int64())])
-    waits, runs = (DurationHistograms(dict(totals[place]), _joined(parts[place], whole)) for place in (0, 1))
+        rows = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _with_steps(day, step)["at"]})
+        for index, column in enumerate(("wait_counts", "run_counts")):
+            flat = _flatten(rows, day[column])
+            for row in _sum_counts(flat, ["task", "bucket"]).to_pylist():
+                totals[index][keys[row["task"]]][row["bucket"]] += row["count"]
+            parts[index].append(_sum_counts(flat, ["line", "at", "bucket"]))
+    schema = pa.schema([("line", pa.int32()), ("at", pa.int64()), ("bucket", pa.int32()), ("count", pa.int64())])
+    waits, runs = (DurationHistograms(dict(totals[index]), _concat(parts[index], schema)) for index in (0, 1))
     return waits, runs
 
 
@@ -288,19 +289,19 @@ def _split(text: str) -> list[str]:
     return text.split(_NULL, 1)
 
 
-def _flat(owners: Any, counts: Any) -> Any:
+def _flatten(rows: Any, counts: Any) -> Any:
     """Return one row per bucket of each row's histogram."""
     lists = counts.cast(_PAIRS).combine_chunks()  # Arrow's list functions crash the process on map arrays
-    owner, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
-    flat = owners.take(owner)
+    parents, pairs = pc.list_parent_indices(lists), pc.list_flatten(lists)
+    flat = rows.take(parents)
     return flat.append_column("bucket", pc.struct_field(pairs, 0)).append_column("count", pc.struct_field(pairs, 1))
 
 
-def _summed(flat: Any, key: list[str]) -> Any:
-    return _named(flat.group_by(key).aggregate([("count", "sum")]), [*key, "count"])
+def _sum_counts(flat: Any, key: list[str]) -> Any:
+    return _select(flat.group_by(key).aggregate([("count", "sum")]), [*key, "count"])
 
 
-def _named(table: Any, names: list[str]) -> Any:
+def _select(table: Any, names: list[str]) -> Any:
     """Select columns in this order, without the suffix of the aggregation."""
     renamed = table.rename_columns([name.removesuffix("_sum") for name in table.schema.names])
     return renamed.select(names)
@@ -313,37 +314,37 @@ def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
     parts = {"busy_workers_sum", "utilisation_sum", "utilisation_max"}
     types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
     days = [
-        _stepped(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)
+        _with_steps(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)
         for day in _days(reader, CAPACITY_MINUTE, period, columns)
     ]
-    return _joined(days, pa.schema(list(zip(names, types, strict=True))))
+    return _concat(days, pa.schema(list(zip(names, types, strict=True))))
 
 
-def _joined(parts: list[Any], schema: Any) -> Any:
+def _concat(parts: list[Any], schema: Any) -> Any:
     return pa.concat_tables([part.cast(schema) for part in parts]) if parts else schema.empty_table()
 
 
 def _incomplete(reader: TableReader, period: Period) -> dict[str, set[int]]:
-    found: defaultdict[str, set[int]] = defaultdict(set)
+    incomplete: defaultdict[str, set[int]] = defaultdict(set)
     for table in (TASK_MINUTE, CAPACITY_MINUTE):
         for day in _days(reader, table, period, ["queue", "minute", "complete"]):
             lost = day.filter(pc.invert(day["complete"]))
             for queue, minute in zip(lost["queue"].to_pylist(), _minutes(lost["minute"]).to_pylist(), strict=True):
-                found[queue].add(minute)
-    return dict(found)
+                incomplete[queue].add(minute)
+    return dict(incomplete)
 
 
 def _unbuilt(reader: TableReader, period: Period) -> list[date]:
-    read_days = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}
-    built = {*reader.days(TASK_MINUTE)}
-    return [day for day in period.days if day in read_days and day not in built]
+    days_with_events = {*reader.days(EVENTS), *reader.days(ATTEMPTS)}
+    built_days = {*reader.days(TASK_MINUTE)}
+    return [day for day in period.days if day in days_with_events and day not in built_days]
 
 
-def _held(reader: TableReader) -> tuple[date, date] | None:
+def _day_range(reader: TableReader) -> tuple[date, date] | None:
     days = [day for table in (EVENTS, ATTEMPTS, TASK_MINUTE) for day in reader.days(table)]
     return (min(days), max(days)) if days else None
 
 
 def _built_at(layout: Layout, period: Period) -> datetime | None:
-    times = [place.stat().st_mtime for day in period.days if (place := layout.day(TASK_MINUTE, day)).is_dir()]
+    times = [directory.stat().st_mtime for day in period.days if (directory := layout.day(TASK_MINUTE, day)).is_dir()]
     return datetime.fromtimestamp(times[-1], UTC) if times else None

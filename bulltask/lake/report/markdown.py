@@ -25,7 +25,7 @@ def markdown(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"# Jobs, {report.data.period.title}\n"
     covered = f" · {report.covered}" if report.covered else ""
-    yield f"{markdown_text(queues_shown(report))}{covered} · made {report.made_at:%Y-%m-%d %H:%M} UTC\n"
+    yield f"{markdown_text(queues_shown(report))}{covered} · created {report.created_at:%Y-%m-%d %H:%M} UTC\n"
     for alert in report.alerts:
         yield f"> **{markdown_text(alert.title)}**\n>\n> {markdown_text(alert.text)}\n"
     if report.empty:
@@ -41,31 +41,35 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _sections(report: Report) -> Iterator[str]:
-    found, charts = tables(report), report.charts
+    report_tables, charts = tables(report), report.charts
     yield "## Throughput\n"
     yield from _sparks(charts["throughput"])
     yield "## Wait and run\n"
-    yield as_markdown(found["tasks"])
+    yield as_markdown(report_tables["tasks"])
     yield "## Failures\n"
-    yield as_markdown(found["reasons"]) if report.reasons else "No jobs failed.\n"
+    yield as_markdown(report_tables["reasons"]) if report.reasons else "No jobs failed.\n"
     if report.reasons_left[0]:
-        kinds, count = report.reasons_left
-        yield f"{kinds:,} other reasons: {count:,} failures\n"
+        reasons, count = report.reasons_left
+        yield f"{reasons:,} other reasons: {count:,} failures\n"
     yield "## Retries and stalls\n"
-    yield as_markdown(found["retries"]) if found["retries"].rows else "No attempts were retried or stalled.\n"
+    yield (
+        as_markdown(report_tables["retries"])
+        if report_tables["retries"].rows
+        else "No attempts were retried or stalled.\n"
+    )
     yield "## Workers\n"
     yield recommendation_text(report.recommendations)
     if "busy" in charts:
         yield from _sparks(charts["busy"])
-    yield as_markdown(found["capacity"])
+    yield as_markdown(report_tables["capacity"])
     yield "## Objectives\n"
-    yield as_markdown(found["slo"]) if found["slo"].rows else "No objectives are set.\n"
+    yield as_markdown(report_tables["slo"]) if report_tables["slo"].rows else "No objectives are set.\n"
     yield "## Cost\n"
-    yield as_markdown(found["cost"]) if found["cost"].rows else "No attempts ran.\n"
+    yield as_markdown(report_tables["cost"]) if report_tables["cost"].rows else "No attempts ran.\n"
     yield "## Completeness\n"
     lost = any(alert.kind == "incomplete" for alert in report.alerts)
-    nothing = "The gaps are no longer in bronze.gaps.\n" if lost else "No events were lost.\n"
-    yield as_markdown(found["gaps"]) if found["gaps"].rows else nothing
+    no_gaps = "The gaps are no longer in bronze.gaps.\n" if lost else "No events were lost.\n"
+    yield as_markdown(report_tables["gaps"]) if report_tables["gaps"].rows else no_gaps
 
 
 def _sparks(chart: Chart) -> Iterator[str]:
@@ -74,13 +78,13 @@ def _sparks(chart: Chart) -> Iterator[str]:
     yield "| | | |\n|---|---|---|"
     for line in chart.payload["lines"]:
         values = [value or 0 for value in line["values"]]
-        most = format_value(max(values), Unit(chart.payload["unit"]))
-        yield f"| {markdown_text(line['label'])} | {_spark(values)} | at most {most} |"
+        highest = format_value(max(values), Unit(chart.payload["unit"]))
+        yield f"| {markdown_text(line['label'])} | {_spark(values)} | at most {highest} |"
     yield ""
 
 
 def _spark(values: Sequence[float]) -> str:
     size = -(-len(values) // _WIDTH)
     means = [sum(part) / len(part) for part in (values[at : at + size] for at in range(0, len(values), size))]
-    most = max(*means, 0.0) or 1.0
-    return "".join(_BLOCKS[max(0, round(mean / most * (len(_BLOCKS) - 1)))] for mean in means)
+    highest = max(*means, 0.0) or 1.0
+    return "".join(_BLOCKS[max(0, round(mean / highest * (len(_BLOCKS) - 1)))] for mean in means)

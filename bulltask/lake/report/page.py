@@ -1,7 +1,7 @@
 """Format a report as one self-contained HTML file.
 
-Names of tasks and failure reasons are untrusted: Jinja2 escapes them, and the page's Content Security Policy allows no
-script but its own.
+Names of tasks and failure reasons are untrusted: Jinja2 escapes them, and the page's Content Security Policy allows
+only the page's script.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bulltask.lake.report import sections
 from bulltask.lake.report.aggregates import incomplete_minutes
 from bulltask.lake.report.build import Report
 from bulltask.lake.report.sections import Reason
-from bulltask.lake.report.views import ROWS, notes, queues_shown, steps, tables
+from bulltask.lake.report.views import MAX_ROWS, notes, queues_shown, steps, tables
 
 __all__ = ["html"]
 
-_LONGEST: Final = 4_000
-"""Characters of a failure's example; some contain whole documents."""
+_MAX_EXAMPLE: Final = 4_000
+"""The maximum length of an example reason; some reasons contain whole documents."""
 
 _SECTIONS: Final = (
     ("throughput", "Throughput"),
@@ -42,14 +42,14 @@ _SECTIONS: Final = (
 
 def html(report: Report) -> str:
     """Return the page of a report."""
-    found, script = tables(report), _resource("report.js")
-    slo = sections.slo(report.data).first(ROWS, "")
+    report_tables, script = tables(report), _resource("report.js")
+    slo = sections.slo(report.data).first(MAX_ROWS, "")
     return (
         _environment()
         .get_template("report.html")
         .render(
             report=report,
-            tables=found,
+            tables=report_tables,
             objectives=[dict(zip((column.name for column in slo.columns), row, strict=True)) for row in slo.rows],
             many_queues=len(report.queues) > 1,
             queues=one_line(queues_shown(report)),
@@ -57,9 +57,9 @@ def html(report: Report) -> str:
             incomplete=any(incomplete_minutes(report.data).values()),
             sections=_SECTIONS,
             notes=notes(report),
-            point=_point(report),
-            seen=partial(_seen, short=len(report.data.period.days) == 1),
-            expected=_expected(report),
+            point=_point_text(report),
+            seen=partial(_time_range, short=len(report.data.period.days) == 1),
+            expected=_recommended_index(report),
             # Files of this package, not text from a lake.
             style=Markup(_resource("report.css")),  # noqa: S704
             script=Markup(script),  # noqa: S704
@@ -68,23 +68,27 @@ def html(report: Report) -> str:
     )
 
 
-def _point(report: Report) -> str:
-    """Return what a point of a chart covers, if that is more than a minute."""
+def _point_text(report: Report) -> str:
+    """Return the time that a point of a chart covers, if it is more than a minute."""
     step = report.data.axis.step if report.data.axis else 1
     return "" if step == 1 else f"mean of {steps(step)}"
 
 
-def _seen(one: Reason, *, short: bool) -> str:
+def _time_range(reason: Reason, *, short: bool) -> str:
     """Return the first and last time, without dates in the report of a single day."""
-    times = (time for time in (one.first_seen, one.last_seen) if time is not None)
+    times = (time for time in (reason.first_seen, reason.last_seen) if time is not None)
     texts = dict.fromkeys(f"{time:%H:%M}" if short else f"{time:%Y-%m-%d %H:%M}" for time in times)
     return " to ".join(texts)
 
 
-def _expected(report: Report) -> int | None:
-    """Return the index of the recommended choice."""
-    found = report.recommendations.overall
-    return None if found is None else [choice.workers for choice in found.choices].index(found.workers)
+def _recommended_index(report: Report) -> int | None:
+    """Return the index of the recommended number of workers among the choices."""
+    recommendation = report.recommendations.overall
+    return (
+        None
+        if recommendation is None
+        else [choice.workers for choice in recommendation.choices].index(recommendation.workers)
+    )
 
 
 def _resource(name: str) -> str:
@@ -93,20 +97,20 @@ def _resource(name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("bulltask.lake.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     units: dict[str, Unit] = {unit.name.lower(): unit for unit in Unit}
-    filters: dict[str, Callable[[Any], str]] = {name: partial(_written, unit=unit) for name, unit in units.items()}
-    made.filters.update(filters, line=one_line, lines=_lines)
-    return made
+    filters: dict[str, Callable[[Any], str]] = {name: partial(_format, unit=unit) for name, unit in units.items()}
+    environment.filters.update(filters, line=one_line, lines=_lines)
+    return environment
 
 
-def _written(value: Any, unit: Unit) -> str:
+def _format(value: Any, unit: Unit) -> str:
     return format_value(value, unit)
 
 
 def _lines(text: str) -> str:
     """Return a text of several lines without control characters."""
-    cut = text if len(text) <= _LONGEST else text[:_LONGEST] + " …"
-    return "\n".join(one_line(line.replace("\t", "    ")) for line in cut.splitlines())
+    shortened = text if len(text) <= _MAX_EXAMPLE else text[:_MAX_EXAMPLE] + " …"
+    return "\n".join(one_line(line.replace("\t", "    ")) for line in shortened.splitlines())

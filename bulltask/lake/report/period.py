@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 __all__ = ["MINUTE", "Period", "Span"]
 
 MINUTE: Final = timedelta(minutes=1)
-_MOST_DAYS: Final = 366
+_MAX_DAYS: Final = 366
 _DAY: Final = timedelta(days=1)
 
 Span = tuple[datetime, datetime]
@@ -23,12 +23,12 @@ class Period:
     """Whole days (UTC) and queues.
 
     Attributes:
-        first: the first day.
-        last: the last day, which is included.
-        queues: names of queues; empty for all.
+        first: The first day.
+        last: The last day, which is included.
+        queues: Names of queues; empty for all.
 
     Raises:
-        ConfigError: the last day is before the first, or they are more than 366.
+        ConfigError: The last day is before the first, or there are more than 366 days.
     """
 
     first: date
@@ -38,17 +38,17 @@ class Period:
     def __post_init__(self) -> None:
         if self.last < self.first:
             raise ConfigError(f"{self.first}..{self.last} ends before it begins: write the earlier day first")
-        if (self.last - self.first).days >= _MOST_DAYS:
-            raise ConfigError(f"{self.first}..{self.last} has more than {_MOST_DAYS} days: ask for fewer")
+        if (self.last - self.first).days >= _MAX_DAYS:
+            raise ConfigError(f"{self.first}..{self.last} has more than {_MAX_DAYS} days: choose fewer days")
 
     @property
     def days(self) -> list[date]:
-        """All its days, in order."""
+        """All days, in order."""
         return [self.first + _DAY * offset for offset in range((self.last - self.first).days + 1)]
 
     @property
     def span(self) -> Span:
-        """Its start and end; the end is not included."""
+        """The start and end; the end is not included."""
         return datetime.combine(self.first, time(), UTC), datetime.combine(self.last + _DAY, time(), UTC)
 
     @property

@@ -19,13 +19,13 @@ class CapacityTarget:
     """The target for the recommended workers.
 
     Attributes:
-        within: how many seconds an attempt may wait.
-        share: share of attempts that wait no longer, 0 to 1.
-        peak_factor: safety factor on the load of the busiest minute.
+        within: The maximum wait of an attempt in seconds.
+        fraction: The fraction of attempts that wait no longer, 0 to 1.
+        peak_factor: Safety factor on the load of the busiest minute.
     """
 
     within: float = 2.0
-    share: float = 0.99
+    fraction: float = 0.99
     peak_factor: float = 1.2
 
 
@@ -34,8 +34,8 @@ class Recommendations:
     """Recommended numbers of workers.
 
     Attributes:
-        overall: if the same workers serve all queues; ``None`` if nothing has run.
-        by_queue: if each queue has its own workers.
+        overall: The recommendation if the same workers serve all queues; ``None`` if no attempt has run.
+        by_queue: The recommendation for each queue if it has separate workers.
     """
 
     overall: Recommendation | None = None
@@ -48,38 +48,44 @@ def recommend_workers(
     """Recommend numbers of workers.
 
     Args:
-        task_minutes: rows of gold.task_minute.
-        queue_minutes: rows of gold.capacity_minute.
-        target: the capacity target.
+        task_minutes: Rows of gold.task_minute.
+        queue_minutes: Rows of gold.capacity_minute.
+        target: The capacity target.
 
     Raises:
-        ConfigError: the target is out of range.
+        ConfigError: The target is out of range.
     """
     tasks, queues = _by_queue(task_minutes), _by_queue(queue_minutes)
-    whole = _recommended([row for rows in tasks.values() for row in rows], queues, target)
+    overall = _recommend([row for rows in tasks.values() for row in rows], queues, target)
     if len(tasks) == 1:
-        return Recommendations(whole, {queue: whole for queue in tasks if whole})
-    each = {queue: _recommended(rows, {queue: queues.get(queue, [])}, target) for queue, rows in tasks.items()}
-    return Recommendations(whole, {queue: found for queue, found in each.items() if found})
+        return Recommendations(overall, {queue: overall for queue in tasks if overall})
+    by_queue = {queue: _recommend(rows, {queue: queues.get(queue, [])}, target) for queue, rows in tasks.items()}
+    return Recommendations(
+        overall, {queue: recommendation for queue, recommendation in by_queue.items() if recommendation}
+    )
 
 
-def _recommended(rows: list[Row], queues: Mapping[str, list[Row]], target: CapacityTarget) -> Recommendation | None:
-    seen = [row for minutes in queues.values() for row in minutes]
-    return recommend(rows, seen, within=target.within, share=target.share, peak_factor=target.peak_factor)
+def _recommend(rows: list[Row], queues: Mapping[str, list[Row]], target: CapacityTarget) -> Recommendation | None:
+    capacity_minutes = [row for minutes in queues.values() for row in minutes]
+    return recommend(
+        rows, capacity_minutes, within=target.within, target=target.fraction, peak_factor=target.peak_factor
+    )
 
 
 def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: defaultdict[str, list[Row]] = defaultdict(list)
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["queue"]].append(row)
-    return dict(found)
+        groups[row["queue"]].append(row)
+    return dict(groups)
 
 
-def expectations(found: Recommendation) -> ReportTable:
+def expectations(recommendation: Recommendation) -> ReportTable:
     """Return a table of the effect of the recommended number of workers, and of slightly more and fewer."""
     columns = [
         ReportColumn("workers", "Workers", Unit.COUNT),
-        ReportColumn("share", "In time", Unit.PART),
-        ReportColumn("utilisation", "Busy", Unit.PART),
+        ReportColumn("in_time", "In time", Unit.FRACTION),
+        ReportColumn("utilisation", "Busy", Unit.FRACTION),
     ]
-    return ReportTable(columns, [[one.workers, one.share, one.utilisation] for one in found.choices])
+    return ReportTable(
+        columns, [[choice.workers, choice.in_time, choice.utilisation] for choice in recommendation.choices]
+    )

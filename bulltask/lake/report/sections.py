@@ -38,25 +38,25 @@ _NAME: Final = ReportColumn("name", "Task", Unit.NAME)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One kind of failure of one task in the whole period.
+    """The failures of one task with one fingerprint in the whole period.
 
     Attributes:
-        queue: the queue.
-        name: the task's name.
-        error_fingerprint: the kind of failure.
-        count: the number of failures.
-        share: their share of all failures of the task.
-        first_seen: end of the first failed attempt.
-        last_seen: end of the last failed attempt.
-        sample_reason: the reason of one of them.
-        sample_job_ids: up to five jobs, latest first.
+        queue: The queue.
+        name: The task's name.
+        error_fingerprint: The fingerprint of the failures.
+        count: The number of failures.
+        fraction: Their fraction of all failures of the task.
+        first_seen: End of the first failed attempt.
+        last_seen: End of the last failed attempt.
+        sample_reason: The reason of one of the failures.
+        sample_job_ids: Up to five jobs, latest first.
     """
 
     queue: str
     name: str
     error_fingerprint: str
     count: int
-    share: float
+    fraction: float
     first_seen: datetime | None
     last_seen: datetime | None
     sample_reason: str
@@ -65,20 +65,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One kind of failure over all tasks.
+    """The failures of all tasks with one fingerprint.
 
     Attributes:
-        error_fingerprint: the kind of failure.
-        count: the number of failures.
-        share: their share of all failures.
-        tasks: the failures by task, most frequent first.
-        first_seen: end of the first failed attempt.
-        last_seen: end of the last failed attempt.
+        error_fingerprint: The fingerprint of the failures.
+        count: The number of failures.
+        fraction: Their fraction of all failures.
+        tasks: The failures by task, most frequent first.
+        first_seen: End of the first failed attempt.
+        last_seen: End of the last failed attempt.
     """
 
     error_fingerprint: str
     count: int
-    share: float
+    fraction: float
     tasks: Sequence[Failure]
     first_seen: datetime | None
     last_seen: datetime | None
@@ -86,7 +86,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one task, or of several, in the whole period; see gold.cost_day."""
+    """The cost of one task, or of several, in the whole period; see ``gold.cost_day``."""
 
     queue: str | None
     name: str
@@ -103,12 +103,12 @@ class Cost:
 
     @property
     def wasted(self) -> float | None:
-        """The share of busy time that ended in a retry, a stall or a failure."""
+        """The fraction of busy time that ended in a retry, a stall or a failure."""
         return self.wasted_s / self.busy_s if self.busy_s else None
 
     @classmethod
-    def together(cls, parts: Sequence[Cost], name: str) -> Cost:
-        """Combine several."""
+    def combine(cls, parts: Sequence[Cost], name: str) -> Cost:
+        """Combine several costs."""
         queues = {part.queue for part in parts}
         priced = [part.cost for part in parts if part.cost is not None]
         return cls(
@@ -124,52 +124,52 @@ class Cost:
 
 def failures(data: ReportData) -> list[Failure]:
     """Return the failures by task and reason, most frequent first."""
-    found = _grouped(data.errors, "queue", "name", "error_fingerprint")
+    grouped = _grouped(data.errors, "queue", "name", "error_fingerprint")
     totals: defaultdict[tuple[Any, ...], int] = defaultdict(int)
-    for (queue, name, _), days in found.items():
+    for (queue, name, _), days in grouped.items():
         totals[queue, name] += sum(day["count"] for day in days)
-    made = []
-    for (queue, name, key), days in found.items():
+    result = []
+    for (queue, name, key), days in grouped.items():
         count, latest = sum(day["count"] for day in days), max(days, key=lambda day: str(day["last_seen"]))
-        ids = [one for day in reversed(days) for one in day["sample_job_ids"] or ()]
-        made.append(
+        ids = [job_id for day in reversed(days) for job_id in day["sample_job_ids"] or ()]
+        result.append(
             Failure(
                 queue,
                 name or UNKNOWN,
                 key or "(no reason)",
                 count,
                 count / totals[queue, name] if totals[queue, name] else 0.0,
-                _least(day["first_seen"] for day in days),
+                _earliest(day["first_seen"] for day in days),
                 latest["last_seen"],
                 latest["sample_reason"] or "",
                 ids[:5],
             )
         )
-    return sorted(made, key=lambda one: (-one.count, one.name, one.error_fingerprint))
+    return sorted(result, key=lambda failure: (-failure.count, failure.name, failure.error_fingerprint))
 
 
-def reasons(found: Sequence[Failure]) -> list[Reason]:
+def reasons(task_failures: Sequence[Failure]) -> list[Reason]:
     """Return the failures of all tasks by reason, most frequent first."""
     by_key: defaultdict[str, list[Failure]] = defaultdict(list)
-    for one in found:
-        by_key[one.error_fingerprint].append(one)
-    whole = sum(one.count for one in found) or 1
-    made = []
+    for failure in task_failures:
+        by_key[failure.error_fingerprint].append(failure)
+    total = sum(failure.count for failure in task_failures) or 1
+    result = []
     for key, tasks in by_key.items():
-        count = sum(one.count for one in tasks)
-        last = max((one.last_seen for one in tasks if one.last_seen is not None), default=None)
-        first = _least(one.first_seen for one in tasks)
-        made.append(Reason(key, count, count / whole, sorted(tasks, key=lambda one: -one.count), first, last))
-    return sorted(made, key=lambda one: (-one.count, one.error_fingerprint))
+        count = sum(failure.count for failure in tasks)
+        last = max((failure.last_seen for failure in tasks if failure.last_seen is not None), default=None)
+        first = _earliest(failure.first_seen for failure in tasks)
+        result.append(Reason(key, count, count / total, sorted(tasks, key=lambda failure: -failure.count), first, last))
+    return sorted(result, key=lambda reason: (-reason.count, reason.error_fingerprint))
 
 
 def costs(data: ReportData) -> list[Cost]:
     """Return the cost of each task, most expensive first."""
-    made = [
-        Cost.together([_cost(day) for day in days], name or UNKNOWN)
+    result = [
+        Cost.combine([_cost(day) for day in days], name or UNKNOWN)
         for (_, name), days in _grouped(data.costs, "queue", "name").items()
     ]
-    return sorted(made, key=lambda one: (-(one.cost or 0), -one.busy_s, one.name))
+    return sorted(result, key=lambda cost: (-(cost.cost or 0), -cost.busy_s, cost.name))
 
 
 def _cost(row: Row) -> Cost:
@@ -184,23 +184,23 @@ def _cost(row: Row) -> Cost:
     )
 
 
-def errors(found: Iterable[Failure]) -> ReportTable:
+def errors(rows: Iterable[Failure]) -> ReportTable:
     """Return failures as a table."""
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("share", "Share of the task", Unit.PART),
+        ReportColumn("fraction", "Fraction of the task", Unit.FRACTION),
         ReportColumn("first_seen", "First", Unit.TIME),
         ReportColumn("last_seen", "Last", Unit.TIME),
         ReportColumn("sample_reason", "Example", Unit.TEXT),
         ReportColumn("sample_job_ids", "Jobs", Unit.TEXTS),
     ]
-    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in found])
+    return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
 
 
-def cost(found: Iterable[Cost]) -> ReportTable:
+def cost(rows: Iterable[Cost]) -> ReportTable:
     """Return costs as a table."""
     columns = [
         _QUEUE,
@@ -209,35 +209,35 @@ def cost(found: Iterable[Cost]) -> ReportTable:
         ReportColumn("attempts", "Attempts", Unit.COUNT),
         ReportColumn("busy_s", "Busy", Unit.SECONDS),
         ReportColumn("wasted_s", "Wasted", Unit.SECONDS),
-        ReportColumn("wasted", "Wasted share", Unit.PART),
+        ReportColumn("wasted", "Wasted fraction", Unit.FRACTION),
         ReportColumn("cost", "Cost", Unit.MONEY),
         ReportColumn("per_job", "Per job", Unit.MONEY),
     ]
-    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in found])
+    return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
 
 
 def slo(data: ReportData) -> ReportTable:
-    """Return objectives as a table, the least remaining error budget first; the days are combined."""
+    """Return objectives as a table, smallest remaining error budget first; days are combined."""
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("metric", "Metric", Unit.TEXT),
         ReportColumn("objective_ms", "Within", Unit.MS),
-        ReportColumn("target", "Target", Unit.PART),
+        ReportColumn("target", "Target", Unit.FRACTION),
         ReportColumn("total", "Measured", Unit.COUNT),
         ReportColumn("good", "Good", Unit.COUNT),
-        ReportColumn("attainment", "Attained", Unit.PART),
-        ReportColumn("budget_left", "Budget left", Unit.PART),
+        ReportColumn("attainment", "Attained", Unit.FRACTION),
+        ReportColumn("budget_left", "Budget left", Unit.FRACTION),
         ReportColumn("complete", "Complete", Unit.FLAG),
     ]
     rows: list[Sequence[Any]] = []
     for key, days in _grouped(data.slos, "queue", "name", "metric", "objective_ms", "target").items():
         total, good = sum(day["total"] for day in days), sum(day["good"] for day in days)
-        attained = good / total if total else None
-        whole = all(day["complete"] for day in days)
+        attainment = good / total if total else None
+        complete = all(day["complete"] for day in days)
         queue, name, metric, objective_ms, target = key
-        left = _budget_left(attained, target)
-        rows.append([queue, name or UNKNOWN, metric, objective_ms, target, total, good, attained, left, whole])
+        left = _budget_left(attainment, target)
+        rows.append([queue, name or UNKNOWN, metric, objective_ms, target, total, good, attainment, left, complete])
     return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
 
 
@@ -250,40 +250,43 @@ def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
     columns = [
         _QUEUE,
         ReportColumn("arrivals", "Added", Unit.COUNT),
-        ReportColumn("departures", "Done", Unit.COUNT),
+        ReportColumn("departures", "Ended", Unit.COUNT),
         ReportColumn("backlog", "Backlog", Unit.COUNT),
         ReportColumn("busy_mean", "Busy, mean", Unit.NUMBER),
         ReportColumn("busy_peak", "Busy, peak", Unit.COUNT),
-        ReportColumn("utilisation_mean", "Used, mean", Unit.PART),
-        ReportColumn("utilisation_peak", "Used, peak", Unit.PART),
+        ReportColumn("utilisation_mean", "Used, mean", Unit.FRACTION),
+        ReportColumn("utilisation_peak", "Used, peak", Unit.FRACTION),
         ReportColumn("capacity", "Capacity", Unit.COUNT),
         ReportColumn("wait_p95", "Wait p95, worst minute", Unit.MS),
         ReportColumn("incomplete", "Incomplete minutes", Unit.COUNT),
     ]
-    return ReportTable(columns, [[getattr(one, column.name) for column in columns] for one in aggregates])
+    return ReportTable(columns, [[getattr(aggregate, column.name) for column in columns] for aggregate in aggregates])
 
 
 def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     """Return jobs, waits and runs of tasks as a table."""
-    parts = (0.5, 0.95, 0.99)
+    quantiles = (0.5, 0.95, 0.99)
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("jobs", "Jobs", Unit.COUNT),
-        ReportColumn("failure_rate", "Failed", Unit.PART),
-        *(ReportColumn(f"wait_p{part * 100:.0f}", f"Wait p{part * 100:.0f}", Unit.MS) for part in parts),
-        *(ReportColumn(f"run_p{part * 100:.0f}", f"Run p{part * 100:.0f}", Unit.MS) for part in parts),
+        ReportColumn("failure_rate", "Failed", Unit.FRACTION),
+        *(
+            ReportColumn(f"wait_p{quantile * 100:.0f}", f"Wait p{quantile * 100:.0f}", Unit.MS)
+            for quantile in quantiles
+        ),
+        *(ReportColumn(f"run_p{quantile * 100:.0f}", f"Run p{quantile * 100:.0f}", Unit.MS) for quantile in quantiles),
     ]
     rows = [
         [
-            one.queue,
-            one.label,
-            one.counts["finished"],
-            one.failure_rate,
-            *(one.wait(part) for part in parts),
-            *(one.run(part) for part in parts),
+            aggregate.queue,
+            aggregate.label,
+            aggregate.counts["finished"],
+            aggregate.failure_rate,
+            *(aggregate.wait(quantile) for quantile in quantiles),
+            *(aggregate.run(quantile) for quantile in quantiles),
         ]
-        for one in aggregates
+        for aggregate in aggregates
     ]
     return ReportTable(columns, rows)
 
@@ -295,25 +298,28 @@ def retries(aggregates: Iterable[TaskAggregate]) -> ReportTable:
         _NAME,
         ReportColumn("attempts", "Attempts", Unit.COUNT),
         ReportColumn("retried", "Retried", Unit.COUNT),
-        ReportColumn("retried_part", "Retried share", Unit.PART),
+        ReportColumn("retried_fraction", "Retried fraction", Unit.FRACTION),
         ReportColumn("stalled", "Stalled", Unit.COUNT),
-        ReportColumn("stalled_part", "Stalled share", Unit.PART),
+        ReportColumn("stalled_fraction", "Stalled fraction", Unit.FRACTION),
         ReportColumn("wasted_ms", "Wasted time", Unit.MS),
     ]
-    return ReportTable(columns, [_retried(one) for one in aggregates if one.counts["retried"] or one.counts["stalled"]])
+    return ReportTable(
+        columns,
+        [_retried(aggregate) for aggregate in aggregates if aggregate.counts["retried"] or aggregate.counts["stalled"]],
+    )
 
 
-def _retried(one: TaskAggregate) -> list[Any]:
-    retried, stalled, all_of_them = one.counts["retried"], one.counts["stalled"], one.attempts or 1
+def _retried(aggregate: TaskAggregate) -> list[Any]:
+    retried, stalled, attempts = aggregate.counts["retried"], aggregate.counts["stalled"], aggregate.attempts or 1
     return [
-        one.queue,
-        one.label,
-        one.attempts,
+        aggregate.queue,
+        aggregate.label,
+        aggregate.attempts,
         retried,
-        retried / all_of_them,
+        retried / attempts,
         stalled,
-        stalled / all_of_them,
-        one.counts["wasted_ms"],
+        stalled / attempts,
+        aggregate.counts["wasted_ms"],
     ]
 
 
@@ -323,15 +329,15 @@ def gaps(data: ReportData) -> ReportTable:
         _QUEUE,
         ReportColumn("lost", "Events lost", Unit.COUNT),
         ReportColumn("exact", "Count", Unit.TEXT),
-        ReportColumn("reason", "Why", Unit.TEXT),
+        ReportColumn("reason", "Reason", Unit.TEXT),
         ReportColumn("after_at", "From", Unit.TIME),
         ReportColumn("first_at", "To", Unit.TIME),
-        ReportColumn("detected_at", "Found", Unit.TIME),
+        ReportColumn("detected_at", "Detected", Unit.TIME),
         ReportColumn("repaired_rows", "Jobs repaired", Unit.COUNT),
     ]
-    words = {True: "exact", False: "at least"}
+    count_kinds = {True: "exact", False: "at least"}
     rows = [
-        [words[gap.exact] if column.name == "exact" else getattr(gap, column.name) for column in columns]
+        [count_kinds[gap.exact] if column.name == "exact" else getattr(gap, column.name) for column in columns]
         for gap in data.gaps
     ]
     return ReportTable(columns, rows)
@@ -339,11 +345,11 @@ def gaps(data: ReportData) -> ReportTable:
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Group rows by the values of some columns, in order."""
-    found: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in names)].append(row)
-    return dict(found)
+        groups[tuple(row[name] for name in names)].append(row)
+    return dict(groups)
 
 
-def _least(times: Iterable[datetime | None]) -> datetime | None:
+def _earliest(times: Iterable[datetime | None]) -> datetime | None:
     return min((time for time in times if time is not None), default=None)

@@ -17,12 +17,12 @@ __all__ = ["Series", "backlog", "busy", "percentiles", "rates"]
 
 @dataclass(slots=True)
 class Series:
-    """One series: a value or ``None`` for each point of the axis.
+    """A series: a value or ``None`` for each point of the axis.
 
     Attributes:
-        label: its label.
-        values: its values, in order of time.
-        others: whether it combines all that have no series of their own.
+        label: The label.
+        values: The values, in order of time.
+        others: Whether the series combines all tasks or queues without a separate series.
     """
 
     label: str
@@ -35,31 +35,31 @@ def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
     lines = [Series(name, [0.0] * axis.points) for name in names]
     for row in data.tasks.group_by("at").aggregate([(name, "sum") for name in names]).to_pylist():
         for line in lines:
-            line.values[axis.place(row["at"])] = (row[f"{line.label}_sum"] or 0) / axis.step
+            line.values[axis.index(row["at"])] = (row[f"{line.label}_sum"] or 0) / axis.step
     return lines
 
 
 def percentiles(
-    sizes: DurationHistograms, axis: Axis, labels: Sequence[str], share: float, *, others: bool
+    histograms: DurationHistograms, axis: Axis, labels: Sequence[str], quantile: float, *, others: bool
 ) -> list[Series]:
-    """Return a percentile over time for each line of ``sizes``.
+    """Return a percentile over time for each line of ``histograms``.
 
     Args:
-        sizes: ``waits`` or ``runs`` of the data.
-        axis: the time axis.
-        labels: the label of each line.
-        share: 0.95 for the 95th percentile.
-        others: whether the last line combines all tasks that have no line of their own.
+        histograms: ``waits`` or ``runs`` of the data.
+        axis: The time axis.
+        labels: The label of each line.
+        quantile: 0.95 for the 95th percentile.
+        others: Whether the last line combines all tasks without a separate line.
     """
-    found: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    columns = (sizes.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
+    counts: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    columns = (histograms.over_time[name].to_pylist() for name in ("line", "at", "bucket", "count"))
     for line, at, bucket, count in zip(*columns, strict=True):
-        found[line, axis.place(at)].append((bucket, count))
+        counts[line, axis.index(at)].append((bucket, count))
     last = len(labels) - 1
     return [
         Series(
             label,
-            [percentile(merge_histograms([found.get((line, point))]), share) for point in range(axis.points)],
+            [percentile(merge_histograms([counts.get((line, point))]), quantile) for point in range(axis.points)],
             others=others and line == last,
         )
         for line, label in enumerate(labels)
@@ -74,28 +74,28 @@ def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> 
 def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return how much each queue has grown since the start of the axis, up to its first lost event.
 
-    After that it is unknown: jobs whose added event was lost would only count when they end.
+    After the first lost event the backlog is unknown: jobs whose added event was lost would only count when they end.
     """
     lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
-    known, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
-    for place, aggregate in enumerate(aggregates):
-        line = min(place, len(lines) - 1)  # the last one may stand for several
-        first = min((axis.place(minute) for minute in incomplete.get(aggregate.queue, ())), default=axis.points)
-        known[line] = min(known[line], max(first, 0))
-    for one, points in zip(lines, known, strict=True):
-        sums = accumulate(value or 0 for value in one.values[:points])
-        one.values = [*sums, *([None] * (axis.points - points))]
+    known_points, incomplete = [axis.points] * len(lines), incomplete_minutes(data)
+    for index, aggregate in enumerate(aggregates):
+        line = min(index, len(lines) - 1)  # the last line may combine several queues
+        first_lost = min((axis.index(minute) for minute in incomplete.get(aggregate.queue, ())), default=axis.points)
+        known_points[line] = min(known_points[line], max(first_lost, 0))
+    for series, points in zip(lines, known_points, strict=True):
+        sums = accumulate(value or 0 for value in series.values[:points])
+        series.values = [*sums, *([None] * (axis.points - points))]
     return lines
 
 
 def _by_queue(
     data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate], column: str, divisor: int
 ) -> list[Series]:
-    many = len(aggregates) > MAX_SERIES
-    shown = [aggregate.queue for aggregate in aggregates[: MAX_SERIES - 1 if many else MAX_SERIES]]
+    has_rest = len(aggregates) > MAX_SERIES
+    shown = [aggregate.queue for aggregate in aggregates[: MAX_SERIES - 1 if has_rest else MAX_SERIES]]
     lines = {queue: Series(shorten(queue), [0.0] * axis.points) for queue in shown}
     rest = Series(f"{len(aggregates) - len(shown)} others", [0.0] * axis.points, others=True)
     for row in data.queues.select(["queue", "at", column]).to_pylist():
-        values, place = lines.get(row["queue"], rest).values, axis.place(row["at"])
-        values[place] = (values[place] or 0.0) + (row[column] or 0) / divisor
-    return [*lines.values(), *([rest] if many else [])]
+        values, index = lines.get(row["queue"], rest).values, axis.index(row["at"])
+        values[index] = (values[index] or 0.0) + (row[column] or 0) / divisor
+    return [*lines.values(), *([rest] if has_rest else [])]

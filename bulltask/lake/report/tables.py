@@ -19,7 +19,7 @@ __all__ = ["ReportColumn", "ReportTable", "as_csv", "as_json", "as_markdown", "a
 
 @dataclass(frozen=True, slots=True)
 class ReportColumn:
-    """A column: its name in JSON and CSV, its heading, and the kind of its values."""
+    """A column with its name in JSON and CSV, its heading, and the kind of its values."""
 
     name: str
     heading: str
@@ -27,7 +27,7 @@ class ReportColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is aligned to the left, like text."""
+        """Whether the column is left-aligned."""
         return self.unit in {Unit.TEXT, Unit.NAME, Unit.TEXTS, Unit.TIME, Unit.FLAG}
 
 
@@ -36,9 +36,9 @@ class ReportTable:
     """A table.
 
     Attributes:
-        columns: its columns.
-        rows: a value or ``None`` for each column.
-        note: a sentence below the table.
+        columns: The columns.
+        rows: A value or ``None`` for each column.
+        note: A sentence below the table.
     """
 
     columns: Sequence[ReportColumn]
@@ -54,22 +54,22 @@ class ReportTable:
 
     def without(self, *names: str) -> ReportTable:
         """Return the table without some columns."""
-        kept = [place for place, column in enumerate(self.columns) if column.name not in names]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return ReportTable([self.columns[place] for place in kept], rows, self.note)
+        indexes = [index for index, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[index] for index in indexes] for row in self.rows]
+        return ReportTable([self.columns[index] for index in indexes], rows, self.note)
 
-    def first(self, most: int, rest: str) -> ReportTable:
-        """Return the first rows; the note has the number of the others, and ``rest``: the command that lists them."""
-        if len(self.rows) <= most:
+    def first(self, max_rows: int, rest: str) -> ReportTable:
+        """Return the first rows. The note has the number of omitted rows, and ``rest``, the command that lists them."""
+        if len(self.rows) <= max_rows:
             return self
-        return ReportTable(self.columns, self.rows[:most], f"{len(self.rows) - most:,} others: {rest}")
+        return ReportTable(self.columns, self.rows[:max_rows], f"{len(self.rows) - max_rows:,} others: {rest}")
 
 
 def as_text(table: ReportTable) -> str:
     """Return aligned columns for a terminal."""
     head = [column.heading for column in table.columns]
     lines = [head, *table.cells()]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
     padded = (
         "  ".join(
             cell.ljust(width) if column.is_text else cell.rjust(width)
@@ -108,7 +108,7 @@ def as_json(table: ReportTable) -> str:
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in table.rows]
     lines = json.dumps(rows, indent=2, ensure_ascii=False).split("\n")
-    # json.dumps leaves some control characters as they are, which a terminal would obey.
+    # json.dumps does not escape some control characters that a terminal would interpret.
     return "\n".join(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines) + "\n"
 
 

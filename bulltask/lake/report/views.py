@@ -1,4 +1,4 @@
-"""What the HTML and Markdown of a report share: its tables and notes."""
+"""The tables and notes of a report, for HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -14,41 +14,52 @@ from bulltask.lake.report.recommendations import Recommendations, expectations
 from bulltask.lake.report.sections import Cost, Failure, Reason
 from bulltask.lake.report.tables import ReportColumn, ReportTable
 
-__all__ = ["ROWS", "capacity_table", "notes", "queues_shown", "recommendation_text", "short_errors", "steps", "tables"]
+__all__ = [
+    "MAX_ROWS",
+    "capacity_table",
+    "notes",
+    "queues_shown",
+    "recommendation_text",
+    "short_errors",
+    "steps",
+    "tables",
+]
 
 
-ROWS: Final = 20
-"""How many rows of a table are on the page; the first ones matter most."""
+MAX_ROWS: Final = 20
+"""The maximum number of rows of a table on the page; the most important rows come first."""
 
 _MAX_NAMED: Final = 4
-"""How many tasks of a reason are listed."""
+"""The maximum number of listed tasks of a reason."""
 
 
 _REASON_WIDTH: Final = 80
-"""Characters of a reason in a terminal."""
+"""The maximum length of a reason in a terminal."""
 
 
 def tables(report: Report) -> Mapping[str, ReportTable]:
-    """Return the report's tables by name, without columns that are the same in all rows or of no use to readers."""
-    several = len(report.queues) > 1
+    """Return the report's tables by name, without columns that are the same in all rows."""
+    has_queues = len(report.queues) > 1
     priced = any(cost.cost is not None for cost in report.costs)
-    hidden = () if several else ("queue",)
-    total = [Cost.together(report.costs, "All")] if len(report.costs) > 1 else []
-    found = {
-        "tasks": sections.tasks(report.tasks).without(*hidden),
+    hidden_columns = () if has_queues else ("queue",)
+    total = [Cost.combine(report.costs, "All")] if len(report.costs) > 1 else []
+    result = {
+        "tasks": sections.tasks(report.tasks).without(*hidden_columns),
         "reasons": _reasons(report.reasons),
-        "retries": sections.retries(report.tasks).without(*hidden),
-        "capacity": capacity_table(report.queues, report.recommendations if several else Recommendations()).first(
-            ROWS, "bulltask pipeline report capacity"
+        "retries": sections.retries(report.tasks).without(*hidden_columns),
+        "capacity": capacity_table(report.queues, report.recommendations if has_queues else Recommendations()).first(
+            MAX_ROWS, "bulltask pipeline report capacity"
         ),
-        "slo": sections.slo(report.data).first(ROWS, "bulltask pipeline report slo").without(*hidden),
-        "cost": sections.cost([*report.costs, *total]).without(*hidden, *(() if priced else ("cost", "per_job"))),
-        "gaps": sections.gaps(report.data).first(ROWS, "bulltask pipeline gaps"),
+        "slo": sections.slo(report.data).first(MAX_ROWS, "bulltask pipeline report slo").without(*hidden_columns),
+        "cost": sections.cost([*report.costs, *total]).without(
+            *hidden_columns, *(() if priced else ("cost", "per_job"))
+        ),
+        "gaps": sections.gaps(report.data).first(MAX_ROWS, "bulltask pipeline gaps"),
     }
     return (
-        {**found, "expectations": expectations(report.recommendations.overall)}
+        {**result, "expectations": expectations(report.recommendations.overall)}
         if report.recommendations.overall
-        else found
+        else result
     )
 
 
@@ -56,7 +67,7 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
     columns = [
         ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("share", "Of all", Unit.PART),
+        ReportColumn("fraction", "Of all", Unit.FRACTION),
         ReportColumn("tasks", "Tasks", Unit.TEXTS),
         ReportColumn("first_seen", "First", Unit.TIME),
         ReportColumn("last_seen", "Last", Unit.TIME),
@@ -65,59 +76,62 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
         columns,
         [
             [
-                one.error_fingerprint,
-                one.count,
-                one.share,
-                list(dict.fromkeys(shorten(task.name) for task in one.tasks))[:_MAX_NAMED],
-                one.first_seen,
-                one.last_seen,
+                reason.error_fingerprint,
+                reason.count,
+                reason.fraction,
+                list(dict.fromkeys(shorten(task.name) for task in reason.tasks))[:_MAX_NAMED],
+                reason.first_seen,
+                reason.last_seen,
             ]
-            for one in found
+            for reason in found
         ],
     )
 
 
 def short_errors(found: Sequence[Failure]) -> ReportTable:
     """Return failures as a table for a terminal, without examples and with one job each."""
-    cut = (
+    shortened = (
         replace(
-            one,
-            error_fingerprint=one.error_fingerprint
-            if len(one.error_fingerprint) <= _REASON_WIDTH
-            else one.error_fingerprint[:_REASON_WIDTH] + "…",
-            sample_job_ids=one.sample_job_ids[:1],
+            failure,
+            error_fingerprint=failure.error_fingerprint
+            if len(failure.error_fingerprint) <= _REASON_WIDTH
+            else failure.error_fingerprint[:_REASON_WIDTH] + "…",
+            sample_job_ids=failure.sample_job_ids[:1],
         )
-        for one in found
+        for failure in found
     )
-    return sections.errors(cut).without("sample_reason")
+    return sections.errors(shortened).without("sample_reason")
 
 
 def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
-    """Return the load of queues as a table, with the workers that each queue needs if it has its own."""
+    """Return the load of queues as a table, with the number of workers that each queue would need alone."""
     table = sections.capacity(queues)
     if not recommendations.by_queue:
         return table
-    workers = {queue: found.workers for queue, found in recommendations.by_queue.items()}
+    workers = {queue: recommendation.workers for queue, recommendation in recommendations.by_queue.items()}
     rows = [[*row, workers.get(aggregate.queue)] for row, aggregate in zip(table.rows, queues, strict=True)]
     return ReportTable([*table.columns, ReportColumn("workers", "Workers needed", Unit.COUNT)], rows)
 
 
 def recommendation_text(recommendations: Recommendations) -> str:
     """Return the recommendation as text; ``""`` if there is none."""
-    found = recommendations.overall
-    if found is None:
+    recommendation = recommendations.overall
+    if recommendation is None:
         return ""
-    several = " if the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
-    share, within = format_value(found.share, Unit.PART), format_value(found.within_s, Unit.SECONDS)
-    summary = (
-        f"{pluralize(found.workers, 'worker')} recommended{several}, so that {share} of the attempts start within"
-        f" {within}, also in the busiest minute."
+    condition = " if the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
+    target, within = (
+        format_value(recommendation.target, Unit.FRACTION),
+        format_value(recommendation.within_s, Unit.SECONDS),
     )
-    return "\n".join(["", summary, "", *(f"* {one}" for one in found.reasoning), ""])
+    summary = (
+        f"{pluralize(recommendation.workers, 'worker')} recommended{condition}, so that {target} of the attempts start"
+        f" within {within}, also in the busiest minute."
+    )
+    return "\n".join(["", summary, "", *(f"* {line}" for line in recommendation.reasoning), ""])
 
 
-def queues_shown(report: Report, most: int = 8) -> str:
-    """Return the names of the report's queues, or their number if they are many."""
+def queues_shown(report: Report, max_names: int = 8) -> str:
+    """Return the names of the report's queues, or the number of queues if there are many."""
     names = [
         shorten(name) for name in sorted(aggregate.queue for aggregate in report.queues) or report.data.period.queues
     ]
@@ -125,28 +139,28 @@ def queues_shown(report: Report, most: int = 8) -> str:
         return "all queues"
     return (
         ("queue " if len(names) == 1 else "queues ") + ", ".join(names)
-        if len(names) <= most
+        if len(names) <= max_names
         else f"{len(names)} queues"
     )
 
 
 def notes(report: Report) -> list[str]:
     """Return notes on how to read the numbers."""
-    found = [
+    lines = [
         "All times are UTC, by Redis' clock. A point of a chart covers"
         f" {steps(report.data.axis.step if report.data.axis else 1)}; rates are means over it.",
         "Waits and runs are stored as a log histogram per minute (gold.task_minute), and the histograms are added up:"
-        " percentiles are within 1 % of the exact ones. Waits below 50 ms are only as exact as the clocks.",
+        " percentiles are within 1 % of the exact ones. Waits below 50 ms are only as accurate as the clocks.",
         "Wait is the time from when a job is due to the start of the attempt, run is from there to the attempt's end.",
-        "Jobs done have completed or finally failed. Events do not contain the reason of a retried attempt, so failures"
-        " show the last reason only.",
-        "Wasted time is that of attempts that ended in a retry, a stall or a failure.",
-        "Backlog is jobs added minus jobs done since the start of the charts, including delayed jobs. After lost events"
-        " of a queue, its backlog is unknown.",
+        "Finished jobs are completed or finally failed. Events do not contain the reason of a retried attempt, so"
+        " failures show the last reason only.",
+        "Wasted time is the run time of attempts that ended in a retry, a stall or a failure.",
+        "Backlog is jobs added minus jobs ended since the start of the charts, including delayed jobs. After lost"
+        " events of a queue, its backlog is unknown.",
     ]
     if report.data.built_at is not None:
-        found.append(f"The gold tables were built {report.data.built_at:%Y-%m-%d %H:%M} UTC.")
-    return found
+        lines.append(f"The gold tables were built {report.data.built_at:%Y-%m-%d %H:%M} UTC.")
+    return lines
 
 
 def steps(minutes: int) -> str:

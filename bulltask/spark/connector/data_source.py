@@ -47,7 +47,7 @@ class BulltaskSource(DataSource):
         """Return all columns of the table.
 
         Raises:
-            ConfigError: there is no such table.
+            ConfigError: There is no such table.
         """
         return TABLES[table_of(self.options)]
 
@@ -55,10 +55,10 @@ class BulltaskSource(DataSource):
         """Return the reader of the table.
 
         Args:
-            schema: all columns, or those that the user selected.
+            schema: All columns, or those that the user selected.
 
         Raises:
-            ConfigError: an option or a column is unknown, invalid or missing.
+            ConfigError: An option or a column is unknown, invalid or missing.
         """
         table = table_of(self.options)
         columns = select_columns(table, schema)
@@ -75,10 +75,10 @@ class BulltaskSource(DataSource):
         """Return the reader of a stream of events; the other tables cannot be streamed.
 
         Args:
-            schema: all columns, or those that the user selected.
+            schema: All columns, or those that the user selected.
 
         Raises:
-            ConfigError: an option or a column is unknown, invalid or missing.
+            ConfigError: An option or a column is unknown, invalid or missing.
         """
         if table_of(self.options) != "events":  # Spark asks for the columns before it says that this is a stream
             raise ConfigError(
@@ -91,11 +91,11 @@ class BulltaskSource(DataSource):
         """Return the writer of a batch: each row becomes a job.
 
         Args:
-            schema: of the rows.
-            overwrite: the mode is ``overwrite``, which is rejected.
+            schema: Of the rows.
+            overwrite: The mode is ``overwrite``, which is rejected.
 
         Raises:
-            ConfigError: an option or a column is invalid.
+            ConfigError: An option or a column is invalid.
         """
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 

@@ -27,8 +27,8 @@ class EnqueueStreamOptions(WriteArguments, total=False):
     nothing that was added before. Times in ``opts`` are durations, not points in time.
 
     Attributes:
-        trigger: how often a batch starts: seconds, ``timedelta``, or Spark's syntax; ``"5 seconds"`` if omitted.
-        available_now: send what is there now, in batches, and end.
+        trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; ``"5 seconds"`` if omitted.
+        available_now: Send what is there now, in batches, and end.
     """
 
     trigger: Duration | str
@@ -52,21 +52,21 @@ def enqueue_stream(
     name and data are one job.
 
     Args:
-        df: the rows, from ``spark.readStream``.
-        queue: the queue, named as everywhere in bulltask.
-        name: the name of all jobs (for a bulltask worker, the task's name); or a column with names.
-        data: a column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
+        df: The rows, from ``spark.readStream``.
+        queue: The queue, named as everywhere in bulltask.
+        name: The name of all jobs (for a bulltask worker, the task's name); or a column with names.
+        data: A column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
             which become an object.
-        checkpoint: where Spark stores its progress; with the same location the query continues where it was.
-        job_id: a column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
-        more: see :class:`EnqueueStreamOptions`.
+        checkpoint: Where Spark stores its progress; with the same location the query continues where it was.
+        job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
+        more: See :class:`EnqueueStreamOptions`.
 
     Returns:
         The running query. ``query.stop()`` ends it.
 
     Raises:
-        TypeError: an option is unknown.
-        ConfigError: an option or a column is invalid, or ``df`` is not a stream.
+        TypeError: An option is unknown.
+        ConfigError: An option or a column is invalid, or ``df`` is not a stream.
     """
     check_option_names(more, EnqueueStreamOptions)
     if not df.isStreaming:

@@ -33,19 +33,19 @@ def jobs(
     """Return the jobs of some queues, as Redis has them when the rows are needed.
 
     Args:
-        spark: the session.
-        queues: names, or ``*`` for all.
+        spark: The session.
+        queues: Names, or ``*`` for all.
         states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``, ``completed``,
             ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
-        columns: those to read; fewer are faster, and Spark does not tell a Python source which ones a query needs.
-        partitions: maximum number of tasks; 2 for each core by default.
-        where: see `BrokerOptions`.
+        columns: Those to read; fewer are faster, and Spark does not tell a Python source which ones a query needs.
+        partitions: Maximum number of tasks; 2 for each core by default.
+        where: See `BrokerOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, a row for each job.
 
     Raises:
-        ConfigError: there is no such column. Other invalid arguments are reported when the rows are needed.
+        ConfigError: There is no such column. Other invalid arguments are reported when the rows are needed.
     """
     more = {"state": ",".join([states] if isinstance(states, str) else states)}
     if partitions is not None:
@@ -63,16 +63,16 @@ def events(
     """Return the events that the queues' streams hold: the newest 10,000 of a queue, unless it keeps more.
 
     Args:
-        spark: the session.
-        queues: names, or ``*`` for all.
-        columns: those to read.
-        where: see `BrokerOptions`.
+        spark: The session.
+        queues: Names, or ``*`` for all.
+        columns: Those to read.
+        where: See `BrokerOptions`.
 
     Returns:
         The table ``events`` of ``format("bulltask")``, a row for each event.
 
     Raises:
-        ConfigError: there is no such column.
+        ConfigError: There is no such column.
     """
     return _batch(spark, "events", columns, _options(queues, where))
 
@@ -81,9 +81,9 @@ def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpa
     """Return how many jobs each queue has in each state: ``queue``, ``state``, ``jobs``.
 
     Args:
-        spark: the session.
-        queues: names, or ``*`` for all.
-        where: see `BrokerOptions`.
+        spark: The session.
+        queues: Names, or ``*`` for all.
+        where: See `BrokerOptions`.
     """
     return _batch(spark, "counts", None, _options(queues, where))
 
@@ -101,14 +101,14 @@ def stream_events(
     """Return the events of some queues as a stream, each exactly once per checkpoint.
 
     Args:
-        spark: the session.
-        queues: names, or ``*`` for all, including those that appear later.
-        starting: where a new checkpoint begins.
-        max_events_per_trigger: for all queues together; ``None``: no limit.
-        align: read no queue beyond the time of the slowest that has more, so that watermarks drop nothing.
-        on_loss: if events were trimmed before they were read, ``fail`` ends the query, and ``gap`` emits a row
+        spark: The session.
+        queues: Names, or ``*`` for all, including those that appear later.
+        starting: Where a new checkpoint begins.
+        max_events_per_trigger: For all queues together; ``None``: no limit.
+        align: Read no queue beyond the time of the slowest that has more, so that watermarks drop nothing.
+        on_loss: If events were trimmed before they were read, ``fail`` ends the query, and ``gap`` emits a row
             ``bulltask.gap``.
-        where: see `BrokerOptions`.
+        where: See `BrokerOptions`.
 
     Returns:
         The streaming DataFrame.

@@ -48,19 +48,19 @@ def session(
     An existing session is used, because Spark has one in each process.
 
     Args:
-        app: its name, in Spark's user interface and logs.
-        master: where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; by default what
+        app: Its name, in Spark's user interface and logs.
+        master: Where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; by default what
             ``spark-submit`` or the environment's ``SPARK_REMOTE`` says, else ``local[*]``.
-        ui: serve Spark's user interface; with Spark Connect, the server decides.
-        shuffle_partitions: partitions of a shuffled table; by default 4 in this process, Spark's default on a cluster.
-        conf: further settings of Spark, which override the others. With Spark Connect only those that a session may
+        ui: Serve Spark's user interface; with Spark Connect, the server decides.
+        shuffle_partitions: Partitions of a shuffled table; by default 4 in this process, Spark's default on a cluster.
+        conf: Further settings of Spark, which override the others. With Spark Connect only those that a session may
             set.
 
     Returns:
         The session. ``session().stop()`` ends it.
 
     Raises:
-        MissingExtraError: a package that Spark Connect needs is not installed.
+        MissingExtraError: A package that Spark Connect needs is not installed.
     """
     # Without it Spark's Python workers are the `python3` of PATH, which may lack packages that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -102,8 +102,8 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
     A read with ``pushdown`` needs a setting of the session that is off by default; it is turned on here.
 
     Args:
-        spark: the session.
-        name: the format's name, if another one is needed.
+        spark: The session.
+        name: The format's name, if another one is needed.
     """
     spark.conf.set(PUSHDOWN, "true")
     archive = getattr(bulltask.__loader__, "archive", None)

@@ -66,13 +66,13 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_co
     attempts that began in it have ended, because an attempt is recorded when it ends.
 
     Args:
-        spark: a session, ideally from `bulltask.spark.session`.
-        layout: the lake.
-        days: which, in any order.
-        slo_config: objectives, prices and capacities; none by default.
+        spark: A session, ideally from `bulltask.spark.session`.
+        layout: The lake.
+        days: Which, in any order.
+        slo_config: Objectives, prices and capacities; none by default.
 
     Raises:
-        ConfigError: one of the days is 9999-12-31.
+        ConfigError: One of the days is 9999-12-31.
     """
     with AtomicSwap(layout) as swaps, _in_utc(spark):
         for span in _spans(days):
@@ -142,10 +142,10 @@ def derived_tables(
     """Build the other gold tables of some days.
 
     Args:
-        inputs: the rows that they are built from.
-        minutes: rows of ``gold.task_minute`` of these days.
-        span: the days.
-        slo_config: objectives, prices and capacities.
+        inputs: The rows that they are built from.
+        minutes: Rows of ``gold.task_minute`` of these days.
+        span: The days.
+        slo_config: Objectives, prices and capacities.
     """
     attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
     capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(

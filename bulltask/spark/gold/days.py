@@ -26,8 +26,8 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Aggregate ``gold.errors_day``.
 
     Args:
-        attempts: the latest rows of ``silver.attempts``.
-        span: the days.
+        attempts: The latest rows of ``silver.attempts``.
+        span: The days.
     """
     kinds = ("dt", "queue", "name", "error_fingerprint")
     failures = attempts.where((fn.col("outcome") == "failed") & span.holds(fn.col("ended_at"))).withColumn(
@@ -46,7 +46,7 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
             fn.min_by("reason", "place").alias("sample_reason"),
             fn.array_sort(fn.collect_list(sample))["job_id"].alias("sample_job_ids"),
         )
-        .withColumn("share", fn.col("count") / fn.sum("count").over(of_task))
+        .withColumn("fraction", fn.col("count") / fn.sum("count").over(of_task))
     )
 
 
@@ -56,11 +56,11 @@ def slo_days(
     """Aggregate ``gold.slo_day``.
 
     Args:
-        attempts: the latest rows of ``silver.attempts``.
-        jobs: the latest rows of ``silver.jobs``.
-        gaps: rows of ``bronze.gaps``.
-        span: the days.
-        objectives: the objectives; without any, there are no rows.
+        attempts: The latest rows of ``silver.attempts``.
+        jobs: The latest rows of ``silver.jobs``.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
+        objectives: The objectives; without any, there are no rows.
     """
     objectives = list(objectives)
     measured = _measured(attempts, jobs, span).where(fn.lit(bool(objectives)))
@@ -120,10 +120,10 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
     """Aggregate ``gold.cost_day``.
 
     Args:
-        minutes: rows of ``gold.task_minute`` of the span.
-        gaps: rows of ``bronze.gaps``.
-        span: the days.
-        prices: of an hour of a worker, by queue and ``*``; other queues have no costs.
+        minutes: Rows of ``gold.task_minute`` of the span.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
+        prices: Of an hour of a worker, by queue and ``*``; other queues have no costs.
     """
     ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
     cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)

@@ -79,11 +79,11 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
     """Return what happened in the minutes of some days.
 
     Args:
-        added: the events ``added`` of `bulltask.lake.tables.EVENTS`.
-        attempts: the latest rows of ``silver.attempts``.
-        jobs: the latest rows of ``silver.jobs``.
-        gaps: rows of ``bronze.gaps``.
-        span: the days. Rows of other days are left out.
+        added: The events ``added`` of `bulltask.lake.tables.EVENTS`.
+        attempts: The latest rows of ``silver.attempts``.
+        jobs: The latest rows of ``silver.jobs``.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days. Rows of other days are left out.
 
     Returns:
         ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``bucket``, ``amount``.

@@ -23,9 +23,9 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Aggregate ``gold.task_minute``, without its partition.
 
     Args:
-        facts: from `bulltask.spark.gold.facts.minute_facts`.
-        gaps: rows of ``bronze.gaps``.
-        span: the days.
+        facts: From `bulltask.spark.gold.facts.minute_facts`.
+        gaps: Rows of ``bronze.gaps``.
+        span: The days.
     """
     lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", fn.col("step").alias("minute"))
     summed = _summed(facts, ("queue", "name", "minute"))
@@ -41,9 +41,9 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
     """Aggregate minutes to hours, days, weeks or months; percentiles are accurate to 1 %, as those of minutes are.
 
     Args:
-        minutes: rows of ``gold.task_minute``.
-        unit: a unit of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
-        by: the columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
+        minutes: Rows of ``gold.task_minute``.
+        unit: A unit of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
+        by: The columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
 
     Returns:
         ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
@@ -102,10 +102,10 @@ def capacity_minutes(
     """Aggregate ``gold.capacity_minute``, without its partition.
 
     Args:
-        minutes: rows of ``gold.task_minute`` of the span.
-        attempts: the latest rows of ``silver.attempts``.
-        span: the days.
-        capacities: how many jobs can run at a time, by queue and ``*``; for other queues, the greatest number that ran
+        minutes: Rows of ``gold.task_minute`` of the span.
+        attempts: The latest rows of ``silver.attempts``.
+        span: The days.
+        capacities: How many jobs can run at a time, by queue and ``*``; for other queues, the greatest number that ran
             at the same time on that day.
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")

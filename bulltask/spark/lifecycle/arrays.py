@@ -60,11 +60,11 @@ class Lifecycles:
     """Events in order: those of a job are adjacent.
 
     Attributes:
-        table: the events as they were given: the columns `LIFECYCLE_COLUMNS`.
-        order: the row of each event in the table.
-        kind, ms, seq, from_active, is_new: of each event and, in the last element, of none.
-        first, last: index of the first and of the last event of the same job.
-        previous, next: index of the event before and after it.
+        table: The events as they were given: the columns `LIFECYCLE_COLUMNS`.
+        order: The row of each event in the table.
+        kind, ms, seq, from_active, is_new: Of each event and, in the last element, of none.
+        first, last: Index of the first and of the last event of the same job.
+        previous, next: Index of the event before and after it.
     """
 
     table: pa.Table
@@ -85,19 +85,19 @@ class DerivedColumns:
     """What each event and those before it say about the job.
 
     Attributes:
-        lifecycles: the events.
-        begins: an attempt begins with it; if it is not ``active``, an attempt that was not seen to begin ends with it.
-        outcome: the outcome of this attempt, an index of `OUTCOMES`.
-        end: the event that ended it; also set if it has not ended but another event follows.
-        queued_ms, started_ms, ended_ms: of this attempt.
-        decided: the event that decided its outcome, or the last one known.
-        decider: the event that must be known to decide it.
-        added: the event that added the job, in this incarnation.
-        begun, stalls, wait_ms, run_ms: how many attempts this incarnation had so far, how many stalled, how long they
+        lifecycles: The events.
+        begins: An attempt begins with it; if it is not ``active``, an attempt that was not seen to begin ends with it.
+        outcome: The outcome of this attempt, an index of `OUTCOMES`.
+        end: The event that ended it; also set if it has not ended but another event follows.
+        queued_ms, started_ms, ended_ms: Of this attempt.
+        decided: The event that decided its outcome, or the last one known.
+        decider: The event that must be known to decide it.
+        added: The event that added the job, in this incarnation.
+        begun, stalls, wait_ms, run_ms: How many attempts this incarnation had so far, how many stalled, how long they
             waited and ran; -1 for a sum of nothing.
-        kept: the last event except ``removed``.
-        first_started_ms: when the job was acquired for the first time in this incarnation.
-        is_last: it is the last event of an incarnation of which more than the removal is known.
+        kept: The last event except ``removed``.
+        first_started_ms: When the job was acquired for the first time in this incarnation.
+        is_last: It is the last event of an incarnation of which more than the removal is known.
     """
 
     lifecycles: Lifecycles
@@ -139,9 +139,9 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
     """Put events in order.
 
     Args:
-        events: what `lifecycle_events` returned, each once.
-        jobs: their `job_numbers`.
-        is_new: which of them belong to this batch.
+        events: What `lifecycle_events` returned, each once.
+        jobs: Their `job_numbers`.
+        is_new: Which of them belong to this batch.
     """
     ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
     order = np.lexsort((seq, ms, jobs))

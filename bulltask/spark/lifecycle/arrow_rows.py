@@ -36,7 +36,7 @@ def attempts(events: pa.Table) -> pa.Table:
     """Derive the attempts of all jobs that have events here.
 
     Args:
-        events: rows of ``bronze.events``, each once, in any order; the columns `LIFECYCLE_COLUMNS` are needed.
+        events: Rows of ``bronze.events``, each once, in any order; the columns `LIFECYCLE_COLUMNS` are needed.
 
     Returns:
         ``silver.attempts`` with its partition ``queue``: a row for each attempt, including those that have not ended.
@@ -49,7 +49,7 @@ def jobs(events: pa.Table) -> pa.Table:
     """Derive the jobs that have events here.
 
     Args:
-        events: as for `attempts`.
+        events: As for `attempts`.
 
     Returns:
         ``silver.jobs`` with its partition ``queue``: a row for each incarnation of each job, including unfinished ones.
@@ -110,8 +110,8 @@ class _Rows:
     """Columns that the rows of both tables have.
 
     Args:
-        derived: the events.
-        at: for each row, the event that it is made from.
+        derived: The events.
+        at: For each row, the event that it is made from.
     """
 
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:

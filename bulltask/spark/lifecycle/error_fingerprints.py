@@ -49,7 +49,7 @@ def error_fingerprint(reason: str | None) -> str | None:
     """Return what failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
 
     Args:
-        reason: a `plain_reason`.
+        reason: A `plain_reason`.
     """
     if reason is None:
         return None

@@ -111,16 +111,16 @@ class AttemptRow:
 
     Attributes:
         queue: BullMQ's name.
-        job_id: of the job.
+        job_id: Of the job.
         incarnation: Id of the event that added the job; ``None`` if it was not seen. A job id can have several
             incarnations.
-        attempt: its number, from 1.
-        name: of the task; ``None`` if the event that added the job was not seen.
-        queued_ms: since when the job was waiting; ``None`` if that was not seen, like the next two.
-        started_ms: when a worker acquired it.
-        ended_ms: when it ended.
+        attempt: Its number, from 1.
+        name: Of the task; ``None`` if the event that added the job was not seen.
+        queued_ms: Since when the job was waiting; ``None`` if that was not seen, like the next two.
+        started_ms: When a worker acquired it.
+        ended_ms: When it ended.
         outcome: ``retry`` is every way back to the queue except a stall; ``open`` means that no end was seen.
-        reason: why the job failed for good. Events do not have the reason of an attempt that is retried.
+        reason: Why the job failed for good. Events do not have the reason of an attempt that is retried.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last one known.
     """
 
@@ -157,15 +157,15 @@ class JobRow:
     """A row of ``silver.jobs``: one incarnation of a job, and its attempts.
 
     Attributes:
-        queue: as in `AttemptRow`, like the next two.
-        job_id: of the job.
-        incarnation: id of the event that added it.
-        name: of the task.
-        created_ms: when it was added.
-        state: the last that was seen; a finished job keeps its state when it is removed.
-        finished_ms: when it finished, if it has.
-        final_reason: why it failed, if it has.
-        attempts: its attempts, in order.
+        queue: As in `AttemptRow`, like the next two.
+        job_id: Of the job.
+        incarnation: Id of the event that added it.
+        name: Of the task.
+        created_ms: When it was added.
+        state: The last that was seen; a finished job keeps its state when it is removed.
+        finished_ms: When it finished, if it has.
+        final_reason: Why it failed, if it has.
+        attempts: Its attempts, in order.
         as_of_us: `LifecycleEvent.as_of_us` of its last event; the removal of a finished job does not count.
     """
 
@@ -215,7 +215,7 @@ def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
     """Derive the lifecycle of jobs from their events.
 
     Args:
-        events: each once, in any order, of any number of jobs and queues.
+        events: Each once, in any order, of any number of jobs and queues.
 
     Returns:
         A row for each incarnation of each job, in order of queue, job id and time.

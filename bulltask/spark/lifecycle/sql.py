@@ -34,7 +34,7 @@ def attempts(events: DataFrame) -> DataFrame:
     """Derive the attempts of all jobs that have events here.
 
     Args:
-        events: rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; the columns
+        events: Rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; the columns
             `LIFECYCLE_COLUMNS` are needed.
 
     Returns:
@@ -48,7 +48,7 @@ def jobs(events: DataFrame) -> DataFrame:
     """Derive the jobs that have events here.
 
     Args:
-        events: as for `attempts`.
+        events: As for `attempts`.
 
     Returns:
         ``silver.jobs`` without its partitions except ``queue``: a row for each incarnation of each job, including
@@ -61,8 +61,8 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
     """Return the events that belong to a job's lifecycle, with the columns that it is derived from.
 
     Args:
-        events: as for `attempts`.
-        is_new: value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
+        events: As for `attempts`.
+        is_new: Value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
     event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
     is_relevant = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
@@ -80,7 +80,7 @@ def derive(events: DataFrame) -> DataFrame:
     """Add to each event its place in the job's lifecycle, the attempt that begins with it, and the sums up to it.
 
     Args:
-        events: what `lifecycle_events` returned, of any number of batches.
+        events: What `lifecycle_events` returned, of any number of batches.
 
     Returns:
         All of these events. ``begins``: an attempt begins with it; see `attempts_of`. ``decided``: whether the event

@@ -52,12 +52,12 @@ class WriteArguments(TypedDict, total=False):
     """Arguments of every function that turns rows into jobs.
 
     Attributes:
-        opts: options of every job, as for ``Queue.add``.
-        write_id: makes the write repeatable: the same rows with the same id add nothing that was added before. A new
+        opts: Options of every job, as for ``Queue.add``.
+        write_id: Makes the write repeatable: the same rows with the same id add nothing that was added before. A new
             one if omitted.
-        batch: jobs in one round trip; 500 if omitted.
-        fence_ttl: how long Redis remembers what the write has added, counted from its last job; 7 days if omitted.
-        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
+        batch: Jobs in one round trip; 500 if omitted.
+        fence_ttl: How long Redis remembers what the write has added, counted from its last job; 7 days if omitted.
+        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
     """
 
     opts: AddOptions
@@ -73,7 +73,7 @@ class EnqueueOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
 
     Attributes:
-        on_duplicate_rows: rows with equal name and data become one job (``collapse``, the default), one job each
+        on_duplicate_rows: Rows with equal name and data become one job (``collapse``, the default), one job each
             (``number``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
             instead, and ``number`` is not allowed.
     """
@@ -89,13 +89,13 @@ class EnqueueReport:
     duplicated in the attempt that followed; added and duplicated always make up all rows.
 
     Attributes:
-        write_id: the write; ``gather(report, …)`` finds its jobs by it as long as the fence is kept.
-        queue: the user's name of the queue.
-        rows: how many rows were read.
-        added: jobs that did not exist before.
-        duplicated: rows whose job existed already, or had been added by this write before.
-        seconds: how long the write took.
-        partitions: tasks that had rows.
+        write_id: The write; ``gather(report, …)`` finds its jobs by it as long as the fence is kept.
+        queue: The user's name of the queue.
+        rows: How many rows were read.
+        added: Jobs that did not exist before.
+        duplicated: Rows whose job existed already, or had been added by this write before.
+        seconds: How long the write took.
+        partitions: Tasks that had rows.
     """
 
     write_id: str
@@ -122,20 +122,20 @@ def enqueue(
     rolled back: what was sent before an error stays, and repeating the write adds what is missing.
 
     Args:
-        df: the rows.
-        queue: the queue, named as everywhere in bulltask.
-        name: the name of all jobs (for a bulltask worker, the task's name); or a column with names.
-        data: a column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
+        df: The rows.
+        queue: The queue, named as everywhere in bulltask.
+        name: The name of all jobs (for a bulltask worker, the task's name); or a column with names.
+        data: A column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
             which become an object.
-        job_id: a column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
-        more: see :class:`WriteArguments` and :class:`EnqueueOptions`.
+        job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
+        more: See :class:`WriteArguments` and :class:`EnqueueOptions`.
 
     Returns:
         How many jobs were added.
 
     Raises:
-        TypeError: an option is unknown.
-        ConfigError: an option or a column is invalid, ``df`` is a stream, or there are equal rows and they are not
+        TypeError: An option is unknown.
+        ConfigError: An option or a column is invalid, ``df`` is a stream, or there are equal rows and they are not
             allowed.
     """
     began_ms = mono_ms()
@@ -162,7 +162,7 @@ def check_option_names(given: Mapping[str, object], kind: type) -> None:
     """Check for unknown names among options.
 
     Raises:
-        TypeError: there is one; the message lists the known ones.
+        TypeError: There is one; the message lists the known ones.
     """
     known = kind.__annotations__  # a TypedDict includes those that it inherits
     if unknown := sorted(set(given) - set(known)):
@@ -217,12 +217,12 @@ def number_duplicates(rows: DataFrame, same: Sequence[str], wanted: str) -> Data
     """Number equal rows, or reject them.
 
     Args:
-        rows: the rows.
-        same: the columns that are compared.
-        wanted: the value of ``on_duplicate_rows``.
+        rows: The rows.
+        same: The columns that are compared.
+        wanted: The value of ``on_duplicate_rows``.
 
     Raises:
-        ConfigError: there are equal rows and they are not allowed; or ``wanted`` is invalid.
+        ConfigError: There are equal rows and they are not allowed; or ``wanted`` is invalid.
     """
     if wanted not in {"collapse", "number", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
@@ -265,10 +265,10 @@ class FileColumns:
     """What the columns of a file mean.
 
     Attributes:
-        data: columns that become a job's data.
-        name: the name of all jobs; or
-        name_column: the column with their names.
-        id_column: the column with their ids; ``None``: ids are derived from the rows.
+        data: Columns that become a job's data.
+        name: The name of all jobs; or
+        name_column: The column with their names.
+        id_column: The column with their ids; ``None``: ids are derived from the rows.
     """
 
     data: Sequence[str]
@@ -283,14 +283,14 @@ def enqueue_file(
     """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
 
     Args:
-        spark: the session.
-        path: the file.
-        queue: the queue.
-        names: what the columns mean.
-        more: as for ``enqueue``.
+        spark: The session.
+        path: The file.
+        queue: The queue.
+        names: What the columns mean.
+        more: As for ``enqueue``.
 
     Raises:
-        ConfigError: there is no such column, or as for ``enqueue``.
+        ConfigError: There is no such column, or as for ``enqueue``.
     """
     rows = spark.read.parquet(path)
     for column in (*names.data, names.name_column, names.id_column):
@@ -316,8 +316,8 @@ def vectorized_udf(
     it neither skips a call nor makes it twice.
 
     Args:
-        function: returns for each array one of the same length.
-        returns: the type of its elements.
+        function: Returns for each array one of the same length.
+        returns: The type of its elements.
     """
 
     def whole(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:

@@ -44,17 +44,17 @@ class MapOptions(TypedDict, total=False):
     """Further arguments of ``map_dataframe``.
 
     Attributes:
-        timeout: how long to wait for jobs that have not finished once all are sent, in seconds or as ``timedelta``, by
+        timeout: How long to wait for jobs that have not finished once all are sent, in seconds or as ``timedelta``, by
             the clocks of the executors; ``0`` for not at all, no limit if omitted or ``None``.
-        poll: seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
-        options: of every call, those of ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
-        write_id: makes the calls repeatable: the same rows with the same id add no job that was added before. A new one
+        poll: Seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
+        options: Of every call, those of ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
+        write_id: Makes the calls repeatable: the same rows with the same id add no job that was added before. A new one
             if omitted.
-        on_duplicate_rows: rows with equal arguments become one job and all have its result (``collapse``, the default),
+        on_duplicate_rows: Rows with equal arguments become one job and all have its result (``collapse``, the default),
             become one job each (``number``), or are rejected before anything is sent (``error``).
-        result_prefix: a prefix for the names of the added columns; empty if omitted.
-        batch: jobs in one round trip; 500 if omitted.
-        fence_ttl: how long Redis remembers which jobs were added, counted from the last; 7 days if omitted.
+        result_prefix: A prefix for the names of the added columns; empty if omitted.
+        batch: Jobs in one round trip; 500 if omitted.
+        fence_ttl: How long Redis remembers which jobs were added, counted from the last; 7 days if omitted.
     """
 
     timeout: Duration | None
@@ -80,20 +80,20 @@ def map_dataframe(
     up, and waited for, when the rows are needed, and again each time; ``cache()`` or write what you want to keep.
 
     Args:
-        task: the task, with its own options: queue, retries, how long results are kept …
-        df: the rows.
-        columns: the columns with the arguments: names of columns that match the task's parameters, or for each
+        task: The task, with its own options: queue, retries, how long results are kept …
+        df: The rows.
+        columns: The columns with the arguments: names of columns that match the task's parameters, or for each
             parameter a name or a column; all columns of ``df`` if omitted. Values become JSON as ``to_json`` converts
             them: a timestamp becomes a string, and null becomes ``None``.
-        more: see :class:`MapOptions`.
+        more: See :class:`MapOptions`.
 
     Returns:
         The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` if Redis no
         longer has the job), ``return_value`` (JSON), ``failed_reason``.
 
     Raises:
-        TypeError: an option is unknown, or the columns do not fit the task's parameters.
-        ConfigError: an option is invalid, a column has the name of a result, ``df`` is a stream, or the task keeps no
+        TypeError: An option is unknown, or the columns do not fit the task's parameters.
+        ConfigError: An option is invalid, a column has the name of a result, ``df`` is a stream, or the task keeps no
             results. Nothing was sent in these cases.
     """
     check_option_names(more, MapOptions)

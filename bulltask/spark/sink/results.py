@@ -49,8 +49,8 @@ class GatherOptions(TypedDict, total=False):
     """Further arguments of ``gather``.
 
     Attributes:
-        poll: seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
-        url, prefix, queue_hash_tag: where Redis is, and how queues are named; bulltask's settings if omitted.
+        poll: Seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
+        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
     """
 
     poll: Duration
@@ -69,15 +69,15 @@ def gather(
     are needed, and again each time; ``cache()`` or write what you want to keep.
 
     Args:
-        ids: rows with a column ``id``; or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
-        queue: the queue, named as everywhere in bulltask.
-        wait: how long from now to wait for jobs that have not finished, in seconds or as ``timedelta``, by the clocks
+        ids: Rows with a column ``id``; or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
+        queue: The queue, named as everywhere in bulltask.
+        wait: How long from now to wait for jobs that have not finished, in seconds or as ``timedelta``, by the clocks
             of the executors; not at all if omitted.
-        more: see :class:`GatherOptions`.
+        more: See :class:`GatherOptions`.
 
     Raises:
-        TypeError: an option is unknown.
-        ConfigError: an option is invalid, there is no column ``id`` of strings, or Redis knows no job of the report.
+        TypeError: An option is unknown.
+        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis knows no job of the report.
     """
     check_option_names(more, GatherOptions)
     options = _options(queue, more)
@@ -101,10 +101,10 @@ class JobLookup:
     """Looks up jobs and waits for them; travels to the executors.
 
     Attributes:
-        config: where Redis is.
-        keys: of the queue.
-        until_ms: until when to wait for jobs that have not finished, by this machine's clock; ``None``: not at all.
-        poll_ms: time between two checks.
+        config: Where Redis is.
+        keys: Of the queue.
+        until_ms: Until when to wait for jobs that have not finished, by this machine's clock; ``None``: not at all.
+        poll_ms: Time between two checks.
     """
 
     config: Config = field(repr=False)  # its URL may have a password

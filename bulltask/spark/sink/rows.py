@@ -52,8 +52,8 @@ class RowColumns:
     """Which columns the rows have; an empty name stands for none.
 
     Attributes:
-        id: job ids.
-        queue: queues.
+        id: Job ids.
+        queue: Queues.
     """
 
     id: str
@@ -65,8 +65,8 @@ class SharedOptions:
     """What all jobs of a write have in common, checked once.
 
     Attributes:
-        options: their options.
-        timestamp_ms: when they were created; ``None``: when they are sent.
+        options: Their options.
+        timestamp_ms: When they were created; ``None``: when they are sent.
     """
 
     options: JobOptions
@@ -77,12 +77,12 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
     """Return the columns of ids and queues, before anything is written; Spark itself checks nothing.
 
     Args:
-        schema: of the rows.
-        queue: the queue of all rows, ``None`` if a column names it.
-        id_column: the column with job ids; ``None``: ``id`` if there is one.
+        schema: Of the rows.
+        queue: The queue of all rows, ``None`` if a column names it.
+        id_column: The column with job ids; ``None``: ``id`` if there is one.
 
     Raises:
-        ConfigError: a column is missing, has the wrong type, or would be ignored silently.
+        ConfigError: A column is missing, has the wrong type, or would be ignored silently.
     """
     names = schema.fieldNames()
     ids = id_column if id_column is not None else ("id" if "id" in names else "")
@@ -110,7 +110,7 @@ def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptio
     """Check the options that all jobs of a write share, before any job is built, and return them.
 
     Raises:
-        ConfigError: one is unknown or invalid, or belongs to a single job.
+        ConfigError: One is unknown or invalid, or belongs to a single job.
     """
     if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(
@@ -143,11 +143,11 @@ class JobBuilder:
     """Builds the jobs of one write, as ``Queue.add`` would.
 
     Attributes:
-        config: how queues are spelled, and how large a job may be.
-        write_id: the write.
-        queue: the queue of rows that do not name one.
-        shared: what the jobs have in common.
-        has_ids: the rows have ids of their own.
+        config: How queues are spelled, and how large a job may be.
+        write_id: The write.
+        queue: The queue of rows that do not name one.
+        shared: What the jobs have in common.
+        has_ids: The rows have ids of their own.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
@@ -160,9 +160,9 @@ class JobBuilder:
         """Build the job of a row.
 
         Raises:
-            ConfigError: the row has no name, no queue, or no id although the others have one.
-            DecodeError: its data is not JSON.
-            EncodeError, PayloadTooLargeError, InvalidNameError: the job is invalid, as for ``Queue.add``.
+            ConfigError: The row has no name, no queue, or no id although the others have one.
+            DecodeError: Its data is not JSON.
+            EncodeError, PayloadTooLargeError, InvalidNameError: The job is invalid, as for ``Queue.add``.
         """
         if self.queue is not None:
             queue = self.queue
@@ -208,12 +208,12 @@ def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 
     same job unless they are numbered.
 
     Args:
-        write_id: the write (:func:`check_write_id`).
+        write_id: The write (:func:`check_write_id`).
         queue: BullMQ's name of the queue, so that ``emails`` and ``{emails}`` are the same.
-        name: the job's name.
-        data: its data as it is sent: JSON without spaces and unneeded escapes. The order of keys counts, and so does
+        name: The job's name.
+        data: Its data as it is sent: JSON without spaces and unneeded escapes. The order of keys counts, and so does
             whether a number is 1 or 1.0.
-        number: which one it is among equal rows, from 0.
+        number: Which one it is among equal rows, from 0.
     """
     return "s" + hashlib.sha256(_head(write_id, queue, name, number) + data).hexdigest()[:24]
 
@@ -233,8 +233,8 @@ def write_id_of_batch(write: str, batch: str | int) -> str:
     """Return the write id of one batch of a stream.
 
     Args:
-        write: the stream's own ``writeId``, or Spark's id of the query, which a checkpoint keeps.
-        batch: its number, which is the same if Spark runs the batch again.
+        write: The stream's own ``writeId``, or Spark's id of the query, which a checkpoint keeps.
+        batch: Its number, which is the same if Spark runs the batch again.
     """
     return f"{write}-{batch}"
 
@@ -243,7 +243,7 @@ def check_write_id(write_id: str) -> str:
     """Return ``write_id`` if it may be part of a Redis key.
 
     Raises:
-        ConfigError: it is empty, longer than 200 characters, or contains spaces, control characters or braces.
+        ConfigError: It is empty, longer than 200 characters, or contains spaces, control characters or braces.
     """
     if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
         raise ConfigError(

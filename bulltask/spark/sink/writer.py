@@ -45,8 +45,8 @@ class TaskCommit(WriterCommitMessage):
     """What a task reports when it is done.
 
     Attributes:
-        write_id: the write that its jobs belong to.
-        counts: what it has sent.
+        write_id: The write that its jobs belong to.
+        counts: What it has sent.
     """
 
     write_id: str
@@ -57,16 +57,16 @@ class JobsWriter(DataSourceArrowWriter):
     """Performs a batch write.
 
     Args:
-        options: of the write; without a write id it gets a new one.
-        schema: of the rows.
-        overwrite: the mode is ``overwrite``.
+        options: Of the write; without a write id it gets a new one.
+        schema: Of the rows.
+        overwrite: The mode is ``overwrite``.
 
     Raises:
-        ConfigError: a column or an option is invalid, or the mode is ``overwrite``.
+        ConfigError: A column or an option is invalid, or the mode is ``overwrite``.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         self._sender = _sender(options, schema, options.write_id or new_write_id())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -82,16 +82,16 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
     """Performs the writes of a stream; each batch is a write of its own.
 
     Args:
-        options: of the write; a write id takes the place of the query's id.
-        schema: of the rows.
-        overwrite: the mode is ``complete``, in which a batch would replace those before it.
+        options: Of the write; a write id takes the place of the query's id.
+        schema: Of the rows.
+        overwrite: The mode is ``complete``, in which a batch would replace those before it.
 
     Raises:
-        ConfigError: as for :class:`JobsWriter`.
+        ConfigError: As for :class:`JobsWriter`.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         self._chosen = options.write_id
         self._sender = _sender(options, schema, options.write_id or "of-the-query")
 
@@ -99,7 +99,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         """Send the rows of a task of a batch.
 
         Raises:
-            ConfigError: the caller is not a task of a streaming query.
+            ConfigError: The caller is not a task of a streaming query.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
@@ -120,7 +120,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         _log_abort(wrote or f"of batch {batchId}", messages)
 
 
-def refuse_overwrite(*, overwrite: bool) -> None:
+def reject_overwrite(*, overwrite: bool) -> None:
     """Reject the mode ``overwrite``: Spark would accept it, but a queue is never cleared.
 
     Raises:
@@ -153,9 +153,9 @@ class WriteCounts:
     """What a task has sent.
 
     Attributes:
-        rows: how many rows it received.
-        added: jobs that did not exist before.
-        duplicated: rows whose job existed already, or had been added by this write before. If a job is sent twice
+        rows: How many rows it received.
+        added: Jobs that did not exist before.
+        duplicated: Rows whose job existed already, or had been added by this write before. If a job is sent twice
             because the first reply was lost, the second reply counts.
     """
 
@@ -169,10 +169,10 @@ class RowSender:
     """Sends the rows of a task; travels to the executors, and holds no connection.
 
     Attributes:
-        builder: builds the jobs.
-        columns: which columns hold ids and queues.
-        batch: jobs in one round trip.
-        fence_ttl_ms: how long the fence is kept; ``None``: there is no fence, and every row counts as added.
+        builder: Builds the jobs.
+        columns: Which columns hold ids and queues.
+        batch: Jobs in one round trip.
+        fence_ttl_ms: How long the fence is kept; ``None``: there is no fence, and every row counts as added.
     """
 
     builder: JobBuilder
@@ -194,7 +194,7 @@ class RowSender:
         The rows of a round trip are checked before it is sent.
 
         Raises:
-            BulltaskError: a row is not a valid job, or Redis cannot be reached. What was sent before stays, because
+            BulltaskError: A row is not a valid job, or Redis cannot be reached. What was sent before stays, because
                 those jobs may have run already. Repeating the write adds what is missing. This error, like any other
                 that interrupts the write, has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """

@@ -22,9 +22,9 @@ class BrokerOptions(TypedDict, total=False):
     """Where Redis is, and how its queues are named; bulltask's settings if omitted.
 
     Attributes:
-        url: of Redis; reads are best sent to a replica.
-        prefix: the first part of every BullMQ key.
-        queue_hash_tag: whether queue ``emails`` is BullMQ's ``{emails}``.
+        url: Of Redis; reads are best sent to a replica.
+        prefix: The first part of every BullMQ key.
+        queue_hash_tag: Whether queue ``emails`` is BullMQ's ``{emails}``.
     """
 
     url: str | SecretUrl | None
@@ -36,11 +36,11 @@ def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
     """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
 
     Args:
-        where: the arguments of a function, including those of `BrokerOptions`; bulltask's settings supply what is
+        where: The arguments of a function, including those of `BrokerOptions`; bulltask's settings supply what is
             missing.
 
     Raises:
-        ConfigError: one of them is invalid.
+        ConfigError: One of them is invalid.
     """
     given = {
         "broker_url": where.get("url"),
@@ -59,7 +59,7 @@ def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | Non
     """Return bulltask's settings; values in ``given`` that are not ``None`` override the environment.
 
     Raises:
-        ConfigError: one is invalid.
+        ConfigError: One is invalid.
     """
     set_here = {name: value for name, value in given.items() if value is not None}
     beaten = {ENV_PREFIX + name.upper() for name in set_here}

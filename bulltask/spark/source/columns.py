@@ -53,10 +53,10 @@ def job_batch(
     """Return a batch of jobs.
 
     Args:
-        schema: the requested columns.
-        place: columns with the same value in all rows: ``queue`` and ``state``.
-        ids: the jobs' ids.
-        replies: for each job its fields, in the order of :func:`hash_fields`; jobs that do not exist are left out.
+        schema: The requested columns.
+        place: Columns with the same value in all rows: ``queue`` and ``state``.
+        ids: The jobs' ids.
+        replies: For each job its fields, in the order of :func:`hash_fields`; jobs that do not exist are left out.
     """
     names = hash_fields(schema.names)
     gone = [None] * len(names)

@@ -46,8 +46,8 @@ class Connection:
     """Runs calls on one server or cluster, with retries.
 
     Args:
-        config: where the server is, and the timeouts.
-        patience_ms: how long to wait for a server that is down, or for a cluster to replace a node. ``None``: four
+        config: Where the server is, and the timeouts.
+        patience_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: four
             attempts, and one if the connection is refused.
     """
 

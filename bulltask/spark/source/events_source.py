@@ -19,7 +19,7 @@ from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import StreamState
 from bulltask.spark.source.options import CountsOptions, EventsOptions
 from bulltask.spark.source.pushdown import PushedFilters
-from bulltask.spark.source.queues import log_skipped, not_a_stream, select_queues
+from bulltask.spark.source.queues import log_skipped, not_a_stream_reason, select_queues
 from bulltask.spark.source.ranges import EntryRange
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.streams import find_end, read_pages, read_states
@@ -35,8 +35,8 @@ class EventsPartition(InputPartition):
     """Events that one task reads.
 
     Attributes:
-        queue: the user's name of the queue.
-        span: which entries of which stream; ``None`` for a partition without events.
+        queue: The user's name of the queue.
+        span: Which entries of which stream; ``None`` for a partition without events.
     """
 
     queue: str = ""
@@ -47,8 +47,8 @@ class EventsReader(DataSourceReader):
     """Reads all events that the streams hold when the read is planned.
 
     Args:
-        options: where the queues are.
-        schema: the columns to read, in order.
+        options: Where the queues are.
+        schema: The columns to read, in order.
     """
 
     def __init__(self, options: EventsOptions, schema: StructType) -> None:
@@ -66,7 +66,7 @@ class EventsReader(DataSourceReader):
                 for keys, state in zip(found, read_states(connection, found, foreign), strict=True)
                 for span in _cut(connection, keys, state, options.per_partition)
             ]
-        log_skipped({keys.name: not_a_stream(keys) for keys in foreign or ()})
+        log_skipped({keys.name: not_a_stream_reason(keys) for keys in foreign or ()})
         # Spark would replace an empty list by a partition of its own, which read() does not know.
         return list[InputPartition](parts) or [EventsPartition()]
 
@@ -74,7 +74,7 @@ class EventsReader(DataSourceReader):
         """Read one range, in batches; runs in another process than :meth:`partitions`.
 
         Raises:
-            EventsLostError: entries of the range were trimmed after it was planned.
+            EventsLostError: Entries of the range were trimmed after it was planned.
         """
         assert isinstance(partition, EventsPartition)
         if partition.span is None:
@@ -102,8 +102,8 @@ class CountsReader(DataSourceReader):
     """Reads how many jobs each queue has in each state, one row for each state.
 
     Args:
-        options: where the queues are.
-        schema: the columns to read, in order.
+        options: Where the queues are.
+        schema: The columns to read, in order.
     """
 
     def __init__(self, options: CountsOptions, schema: StructType) -> None:

@@ -34,7 +34,7 @@ from bulltask.spark.source.offsets import (
 )
 from bulltask.spark.source.options import StreamOptions
 from bulltask.spark.source.planning import BatchLimits, ScanRequest, ScanResult, plan_batch
-from bulltask.spark.source.queues import QueueSelection, discover_queues, log_skipped, not_a_stream
+from bulltask.spark.source.queues import QueueSelection, discover_queues, log_skipped, not_a_stream_reason
 from bulltask.spark.source.ranges import EntryRange, split_range
 from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.status import max_lengths
@@ -58,8 +58,8 @@ class StreamPartition(InputPartition):
     """Events that one task reads, or a record of lost ones.
 
     Attributes:
-        queue: the user's name of the queue.
-        piece: which entries of which stream, or which of them are lost.
+        queue: The user's name of the queue.
+        piece: Which entries of which stream, or which of them are lost.
     """
 
     queue: str
@@ -70,8 +70,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the batches of one query; holds no connection and is cheap to create.
 
     Args:
-        options: which queues, how much at a time, and what to do about losses.
-        schema: the columns to read, in order.
+        options: Which queues, how much at a time, and what to do about losses.
+        schema: The columns to read, in order.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -104,7 +104,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan the next batch.
 
         Raises:
-            EventsLostError: events were trimmed before they were read, and ``failOnDataLoss`` is on.
+            EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         # A queue that is new in a list may have existed for long; with "all queues" it has just appeared.
@@ -128,7 +128,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Split a planned batch into tasks.
 
         Raises:
-            EventsLostError: as for :meth:`latestOffset`; the batch may have been planned before a crash.
+            EventsLostError: As for :meth:`latestOffset`; the batch may have been planned before a crash.
         """
         before, parts = batch_start(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
@@ -146,7 +146,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one piece, in batches; runs in another process than the other methods.
 
         Raises:
-            EventsLostError: some of its entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
+            EventsLostError: Some of its entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
         """
         assert isinstance(partition, StreamPartition)
         piece, count, page, left = partition.piece, 0, BEGINNING, None
@@ -181,7 +181,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
         foreign: list[QueueKeys] | None = [] if self._options.skip_foreign else None
         state = read_states(connection, queues, foreign)
-        self._log_skipped({keys.name: not_a_stream(keys) for keys in foreign or ()})
+        self._log_skipped({keys.name: not_a_stream_reason(keys) for keys in foreign or ()})
         return state
 
     def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:

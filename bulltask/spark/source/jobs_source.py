@@ -43,12 +43,12 @@ class JobsPartition(InputPartition):
     """Jobs that one task reads.
 
     Attributes:
-        queue: the user's name of the queue, ``""`` for a partition without jobs.
+        queue: The user's name of the queue, ``""`` for a partition without jobs.
         wire: BullMQ's name of the queue.
-        state: the jobs' state when the read was planned.
-        low: when they ended at the earliest, as Redis writes bounds; for partitions without ``ids``.
-        high: when they ended at the latest.
-        ids: their ids.
+        state: The jobs' state when the read was planned.
+        low: When they ended at the earliest, as Redis writes bounds; for partitions without ``ids``.
+        high: When they ended at the latest.
+        ids: Their ids.
     """
 
     queue: str = ""
@@ -63,8 +63,8 @@ class JobsReader(DataSourceReader):
     """Plans and performs one read of jobs; holds no connection and is cheap to create.
 
     Args:
-        options: where the jobs are.
-        schema: the columns to read, in order.
+        options: Where the jobs are.
+        schema: The columns to read, in order.
     """
 
     def __init__(self, options: JobsOptions, schema: StructType) -> None:

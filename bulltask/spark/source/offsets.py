@@ -65,7 +65,7 @@ class StreamId(NamedTuple):
         """Parse ``1760010061025-3``.
 
         Raises:
-            DecodeError: the text is not the id of a stream entry.
+            DecodeError: The text is not the id of a stream entry.
         """
         if not (found := _ID.fullmatch(text)):
             raise DecodeError(f"{text!r} is not the id of a stream entry; an id looks like 1760010061025-0")
@@ -98,12 +98,12 @@ class QueueOffset:
     """How far one queue's events have been read.
 
     Attributes:
-        id: everything up to it has been read; the next entry has a greater id.
-        ordinal: how many entries were ever added up to ``id``; ``None`` if that is unknown (Redis before 7.0, a start
+        id: Everything up to it has been read; the next entry has a greater id.
+        ordinal: How many entries were ever added up to ``id``; ``None`` if that is unknown (Redis before 7.0, a start
             at an id that the user gave, entries deleted by hand), until the reader has caught up.
-        lost: how many entries were trimmed before they were read, in all generations of the stream together.
-        generation: how often the stream turned out to be another one.
-        seen: the end of the stream when it was queried for this offset; ``None`` if that is ``id``, or unknown.
+        lost: How many entries were trimmed before they were read, in all generations of the stream together.
+        generation: How often the stream turned out to be another one.
+        seen: The end of the stream when it was queried for this offset; ``None`` if that is ``id``, or unknown.
     """
 
     id: StreamId = BEGINNING
@@ -133,10 +133,10 @@ class StreamState:
     """The state of a stream at one moment (``XINFO STREAM``).
 
     Attributes:
-        first: id of the oldest entry that is left; ``None`` if the stream is empty.
-        last: id of the newest entry that was ever added.
-        length: how many entries are left.
-        added: how many were ever added; ``None`` if the number is not reliable: before Redis 7.0, and after ``XDEL``.
+        first: Id of the oldest entry that is left; ``None`` if the stream is empty.
+        last: Id of the newest entry that was ever added.
+        length: How many entries are left.
+        added: How many were ever added; ``None`` if the number is not reliable: before Redis 7.0, and after ``XDEL``.
     """
 
     first: StreamId | None
@@ -171,12 +171,12 @@ class EventGap:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: the last id before the gap.
-        first: the first id after it; ``None`` if nothing is left.
-        lost: how many entries are known to be lost.
+        after: The last id before the gap.
+        first: The first id after it; ``None`` if nothing is left.
+        lost: How many entries are known to be lost.
         exact: ``lost`` is the whole number. It is not if a stream was deleted, because its length at that moment is
             unknown.
-        reason: why they were lost.
+        reason: Why they were lost.
     """
 
     queue: str
@@ -211,8 +211,8 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
 
     Args:
         queue: BullMQ's name of the queue.
-        offset: how far the queue was read.
-        state: the stream now; ``None`` if there is none.
+        offset: How far the queue was read.
+        state: The stream now; ``None`` if there is none.
 
     Returns:
         Where to continue reading, and what cannot be read. Of a new generation nothing has been read yet.
@@ -296,8 +296,8 @@ def first_offset(state: StreamState | None, where: StartAt) -> QueueOffset:
     """Return where to begin with a queue that is older than the reader; earlier trims do not count as lost.
 
     Args:
-        state: the stream now; ``None`` if there is none.
-        where: before its oldest entry, after its newest, or after an id.
+        state: The stream now; ``None`` if there is none.
+        where: Before its oldest entry, after its newest, or after an id.
     """
     if state is None:
         return START
@@ -322,8 +322,8 @@ def encode_offsets(offsets: Offsets, begin: Offsets | None = None) -> dict[str, 
     Spark compares offsets as text, so equal offsets always give the same text: queues are sorted.
 
     Args:
-        offsets: the offset of each queue.
-        begin: where the batch that ends here began, if it is the first of a query. Spark stores only the ends of
+        offsets: The offset of each queue.
+        begin: Where the batch that ends here began, if it is the first of a query. Spark stores only the ends of
             batches and asks again where the first one begins; by then the stream may have been trimmed.
     """
     made = {"version": _VERSION, "queues": _encoded_offsets(offsets)}
@@ -345,7 +345,7 @@ def decode_offsets(stored: Mapping[str, Any]) -> dict[str, QueueOffset]:
     """Read what :func:`encode_offsets` returned.
 
     Raises:
-        DecodeError: the value is something else, or was written by a newer bulltask.
+        DecodeError: The value is something else, or was written by a newer bulltask.
     """
     return _decoded_offsets(stored, "queues")
 
@@ -354,15 +354,15 @@ def batch_start(start: Mapping[str, Any] | None, end: Mapping[str, Any]) -> dict
     """Return where a batch begins.
 
     Args:
-        start: the offset at its beginning as Spark has it; ``None`` for a query's first batch, for which Spark stores
+        start: The offset at its beginning as Spark has it; ``None`` for a query's first batch, for which Spark stores
             none.
-        end: the offset at its end.
+        end: The offset at its end.
 
     Returns:
         The offsets; ``None`` for a first batch that an older bulltask planned.
 
     Raises:
-        DecodeError: as :func:`decode_offsets`.
+        DecodeError: As :func:`decode_offsets`.
     """
     if "begin" in end and start != end:
         return _decoded_offsets(end, "begin")

@@ -207,7 +207,7 @@ class SourceOptions:
     """The options of every read and write.
 
     Attributes:
-        config: bulltask's settings for where Redis is and how queues are spelled.
+        config: Bulltask's settings for where Redis is and how queues are spelled.
     """
 
     use: ClassVar[Use]
@@ -234,10 +234,10 @@ class ReadOptions(SourceOptions):
     """The options of every read.
 
     Attributes:
-        queues: the user's names of the queues, each once; empty for all queues.
-        every: whether all queues of the prefix are read.
-        skip_foreign: whether queues that a lake cannot hold are skipped.
-        table: what is read.
+        queues: The user's names of the queues, each once; empty for all queues.
+        every: Whether all queues of the prefix are read.
+        skip_foreign: Whether queues that a lake cannot hold are skipped.
+        table: What is read.
     """
 
     queues: tuple[str, ...]
@@ -325,7 +325,7 @@ def table_of(options: Mapping[str, str]) -> Table:
     """Return which table a batch read is about; ``jobs`` by default.
 
     Raises:
-        ConfigError: there is no such table.
+        ConfigError: There is no such table.
     """
     row = next(row for row in OPTIONS if row.name == "table")
     return cast("Table", _value(row, _lowered(options)))
@@ -337,18 +337,18 @@ def read_options(
     """Parse and check the options of one use.
 
     Args:
-        kind: the use: :class:`JobsOptions`, :class:`StreamOptions` …
-        options: as Spark passes them; the case of their names does not matter.
-        environ: the environment, for ``BULLTASK_BROKER_URL`` and other settings; this process' own by default.
+        kind: The use: :class:`JobsOptions`, :class:`StreamOptions` …
+        options: As Spark passes them; the case of their names does not matter.
+        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; this process' own by default.
 
     Raises:
-        ConfigError: an option is unknown, invalid, missing, or has no meaning for this use. The message begins with
+        ConfigError: An option is unknown, invalid, missing, or has no meaning for this use. The message begins with
             ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_INVALID]`` or ``[BULLTASK_OPTION_MISSING]``, names the
             option and shows no password.
     """
     options = given = _lowered(options)
     rows = [row for row in OPTIONS if kind.use in row.uses]
-    _refuse_unknown(given, rows, kind.use)
+    _reject_unknown(given, rows, kind.use)
     fields = {row.field: _value(row, given) for row in rows}
     fields["config"] = resolve_config({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
     if "queues" in fields:
@@ -364,7 +364,7 @@ def _lowered(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name not in SPARKS_OWN}
 
 
-def _refuse_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> None:
+def _reject_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> None:
     here = {row.name.lower(): row.name for row in rows}
     elsewhere = {row.name.lower(): row for row in OPTIONS}
     for name in given:

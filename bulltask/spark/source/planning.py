@@ -33,8 +33,8 @@ __all__ = [
     "QueueProgress",
     "ScanRequest",
     "ScanResult",
+    "divide_limit",
     "plan_batch",
-    "split_budget",
 ]
 
 
@@ -43,11 +43,11 @@ class ScanResult:
     """The answer to a `ScanRequest`, or the first part of it.
 
     Attributes:
-        last: id of the last entry found; ``None`` if there is none.
-        count: how many entries were found.
-        state: the stream at the moment of counting (in the same transaction), so that a trim between two calls is
+        last: Id of the last entry found; ``None`` if there is none.
+        count: How many entries were found.
+        state: The stream at the moment of counting (in the same transaction), so that a trim between two calls is
             noticed.
-        truncated: the server stopped early so as not to block other clients; the plan asks again for what comes after
+        truncated: The server stopped early so as not to block other clients; the plan asks again for what comes after
             ``last``.
     """
 
@@ -64,14 +64,14 @@ class QueueProgress:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        start: where the previous batch ended.
-        base: the same, adjusted to the stream as it is now.
-        end: where this batch ends.
-        state: the stream when it was last queried.
-        target_offset: where the entries end; ``None`` if this batch reads none of them.
-        is_new: the previous batch did not know the queue.
-        loss: a loss that cannot be counted and therefore does not show in the offsets.
-        seen_count: how many entries were seen after ``start``, by the previous batch or while this one is planned.
+        start: Where the previous batch ended.
+        base: The same, adjusted to the stream as it is now.
+        end: Where this batch ends.
+        state: The stream when it was last queried.
+        target_offset: Where the entries end; ``None`` if this batch reads none of them.
+        is_new: The previous batch did not know the queue.
+        loss: A loss that cannot be counted and therefore does not show in the offsets.
+        seen_count: How many entries were seen after ``start``, by the previous batch or while this one is planned.
     """
 
     queue: str
@@ -186,9 +186,9 @@ class ScanRequest:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: entries after this id count.
-        until: the last id that counts.
-        max_entries: how many entries to count at most; ``None`` for no limit.
+        after: Entries after this id count.
+        until: The last id that counts.
+        max_entries: How many entries to count at most; ``None`` for no limit.
     """
 
     queue: str
@@ -222,12 +222,12 @@ class BatchLimits:
     """How many entries a batch reads, and from which queues.
 
     Attributes:
-        max_entries: for all queues together; but each queue that has entries contributes at least one. ``None``: no
+        max_entries: For all queues together; but each queue that has entries contributes at least one. ``None``: no
             limit.
-        align: no queue passes the time at which the slowest was cut off.
-        count_missed: a queue that is new to the plan appeared while the query ran, so entries that were trimmed from it
+        align: No queue passes the time at which the slowest was cut off.
+        count_missed: A queue that is new to the plan appeared while the query ran, so entries that were trimmed from it
             are lost. Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
-        target: where to end at the latest: the state of the streams when the query started (``Trigger.AvailableNow``).
+        target: Where to end at the latest: the state of the streams when the query started (``Trigger.AvailableNow``).
     """
 
     max_entries: int | None = None
@@ -244,10 +244,10 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rul
     that are not in ``queues`` keep their offsets.
 
     Args:
-        start: the end of the previous batch.
-        streams: answers requests about the streams.
-        queues: the queues to read, by BullMQ's names.
-        limits: how much the batch reads.
+        start: The end of the previous batch.
+        streams: Answers requests about the streams.
+        queues: The queues to read, by BullMQ's names.
+        limits: How much the batch reads.
 
     Returns:
         The end, equal to ``start`` if there is nothing new, and the gaps before it.
@@ -264,19 +264,19 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rul
             all_progress.append(
                 QueueProgress.discovered(queue, START if rules.count_missed else first_offset(now, "earliest"), now)
             )
-    _spend_budget(all_progress, streams, rules.max_entries)
+    _apply_limit(all_progress, streams, rules.max_entries)
     if rules.align:
         _align_queues(all_progress, streams)
     end = {**start, **{progress.queue: progress.planned_offset for progress in all_progress}}
     return BatchPlan(end, tuple(gap for progress in all_progress if (gap := progress.gap)))
 
 
-def split_budget(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
+def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
     """Return how many entries of each queue a batch reads: all of them, or an equal part of what the others leave.
 
     Args:
-        pending: how many entries each queue has.
-        max_entries: the budget for all queues together; ``None`` for no limit. Each queue with entries contributes at
+        pending: How many entries each queue has.
+        max_entries: The budget for all queues together; ``None`` for no limit. Each queue with entries contributes at
             least one, or it could wait forever.
     """
     if max_entries is None:
@@ -299,9 +299,9 @@ def _target_offset(
     return then.end if then is not None and same_stream(then.end, state) else None
 
 
-def _spend_budget(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
+def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
     """Move every queue to its target, or as far as its part of the budget allows."""
-    given = split_budget(
+    given = divide_limit(
         {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
     )
     over_budget = []

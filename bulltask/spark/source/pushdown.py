@@ -33,10 +33,10 @@ class PushedFilters:
     """What remains to be read after the filters that were pushed down; at first, everything.
 
     Attributes:
-        queues: only these, ``None`` for all.
-        states: only these, ``None`` for all.
-        low_ms: only jobs that ended then or later.
-        high_ms: only jobs that ended then or earlier.
+        queues: Only these, ``None`` for all.
+        states: Only these, ``None`` for all.
+        low_ms: Only jobs that ended then or later.
+        high_ms: Only jobs that ended then or earlier.
     """
 
     queues: frozenset[str] | None = None

@@ -24,7 +24,7 @@ from bulltask.transport.scripts.queue import scan_queues
 if TYPE_CHECKING:
     from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which a look at queues does not need
 
-__all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream", "select_queues", "skipped_queues"]
+__all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream_reason", "select_queues", "skipped_queues"]
 
 _MAX_NAME_BYTES: Final = 255
 """Bytes that the name of a directory may have."""
@@ -37,8 +37,8 @@ class QueueSelection:
     """The queues of a read.
 
     Attributes:
-        queues: their keys, sorted by name.
-        skipped: why others are skipped, by BullMQ's name.
+        queues: Their keys, sorted by name.
+        skipped: Why others are skipped, by BullMQ's name.
     """
 
     queues: list[QueueKeys]
@@ -51,9 +51,9 @@ def select_queues(
     """Return the keys of the queues to read, sorted by name, and log those that are skipped.
 
     Args:
-        connection: to the server; used only if all queues are read.
-        options: which queues, and how their names are spelled.
-        filters: filters that may leave fewer queues; none if omitted.
+        connection: To the server; used only if all queues are read.
+        options: Which queues, and how their names are spelled.
+        filters: Filters that may leave fewer queues; none if omitted.
 
     Raises:
         ConfigError: ``*`` found two queues with the same name for the user, and ``skipForeignQueues`` is off.
@@ -67,7 +67,7 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     """Return the keys of the queues to read, and why others are skipped; see :func:`select_queues`.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: As there.
     """
     prefix, wire_names = options.config.prefix, list[str]()
     if options.every:
@@ -91,7 +91,7 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     return QueueSelection([found[queue] for queue in sorted(found)], skipped)
 
 
-def not_a_stream(keys: QueueKeys) -> str:
+def not_a_stream_reason(keys: QueueKeys) -> str:
     """Return the reason for skipping a queue whose events key is not a stream."""
     return f"the key {_printable(keys.events)} is not a stream; rename or delete it"
 

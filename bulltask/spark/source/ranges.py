@@ -28,9 +28,9 @@ class EntryRange:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: the entries have greater ids than this.
-        upto: the last entry's id.
-        expect: how many entries there are; ``None`` if that is unknown.
+        after: The entries have greater ids than this.
+        upto: The last entry's id.
+        expect: How many entries there are; ``None`` if that is unknown.
     """
 
     queue: str
@@ -54,8 +54,8 @@ class ExpectedRows:
     """How many rows of one queue a batch must have, derived only from the offsets between which it lies.
 
     Attributes:
-        count: events read plus events lost; ``None`` if the stream does not count its entries.
-        any: there must be at least one row, of an event or of a gap.
+        count: Events read plus events lost; ``None`` if the stream does not count its entries.
+        any: There must be at least one row, of an event or of a gap.
     """
 
     count: int | None
@@ -75,8 +75,8 @@ def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
     """Return how many rows of a queue a batch must have.
 
     Args:
-        start: the batch begins after it; ``None`` if this batch only adds the queue.
-        end: the batch ends here.
+        start: The batch begins after it; ``None`` if this batch only adds the queue.
+        end: The batch ends here.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return ExpectedRows(0)
@@ -94,9 +94,9 @@ def split_range(
 
     Args:
         queue: BullMQ's name of the queue.
-        start: the batch begins after it; ``None`` if this batch only adds the queue.
-        end: the batch ends here.
-        state: the stream now; ``None`` if there is none.
+        start: The batch begins after it; ``None`` if this batch only adds the queue.
+        end: The batch ends here.
+        state: The stream now; ``None`` if there is none.
 
     Returns:
         Gaps and a range: every counted entry is in one of them.

@@ -136,10 +136,10 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
 
     Args:
         table: ``jobs``, ``events`` or ``counts``.
-        schema: what ``.schema(…)`` was given, ``None`` for nothing.
+        schema: What ``.schema(…)`` was given, ``None`` for nothing.
 
     Raises:
-        ConfigError: the table does not have one of its columns, or has it with another type; the message begins with
+        ConfigError: The table does not have one of its columns, or has it with another type; the message begins with
             ``[BULLTASK_SCHEMA]``.
     """
     every = {field.name: field for field in TABLES[table].fields}

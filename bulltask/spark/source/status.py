@@ -15,7 +15,7 @@ from bulltask.lake.stream_retention import DEFAULT_LENGTH, StreamRetention, busi
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import BEGINNING, StreamId, StreamState
 from bulltask.spark.source.options import EventsOptions, ReadOptions, read_options
-from bulltask.spark.source.queues import discover_queues, not_a_stream, skipped_queues
+from bulltask.spark.source.queues import discover_queues, not_a_stream_reason, skipped_queues
 from bulltask.spark.source.streams import find_end, read_states
 from bulltask.transport.call import command
 from bulltask.transport.faults import is_wrong_type
@@ -32,8 +32,8 @@ class ObservedStreams:
     """What a pipeline sees of its queues.
 
     Attributes:
-        streams: each queue with the retention and the state of its stream.
-        skipped: queues that are not recorded.
+        streams: Each queue with the retention and the state of its stream.
+        skipped: Queues that are not recorded.
     """
 
     streams: Sequence[tuple[QueueKeys, StreamRetention, StreamState | None]]
@@ -53,7 +53,7 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
             rate = None if state is None else _rate(connection, keys, state)
             streams.append((keys, StreamRetention(keys.queue, state.length if state else 0, limit, rate), state))
     return ObservedStreams(
-        streams, skipped_queues({**found.skipped, **{keys.name: not_a_stream(keys) for keys in foreign}})
+        streams, skipped_queues({**found.skipped, **{keys.name: not_a_stream_reason(keys) for keys in foreign}})
     )
 
 
@@ -91,11 +91,11 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     """Return the status of a pipeline.
 
     Args:
-        layout: the lake.
-        source: where its queues are, as options of ``format("bulltask")``.
+        layout: The lake.
+        source: Where its queues are, as options of ``format("bulltask")``.
 
     Raises:
-        ConfigError: an option of the source is invalid.
+        ConfigError: An option of the source is invalid.
     """
     options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
     head = Ledger(layout).head()

@@ -22,9 +22,9 @@ def read_states(
     """Return the state of each stream; ``None`` for one that does not exist.
 
     Args:
-        connection: to the server.
-        queues: whose streams.
-        foreign: collects queues whose key holds another type, which then count as having no stream. If omitted, such a
+        connection: To the server.
+        queues: Whose streams.
+        foreign: Collects queues whose key holds another type, which then count as having no stream. If omitted, such a
             key is an error.
     """
     calls: list[Call[Any]] = []

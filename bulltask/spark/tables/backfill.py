@@ -20,7 +20,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 
 from bulltask.errors import ConfigError
 from bulltask.lake.atomic_swap import hold_swaps
-from bulltask.lake.gaps import CLOCKS, GapRow, find_gaps
+from bulltask.lake.gaps import CLOCK_TOLERANCE, GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
 from bulltask.spark.lifecycle.sql import as_time, error_fingerprint, plain_reason
@@ -44,16 +44,16 @@ class BackfillReport:
     """What a backfill has found.
 
     Attributes:
-        gaps: how many gaps there are in that time.
-        lost: the events that they lost.
-        looked_at: finished jobs of these queues that Redis still has.
-        jobs: rows written to ``silver.jobs``.
-        repaired: gaps of which at least one job was found.
+        gaps: How many gaps there are in that time.
+        lost: The events that they lost.
+        examined: Finished jobs of these queues that Redis still has.
+        jobs: Rows written to ``silver.jobs``.
+        repaired: Gaps of which at least one job was found.
     """
 
     gaps: int
     lost: int
-    looked_at: int
+    examined: int
     jobs: int
     repaired: int
 
@@ -73,16 +73,16 @@ def backfill(
     compared with ``silver.jobs``. Repeating a backfill writes nothing new.
 
     Args:
-        spark: the session.
-        layout: the lake.
-        source: where its queues are, as options of ``format("bulltask")``.
-        since: gaps that touch this time or later.
-        until: and before this time.
-        queues: only gaps of these.
+        spark: The session.
+        layout: The lake.
+        source: Where its queues are, as options of ``format("bulltask")``.
+        since: Gaps that touch this time or later.
+        until: And before this time.
+        queues: Only gaps of these.
 
     Raises:
         ConfigError: ``until`` is not later than ``since``.
-        LakeError: there is no lake.
+        LakeError: There is no lake.
     """
     if until <= since:
         raise ConfigError(f"until ({until}) must be later than since ({since})")
@@ -93,7 +93,7 @@ def backfill(
     names = sorted({gap.queue for gap in gaps})
     # Events recorded while the hashes are read are later than this, and so supersede these rows.
     taken_at = datetime.now(UTC)
-    looked_at = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
+    examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
     try:
         with hold_swaps(layout):
@@ -109,7 +109,7 @@ def backfill(
         (gap.queue, gap.after_id, gap.detected_at, found.get(place, 0), taken_at) for place, gap in enumerate(gaps)
     ]
     _record_repairs(spark, layout, ingest, list(dict.fromkeys(repairs)))
-    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), looked_at, jobs, len(found))
+    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(found))
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
@@ -140,15 +140,15 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
 def _is_known() -> Column:
     """Return whether ``silver`` knows an end, or a later end of the same incarnation (after a manual retry).
 
-    If a clock is further behind than `CLOCKS`, the end is written again, by a row that supersedes the other one.
+    If a clock is further behind than `CLOCK_TOLERANCE`, the end is written again, by a row that supersedes the first.
     """
     same_job = (fn.col("queue") == fn.col("silver_queue")) & (fn.col("id") == fn.col("silver_id"))
     same_end = (fn.col("state") == fn.col("silver_state")) & (
-        fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCKS)
+        fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCK_TOLERANCE)
     )
     began = as_time(fn.split("silver_incarnation", "-")[0].cast("bigint"))
-    same_incarnation = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCKS)
-    later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCKS)
+    same_incarnation = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCK_TOLERANCE)
+    later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
     return same_job & (same_end | (same_incarnation & later))
 
 
@@ -169,11 +169,11 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
     same = (
         (fn.col("queue") == fn.col("silver_queue"))
         & (fn.col("id") == fn.col("silver_id"))
-        & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCKS))
+        & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE))
     )
     last = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
     lived = unknown.join(added, same, "left").withColumn("place", fn.row_number().over(last)).where("place = 1")
-    is_another = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCKS), fn.lit(False))
+    is_another = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
     incarnation = fn.when(~is_another, fn.col("silver_incarnation"))
     return lived.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
@@ -186,7 +186,7 @@ def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> D
     )
     same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
     same_incarnation = fn.col("incarnation").eqNullSafe(fn.col("known_incarnation"))
-    went_on = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCKS)
+    went_on = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
     return ended.join(known, same_job & same_incarnation & went_on, "left_anti")
 
 

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame
 from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
 from bulltask.lake.atomic_swap import hold_swaps
-from bulltask.lake.layout import Layout, batch_of, ingest_id, listed
+from bulltask.lake.layout import Layout, batch_of, ingest_id, list_directories
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
@@ -58,9 +58,9 @@ class BatchWriter:
     """Writes each batch; travels to where Spark runs it, and holds nothing of Spark.
 
     Attributes:
-        root: directory of the lake.
-        max_open_ms: how long a job may have no event until it is given up.
-        hash_tag: queue ``emails`` is BullMQ's ``{emails}``.
+        root: Directory of the lake.
+        max_open_ms: How long a job may have no event until it is given up.
+        hash_tag: Queue ``emails`` is BullMQ's ``{emails}``.
     """
 
     root: str
@@ -71,7 +71,7 @@ class BatchWriter:
         """Write a batch.
 
         Raises:
-            LakeError: the lake is ahead of the checkpoint, or the batch is not complete.
+            LakeError: The lake is ahead of the checkpoint, or the batch is not complete.
         """
         layout = Layout(self.root)
         ledger, ingest = Ledger(layout), ingest_id(_query_id(layout), batch_id)
@@ -116,7 +116,7 @@ class _BatchRun:
             self._publish_open_jobs()
         self._ledger.finish(self._record(read, counts))
         self._staging.clear()
-        for old in listed(self._layout.open_jobs):
+        for old in list_directories(self._layout.open_jobs):
             if old.name != self._open_jobs_ingest:
                 shutil.rmtree(old)
 
@@ -139,7 +139,7 @@ class _BatchRun:
         if self._open_job_events:
             with self._step("open_jobs"):
                 self._open_jobs_ingest = self._ingest
-                write_file(self._staging.place(_OPEN_JOBS), derived.open_events)
+                write_file(self._staging.directory(_OPEN_JOBS), derived.open_events)
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
@@ -151,7 +151,7 @@ class _BatchRun:
     def _publish_open_jobs(self) -> None:
         if self._open_jobs_ingest == self._ingest:
             self._layout.open_jobs.mkdir(exist_ok=True)
-            self._staging.place(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest)
+            self._staging.directory(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest)
 
     def _record(self, read: bronze.BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
@@ -186,7 +186,7 @@ def _clean_up(layout: Layout, ledger: Ledger) -> None:
     """Remove what is left of a batch that was killed while it was moved into the tables."""
     left, head = ledger.publishing(), ledger.head()
     if left is not None and (head is None or head.ingest != left):
-        layout.forget(left, _WRITTEN)
+        layout.remove(left, _WRITTEN)
         shutil.rmtree(layout.open_jobs / left, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import listed, partition_value
+from bulltask.lake.layout import list_directories, partition_value
 from bulltask.lake.ledger import QueueRecord
 from bulltask.lake.staging import Staging
 from bulltask.lake.tables import EVENTS, GAPS
@@ -42,10 +42,10 @@ class BronzeBatch:
     """What a batch has read.
 
     Attributes:
-        queues: counts and ends of each queue, by the user's name.
-        lifecycle_events: its events, with the columns that lifecycles are derived from.
-        newest_ms: time of its newest event, as far as it can be represented; 0 if there is none.
-        oldest_ms: time of its oldest event; 0 if there is none.
+        queues: Counts and ends of each queue, by the user's name.
+        lifecycle_events: Its events, with the columns that lifecycles are derived from.
+        newest_ms: Time of its newest event, as far as it can be represented; 0 if there is none.
+        oldest_ms: Time of its oldest event; 0 if there is none.
     """
 
     queues: Mapping[str, QueueRecord]
@@ -63,18 +63,18 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
     """Write the rows of a batch.
 
     Args:
-        batch: rows of the source's table ``events``, including those that represent gaps.
-        staging: where.
-        detected_at: when the gaps were found.
+        batch: Rows of the source's table ``events``, including those that represent gaps.
+        staging: Where.
+        detected_at: When the gaps were found.
     """
     names = [column.name for column in EVENTS.columns]
     is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
     # For an id after the year 9999 the source has no time, but every row needs a day.
     shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
     rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
-    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.place(_ALL_ROWS)))
+    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.directory(_ALL_ROWS)))
     gaps = _stage_gaps(staging, detected_at)
-    place = staging.place(_ALL_ROWS) / _EVENT_ROWS
+    place = staging.directory(_ALL_ROWS) / _EVENT_ROWS
     lifecycle_events = _lifecycle_events(place)
     queues = dict(_seen(lifecycle_events, place))
     for queue, lost in gaps.items():
@@ -132,7 +132,7 @@ def _end(ids: pa.Table, which: str) -> StreamId:
 def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
     """Write the rows of gaps; return for each queue how many events each gap lost."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for queue, file in _files(staging.place(_ALL_ROWS) / _GAP_ROWS):
+    for queue, file in _files(staging.directory(_ALL_ROWS) / _GAP_ROWS):
         found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
     gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in found.items()}
     rows = [{**gap, "queue": queue, "dt": str(detected_at.date())} for queue, its in gaps.items() for gap in its]
@@ -161,8 +161,8 @@ def _time(entry: StreamId) -> datetime:
 
 
 def _directories(root: Path) -> Iterator[tuple[Path, str]]:
-    for day in listed(root):
-        for queue in listed(day):
+    for day in list_directories(root):
+        for queue in list_directories(day):
             yield queue, partition_value(queue.name)
 
 

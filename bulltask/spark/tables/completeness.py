@@ -31,13 +31,13 @@ def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord]
     """Compare what was found of a batch with what it must have.
 
     Args:
-        layout: the lake.
-        ingest: the batch.
-        found: counts of each queue, by the user's name.
-        hash_tag: how the user names queues.
+        layout: The lake.
+        ingest: The batch.
+        found: Counts of each queue, by the user's name.
+        hash_tag: How the user names queues.
 
     Raises:
-        LakeError: something is missing, or there twice.
+        LakeError: Something is missing, or there twice.
     """
     _, number = batch_of(ingest)
     end = _offset(layout, number)

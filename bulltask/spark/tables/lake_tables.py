@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from bulltask.lake.atomic_swap import AtomicSwap
-from bulltask.lake.layout import Layout, listed
+from bulltask.lake.layout import Layout, list_directories
 from bulltask.lake.tables import Kind, Table
 
 __all__ = ["append", "as_table", "day_of", "ingest_of", "latest", "read_table", "spark_schema"]
@@ -53,7 +53,7 @@ def as_table(frame: DataFrame, table: Table) -> DataFrame:
     """Return a frame with a table's columns and partitions, in order and with their types; other columns are dropped.
 
     Raises:
-        AnalysisException: the frame lacks one of them.
+        AnalysisException: The frame lacks one of them.
     """
     return frame.select(*(fn.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
@@ -89,10 +89,10 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
     They are written where no reader looks and then moved into place, partition by partition.
 
     Args:
-        rows: with all columns of the table except ``ingest_id``.
-        table: which.
-        layout: the lake.
-        ingest: their ``ingest_id``; a new one for each call and table.
+        rows: With all columns of the table except ``ingest_id``.
+        table: Which.
+        layout: The lake.
+        ingest: Their ``ingest_id``; a new one for each call and table.
 
     Returns:
         How many rows there were.
@@ -102,8 +102,8 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
     with AtomicSwap(layout) as swaps:
         new = swaps.new_directory()
         columns.write.partitionBy("dt", "queue").parquet(str(new))
-        for day in listed(new):
-            for queue in listed(day):
+        for day in list_directories(new):
+            for queue in list_directories(day):
                 count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
                 place = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
                 swaps.swap(queue, place, [])

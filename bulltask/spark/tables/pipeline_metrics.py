@@ -25,8 +25,8 @@ class PipelineMetrics(Collector):
     """Collects the metrics for a scrape.
 
     Args:
-        ledger: of the lake.
-        status: asks Redis and the ledger for the pipeline's status.
+        ledger: Of the lake.
+        status: Asks Redis and the ledger for the pipeline's status.
     """
 
     def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
@@ -46,15 +46,15 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
     """Serve ``/metrics`` in a thread of this process.
 
     Args:
-        collector: the metrics.
-        host: an address of this machine.
-        port: to listen on.
+        collector: The metrics.
+        host: An address of this machine.
+        port: To listen on.
 
     Returns:
         A function that stops serving.
 
     Raises:
-        ConfigError: the port is in use or not allowed, or the address is not one of this machine.
+        ConfigError: The port is in use or not allowed, or the address is not one of this machine.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as fn
 
 from bulltask.errors import LakeError
 from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
-from bulltask.lake.layout import Layout, listed
+from bulltask.lake.layout import Layout, list_directories
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.lifecycle.fold import FINISHED
@@ -34,15 +34,15 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     Rows from snapshots stay, and so do those of jobs that were given up as open. The stream may run at the same time.
 
     Args:
-        spark: the session.
-        layout: the lake.
-        days: which, UTC.
-        max_open: how long a job may have no event until it is given up, as for the stream.
+        spark: The session.
+        layout: The lake.
+        days: Which, UTC.
+        max_open: How long a job may have no event until it is given up, as for the stream.
 
     Raises:
-        LakeError: events that these days are derived from have expired.
+        LakeError: Events that these days are derived from have expired.
     """
-    _refuse_expired(layout, days, max_open)
+    _check_not_expired(layout, days, max_open)
     # List before reading events: what a batch adds afterwards is kept, and a duplicate row does no harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()
@@ -63,7 +63,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
                 swaps.swap(new / day / queue if is_there else None, place if is_there else None, gone)
 
 
-def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
+def _check_not_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
     """Raise an error if the events of a job's beginning are gone: the rebuilt rows would say less than those there."""
     events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
     if not derived or (events and events[0] <= min(derived)):
@@ -79,9 +79,9 @@ def _refuse_expired(layout: Layout, days: Collection[date], max_open: timedelta)
 
 def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partitions:
     found = {
-        (day.name, queue.name): listed(queue)
+        (day.name, queue.name): list_directories(queue)
         for day in (layout.day(table, one) for one in sorted(days))
-        for queue in listed(day)
+        for queue in list_directories(day)
     }
     # A batch that is being published removes its own files if it must.
     name = f"ingest_id={Ledger(layout).publishing()}"
@@ -89,7 +89,7 @@ def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partiti
 
 
 def _new_partitions(new: Path) -> Partitions:
-    return {(day.name, queue.name): [] for day in listed(new) for queue in listed(day)}
+    return {(day.name, queue.name): [] for day in list_directories(new) for queue in list_directories(day)}
 
 
 def _kept(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
@@ -111,8 +111,8 @@ def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, D
     Open jobs are left out, as batches do (:mod:`~bulltask.spark.tables.silver`).
 
     Args:
-        events: all rows of ``bronze.events``.
-        give_up_ms: a job without an event since then is given up: written in its last known state.
+        events: All rows of ``bronze.events``.
+        give_up_ms: A job without an event since then is given up: written in its last known state.
 
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.

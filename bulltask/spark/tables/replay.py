@@ -75,9 +75,9 @@ class ReplaySelection:
     """Which finished jobs to send again.
 
     Attributes:
-        where: an SQL condition on the columns of ``silver.jobs``.
-        queue: only jobs of this queue.
-        limit: maximum number of jobs, in order of queue and id.
+        where: An SQL condition on the columns of ``silver.jobs``.
+        queue: Only jobs of this queue.
+        limit: Maximum number of jobs, in order of queue and id.
     """
 
     where: str
@@ -96,17 +96,17 @@ class ReplayReport:
     """What a replay would do, or has done.
 
     Attributes:
-        where: the condition.
-        write_id: the write; the same condition for the same queue is the same write.
-        selected: how many finished jobs it chose.
-        open_again: of these, how many are no longer finished because they were retried: they are left alone.
-        unknown: of these, how many have no data any more, neither in Redis nor in a snapshot. They cannot be sent.
-        unknown_ids: some of them, as ``queue/id``.
-        sample: some of those that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
+        where: The condition.
+        write_id: The write; the same condition for the same queue is the same write.
+        selected: How many finished jobs it chose.
+        open_again: Of these, how many are no longer finished because they were retried: they are left alone.
+        unknown: Of these, how many have no data any more, neither in Redis nor in a snapshot. They cannot be sent.
+        unknown_ids: Some of them, as ``queue/id``.
+        sample: Some of those that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
             ``final_reason``, ``data``.
-        dry_run: nothing was sent.
-        added: jobs that were sent.
-        duplicated: jobs that an earlier replay had sent.
+        dry_run: Nothing was sent.
+        added: Jobs that were sent.
+        duplicated: Jobs that an earlier replay had sent.
     """
 
     where: str
@@ -141,15 +141,15 @@ def replay(
     parent, the schedule that created it, when it expired.
 
     Args:
-        spark: the session.
-        layout: the lake.
-        source: where the queues are, as options of ``format("bulltask")``.
-        selection: which jobs.
-        dry_run: only report what would be sent.
+        spark: The session.
+        layout: The lake.
+        source: Where the queues are, as options of ``format("bulltask")``.
+        selection: Which jobs.
+        dry_run: Only report what would be sent.
 
     Raises:
-        ConfigError: the condition is invalid.
-        LakeError: there is no lake.
+        ConfigError: The condition is invalid.
+        LakeError: There is no lake.
     """
     TableReader(layout)  # raises LakeError if there is no lake
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
@@ -254,7 +254,7 @@ class HashLookup:
     """Looks up the hashes of jobs; travels to the executors.
 
     Attributes:
-        options: where Redis is.
+        options: Where Redis is.
     """
 
     options: WriteOptions = field(repr=False)
@@ -287,7 +287,7 @@ def replay_options(opts: str | None) -> StoredOptions:
     """Return the options for sending a job again, from those that were stored.
 
     Raises:
-        DecodeError: they are not a JSON object.
+        DecodeError: They are not a JSON object.
     """
     try:
         stored = json.loads(opts or "{}")
@@ -308,9 +308,9 @@ class Replayer:
     """Sends jobs again; travels to the executors, and holds no connection.
 
     Attributes:
-        config: where Redis is, and how queues are spelled.
-        write_id: the write whose fence the jobs are sent with.
-        fence_ttl_ms: how long the fence is kept.
+        config: Where Redis is, and how queues are spelled.
+        write_id: The write whose fence the jobs are sent with.
+        fence_ttl_ms: How long the fence is kept.
     """
 
     config: Config = field(repr=False)  # its URL may have a password

@@ -45,9 +45,9 @@ class SilverBatch:
     """What is derived from a batch.
 
     Attributes:
-        attempts: new rows of ``silver.attempts``, with their partitions ``dt`` and ``queue``.
-        jobs: new rows of ``silver.jobs``, with the same partitions.
-        open_events: the events of jobs that are still open, with the columns `LIFECYCLE_COLUMNS`.
+        attempts: New rows of ``silver.attempts``, with their partitions ``dt`` and ``queue``.
+        jobs: New rows of ``silver.jobs``, with the same partitions.
+        open_events: The events of jobs that are still open, with the columns `LIFECYCLE_COLUMNS`.
     """
 
     attempts: pa.Table
@@ -61,10 +61,10 @@ def derive_silver(
     """Derive what a batch adds to silver.
 
     Args:
-        new: the batch's events, as in ``bronze.events``.
-        open_events: what the previous batch left; ``None`` for the first.
-        find_earlier: finds earlier events.
-        give_up_ms: a job without an event since then is given up.
+        new: The batch's events, as in ``bronze.events``.
+        open_events: What the previous batch left; ``None`` for the first.
+        find_earlier: Finds earlier events.
+        give_up_ms: A job without an event since then is given up.
     """
     lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, give_up_ms)
     derived = derive(_with_earlier_events(lifecycles, find_earlier))

@@ -24,9 +24,9 @@ class SnapshotReport:
     """What a snapshot has written.
 
     Attributes:
-        ingest: its ``ingest_id``.
-        rows: how many jobs.
-        taken_at: its ``snapshot_at``.
+        ingest: Its ``ingest_id``.
+        rows: How many jobs.
+        taken_at: Its ``snapshot_at``.
     """
 
     ingest: str
@@ -45,11 +45,11 @@ def snapshot(
     """Write the jobs that Redis has now to ``bronze.jobs``.
 
     Args:
-        spark: the session.
-        layout: the lake.
-        source: where the queues are, as options of ``format("bulltask")``.
-        states: of the jobs.
-        since: only jobs that finished at this time or later; unfinished jobs are then left out.
+        spark: The session.
+        layout: The lake.
+        source: Where the queues are, as options of ``format("bulltask")``.
+        states: Of the jobs.
+        since: Only jobs that finished at this time or later; unfinished jobs are then left out.
     """
     register(spark)
     taken_at = datetime.now(UTC)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bulltask.lake.layout import Layout
-from bulltask.lake.listing import listed_files
+from bulltask.lake.listing import list_files
 from bulltask.lake.tables import EVENTS
 from bulltask.spark.lifecycle.fold import LIFECYCLE_COLUMNS
 
@@ -37,8 +37,8 @@ def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
     Only files that may contain them are read, by the least and greatest id in their statistics.
 
     Args:
-        layout: the lake. Its directories must not move during the call (:func:`~bulltask.lake.atomic_swap.hold_swaps`).
-        jobs: their ``queue`` and ``job_id``, each once.
+        layout: The lake. Its directories must not move during the call (:func:`~bulltask.lake.atomic_swap.hold_swaps`).
+        jobs: Their ``queue`` and ``job_id``, each once.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for queue, job_id in zip(jobs["queue"].to_pylist(), jobs["job_id"].to_pylist(), strict=True):
@@ -50,7 +50,7 @@ def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
 def _of_queue(layout: Layout, queue: str, ids: Sequence[str]) -> Iterator[pa.Table]:
     chosen = pa.array(ids, pa.string())
     for day in layout.days(EVENTS):
-        for file, _ in listed_files(layout, EVENTS, day, queue):
+        for file, _ in list_files(layout, EVENTS, day, queue):
             if _may_have(file, ids):
                 rows = pq.read_table(file, columns=_IN_FILES, partitioning=None)
                 rows = rows.filter(pc.is_in(rows["job_id"], chosen)).replace_schema_metadata(None)

@@ -26,7 +26,7 @@ def current_session() -> SparkSession:
     :func:`bulltask.spark.session` creates one if there is none.
 
     Raises:
-        MissingExtraError: the extra ``spark`` is not installed.
+        MissingExtraError: The extra ``spark`` is not installed.
     """
     session: Callable[[], SparkSession] = look_up("bulltask.spark", "session", _HOME, "spark", SPARK)
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above

@@ -37,10 +37,10 @@ class SparkInChild:
     Python processes.
 
     Args:
-        app: the session's name.
-        master: where Spark runs, ``None`` for what Spark's own settings say.
+        app: The session's name.
+        master: Where Spark runs, ``None`` for what Spark's own settings say.
         conf: Spark's settings.
-        leave: makes the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps references to
+        leave: Makes the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps references to
             the old one in many places, and a new child starts clean.
     """
 
@@ -54,8 +54,8 @@ class SparkInChild:
         """Give a task its session, in a job group named after the job's id, and then end what is left of the group.
 
         Raises:
-            ReleaseJob: the JVM has died since the last job: another child runs this one.
-            TransientError: the JVM could not be started, or has died while the task ran.
+            ReleaseJob: The JVM has died since the last job: another child runs this one.
+            TransientError: The JVM could not be started, or has died while the task ran.
         """
         handler = signal.getsignal(signal.SIGINT)
         context = self._started()

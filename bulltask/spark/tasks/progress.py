@@ -38,7 +38,7 @@ class SparkJobMonitor:
 
     Args:
         context: Spark's.
-        run: the job.
+        run: The job.
     """
 
     def __init__(self, context: SparkContext, run: SparkRun) -> None:
@@ -96,7 +96,7 @@ class StageProgress:
 
     Args:
         tracker: Spark's own.
-        group: the job group.
+        group: The job group.
     """
 
     def __init__(self, tracker: StatusTracker, group: str) -> None:

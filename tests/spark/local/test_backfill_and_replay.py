@@ -99,7 +99,7 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
         return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
 
     report = fill()
-    assert (report.gaps, report.lost, report.looked_at, report.jobs, report.repaired) == (1, 40, 6, 5, 1)
+    assert (report.gaps, report.lost, report.examined, report.jobs, report.repaired) == (1, 40, 6, 5, 1)
     rows = jobs_of(spark, lake)
     incarnations = {(row["job_id"], row["incarnation"]): (row["state"], row["source"]) for row in rows}
     assert len(rows) == 7

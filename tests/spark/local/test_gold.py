@@ -280,7 +280,7 @@ def test_a_day_that_is_built_again_alone_and_in_another_zone_is_the_same(spark: 
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert contents(lake) == before
-    assert list(lake.own("new").glob("*")) == []
+    assert list(lake.internal("new").glob("*")) == []
 
 
 def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: SparkSession, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: Spa
         "task_minute": both, "capacity_minute": both, "errors_day": [], "slo_day": both[1:], "cost_day": both,
     }  # fmt: skip
     assert {row["dt"]: row["busy_s"] for row in rows_of(lake.layout, COST_DAY)} == {both[0]: 0.1, both[1]: 4.9}
-    lake.layout.forget("a")
+    lake.layout.remove("a")
     build_gold(spark, lake.layout, DAYS[:1])
     assert {row["dt"] for table in GOLD for row in rows_of(lake.layout, table)} == {"2026-11-21"}
     assert [lake.layout.days(table) for table in GOLD] == [list(DAYS)] * len(GOLD)

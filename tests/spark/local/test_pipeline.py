@@ -85,7 +85,7 @@ def test_every_event_is_written_once_over_restarts_and_new_queues(
     assert sum(seen.events for record in records for seen in record.queues.values()) == len(mails) + len(odd)
     assert records[0].ends == {"mail": mails[-1].event_id, "a,b %x": odd[-1].event_id}
     assert records[0].clock_ms == max(event.event_ms for event in mails + odd)
-    assert not layout.own("staging").exists()
+    assert not layout.internal("staging").exists()
 
 
 def test_losses_are_rows_and_rows_plus_losses_are_all_that_was_added(pipeline: Make, redis_client: redis.Redis) -> None:
@@ -142,20 +142,20 @@ def test_a_batch_that_was_killed_during_its_renames_is_removed_and_written_again
     events = told("mail", 5, 10)
     write_events(redis_client, events[:20])
     run(pipeline())
-    layout, before = pipeline().layout, (pipeline().layout.own("head.json")).read_text()
-    shutil.copytree(layout.open_jobs, layout.own("kept"))
+    layout, before = pipeline().layout, (pipeline().layout.internal("head.json")).read_text()
+    shutil.copytree(layout.open_jobs, layout.internal("kept"))
     write_events(redis_client, events[20:])
     run(pipeline())
-    ingest = json.loads(layout.own("head.json").read_text())["ingest"]
-    layout.own("head.json").write_text(before)
-    shutil.copytree(layout.own("kept"), layout.open_jobs, dirs_exist_ok=True)
-    layout.own("batches", f"{ingest}.json").unlink()
-    layout.own("publishing.json").write_text(json.dumps({"ingest": ingest}))
+    ingest = json.loads(layout.internal("head.json").read_text())["ingest"]
+    layout.internal("head.json").write_text(before)
+    shutil.copytree(layout.internal("kept"), layout.open_jobs, dirs_exist_ok=True)
+    layout.internal("batches", f"{ingest}.json").unlink()
+    layout.internal("publishing.json").write_text(json.dumps({"ingest": ingest}))
     shutil.rmtree(layout.checkpoint)  # so another batch than that one comes next
     run(pipeline())
     assert ids_in(layout) == ids(events)
     assert ingest not in {row["ingest_id"] for row in arrow_rows(layout, EVENTS)}
-    assert not layout.own("publishing.json").exists()
+    assert not layout.internal("publishing.json").exists()
 
 
 def test_a_new_checkpoint_continues_after_the_lakes_last_event(pipeline: Make, redis_client: redis.Redis) -> None:
@@ -282,7 +282,7 @@ def test_files_are_stored_by_day_queue_and_batch(pipeline: Make, redis_client: r
     layout = pipeline().layout
     head = Ledger(layout).head()
     assert head is not None
-    (place,) = layout.written(EVENTS, head.ingest)
+    (place,) = layout.written_directories(EVENTS, head.ingest)
     day = date.fromisoformat("2025-10-09")  # of the ids that the histories begin with
     assert place == layout.day(EVENTS, day) / "queue=mail" / f"ingest_id={head.ingest}"
 

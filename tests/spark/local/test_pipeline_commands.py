@@ -67,8 +67,8 @@ def test_rows_of_a_file_become_jobs_and_their_results_another_file(
     rows = str(tmp_path / "rows")
     spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
     words = ("submit", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
-    assert "3 rows: 3 jobs added, 0 already there\nwrite id one" in ok(run(*words))
-    assert "3 rows: 0 jobs added, 3 already there" in ok(run(*words))
+    assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in ok(run(*words))
+    assert "3 rows: 0 jobs added, 3 duplicates" in ok(run(*words))
     manual_worker.complete("done")
     found = ok(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
     assert [line.split() for line in found.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]

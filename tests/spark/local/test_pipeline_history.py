@@ -77,7 +77,7 @@ def test_a_backfill_writes_each_finished_job_once_and_later_events_agree(
     assert {job_id for job_id, _, _ in every} == in_redis
     lost = read_table(pipeline.spark, pipeline.layout, JOBS).where("job_id IN ('a1', 'late')").select("ingest_id")
     for row in lost.collect():
-        pipeline.layout.forget(row["ingest_id"], [JOBS])
+        pipeline.layout.remove(row["ingest_id"], [JOBS])
     assert len(known(pipeline)) < len(every)
     days = pipeline.layout.days(EVENTS)
     build_silver(pipeline.spark, pipeline.layout, days, max_open=DAY)

@@ -149,11 +149,11 @@ def killed_at(aim: Aim, rng: random.Random, layout: Layout, program: str, *words
     """Run a driver and kill it."""
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
-    left = set(layout.own("staging").glob("*"))  # by drivers that were killed before
+    left = set(layout.internal("staging").glob("*"))  # by drivers that were killed before
 
     def is_there() -> bool:
         found = Ledger(layout).head()
-        staged = (place for place in layout.own("staging").glob("*") if place not in left)
+        staged = (place for place in layout.internal("staging").glob("*") if place not in left)
         has_begun = any((place / aim.staged).exists() for place in staged)
         return (0 if found is None else found.number) >= before + aim.done and (aim.done > 0 or has_begun)
 
@@ -262,7 +262,7 @@ def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
     assert gold == gold_days(calm)
     assert {name for name, _ in gold} == {table.name for table in GOLD}
     log.warning("equal: %d events, rows of gold %s", len(events), {place: len(found) for place, found in gold.items()})
-    assert not layout.own("publishing.json").exists()
+    assert not layout.internal("publishing.json").exists()
 
 
 def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
@@ -288,6 +288,6 @@ def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
         log.warning("kill %d of a build: %d moves were left to do", number + 1, moves)
         assert seen.keys() == old.keys()
         assert all(rows in (old[place], new[place]) for place, rows in seen.items())
-        assert not any(any(layout.own(room).glob("*")) for room in ("new", "trash"))
+        assert not any(any(layout.internal(room).glob("*")) for room in ("new", "trash"))
     ran_to_its_end(layout, BUILD, *words)
     assert gold_days(layout) == new

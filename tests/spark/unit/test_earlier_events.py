@@ -32,7 +32,11 @@ def write_batch(layout: Layout, batch: int, *events: LifecycleEvent) -> list[Pat
         rows.append({**asdict(entry), "event_id": entry.event_id, "event_at": at, "dt": str(at.date())})
     staging.write(EVENTS, pa.Table.from_pylist(rows, arrow_schema(EVENTS)))
     staging.publish((EVENTS,))
-    return [file for directory in layout.written(EVENTS, f"3f0c2a91-{batch:08d}") for file in directory.iterdir()]
+    return [
+        file
+        for directory in layout.written_directories(EVENTS, f"3f0c2a91-{batch:08d}")
+        for file in directory.iterdir()
+    ]
 
 
 def event(job_id: str | None, ms: int, queue: str = "mail") -> LifecycleEvent:

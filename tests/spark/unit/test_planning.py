@@ -22,7 +22,7 @@ from bulltask.spark.source.offsets import (
     encode_offsets,
     first_offset,
 )
-from bulltask.spark.source.planning import BatchLimits, plan_batch, split_budget
+from bulltask.spark.source.planning import BatchLimits, divide_limit, plan_batch
 from bulltask.spark.source.ranges import split_range
 from tests.support.memory_streams import Entry, MemoryStream, MemoryStreams
 
@@ -349,13 +349,13 @@ def test_a_start_after_an_id_counts_entries_after_catching_up(behind: int) -> No
 
 @given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
 def test_the_budget_is_used_completely_and_no_queue_starves(pending: dict[str, int], max_entries: int) -> None:
-    budget = split_budget(pending, max_entries)
+    budget = divide_limit(pending, max_entries)
     assert all(1 <= budget[queue] <= pending[queue] for queue in pending)
     if max_entries >= len(pending):
         assert sum(budget.values()) == min(max_entries, sum(pending.values()))
     limited = [budget[queue] for queue in pending if budget[queue] < pending[queue]]
     assert max(limited, default=0) - min(limited, default=0) <= 1, "queues that are limited get equal parts"
-    assert split_budget(pending, None) == pending
+    assert divide_limit(pending, None) == pending
 
 
 def test_entries_deleted_during_planning_are_reported_as_lost() -> None:

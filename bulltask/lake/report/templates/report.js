@@ -1,5 +1,5 @@
 "use strict";
-// A cursor for the charts: mouse, finger, or the arrow keys. The page is whole without it.
+// A cursor for the charts: mouse, touch, or the arrow keys. The page works without it.
 for (const figure of document.querySelectorAll(".chart")) {
   const { start, step, unit, lines } = JSON.parse(figure.querySelector("script").textContent);
   const plot = figure.querySelector(".plot"), cursor = figure.querySelector(".cursor"), tip = figure.querySelector(".tip");
@@ -14,18 +14,18 @@ for (const figure of document.querySelectorAll(".chart")) {
     return `${digits(ms)} ms`;
   };
   const clock = (second) => new Date(second * 1000).toISOString().slice(0, 16).replace("T", " ");
-  const made = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
+  const element = (tag, text) => Object.assign(document.createElement(tag), { textContent: text });
 
   function show(point) {
     at = Math.max(0, Math.min(points - 1, point));
     const begin = start + at * step;
     const rows = lines.map(({ label, values }) => {
       const row = document.createElement("div"), value = values[at];
-      row.append(made("span", label), made("b", value === null ? "\u2013" : unit === "ms" ? length(value) : digits(value)));
+      row.append(element("span", label), element("b", value === null ? "\u2013" : unit === "ms" ? length(value) : digits(value)));
       return row;
     });
     const end = step > 60 ? ` to ${clock(begin + step).slice(11)}` : "";
-    tip.replaceChildren(made("span", `${clock(begin)}${end} UTC`), ...rows);
+    tip.replaceChildren(element("span", `${clock(begin)}${end} UTC`), ...rows);
     cursor.hidden = tip.hidden = false;
     const left = ((at + 0.5) / points) * 100;
     cursor.style.left = `${left}%`;
