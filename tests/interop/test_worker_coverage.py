@@ -108,7 +108,7 @@ def test_every_member_of_nodes_queue_events_is_in_the_table_and_no_other(node_cl
 
 def test_every_event_of_nodes_queue_events_has_its_class_or_a_line(node_client: None) -> None:
     found = listened("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
-    text = EVENTS.read_text().partition("## The events")[2].partition("\n## ")[0]
+    text = EVENTS.read_text().partition("## Event types")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]
     ours = {name for line in lines for name in re.findall(r"`([a-z-]+)`", line[2:].partition(" | ")[0])}
     assert said(EVENTS, "QueueEventsListener") == found - ours
