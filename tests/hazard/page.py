@@ -77,7 +77,7 @@ def pausing() -> list[Pausing]:
 
 def pairings() -> dict[str, dict[str, str]]:
     """The other tables: outcomes by version, by the name of the test that is in the last column."""
-    rows = _table("What happens")
+    rows = _table("Operation")
     return {row["Test"].strip("`"): {name.strip("`"): cell for name, cell in row.items()} for row in rows}
 
 

@@ -105,8 +105,8 @@ def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
     old.call("queue.call", queue=mail.name, method="resume", args=[])
     assert waiting
     assert [queue.get_job_state(job) for job in waiting] == [JobState.UNKNOWN] * len(waiting)
-    assert sorted(program["put_back"](mail.app, mail.url, "mail")) == sorted(waiting)
-    assert program["put_back"](mail.app, mail.url, "mail") == []
+    assert sorted(program["recover_jobs"](mail.app, mail.url, "mail")) == sorted(waiting)
+    assert program["recover_jobs"](mail.app, mail.url, "mail") == []
     assert {job.id: job.get_state() for job in queue.get_jobs()} == {**states, added: JobState.WAITING}
     assert {manual_worker.complete() for _ in range(len(waiting) + 1)} == {added, *waiting}
     queue.close()

@@ -13,7 +13,7 @@ from bulltask.errors import BrokerUnavailableError
 from bulltask.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
-from tests.interop.official.versions import MENDED, THE_SAME
+from tests.interop.official.versions import FIXED, THE_SAME
 from tests.interop.side_by_side import SideBySide
 from tests.interop.test_queue_coverage import CLASSES, declared
 from tests.support.programs import ROOT
@@ -35,8 +35,8 @@ def test_every_row_of_the_page_names_a_test_that_is_there() -> None:
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in files, name
     for row in rows:
-        if (later := re.search(r"\| (the same|mended) \| `(test_\w+)`", row)) is not None:
-            mark = {"the same": "THE_SAME", "mended": "MENDED"}[later[1]]
+        if (later := re.search(r"\| (the same|fixed) \| `(test_\w+)`", row)) is not None:
+            mark = {"the same": "THE_SAME", "fixed": "FIXED"}[later[1]]
             assert f"@{mark}\ndef {later[2]}(" in files, row
     tables = re.findall(r"^\|.*Test \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert [row for table in tables for row in table.splitlines() if "`test_" not in row] == []
@@ -158,7 +158,7 @@ def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_
         mail.result(job).get(timeout=60)
 
 
-@MENDED
+@FIXED
 def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
     mail.node_worker("fail-n", {"n": 3})
     kept = {}
@@ -186,7 +186,7 @@ def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
     app.close()
 
 
-@MENDED
+@FIXED
 def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_it(mail: SideBySide) -> None:
     with mail.app.queue("mail") as queue:
         job = queue.add("echo")

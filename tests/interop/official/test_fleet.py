@@ -14,7 +14,7 @@ import pytest
 
 from bulltask.testing.wait import wait_until
 from tests.interop.official.bridge import OfficialPython
-from tests.interop.official.versions import MENDED, THE_SAME
+from tests.interop.official.versions import FIXED, THE_SAME
 from tests.interop.side_by_side import SideBySide, ran
 from tests.support.streams import server_ms
 
@@ -170,7 +170,7 @@ def test_a_job_that_an_official_worker_closes_by_force_stalls(mail: SideBySide) 
     assert mail.counts() == {"completed": 1, "waiting": 1}
 
 
-@MENDED
+@FIXED
 def test_an_idle_worker_stops_there_when_its_wait_is_over_and_here_at_once(mail: SideBySide) -> None:
     theirs = mail.node_worker("echo", drainDelay=5)
     mail.send("echo").get(timeout=60)
@@ -191,7 +191,7 @@ def waits_for_the_marker(mail: SideBySide) -> bool:
     return any(client["cmd"] == "bzpopmin" and "b" in client["flags"] for client in mail.redis.client_list())
 
 
-@MENDED
+@FIXED
 def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: SideBySide) -> None:
     theirs = mail.node_worker("echo", drainDelay=1)
     mail.send("echo").get(timeout=60)

@@ -12,7 +12,7 @@ from bulltask.errors import BulltaskError, EncodeError
 from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.interop.node_bridge import NodeError
-from tests.interop.official.versions import MENDED, THE_SAME
+from tests.interop.official.versions import FIXED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
 from tests.support.machine_load import scale_to_load
 
@@ -162,7 +162,7 @@ def test_a_flow_of_it_runs_here_and_the_parent_waits_for_its_children(mail: Side
 # ---- what it cannot say ----------------------------------------------------------------------------------------------
 
 
-@MENDED
+@FIXED
 def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) -> None:
     first, second = (mail.add("echo", {"value": n}, deduplication={"id": "report", "ttl": 60_000}) for n in (1, 2))
     mail.worker()
@@ -170,7 +170,7 @@ def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) 
     assert mail.redis.keys("*:de:*") == []
 
 
-@MENDED
+@FIXED
 def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("report", {"steps": [1, 2, 3]}, keepLogs=2)
@@ -178,7 +178,7 @@ def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -
     assert mail.seen(job)["logs"] == ["at 1", "at 2", "at 3"]
 
 
-@MENDED
+@FIXED
 def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
     defaults: dict[str, Any] = {"queue": mail.name, "defaultJobOptions": {"attempts": 7}}
     single = mail.node.call("queue.add", name="echo", data={}, opts={}, **defaults)
@@ -189,7 +189,7 @@ def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
         assert queue.add("echo").opts["attempts"] == in_bulk.opts["attempts"] == 7
 
 
-@MENDED
+@FIXED
 def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySide) -> None:
     mail.worker()
     for policy in (
@@ -206,7 +206,7 @@ def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySi
         assert mail.seen(tree["job"]["id"])["state"] == "waiting-children", policy
 
 
-@MENDED
+@FIXED
 def test_the_jobs_that_its_flow_producer_returns_cannot_be_asked(mail: SideBySide) -> None:
     flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": []}
     job = mail.node.call("flow.ask", flow=flow)

@@ -9,7 +9,7 @@ import pytest
 
 from bulltask.queue import Queue
 from tests.interop.node_bridge import NodeError
-from tests.interop.official.versions import MENDED
+from tests.interop.official.versions import FIXED
 from tests.interop.side_by_side import SideBySide
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
@@ -135,14 +135,14 @@ def test_either_updates_data_progress_and_logs_of_the_others_job(mail: SideBySid
 
 
 @pytest.mark.parametrize("method", ["getWaiting", "getActive"])
-@MENDED
+@FIXED
 def test_its_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="'NoneType' object is not iterable"):
         mail.call(method)
 
 
-@MENDED
+@FIXED
 def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue: Queue) -> None:
     [job] = failed(mail, queue, 1)
     mail.node_worker("echo")
@@ -152,14 +152,14 @@ def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue:
     assert [found.id for found in queue.get_jobs(["failed"])] == [job]
 
 
-@MENDED
+@FIXED
 def test_an_empty_list_of_jobs_raises_there(mail: SideBySide, queue: Queue) -> None:
     with pytest.raises(NodeError, match="empty"):
         mail.call("getCompleted")
     assert queue.get_jobs(["completed"]) == []
 
 
-@MENDED
+@FIXED
 def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo", priority=1)
     assert mail.call("getJobCounts") == dict.fromkeys(
@@ -168,7 +168,7 @@ def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, qu
     assert queue.get_job_counts()["prioritized"] == 1
 
 
-@MENDED
+@FIXED
 def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue: Queue) -> None:
     job = queue.add("echo", priority=3)
     with pytest.raises(NodeError, match="Missing key for job"):
@@ -177,7 +177,7 @@ def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue:
     assert mail.call("getCountsPerPriority", [1, 3]) == {"1": 1, "3": 0}
 
 
-@MENDED
+@FIXED
 def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="bool"):
@@ -186,7 +186,7 @@ def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
     assert mail.redis.keys("bull:*") == []
 
 
-@MENDED
+@FIXED
 def test_its_resume_drops_the_jobs_that_a_client_of_bullmq_6_left_waiting(mail: SideBySide, queue: Queue) -> None:
     """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
 

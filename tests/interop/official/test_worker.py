@@ -12,7 +12,7 @@ from bulltask import JobState, TaskError
 from bulltask.queue import FlowJob
 from bulltask.queue.events import Completed, Progress
 from bulltask.testing.wait import wait_until
-from tests.interop.official.versions import MENDED, THE_SAME
+from tests.interop.official.versions import FIXED, THE_SAME
 from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
 from tests.support.machine_load import scale_to_load
 
@@ -101,7 +101,7 @@ def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_c
     assert mail.seen(job.id)["attemptsMade"] == 3
 
 
-@MENDED
+@FIXED
 def test_why_a_job_failed_there_is_read_here_with_its_traceback_and_with_the_quotes_that_it_adds(
     mail: SideBySide,
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_child_that_fails_there_fails_its_parent_if_our_flow_says_so(mail: Sid
 # ---- what it does not do ---------------------------------------------------------------------------------------------
 
 
-@MENDED
+@FIXED
 def test_a_series_of_ours_that_only_it_serves_ends_after_one_iteration_and_beside_ours_goes_on(
     mail: SideBySide, tmp_path: Path
 ) -> None:

@@ -6,14 +6,14 @@ import pytest
 
 from tests.interop.node_bridge import NodeError
 
-__all__ = ["MENDED", "THE_SAME"]
+__all__ = ["FIXED", "THE_SAME"]
 
 _OTHERWISE = pytest.mark.xfail(
-    raises=(AssertionError, NodeError, TimeoutError, pytest.fail.Exception), strict=True, reason="3.4.4 has mended it"
+    raises=(AssertionError, NodeError, TimeoutError, pytest.fail.Exception), strict=True, reason="3.4.4 has fixed it"
 )
 
 THE_SAME = pytest.mark.parametrize("mail", ["2", "3"], indirect=True)
 """It holds for 3.4.4 too."""
 
-MENDED = pytest.mark.parametrize("mail", ["2", pytest.param("3", marks=_OTHERWISE)], indirect=True)
+FIXED = pytest.mark.parametrize("mail", ["2", pytest.param("3", marks=_OTHERWISE)], indirect=True)
 """With 3.4.4 the test fails: the difference to Node and bulltask is gone."""
