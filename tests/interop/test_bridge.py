@@ -39,7 +39,7 @@ def test_node_adds_a_job_and_node_completes_it(node: NodeBridge) -> None:
     assert [event["event"] for event in node.events()][:4] == ["added", "waiting", "active", "completed"]
 
 
-def test_every_field_of_a_job_is_there_even_when_it_is_empty(node: NodeBridge) -> None:
+def test_every_field_of_a_job_is_returned_even_if_it_is_empty(node: NodeBridge) -> None:
     job = node.call("queue.add", queue="mail", name="send", data={}, opts={"delay": 60_000, "priority": 3})
     seen = node.call("queue.getJob", queue="mail", job=job["id"])
     assert {name for name, value in seen.items() if value is None} == {
@@ -56,7 +56,7 @@ def test_no_event_after_the_start_of_listening_is_missed(node: NodeBridge) -> No
         node.wait_event("added", named(queue))
 
 
-def test_events_are_heard_until_listening_ends(node: NodeBridge) -> None:
+def test_events_are_received_until_listening_ends(node: NodeBridge) -> None:
     node.call("queue.add", queue="mail", name="early", data={})
     events = node.call("events.start", queue="mail")
     first = node.call("queue.add", queue="mail", name="now", data={})
@@ -68,7 +68,7 @@ def test_events_are_heard_until_listening_ends(node: NodeBridge) -> None:
     node.wait_event("added", named("late"))
 
 
-def test_a_failed_job_says_why(node: NodeBridge) -> None:
+def test_a_failed_job_has_a_reason_and_a_stack(node: NodeBridge) -> None:
     node.call("worker.start", queue="mail", processor="fail", args={"message": "no such address"})
     job = node.call("queue.add", queue="mail", name="send", data={})
     with pytest.raises(NodeError, match="no such address"):
@@ -78,7 +78,7 @@ def test_a_failed_job_says_why(node: NodeBridge) -> None:
     assert seen["stacktrace"][0].startswith("Error: no such address")
 
 
-def test_an_unrecoverable_failure_is_not_tried_again(node: NodeBridge) -> None:
+def test_an_unrecoverable_failure_is_not_retried(node: NodeBridge) -> None:
     node.call("worker.start", queue="mail", processor="fail", args={"unrecoverable": True})
     job = node.call("queue.add", queue="mail", name="send", data={}, opts={"attempts": 5})
     with pytest.raises(NodeError, match="it failed"):
@@ -171,7 +171,7 @@ def test_prefix_and_connection_can_be_chosen(node: NodeBridge, server_factory: S
     assert node.call("queue.getJobCounts", queue="mail")["waiting"] == 0
 
 
-def test_wrong_calls_are_answered_with_an_error(node: NodeBridge) -> None:
+def test_invalid_calls_raise_an_error(node: NodeBridge) -> None:
     with pytest.raises(NodeError, match=r'no operation "queue\.fly".*queue\.add'):
         node.call("queue.fly", queue="mail")
     with pytest.raises(NodeError, match=r'no processor "fly".*echo'):
@@ -198,7 +198,7 @@ def test_two_threads_can_call_at_the_same_time(node: NodeBridge) -> None:
     assert sorted(done) == [0, 1, 2, 3]
 
 
-def test_a_call_and_an_event_that_do_not_come_end_with_a_timeout(node: NodeBridge) -> None:
+def test_missing_replies_and_events_raise_a_timeout(node: NodeBridge) -> None:
     job = node.call("queue.add", queue="mail", name="send", data={})
     with pytest.raises(TimeoutError, match=r"job\.waitUntilFinished did not come"):
         node.call("job.waitUntilFinished", queue="mail", job=job["id"], timeout=0.2)
@@ -206,7 +206,7 @@ def test_a_call_and_an_event_that_do_not_come_end_with_a_timeout(node: NodeBridg
         node.wait_event("completed", timeout=0.1)
 
 
-def test_a_dead_node_is_an_error_and_not_a_timeout(node: NodeBridge) -> None:
+def test_a_dead_node_process_raises_an_error_instead_of_a_timeout(node: NodeBridge) -> None:
     os.kill(node.pid, signal.SIGKILL)
     with pytest.raises(NodeError, match="Node"):
         node.call("queue.add", queue="mail", name="send", data={})
@@ -214,7 +214,7 @@ def test_a_dead_node_is_an_error_and_not_a_timeout(node: NodeBridge) -> None:
         node.wait_event("completed")
 
 
-def test_node_ends_when_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
+def test_node_exits_although_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
     server = server_factory()
     with NodeBridge.to(server.url) as node:
         node.call("events.start", queue="mail")
@@ -224,12 +224,12 @@ def test_node_ends_when_its_server_is_gone(node_client: None, server_factory: Se
     assert has_exited(node.pid)
 
 
-def test_a_node_that_does_not_end_is_killed(node: NodeBridge) -> None:
+def test_a_node_process_that_does_not_exit_is_killed(node: NodeBridge) -> None:
     os.kill(node.pid, signal.SIGSTOP)
     node.close()
     assert has_exited(node.pid)
 
 
-def test_exit_ends_node(node: NodeBridge) -> None:
+def test_the_exit_operation_ends_node(node: NodeBridge) -> None:
     node.call("exit")
     wait_until(lambda: has_exited(node.pid), what="the end of Node")

@@ -31,7 +31,7 @@ def fill(harness: WorkerHarness) -> None:
     harness.app.flows().add(FlowJob("total", "default", children=[FlowJob("part", "parts", {"n": 1}, {"delay": 60})]))
 
 
-def test_the_board_counts_and_lists_our_jobs_in_every_state(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_counts_and_lists_jobs_in_every_state(board: Board, harness: WorkerHarness) -> None:
     fill(harness)
     queue = ours(harness)
     counts = board.queue(QUEUE)["counts"]
@@ -58,9 +58,7 @@ def test_the_pages_of_the_board_have_every_job_once(board: Board, harness: Worke
     assert [job["id"] for page in pages for job in page["jobs"]] == queue.get_job_ids(["waiting"])
 
 
-def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(
-    board: Board, harness: WorkerHarness
-) -> None:
+def test_the_board_shows_arguments_and_result_of_a_completed_job(board: Board, harness: WorkerHarness) -> None:
     worker = start_worker(harness)
     sent = harness.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
     harness.open_gate("open")
@@ -77,9 +75,7 @@ def test_a_completed_job_is_shown_as_its_task_was_called_and_what_it_returned(
     assert "attemptsStarted" not in shown  # the board has it only where a start was no attempt
 
 
-def test_a_failed_job_is_shown_with_its_reason_and_a_traceback_for_each_attempt_newest_first(
-    board: Board, harness: WorkerHarness
-) -> None:
+def test_the_board_shows_reason_and_tracebacks_of_a_failed_job(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = ours(harness).add("flaky", {"good": 9}, attempts=3, backoff=None)
     ended(harness, job.id, "failed")
@@ -94,7 +90,7 @@ def test_a_failed_job_is_shown_with_its_reason_and_a_traceback_for_each_attempt_
     assert not any("bulltask/worker" in trace for trace in shown["stacktrace"])
 
 
-def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_the_tracebacks_of_a_job_that_a_retry_completed(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = ours(harness).add("flaky", {"good": 2}, attempts=3, backoff=None)
     assert job.wait_until_finished(30) == 1
@@ -104,9 +100,7 @@ def test_a_job_that_a_retry_has_saved_still_shows_what_went_wrong(board: Board, 
 
 
 @pytest.mark.parametrize("progress", [42, {"done": 3, "of": 10}, "parsing"], ids=["number", "object", "text"])
-def test_a_running_job_is_shown_with_its_progress_and_its_log(
-    board: Board, harness: WorkerHarness, progress: Any
-) -> None:
+def test_the_board_shows_progress_and_log_of_a_running_job(board: Board, harness: WorkerHarness, progress: Any) -> None:
     start_worker(harness)
     job = ours(harness).add("load", {"progress": progress})
     waiting_for(harness, job.id)
@@ -119,7 +113,7 @@ def test_a_running_job_is_shown_with_its_progress_and_its_log(
     assert board.job(QUEUE, job.id)["returnValue"] == progress
 
 
-def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_a_flow_from_each_of_its_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     queue = harness.app.queue("parts")
     children = [
@@ -149,7 +143,7 @@ def test_a_flow_is_drawn_from_each_of_its_jobs(board: Board, harness: WorkerHarn
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
 
 
-def test_the_board_lists_our_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_lists_job_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
     schedulers = ours(harness).schedulers
     nightly = schedulers.upsert("nightly", cron="30 3 * * *", tz="Europe/Berlin", name="greet", data={"to": "Ada"})
     schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # the first time at once
@@ -169,7 +163,7 @@ def test_the_board_lists_our_schedulers_with_their_runs(board: Board, harness: W
     assert abs(second["lastRun"] - ran.ms) < 60_000
 
 
-def test_our_workers_and_the_server_are_shown(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_workers_and_the_server(board: Board, harness: WorkerHarness) -> None:
     queue = board.queue(QUEUE)
     assert (queue["hasWorkers"], queue["type"]) == (False, "bullmq")
     workers = [start_worker(harness) for _ in range(2)]
@@ -186,7 +180,7 @@ def test_our_workers_and_the_server_are_shown(board: Board, harness: WorkerHarne
     assert stats["clients"]["connected"] > 0
 
 
-def test_bullmqs_own_metrics_are_shown_where_our_workers_keep_them(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_the_metrics_that_workers_write(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, metrics_max_data_points=60)
     for to in ("Ada", "Grace"):
         ours(harness).add("greet", {"to": to}).wait_until_finished(30)
@@ -195,7 +189,7 @@ def test_bullmqs_own_metrics_are_shown_where_our_workers_keep_them(board: Board,
     assert [shown[state]["meta"]["count"] for state in ("completed", "failed")] == [2, 1]
 
 
-def test_a_queue_without_braces_is_its_own_queue_on_the_board(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_a_queue_without_hash_tag_as_a_separate_queue(board: Board, harness: WorkerHarness) -> None:
     plain = harness.sender(queue_hash_tag=False)
     job = plain.queue("default").add("greet", {"to": "Ada"})
     assert ids(board.queue("default", "waiting")["jobs"]) == [job.id]

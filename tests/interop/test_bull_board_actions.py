@@ -63,7 +63,7 @@ def test_retry_all_runs_every_failed_job_again(board: Board, harness: WorkerHarn
     assert states(board) == {"completed": 120}
 
 
-def test_a_completed_job_runs_again_when_the_board_says_so(board: Board, harness: WorkerHarness) -> None:
+def test_retry_runs_a_completed_job_again(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = ours(harness).add("greet", {"to": "Ada"})
     ended(harness, job.id)
@@ -102,7 +102,7 @@ def test_promote_all_runs_every_delayed_job_now(board: Board, harness: WorkerHar
     harness.events.wait_for(3, 30.0, event="completed")
 
 
-def test_a_new_time_for_a_delayed_job_is_kept(board: Board, harness: WorkerHarness) -> None:
+def test_a_delayed_job_runs_at_the_time_that_the_board_set(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
     when = server_ms(harness.redis) + 700
@@ -111,7 +111,7 @@ def test_a_new_time_for_a_delayed_job_is_kept(board: Board, harness: WorkerHarne
     assert board.job(QUEUE, job.id)["processedOn"] >= when - 50  # the board asks its own clock, not the server's
 
 
-def test_a_new_priority_changes_the_order(board: Board, harness: WorkerHarness) -> None:
+def test_a_priority_that_the_board_set_changes_the_order(board: Board, harness: WorkerHarness) -> None:
     queue = ours(harness)
     first, second = (queue.add("greet", {"to": to}, priority=5) for to in ("Ada", "Grace"))
     board.patch(QUEUE, second.id, "priority", priority=1)
@@ -124,7 +124,7 @@ def test_a_new_priority_changes_the_order(board: Board, harness: WorkerHarness) 
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
-def test_new_data_are_the_arguments_of_the_call(board: Board, harness: WorkerHarness) -> None:
+def test_data_that_the_board_set_becomes_the_task_arguments(board: Board, harness: WorkerHarness) -> None:
     job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
     board.patch(QUEUE, job.id, "update-data", jobData={"to": "Grace", "subject": "Good day"})
     start_worker(harness)
@@ -132,7 +132,7 @@ def test_new_data_are_the_arguments_of_the_call(board: Board, harness: WorkerHar
     assert job.wait_until_finished(30) == "Good day, Grace"
 
 
-def test_a_failed_job_is_mended_and_tried_again(board: Board, harness: WorkerHarness) -> None:
+def test_a_failed_job_is_corrected_and_retried(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = ours(harness).add("flaky", {"good": "two"}, attempts=1)
     ended(harness, job.id, "failed")
@@ -142,7 +142,7 @@ def test_a_failed_job_is_mended_and_tried_again(board: Board, harness: WorkerHar
     ended(harness, job.id)
 
 
-def test_a_job_that_the_board_adds_calls_our_task(board: Board, harness: WorkerHarness) -> None:
+def test_a_job_that_the_board_adds_calls_its_task(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     made = board.post(QUEUE, "add", name="greet", data={"to": "Ada"}, options={})["job"]
     later = board.post(QUEUE, "add", name="greet", data=["Grace"], options={"delay": 200, "priority": 7, "attempts": 2})
@@ -152,7 +152,7 @@ def test_a_job_that_the_board_adds_calls_our_task(board: Board, harness: WorkerH
         assert board.job(QUEUE, job["id"])["returnValue"] == said
 
 
-def test_a_job_that_the_board_adds_with_wrong_arguments_fails_and_says_why(
+def test_a_job_that_the_board_adds_with_wrong_arguments_fails_with_a_reason(
     board: Board, harness: WorkerHarness
 ) -> None:
     start_worker(harness)
@@ -161,7 +161,7 @@ def test_a_job_that_the_board_adds_with_wrong_arguments_fails_and_says_why(
     assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, made["id"])["failedReason"]
 
 
-def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, harness: WorkerHarness) -> None:
+def test_duplicating_a_job_adds_a_separate_job(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = harness.app.send_task("greet", kwargs={"to": "Ada"}, priority=2)
     assert job.get(timeout=60) == "Hello, Ada"
@@ -176,9 +176,7 @@ def test_a_duplicate_of_our_job_is_a_job_of_its_own(board: Board, harness: Worke
 
 
 @pytest.mark.parametrize("where", [(QUEUE,), ()], ids=["this queue", "all queues"])
-def test_pause_stops_our_worker_and_resume_wakes_it(
-    board: Board, harness: WorkerHarness, where: tuple[str, ...]
-) -> None:
+def test_pause_stops_a_worker_and_resume_wakes_it(board: Board, harness: WorkerHarness, where: tuple[str, ...]) -> None:
     start_worker(harness, children=1, drain_delay=60)
     running = ours(harness).add("load", {"progress": 1})
     waiting_for(harness, running.id)
@@ -198,7 +196,7 @@ def test_pause_stops_our_worker_and_resume_wakes_it(
 # ---- remove --------------------------------------------------------------------------------------------------------
 
 
-def test_clean_removes_one_job_and_no_running_one(board: Board, harness: WorkerHarness) -> None:
+def test_clean_removes_a_job_unless_it_is_running(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, children=1)
     queue = ours(harness)
     running = queue.add("load", {"progress": 1})
@@ -213,7 +211,7 @@ def test_clean_removes_one_job_and_no_running_one(board: Board, harness: WorkerH
 
 
 @pytest.mark.parametrize("state", ["completed", "failed"])
-def test_clean_all_removes_what_ended_more_than_five_seconds_ago(
+def test_clean_all_removes_jobs_that_ended_more_than_five_seconds_ago(
     board: Board, harness: WorkerHarness, state: str
 ) -> None:
     start_worker(harness)
@@ -227,7 +225,7 @@ def test_clean_all_removes_what_ended_more_than_five_seconds_ago(
     assert not [key for key in harness.redis.scan_iter("*") if any(gone in key for gone in old[:2])]
 
 
-def test_empty_removes_what_waits_and_keeps_the_rest(board: Board, harness: WorkerHarness) -> None:
+def test_empty_removes_only_the_waiting_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, children=1)
     queue = ours(harness)
     running = queue.add("load", {"progress": 1})
@@ -240,9 +238,7 @@ def test_empty_removes_what_waits_and_keeps_the_rest(board: Board, harness: Work
     ended(harness, running.id)
 
 
-def test_obliterate_needs_a_paused_queue_without_running_jobs_and_leaves_nothing(
-    board: Board, harness: WorkerHarness
-) -> None:
+def test_obliterate_needs_a_paused_queue_without_running_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     running = ours(harness).add("load", {"progress": 1})
     waiting_for(harness, running.id)
@@ -257,9 +253,7 @@ def test_obliterate_needs_a_paused_queue_without_running_jobs_and_leaves_nothing
     assert ours(harness).add("greet", {"to": "Ada"}).wait_until_finished(30) == "Hello, Ada"
 
 
-def test_a_forced_obliterate_takes_a_running_job_away_and_our_worker_goes_on(
-    board: Board, harness: WorkerHarness
-) -> None:
+def test_a_worker_continues_after_a_forced_obliterate(board: Board, harness: WorkerHarness) -> None:
     worker = start_worker(harness, children=1)
     running = ours(harness).add("load", {"progress": 1})
     waiting_for(harness, running.id)
@@ -275,7 +269,7 @@ def test_a_forced_obliterate_takes_a_running_job_away_and_our_worker_goes_on(
 # ---- flows ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_parent_runs_when_the_board_takes_its_unprocessed_children_away(board: Board, harness: WorkerHarness) -> None:
+def test_a_parent_runs_when_the_board_removes_its_unprocessed_children(board: Board, harness: WorkerHarness) -> None:
     children = [FlowJob("part", "parts", {"n": 3}), FlowJob("part", "parts", {"n": 4}, {"delay": 3600})]
     tree = harness.app.flows().add(FlowJob("total", "default", children=children))
     start_worker(harness)
@@ -291,7 +285,7 @@ def test_a_parent_runs_when_the_board_takes_its_unprocessed_children_away(board:
 # ---- limits --------------------------------------------------------------------------------------------------------
 
 
-def test_the_concurrency_that_the_board_sets_binds_our_worker(board: Board, harness: WorkerHarness) -> None:
+def test_a_concurrency_that_the_board_sets_applies_to_workers(board: Board, harness: WorkerHarness) -> None:
     board.put(QUEUE, "concurrency", concurrency=1)
     assert board.queue(QUEUE)["globalConcurrency"] == ours(harness).get_global_concurrency() == 1
     start_worker(harness, children=2)
@@ -306,9 +300,7 @@ def test_the_concurrency_that_the_board_sets_binds_our_worker(board: Board, harn
         ended(harness, job.id)
 
 
-def test_the_rate_limit_that_the_board_sets_binds_our_worker_until_it_is_released(
-    board: Board, harness: WorkerHarness
-) -> None:
+def test_a_rate_limit_that_the_board_sets_applies_until_it_is_released(board: Board, harness: WorkerHarness) -> None:
     board.put(QUEUE, "rate-limit", max=1, duration=3_600_000)
     assert board.get(QUEUE, "rate-limit") == {"supported": True, "rateLimit": {"max": 1, "duration": 3_600_000}}
     worker = start_worker(harness)
@@ -328,7 +320,7 @@ def test_the_rate_limit_that_the_board_sets_binds_our_worker_until_it_is_release
 # ---- schedulers ----------------------------------------------------------------------------------------------------
 
 
-def test_a_scheduler_of_ours_is_run_changed_and_removed_from_the_board(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_runs_changes_and_removes_a_job_scheduler(board: Board, harness: WorkerHarness) -> None:
     schedulers = ours(harness).schedulers
     schedulers.upsert("nightly", cron="30 3 * * *", name="greet", data={"to": "Ada"}, options={"priority": 3})
     start_worker(harness)
@@ -349,7 +341,7 @@ def test_a_scheduler_of_ours_is_run_changed_and_removed_from_the_board(board: Bo
     assert states(board) == {"completed": 1}
 
 
-def test_an_interval_that_the_board_changes_counts_after_the_next_run(board: Board, harness: WorkerHarness) -> None:
+def test_an_interval_that_the_board_changes_applies_after_the_next_run(board: Board, harness: WorkerHarness) -> None:
     ours(harness).schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Ada"})
     start_worker(harness)
     harness.events.wait_for(1, 30.0, event="completed")

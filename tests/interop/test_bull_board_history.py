@@ -64,26 +64,26 @@ def days(*values: int) -> list[dict[str, int]]:
     return [{"ts": FIRST_DAY + day * DAY_MS, "value": value} for day, value in enumerate(values)]
 
 
-def test_days_are_whole_and_those_without_a_job_are_zero(charts: Board) -> None:
+def test_days_are_complete_and_days_without_a_job_are_zero(charts: Board) -> None:
     shown = ask(charts, "history", granularity="day", queue="{mail}")
     assert shown["completed"] == days(2, 0, 1, 0)
     assert shown["failed"] == days(0, 0, 1, 0)[2:]
     assert ask(charts, "history", granularity="day")["completed"] == days(2, 0, 2, 0)
 
 
-def test_hours_without_a_job_are_left_out(charts: Board) -> None:
+def test_hours_without_a_job_are_omitted(charts: Board) -> None:
     shown = ask(charts, "history", granularity="hour", queue="{reports}", metric="completed")
     assert shown == {"completed": [{"ts": FIRST_DAY + 2 * DAY_MS + 10 * 3_600_000, "value": 1}]}
 
 
-def test_what_the_lake_does_not_know_is_empty(charts: Board) -> None:
+def test_charts_without_data_in_the_lake_are_empty(charts: Board) -> None:
     assert ask(charts, "history", granularity="day", metric="queueage") == {"queueage": []}
     assert ask(charts, "history", granularity="day", queue="{none}") == {"completed": [], "failed": []}
     far = {"from": 8_000_000_000_000_000, "to": 8_600_000_000_000_000}
     assert charts.read("metrics/history", granularity="day", **far) == {"completed": [], "failed": []}
 
 
-def test_percentiles_are_in_milliseconds_and_say_how_many_attempts_they_are_of(charts: Board) -> None:
+def test_percentiles_are_in_milliseconds_with_the_number_of_attempts(charts: Board) -> None:
     asked = {"metric": "runtime", "granularity": "day", "queue": "{mail}", "percentiles": "0,50,99.9"}
     first, second = ask(charts, "latency", **asked)
     assert (first["ts"], first["count"]) == (FIRST_DAY, 2)
@@ -94,7 +94,7 @@ def test_percentiles_are_in_milliseconds_and_say_how_many_attempts_they_are_of(c
     assert (whole["ts"], whole["count"], whole["values"]) == (FROM, 3, {"50": 10, "95": 10, "99": 10})
 
 
-def test_the_board_offers_its_history_page_and_neither_its_storage_nor_a_way_to_clear_it(charts: Board) -> None:
+def test_the_board_offers_history_without_storage_usage_and_purge(charts: Board) -> None:
     page = charts.page("/metrics-history")
     assert '"hasHistoryProvider":true' in page
     assert '"hasLatencyHistory":true' in page
@@ -102,7 +102,7 @@ def test_the_board_offers_its_history_page_and_neither_its_storage_nor_a_way_to_
     assert '"canPurgeHistory":false' in page
 
 
-def test_an_answer_is_kept_for_a_while_and_an_error_is_not(charts: Board, lake: LakeBuilder) -> None:
+def test_a_reply_is_cached_and_an_error_is_not(charts: Board, lake: LakeBuilder) -> None:
     def completed() -> object:
         # One metric, one request: of two, the board reports the first error while the other request still runs.
         return ask(charts, "history", granularity="day", queue="{mail}", metric="completed")["completed"]

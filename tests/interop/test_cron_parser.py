@@ -79,9 +79,7 @@ def moments(chance: random.Random, change: int) -> list[int]:
 
 
 @pytest.mark.timeout(400)
-def test_both_say_the_same_in_four_zones_above_all_when_clocks_change(
-    session_node: NodeBridge, rng: random.Random
-) -> None:
+def test_both_parsers_agree_in_four_zones_around_clock_changes(session_node: NodeBridge, rng: random.Random) -> None:
     chosen = [*patterns(CHOSEN), *drawn(rng, 150)]
     cases: list[tuple[str, str, int]] = [
         (pattern, zone, moment)
@@ -100,7 +98,7 @@ def test_both_say_the_same_in_four_zones_above_all_when_clocks_change(
     assert len(cases) > 4000
 
 
-def test_both_refuse_the_same(session_node: NodeBridge) -> None:
+def test_both_parsers_reject_the_same_patterns(session_node: NodeBridge) -> None:
     cases = [[pattern, "UTC", 0] for pattern in patterns(REFUSED)]
     assert set(session_node.call("cron.next", cases=cases)) == {"refused"}
     assert {next_of(pattern, "UTC", 0) for pattern in patterns(REFUSED)} == {"refused"}

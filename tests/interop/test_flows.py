@@ -139,7 +139,7 @@ def ok(n: int, **options: Any) -> FlowJob:
 
 @pytest.mark.parametrize("of_children", SIDES)
 @pytest.mark.parametrize("of_parents", SIDES)
-def test_a_child_that_fails_means_to_its_parent_what_the_flow_says(
+def test_a_failed_child_affects_its_parent_as_the_flow_requires(
     orders: Orders, of_parents: str, of_children: str
 ) -> None:
     """The five ways in which a child can fail, in flows that bulltask adds."""
@@ -201,7 +201,7 @@ def test_a_parent_has_the_values_of_its_children(orders: Orders, of_parents: str
 
 @pytest.mark.parametrize("of_children", SIDES)
 @pytest.mark.parametrize(("of_parents", "task"), [("ours", "expand"), ("ours", "aexpand"), ("Node's", "expand")])
-def test_a_running_job_may_give_itself_children_and_wait_for_them(
+def test_a_running_job_adds_children_and_waits_for_them(
     orders: Orders, of_parents: str, task: str, of_children: str
 ) -> None:
     parent = orders.flows.add(job(task, queue="orders", attempts=1))
@@ -223,7 +223,7 @@ def test_a_running_job_may_give_itself_children_and_wait_for_them(
     ]
 
 
-def test_a_parent_whose_child_was_retried_runs_at_last(orders: Orders) -> None:
+def test_a_parent_runs_after_its_failed_child_was_retried(orders: Orders) -> None:
     flow = orders.flows.add(job("gather", job("fail"), queue="orders"))
     orders.work("orders", "ours")
     handle = orders.node.call("worker.start", queue="{parts}", processor="fail-named")
@@ -317,7 +317,7 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_a_flow_of_ours_is_in_redis_what_it_would_be_if_node_had_added_it(
+def test_bulltask_and_node_store_the_same_flow(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
 ) -> None:
     session_node.call("flow.add", flow=FLOWS[flow], prefix="theirs")
@@ -343,7 +343,7 @@ def shape(node: FlowNode[Job] | dict[str, Any] | None) -> Any:
     return (node.job.id, sorted(shape(child) for child in node.children))
 
 
-def test_each_side_reads_the_flows_of_the_other(
+def test_bulltask_and_node_read_each_others_flows(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis
 ) -> None:
     flow = FLOWS["four levels"]

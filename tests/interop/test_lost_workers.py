@@ -37,7 +37,7 @@ def wait_for_stalled_checks(side: SideBySide, count: int) -> None:
 
 
 @pytest.mark.parametrize("sent_by", ["us", "Node"])
-def test_the_job_of_a_killed_node_worker_is_run_by_ours(mail: SideBySide, sent_by: str) -> None:
+def test_the_job_of_a_killed_node_worker_runs_in_bulltask(mail: SideBySide, sent_by: str) -> None:
     mail.listen()
     job = mail.send("echo", value=1).id if sent_by == "us" else mail.add("echo", {"value": 1})
     take_and_die(mail, job)
@@ -49,7 +49,7 @@ def test_the_job_of_a_killed_node_worker_is_run_by_ours(mail: SideBySide, sent_b
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_job_that_stalls_more_often_than_allowed_fails_here_with_bullmqs_reason(mail: SideBySide) -> None:
+def test_a_job_that_stalls_too_often_fails_with_bullmqs_reason(mail: SideBySide) -> None:
     mail.listen()
     job = mail.send("echo", value=1)
     take_and_die(mail, job.id)
@@ -60,7 +60,7 @@ def test_a_job_that_stalls_more_often_than_allowed_fails_here_with_bullmqs_reaso
 
 
 @pytest.mark.parametrize("sent_by", ["us", "Node"])
-def test_the_job_of_our_killed_worker_is_run_by_node(mail: SideBySide, sent_by: str) -> None:
+def test_the_job_of_a_killed_bulltask_worker_runs_in_node(mail: SideBySide, sent_by: str) -> None:
     mail.listen()
     worker = mail.worker(lock_duration=1, stalled_interval=1)  # one check per interval for all, so Node's counts too
     job = mail.send("hold", gate="gate").id if sent_by == "us" else mail.add("hold", {"gate": "gate"})
@@ -74,7 +74,7 @@ def test_the_job_of_our_killed_worker_is_run_by_node(mail: SideBySide, sent_by: 
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_node_worker_does_not_take_the_long_job_of_a_living_worker_of_ours(mail: SideBySide) -> None:
+def test_a_node_worker_does_not_run_the_long_job_of_a_live_bulltask_worker(mail: SideBySide) -> None:
     mail.listen()
     worker = mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("hold", gate="gate")
@@ -87,7 +87,7 @@ def test_a_node_worker_does_not_take_the_long_job_of_a_living_worker_of_ours(mai
     assert worker.warnings() == []
 
 
-def test_a_job_that_our_worker_gives_back_at_a_cold_stop_runs_in_node_at_once(mail: SideBySide) -> None:
+def test_a_job_released_by_a_cold_shutdown_runs_immediately_in_node(mail: SideBySide) -> None:
     worker = mail.worker()
     job = mail.send("hold", gate="gate")
     mail.started(job.id)
@@ -99,7 +99,7 @@ def test_a_job_that_our_worker_gives_back_at_a_cold_stop_runs_in_node_at_once(ma
     assert worker.wait() == 0
 
 
-def test_node_goes_on_where_our_stopped_worker_left_off(mail: SideBySide) -> None:
+def test_node_runs_the_remaining_jobs_of_a_stopped_bulltask_worker(mail: SideBySide) -> None:
     worker = mail.worker()
     running = mail.send("hold", gate="gate")
     mail.started(running.id)

@@ -60,7 +60,7 @@ def is_in(side: SideBySide, job: str, state: str) -> bool:
     return places(side, job) == {state}
 
 
-def test_jobs_that_vanish_or_stay_active_in_node_end_here(mail: SideBySide) -> None:
+def test_malformed_jobs_that_node_loses_end_in_bulltask(mail: SideBySide) -> None:
     put(mail)
     worker = mail.node_worker(lockDuration=1_000, stalledInterval=1_000, runRetryDelay=20)
     wait_until(lambda: not any(places(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")
@@ -79,7 +79,7 @@ def test_jobs_that_vanish_or_stay_active_in_node_end_here(mail: SideBySide) -> N
     assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("the job was quarantined")
 
 
-def test_numbers_that_node_stores_end_no_child(mail: SideBySide) -> None:
+def test_huge_numbers_from_node_crash_no_child(mail: SideBySide) -> None:
     data: dict[str, object] = {"value": 1}
     large: list[dict[str, object]] = [
         {"attempts": 1.7976931348623157e308},  # Number.MAX_VALUE

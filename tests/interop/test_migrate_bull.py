@@ -32,7 +32,7 @@ def either_bull(request: pytest.FixtureRequest, migrating: Migrating, session_bu
         yield migrating
 
 
-def test_finished_jobs_keep_what_bull_stored_about_them(either_bull: Migrating) -> None:
+def test_finished_jobs_keep_their_fields_of_bull(either_bull: Migrating) -> None:
     bull = either_bull.bull
     done = bull.add("send", {"value": {"to": "ü", "n": [1, None]}, "log": "sent", "progress": {"done": 3}}, attempts=4)
     failed = bull.add("send", {"fail": 'no "x"'}, attempts=3, backoff={"type": "fixed", "delay": 20}, removeOnFail=9)
@@ -68,7 +68,7 @@ def test_failed_jobs_are_retried_by_node(migrating: Migrating) -> None:
     assert migrating.node.call("job.waitUntilFinished", queue=migrating.name, job=failed) == {"fail": "no"}
 
 
-def test_a_job_that_waits_for_its_next_try_makes_the_tries_that_are_left(migrating: Migrating) -> None:
+def test_a_job_that_waits_for_a_retry_keeps_its_remaining_attempts(migrating: Migrating) -> None:
     job = migrating.bull.add("send", {"fail": "no"}, attempts=3, backoff={"type": "fixed", "delay": 400})
     migrating.bull.work(1)
     migrating.migrate()
@@ -81,7 +81,7 @@ def test_a_job_that_waits_for_its_next_try_makes_the_tries_that_are_left(migrati
     assert migrating.seen(job)["attemptsMade"] == 3
 
 
-def test_jobs_run_in_bulls_order_those_without_priority_first(
+def test_jobs_run_in_bulls_order_and_without_priority_first(
     either_bull: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     add = either_bull.bull.add
@@ -97,7 +97,7 @@ def test_jobs_run_in_bulls_order_those_without_priority_first(
 
 
 @pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place there is one queue
-def test_jobs_of_bull_run_before_those_that_the_target_gets_later_and_after_those_it_had(
+def test_migrated_jobs_run_after_existing_and_before_later_jobs(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     had = migrating.app.queue("mail").add("n", {}).id
@@ -109,7 +109,7 @@ def test_jobs_of_bull_run_before_those_that_the_target_gets_later_and_after_thos
     assert ran() == [had, *bulls, later]
 
 
-def test_delayed_jobs_run_when_bull_would_have_run_them(migrating: Migrating, tmp_path: Path) -> None:
+def test_delayed_jobs_keep_their_time_after_a_migration(migrating: Migrating, tmp_path: Path) -> None:
     soon, later = migrating.bull.calls(
         ["add", "n", {}, {"delay": 1_500}], ["add", "n", {}, {"delay": HOUR_MS, "priority": 3}]
     )
@@ -124,7 +124,7 @@ def test_delayed_jobs_run_when_bull_would_have_run_them(migrating: Migrating, tm
     assert migrating.seen(later)["opts"]["priority"] == 3
 
 
-def test_ids_that_node_makes_afterwards_are_new(migrating: Migrating) -> None:
+def test_node_generates_new_ids_after_a_migration(migrating: Migrating) -> None:
     migrating.bull.calls(*[["add", "n", {}] for _ in range(5)], ["add", "n", {}, {"jobId": "41"}])
     migrating.migrate()
     made = migrating.node.call("queue.add", queue=migrating.name, name="n", data={})["id"]
@@ -132,7 +132,7 @@ def test_ids_that_node_makes_afterwards_are_new(migrating: Migrating) -> None:
     assert sorted(migrating.all_ids(), key=int) == ["1", "2", "3", "4", "5", "41", "42"]
 
 
-def test_our_worker_runs_them(migrating: Migrating, tmp_path: Path) -> None:
+def test_bulltasks_worker_runs_migrated_jobs(migrating: Migrating, tmp_path: Path) -> None:
     from tests.support.worker import Worker  # noqa: PLC0415 - one test only
 
     waiting = migrating.bull.add("echo", {"value": "from Bull"})
@@ -190,7 +190,7 @@ def test_options_that_bullmq_does_not_support_are_reported(migrating: Migrating)
     assert migrating.seen("3")["priority"] == 2**21 - 1
 
 
-def test_broken_jobs_stay_where_they_are(migrating: Migrating) -> None:
+def test_malformed_jobs_are_not_migrated(migrating: Migrating) -> None:
     good, bad_data, bad_opts, gone = (migrating.bull.add("n") for _ in range(4))
     migrating.redis.hset(f"bull:mail:{bad_data}", "data", "{")
     migrating.redis.hset(f"bull:mail:{bad_opts}", "opts", "nonsense")
@@ -211,7 +211,7 @@ def test_bull_continues_after_a_dry_run(migrating: Migrating) -> None:
     assert migrating.redis.zcard("bull:mail:completed") == 3
 
 
-def test_only_some_states_and_only_so_many(migrating: Migrating) -> None:
+def test_states_and_limit_restrict_a_migration(migrating: Migrating) -> None:
     migrating.bull.calls(*[["add", "n", {}] for _ in range(5)], *[["add", "n", {}, {"delay": HOUR_MS}]] * 2)
     report = migrating.migrate(states=("waiting",), limit=2)
     assert (report.outcome.moved, report.complete) == ({"waiting": 2}, False)
@@ -220,7 +220,7 @@ def test_only_some_states_and_only_so_many(migrating: Migrating) -> None:
 
 
 @pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place no job changes its state
-def test_events_tell_of_jobs_that_are_new_in_the_target(migrating: Migrating, session_node: NodeBridge) -> None:
+def test_jobs_that_are_new_in_the_target_emit_events(migrating: Migrating, session_node: NodeBridge) -> None:
     session_node.call("events.start", queue=migrating.name)
     waits = migrating.bull.add("n")
     delayed = migrating.bull.add("n", delay=HOUR_MS)

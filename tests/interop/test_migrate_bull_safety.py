@@ -82,7 +82,7 @@ def test_the_command_prints_a_report_whose_counts_add_up(migrating: Migrating) -
 
 
 @pytest.mark.parametrize("after", [1, 350, 700, 1_000])
-def test_killed_in_the_middle_and_started_again_no_job_is_lost_and_none_is_there_twice(
+def test_a_killed_migration_can_be_repeated_without_lost_or_duplicate_jobs(
     migrating: Migrating, after: int, wait: Callable[..., Any]
 ) -> None:
     ids = fill(migrating, 1_500)
@@ -110,7 +110,7 @@ def test_killed_in_the_middle_and_started_again_no_job_is_lost_and_none_is_there
     ]
 
 
-def test_a_lost_reply_is_no_lost_job(migrating: Migrating) -> None:
+def test_a_lost_reply_loses_no_job(migrating: Migrating) -> None:
     ids = fill(migrating, 500)
     with FlakyProxy("127.0.0.1", int(migrating.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
         app_url = f"redis://127.0.0.1:{proxy.port}/0"
@@ -124,7 +124,7 @@ def test_a_lost_reply_is_no_lost_job(migrating: Migrating) -> None:
     assert migrating.all_ids() == ids
 
 
-def test_a_full_redis_loses_nothing_and_the_rest_follows_when_there_is_room(migrating: Migrating) -> None:
+def test_a_migration_that_a_full_redis_stopped_can_be_completed(migrating: Migrating) -> None:
     ids = fill(migrating, 300)
     plan = migrating.migration().plan()
     try:
@@ -138,7 +138,7 @@ def test_a_full_redis_loses_nothing_and_the_rest_follows_when_there_is_room(migr
     assert migrating.all_ids() == ids
 
 
-def test_running_it_twice_does_nothing_the_second_time(migrating: Migrating) -> None:
+def test_a_second_migration_changes_nothing(migrating: Migrating) -> None:
     fill(migrating, 20)
     migrating.bull.calls(["add", "tick", {}, {"repeat": {"every": 60_000}}])
     assert migrating.migrate().complete
@@ -151,7 +151,7 @@ def test_running_it_twice_does_nothing_the_second_time(migrating: Migrating) -> 
     assert migrating.dump() == before
 
 
-def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
+def test_a_migration_rejects_a_bullmq_queue(migrating: Migrating) -> None:
     add = [["queue.add", {"delay": HOUR_MS}], ["queue.add", {"priority": 3}], ["queue.add", {"timestamp": 5}]]
     for _, opts in add:
         migrating.node.call("queue.add", queue="mail", name="n", data={}, opts=opts)
@@ -168,7 +168,7 @@ def test_a_queue_of_bullmq_is_refused(migrating: Migrating) -> None:
         migrating.migrate(force=True)
 
 
-def test_in_a_mixed_queue_only_bulls_jobs_are_touched(migrating: Migrating) -> None:
+def test_only_bulls_jobs_of_a_mixed_queue_are_migrated(migrating: Migrating) -> None:
     bulls = [migrating.bull.add("n", priority=priority) for priority in (0, 4)]
     own = [
         migrating.node.call("queue.add", queue="mail", name="n", data={}, opts={"jobId": f"own-{n}", **opts})["id"]
@@ -184,7 +184,7 @@ def test_in_a_mixed_queue_only_bulls_jobs_are_touched(migrating: Migrating) -> N
     assert {migrating.seen(job)["state"] for job in bulls} == {"waiting", "prioritized"}
 
 
-def test_workers_that_seem_to_be_connected_stop_it(migrating: Migrating, second_bull: BullBridge) -> None:
+def test_connected_workers_prevent_a_migration(migrating: Migrating, second_bull: BullBridge) -> None:
     migrating.bull.add("n")
     held = second_bull.hold()
     waiting = migrating.bull.add("n")
@@ -198,7 +198,7 @@ def test_workers_that_seem_to_be_connected_stop_it(migrating: Migrating, second_
     assert migrating.seen(waiting)["state"] == "waiting"
 
 
-def test_active_jobs_are_skipped_unless_their_worker_has_died_and_recover_active_is_set(
+def test_active_jobs_are_migrated_only_with_recover_active_and_without_lock(
     migrating: Migrating, second_bull: BullBridge
 ) -> None:
     job = migrating.bull.add("n", {"value": 3})
@@ -216,7 +216,7 @@ def test_active_jobs_are_skipped_unless_their_worker_has_died_and_recover_active
 
 
 @pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place there is one queue
-def test_ids_that_the_target_has_already_are_not_overwritten(migrating: Migrating) -> None:
+def test_ids_that_exist_in_the_target_are_not_overwritten(migrating: Migrating) -> None:
     migrating.node.call("queue.add", queue="{mail}", name="own", data={"own": 1})
     bulls = [migrating.bull.add("n", {"n": number}) for number in range(2)]
     plan = migrating.migration().plan()
@@ -229,7 +229,7 @@ def test_ids_that_the_target_has_already_are_not_overwritten(migrating: Migratin
     assert bulls == ["1", "2"]
 
 
-def test_ids_that_are_names_of_bullmqs_keys_stay(migrating: Migrating) -> None:
+def test_jobs_whose_ids_are_names_of_bullmq_keys_are_skipped(migrating: Migrating) -> None:
     for name in ("events", "marker", "prioritized", "meta"):
         migrating.bull.add("n", jobId=name)
     migrating.bull.add("n", priority=1)
@@ -257,9 +257,7 @@ def test_jobs_that_bull_adds_after_a_migration_are_migrated_by_the_next(migratin
 
 
 @pytest.mark.parametrize("migrating", ["moved"], indirect=True)  # in place Bull's worker would take it
-def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_none_is_both(
-    migrating: Migrating, second_bull: BullBridge
-) -> None:
+def test_each_job_is_run_or_moved_while_a_bull_worker_runs(migrating: Migrating, second_bull: BullBridge) -> None:
     migrating.bull.calls(["addBulk", [{"name": "n", "data": {"number": n, "fail": "no"}} for n in range(1_000)]])
     ids = migrating.all_ids()
     with ThreadPoolExecutor(1) as threads:
@@ -276,7 +274,7 @@ def test_while_a_worker_of_bull_goes_on_working_each_job_is_run_or_moved_and_non
     assert set(ids) <= set(migrating.all_ids())
 
 
-def test_the_command_takes_an_app_and_a_target_queue(migrating: Migrating, tmp_path: Path) -> None:
+def test_the_command_accepts_an_app_and_a_target_queue(migrating: Migrating, tmp_path: Path) -> None:
     tag = not migrating.in_place
     (tmp_path / "plain.py").write_text(f"from bulltask import App\n\napp = App('plain', queue_hash_tag={tag})\n")
     migrating.bull.calls(["add", {"unnamed": True}], prefix="old")

@@ -26,7 +26,7 @@ def schedulers(migrating: Migrating) -> dict[str, dict[str, Any]]:
     return {scheduler["name"]: scheduler for scheduler in migrating.call("getJobSchedulers")}
 
 
-def test_patterns_and_intervals_run_next_when_bull_would_have_run_them(migrating: Migrating) -> None:
+def test_patterns_and_intervals_keep_their_next_run(migrating: Migrating) -> None:
     yearly = repeat(migrating, "yearly", {"to": "x"}, {"cron": YEARLY, "tz": "Europe/Berlin", "limit": 9}, attempts=4)
     hourly = repeat(migrating, "hourly", {}, {"every": 3_600_000}, jobId="mine", priority=2)
     next_ms = {name: int(job.rpartition(":")[2]) for name, job in (("yearly", yearly), ("hourly", hourly))}
@@ -44,13 +44,13 @@ def test_patterns_and_intervals_run_next_when_bull_would_have_run_them(migrating
         assert migrating.redis.keys("bull:mail:*") == ["bull:mail:id"]
 
 
-def test_a_pattern_without_a_time_zone_is_that_of_the_app(migrating: Migrating) -> None:
+def test_a_pattern_without_a_time_zone_gets_that_of_the_app(migrating: Migrating) -> None:
     repeat(migrating, "yearly", {}, {"cron": YEARLY})
     migrating.migrate()
     assert schedulers(migrating)["yearly"]["tz"] == "UTC"
 
 
-def test_the_series_goes_on_in_nodes_worker_and_ends_at_bulls_limit(
+def test_a_series_continues_in_nodes_worker_up_to_bulls_limit(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     repeat(migrating, "tick", {}, {"every": 700, "limit": 5})
@@ -66,7 +66,7 @@ def test_the_series_goes_on_in_nodes_worker_and_ends_at_bulls_limit(
     assert all(moment % 700 == 0 for moment in at_ms)
 
 
-def test_a_repeatable_whose_next_job_waits_already_has_it_run_and_goes_on(
+def test_a_repeatable_whose_next_job_already_waits_runs_it_and_continues(
     migrating: Migrating, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     job = repeat(migrating, "tick", {}, {"every": 800})
@@ -81,7 +81,7 @@ def test_a_repeatable_whose_next_job_waits_already_has_it_run_and_goes_on(
     assert len(set(ran())) == len(ran())
 
 
-def test_a_repeatable_job_that_cannot_be_converted_is_listed_with_the_call_that_creates_its_scheduler(
+def test_an_unconvertible_repeatable_is_listed_with_a_call_for_a_scheduler(
     migrating: Migrating,
 ) -> None:
     gone = repeat(migrating, "gone", {}, {"cron": YEARLY, "tz": "Asia/Tokyo"})
@@ -96,7 +96,7 @@ def test_a_repeatable_job_that_cannot_be_converted_is_listed_with_the_call_that_
     assert migrating.redis.zcard("bull:mail:repeat") == 1
 
 
-def test_repeatables_stay_while_delayed_jobs_are_left_out(migrating: Migrating) -> None:
+def test_repeatables_are_skipped_if_delayed_jobs_are_not_selected(migrating: Migrating) -> None:
     repeat(migrating, "tick", {}, {"every": 3_600_000})
     report = migrating.migrate(states=("waiting",))
     assert (report.schedulers, [one.problem for one in report.repeatables_skipped]) == (
@@ -106,7 +106,7 @@ def test_repeatables_stay_while_delayed_jobs_are_left_out(migrating: Migrating) 
     assert migrating.migrate().complete
 
 
-def test_a_scheduler_that_was_made_before_the_end_came_is_not_made_again(migrating: Migrating) -> None:
+def test_a_repeated_migration_does_not_create_a_scheduler_again(migrating: Migrating) -> None:
     job = repeat(migrating, "tick", {}, {"every": 3_600_000})
     key = migrating.redis.zrange("bull:mail:repeat", 0, -1)[0]
     hash_, score = migrating.hash(job), migrating.redis.zscore("bull:mail:delayed", job)
@@ -121,7 +121,7 @@ def test_a_scheduler_that_was_made_before_the_end_came_is_not_made_again(migrati
     assert migrating.counts() == {"delayed": 1}
 
 
-def test_a_series_that_is_over_makes_no_scheduler(migrating: Migrating) -> None:
+def test_a_finished_series_creates_no_scheduler(migrating: Migrating) -> None:
     repeat(migrating, "tick", {}, {"every": 300, "limit": 1})
     migrating.bull.work(1)
     report = migrating.migrate()
@@ -130,7 +130,7 @@ def test_a_series_that_is_over_makes_no_scheduler(migrating: Migrating) -> None:
     assert migrating.redis.exists("bull:mail:repeat") == 0
 
 
-def test_a_repeatable_job_beyond_the_limit_is_listed_without_a_call_for_its_scheduler(migrating: Migrating) -> None:
+def test_a_repeatable_beyond_the_limit_is_listed_without_a_call(migrating: Migrating) -> None:
     repeat(migrating, "yearly", {}, {"cron": YEARLY})
     repeat(migrating, "hourly", {}, {"every": 3_600_000})
     done = migrating.command("--execute", "--limit", "1")

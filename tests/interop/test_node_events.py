@@ -21,7 +21,7 @@ def told(side: SideBySide, job_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_node_hears_the_life_of_a_job(either: SideBySide, task: str) -> None:
+def test_node_receives_all_events_of_a_job(either: SideBySide, task: str) -> None:
     either.worker()
     either.listen()
     job = either.send(task, value={"to": "ä😀", "parts": []})
@@ -33,7 +33,7 @@ def test_node_hears_the_life_of_a_job(either: SideBySide, task: str) -> None:
     either.wait_for_event("drained")
 
 
-def test_node_hears_the_same_of_our_job_in_our_worker_as_of_its_own_in_its_own(mail: SideBySide) -> None:
+def test_a_job_in_bulltask_emits_the_same_events_as_in_node(mail: SideBySide) -> None:
     """Event names and fields, in order, of a job that is delayed, fails, reports, and completes."""
     mail.listen()
     mail.node_worker("fail-n", {"n": 1})
@@ -59,7 +59,7 @@ def test_node_hears_the_same_of_our_job_in_our_worker_as_of_its_own_in_its_own(m
     ]  # fmt: skip
 
 
-def test_node_hears_of_a_delay_and_of_its_end(mail: SideBySide) -> None:
+def test_node_receives_the_events_of_a_delayed_job(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.send("echo", options={"countdown": 0.2})
@@ -70,7 +70,7 @@ def test_node_hears_of_a_delay_and_of_its_end(mail: SideBySide) -> None:
     assert mail.wait_for_event("waiting", job.id)["prev"] == "delayed"
 
 
-def test_node_hears_of_progress_as_it_was_reported(mail: SideBySide) -> None:
+def test_node_receives_progress_values_unchanged(mail: SideBySide) -> None:
     steps: list[Any] = [0, 1.5, "x", [], {}, {"deep": [{"er": None}]}, None, False]
     mail.worker()
     mail.listen()
@@ -79,7 +79,7 @@ def test_node_hears_of_progress_as_it_was_reported(mail: SideBySide) -> None:
     assert [event["data"] for event in mail.all_heard("progress", job.id)] == steps
 
 
-def test_node_hears_of_a_retry_as_a_delay_and_of_the_last_attempt_as_a_failure(either: SideBySide) -> None:
+def test_node_receives_delayed_for_a_retry_and_failed_for_the_last_attempt(either: SideBySide) -> None:
     app = either.sender(task_max_retries=2, task_retry_backoff=0.1, task_retry_jitter=False)
     either.worker()
     either.listen()
@@ -101,7 +101,7 @@ def test_node_hears_of_a_retry_as_a_delay_and_of_the_last_attempt_as_a_failure(e
     assert either.counts() == {"failed": 1}
 
 
-def test_an_error_that_is_not_retried_exhausts_no_attempts(mail: SideBySide) -> None:
+def test_an_error_that_is_not_retried_emits_no_retries_exhausted(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.send("fail", error="ValueError")
@@ -112,7 +112,7 @@ def test_an_error_that_is_not_retried_exhausts_no_attempts(mail: SideBySide) -> 
     assert (seen["opts"]["attempts"], seen["attemptsMade"], len(seen["stacktrace"])) == (3, 1, 1)
 
 
-def test_node_hears_of_a_retry_without_delay_as_waiting_again(mail: SideBySide) -> None:
+def test_node_receives_waiting_for_a_retry_without_delay(mail: SideBySide) -> None:
     app = mail.sender(task_retry_backoff=0)
     mail.worker()
     mail.listen()
@@ -122,14 +122,14 @@ def test_node_hears_of_a_retry_without_delay_as_waiting_again(mail: SideBySide) 
     assert [event.get("prev") for event in mail.all_heard("waiting", job.id)] == [None, "active"]
 
 
-def test_node_hears_of_a_job_that_was_sent_twice(mail: SideBySide) -> None:
+def test_node_receives_duplicated_for_a_job_that_was_sent_twice(mail: SideBySide) -> None:
     mail.listen()
     for value in (1, 2):
         mail.send("echo", options={"job_id": "once"}, value=value)
     assert mail.wait_for_event("duplicated") == {"jobId": "once"}
 
 
-def test_node_hears_of_a_dead_child_as_waiting_again_and_not_as_stalled(mail: SideBySide) -> None:
+def test_node_receives_waiting_and_not_stalled_after_a_child_died(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.send("hold", gate="gate")
@@ -143,7 +143,7 @@ def test_node_hears_of_a_dead_child_as_waiting_again_and_not_as_stalled(mail: Si
     assert (seen["attemptsMade"], seen["attemptsStarted"], seen["stalledCounter"]) == (1, 2, 0)
 
 
-def test_node_waits_until_a_job_of_ours_is_finished(either: SideBySide) -> None:
+def test_node_waits_until_a_bulltask_job_is_finished(either: SideBySide) -> None:
     either.worker()
     assert either.finished(either.send("add", x=1).id) == 11
     assert either.finished(either.send("aecho").id) is None
@@ -154,7 +154,7 @@ def test_node_waits_until_a_job_of_ours_is_finished(either: SideBySide) -> None:
     assert either.finished(late.id) == "late", "also when it has ended before"
 
 
-def test_what_our_workers_write_never_stops_a_listener(mail: SideBySide) -> None:
+def test_values_that_json_lacks_do_not_stop_nodes_listener(mail: SideBySide) -> None:
     """Values that JSON lacks would end Node's QueueEvents for good; they are refused before they are stored."""
     mail.worker()
     mail.listen()

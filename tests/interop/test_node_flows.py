@@ -41,7 +41,7 @@ def test_children_run_first_and_node_reads_their_values(either: SideBySide, tmp_
     assert either.counts() == {"completed": 4}
 
 
-def test_node_hears_of_the_parent_as_of_its_own(mail: SideBySide) -> None:
+def test_node_receives_all_events_of_a_parent(mail: SideBySide) -> None:
     mail.listen()
     mail.worker()
     flow = mail.node.call("flow.add", flow=node_of("echo", {}, node_of("echo", queue=mail.name), queue=mail.name))
@@ -51,7 +51,7 @@ def test_node_hears_of_the_parent_as_of_its_own(mail: SideBySide) -> None:
     assert mail.wait_for_event("waiting", flow["id"])["prev"] == "waiting-children"
 
 
-def test_a_flow_of_three_levels_over_two_queues_runs_here(mail: SideBySide) -> None:
+def test_a_flow_of_three_levels_over_two_queues_runs(mail: SideBySide) -> None:
     mail.worker(queues=["mail", "parts"])
     leaves = [node_of("add", {"x": n}, queue="{parts}") for n in range(2)]
     middle = node_of("aecho", {"value": "middle"}, *leaves, queue="{mail}")
@@ -62,7 +62,7 @@ def test_a_flow_of_three_levels_over_two_queues_runs_here(mail: SideBySide) -> N
     assert sorted(values(mail, middle_id).values()) == [10, 11]
 
 
-def test_a_parent_runs_here_when_its_children_ran_in_node(mail: SideBySide) -> None:
+def test_a_parent_runs_in_bulltask_after_its_children_ran_in_node(mail: SideBySide) -> None:
     mail.worker()
     child = node_of("anything", {"n": 1}, queue="{parts}")
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": 2}, child, queue="{mail}"))
@@ -71,7 +71,7 @@ def test_a_parent_runs_here_when_its_children_ran_in_node(mail: SideBySide) -> N
     assert list(values(mail, flow["id"]).values()) == [{"n": 1}]
 
 
-def test_a_child_that_fails_here_fails_its_parent_if_node_says_so(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_failed_child_fails_its_parent_if_node_requires_it(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     child = node_of("fail", {"error": "PermanentError"}, queue=mail.name, failParentOnFailure=True)
@@ -85,7 +85,7 @@ def test_a_child_that_fails_here_fails_its_parent_if_node_says_so(mail: SideBySi
 
 
 @pytest.mark.parametrize("option", ["ignoreDependencyOnFailure", "removeDependencyOnFailure"])
-def test_a_parent_runs_although_a_child_failed_here_if_node_says_so(mail: SideBySide, option: str) -> None:
+def test_a_parent_runs_although_a_child_failed_if_node_allows_it(mail: SideBySide, option: str) -> None:
     mail.worker()
     bad = node_of("fail", {"error": "ValueError", "message": "no ünicorn"}, queue=mail.name, **{option: True})
     good = node_of("echo", {"value": 1}, queue=mail.name)
@@ -105,7 +105,7 @@ def early_parent(side: SideBySide, **opts: object) -> str:
 
 
 @pytest.mark.parametrize("ran_by", ["us", "Node"])
-def test_a_parent_that_may_not_complete_yet_is_tried_again(mail: SideBySide, ran_by: str) -> None:
+def test_a_parent_with_pending_children_is_retried(mail: SideBySide, ran_by: str) -> None:
     mail.worker() if ran_by == "us" else mail.node_worker("fail-named")
     mail.listen()
     parent = early_parent(mail, attempts=20, backoff=100)
@@ -116,7 +116,7 @@ def test_a_parent_that_may_not_complete_yet_is_tried_again(mail: SideBySide, ran
 
 
 @pytest.mark.parametrize("ran_by", ["us", "Node"])
-def test_a_parent_that_may_not_complete_fails_when_no_attempt_is_left(mail: SideBySide, ran_by: str) -> None:
+def test_a_parent_with_pending_children_fails_without_attempts_left(mail: SideBySide, ran_by: str) -> None:
     mail.worker() if ran_by == "us" else mail.node_worker("fail-named")
     parent = early_parent(mail)
     with pytest.raises(NodeError, match=r"pending (children|dependencies)"):

@@ -15,7 +15,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_job_that_node_sends_runs_here_and_node_gets_its_result(either: SideBySide) -> None:
+def test_a_node_job_runs_in_bulltask_and_node_gets_its_result(either: SideBySide) -> None:
     either.worker()
     job = either.add("add", {"x": 1, "y": 2})
     assert either.finished(job) == 3
@@ -27,7 +27,7 @@ def test_a_job_that_node_sends_runs_here_and_node_gets_its_result(either: SideBy
     assert either.counts() == {"completed": 1}
 
 
-def test_jobs_sent_in_bulk_all_run_here(mail: SideBySide, tmp_path: Path) -> None:
+def test_node_jobs_sent_in_bulk_all_run(mail: SideBySide, tmp_path: Path) -> None:
     mail.worker(children=2)
     file = str(tmp_path / "runs")
     jobs = mail.call("addBulk", [{"name": "record", "data": {"file": file}} for _ in range(50)])
@@ -36,7 +36,7 @@ def test_jobs_sent_in_bulk_all_run_here(mail: SideBySide, tmp_path: Path) -> Non
     assert sorted(ran(file)) == sorted(job["id"] for job in jobs)
 
 
-def test_objects_are_keywords_arrays_are_positions_and_other_values_the_only_argument(mail: SideBySide) -> None:
+def test_objects_become_keyword_arguments_and_arrays_positional_arguments(mail: SideBySide) -> None:
     mail.worker()
     sums = [({"x": 1, "y": 2}, 3), ({"y": 2, "x": 5}, 7), ({"x": 1}, 11), ([1, 2], 3), ([1], 11), (5, 15)]
     for data, total in sums:
@@ -45,7 +45,7 @@ def test_objects_are_keywords_arrays_are_positions_and_other_values_the_only_arg
     assert mail.finished(mail.add("echo", [])) is None
 
 
-def test_star_parameters_take_what_is_left(mail: SideBySide) -> None:
+def test_star_parameters_receive_the_remaining_arguments(mail: SideBySide) -> None:
     mail.worker()
     calls: list[tuple[object, list[Any]]] = [
         ({"first": 1}, [1, [], {}]),
@@ -59,7 +59,7 @@ def test_star_parameters_take_what_is_left(mail: SideBySide) -> None:
     assert mail.seen(task.delay(1, 2, 3, to="x").id)["data"] == {"first": 1, "rest": [2, 3], "more": {"to": "x"}}
 
 
-def test_data_that_does_not_fit_fails_at_once_with_a_reason_that_names_task_and_argument(mail: SideBySide) -> None:
+def test_data_that_does_not_match_the_task_fails_without_a_retry(mail: SideBySide) -> None:
     mail.worker()
     misfits = [({}, "'x'"), ({"x": 1, "z": 2}, "'z'"), ([1, 2, 3], "too many"), ({"x": 1, "X": 1}, "'X'")]
     for data, named in misfits:
@@ -81,9 +81,7 @@ def test_a_delayed_job_of_node_runs_when_it_is_due(either: SideBySide) -> None:
     assert (seen["delay"], seen["opts"]["delay"]) == (0, 2_000)
 
 
-def test_jobs_of_node_without_a_priority_run_first_then_low_numbers_then_high_ones(
-    either: SideBySide, tmp_path: Path
-) -> None:
+def test_node_jobs_without_a_priority_run_before_those_with_one(either: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     priorities = [7, 2, None, 1, 2, 2_097_152, None, 1]
     jobs = [either.add("record", {"file": file}, **({"priority": it} if it else {})) for it in priorities]
@@ -94,7 +92,7 @@ def test_jobs_of_node_without_a_priority_run_first_then_low_numbers_then_high_on
     assert ran(file) == [jobs[index] for index in (2, 6, 3, 7, 1, 4, 0, 5)]
 
 
-def test_a_lifo_job_of_node_runs_before_those_that_wait(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_lifo_job_of_node_runs_before_the_waiting_jobs(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     first, second = (mail.add("record", {"file": file}) for _ in range(2))
     last = mail.add("record", {"file": file}, lifo=True)
@@ -112,7 +110,7 @@ def test_a_lifo_job_of_node_runs_before_those_that_wait(mail: SideBySide, tmp_pa
         (None, []),
     ],
 )
-def test_a_job_of_node_is_retried_after_the_delays_that_node_would_wait(
+def test_a_job_of_node_is_retried_after_nodes_backoff_delays(
     either: SideBySide, backoff: object, delays: list[int]
 ) -> None:
     either.worker()
@@ -141,7 +139,7 @@ def test_the_jitter_of_node_only_shortens_the_delay(mail: SideBySide) -> None:
     assert all(200 - scale_to_load(90) <= wait <= 410 for wait in waits), waits
 
 
-def test_a_backoff_strategy_that_only_node_knows_is_calculated_as_exponential(mail: SideBySide) -> None:
+def test_an_unknown_backoff_strategy_of_node_is_applied_as_exponential(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("fail_until", {"attempt": 4}, attempts=4, backoff={"type": "mine", "delay": 100})
     mail.finished(job)
@@ -168,7 +166,7 @@ def test_a_permanent_error_in_a_job_of_node_is_not_retried(mail: SideBySide) -> 
     assert mail.all_heard("retries-exhausted", job) == []
 
 
-def test_node_sees_why_a_job_failed_here(either: SideBySide) -> None:
+def test_node_reads_why_a_job_failed_in_bulltask(either: SideBySide) -> None:
     either.worker()
     either.listen()
     job = either.add("fail", {"message": 'ünfit "{}" 😀', "error": "ValueError"}, attempts=2)
@@ -186,7 +184,7 @@ def test_node_sees_why_a_job_failed_here(either: SideBySide) -> None:
     assert either.counts() == {"failed": 1}
 
 
-def test_as_many_tracebacks_are_kept_as_node_says(mail: SideBySide) -> None:
+def test_nodes_stack_trace_limit_limits_the_stored_tracebacks(mail: SideBySide) -> None:
     mail.worker()
     for limit, kept in [(0, []), (1, ["3"]), (2, ["2", "3"]), (9, ["1", "2", "3"])]:
         job = mail.add("fail_until", {"attempt": 4}, attempts=4, stackTraceLimit=limit)
@@ -195,7 +193,7 @@ def test_as_many_tracebacks_are_kept_as_node_says(mail: SideBySide) -> None:
 
 
 @pytest.mark.parametrize("task", ["report", "areport"])
-def test_node_sees_the_progress_and_the_logs_of_a_job_that_runs_here(either: SideBySide, task: str) -> None:
+def test_node_reads_progress_and_logs_of_a_run_in_bulltask(either: SideBySide, task: str) -> None:
     steps: list[Any] = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True, None]
     either.worker()
     either.listen()
@@ -207,7 +205,7 @@ def test_node_sees_the_progress_and_the_logs_of_a_job_that_runs_here(either: Sid
     assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
 
 
-def test_no_more_log_lines_are_kept_than_node_wants(mail: SideBySide) -> None:
+def test_nodes_keep_logs_limits_the_stored_log_lines(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("report", {"steps": [1, 2, 3, 4]}, keepLogs=2)
     mail.finished(job)
@@ -217,7 +215,9 @@ def test_no_more_log_lines_are_kept_than_node_wants(mail: SideBySide) -> None:
 @pytest.mark.parametrize(
     ("task", "option", "ends"), [("echo", "removeOnComplete", "completed"), ("fail", "removeOnFail", "failed")]
 )
-def test_finished_jobs_of_node_are_removed_as_node_says(mail: SideBySide, task: str, option: str, ends: str) -> None:
+def test_finished_jobs_of_node_are_removed_by_nodes_options(
+    mail: SideBySide, task: str, option: str, ends: str
+) -> None:
     mail.worker()
     mail.listen()
     rules: list[tuple[object, int]] = [(3, 3), ({"count": 2}, 2), ({"age": 3600, "count": 1}, 1), (True, 1)]
@@ -240,7 +240,7 @@ def test_finished_jobs_of_node_are_removed_by_age(mail: SideBySide) -> None:
     assert [mail.gone(job) for job in (old, kept, new)] == [True, False, False]
 
 
-def test_a_second_job_of_node_with_the_same_id_is_not_run(mail: SideBySide) -> None:
+def test_a_second_job_of_node_with_the_same_id_does_not_run(mail: SideBySide) -> None:
     mail.listen()
     assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
     assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
@@ -251,7 +251,7 @@ def test_a_second_job_of_node_with_the_same_id_is_not_run(mail: SideBySide) -> N
     assert mail.counts() == {"completed": 1}
 
 
-def test_a_second_job_of_node_with_the_same_deduplication_id_is_not_run(mail: SideBySide) -> None:
+def test_a_second_job_of_node_with_the_same_deduplication_id_does_not_run(mail: SideBySide) -> None:
     mail.worker()
     gate = mail.add("hold", {"gate": "gate"}, deduplication={"id": "report"})
     mail.started(gate)
@@ -261,14 +261,14 @@ def test_a_second_job_of_node_with_the_same_deduplication_id_is_not_run(mail: Si
     assert mail.finished(mail.add("echo", {"value": 1}, deduplication={"id": "report"})) == 1
 
 
-def test_a_job_whose_id_has_colons_runs_here(mail: SideBySide) -> None:
+def test_a_node_job_whose_id_has_colons_runs(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("echo", {"value": 1}, jobId="a:b:c")
     assert mail.finished(job) == 1
     assert mail.result(job).state is JobState.COMPLETED
 
 
-def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideBySide) -> None:
+def test_a_job_with_an_unknown_task_is_left_for_another_worker(mail: SideBySide) -> None:
     ours = mail.worker()
     job = mail.add("only-in-node", {"to": "x"}, attempts=1)
     ours.wait_for_line("Unknown task", count=2)
@@ -282,13 +282,13 @@ def test_a_job_that_nobody_knows_here_is_left_for_a_worker_that_does(mail: SideB
     assert mail.seen(job)["attemptsMade"] == 1, "being passed on is no attempt"
 
 
-def test_a_job_that_nobody_knows_here_fails_if_we_say_so(mail: SideBySide) -> None:
+def test_a_job_with_an_unknown_task_fails_with_task_unknown_fail(mail: SideBySide) -> None:
     mail.worker(task_unknown="fail")
     with pytest.raises(NodeError, match="unknown task 'only-in-node'"):
         mail.finished(mail.add("only-in-node", {}, attempts=3))
 
 
-def test_a_job_of_node_has_the_time_limits_of_its_task_and_is_tried_again_as_node_said(mail: SideBySide) -> None:
+def test_time_limits_of_the_task_apply_to_node_jobs(mail: SideBySide) -> None:
     mail.worker(task_time_limit=30)
     late = mail.add("limited", {"seconds": 60}, attempts=2)
     with pytest.raises(NodeError, match=r"task limited ran longer than its soft time limit of 0\.3 s"):

@@ -16,7 +16,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_node_counts_our_jobs_in_every_state(either: SideBySide) -> None:
+def test_node_counts_bulltask_jobs_in_every_state(either: SideBySide) -> None:
     either.worker()
     for _ in range(2):
         either.send("echo").get(timeout=60)
@@ -35,7 +35,7 @@ def test_node_counts_our_jobs_in_every_state(either: SideBySide) -> None:
     assert either.counts() == {**counts, "paused": 3}
 
 
-def test_node_lists_our_workers(either: SideBySide) -> None:
+def test_node_lists_bulltasks_workers(either: SideBySide) -> None:
     assert either.call("getWorkers") == []
     first = either.worker(worker_name="mailer", children=2)
     second = either.worker()
@@ -57,7 +57,7 @@ def test_node_lists_our_workers(either: SideBySide) -> None:
     assert either.node.call("queue.getWorkers", queue="another") == []
 
 
-def test_node_exports_the_counts_of_our_queue_for_prometheus_as_we_do(either: SideBySide) -> None:
+def test_node_and_bulltask_export_the_same_prometheus_metrics(either: SideBySide) -> None:
     either.worker()
     either.send("echo").get(timeout=60)
     either.app.queue("mail").pause()
@@ -69,7 +69,7 @@ def test_node_exports_the_counts_of_our_queue_for_prometheus_as_we_do(either: Si
     assert f'bullmq_job_count{{queue="{either.name}", state="paused", env="test"}} 2' in theirs.splitlines()
 
 
-def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) -> None:
+def test_nodes_pause_stops_a_bulltask_worker_and_resume_wakes_it(either: SideBySide) -> None:
     either.worker(drain_delay=60)  # only the marker can wake it
     either.send("echo").get(timeout=60)
     either.call("pause")
@@ -81,7 +81,7 @@ def test_nodes_pause_stops_our_worker_and_resume_wakes_it(either: SideBySide) ->
         either.wait_for_event("completed", job)
 
 
-def test_a_job_that_runs_while_node_pauses_the_queue_ends_and_the_next_one_waits(mail: SideBySide) -> None:
+def test_a_running_job_ends_after_nodes_pause_and_the_next_job_waits(mail: SideBySide) -> None:
     mail.worker()
     running = mail.send("hold", gate="gate")
     mail.started(running.id)
@@ -108,7 +108,7 @@ def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: SideBySide) -
     assert job.get(timeout=60) == 1
 
 
-def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: SideBySide) -> None:
+def test_nodes_global_concurrency_limits_bulltasks_workers(mail: SideBySide) -> None:
     mail.call("setGlobalConcurrency", 1)
     mail.worker(children=2)
     mail.worker(children=1)
@@ -131,7 +131,7 @@ def test_no_more_jobs_run_at_once_than_nodes_global_concurrency_allows(mail: Sid
         job.get(timeout=60)
 
 
-def test_a_place_that_a_closing_node_worker_leaves_is_taken_within_seconds(mail: SideBySide) -> None:
+def test_a_bulltask_worker_starts_a_job_soon_after_a_node_worker_closes(mail: SideBySide) -> None:
     """Node tells nobody: its last job asks for no other, and BullMQ sets no marker when a job ends."""
     mail.call("setGlobalConcurrency", 1)
     theirs = mail.node_worker("sleep", {"ms": 2_000})
@@ -146,7 +146,7 @@ def test_a_place_that_a_closing_node_worker_leaves_is_taken_within_seconds(mail:
     assert started - ended <= scale_to_load(1_500)
 
 
-def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide) -> None:
+def test_nodes_global_rate_limit_limits_bulltasks_workers(mail: SideBySide) -> None:
     mail.call("setGlobalRateLimit", 2, 400)
     mail.worker(children=2)
     jobs = [mail.send("echo") for _ in range(6)]
@@ -158,7 +158,7 @@ def test_no_more_jobs_start_than_nodes_global_rate_limit_allows(mail: SideBySide
     assert starts[-1] - starts[0] < scale_to_load(3_000)
 
 
-def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: SideBySide) -> None:
+def test_a_manual_rate_limit_of_node_stops_a_bulltask_worker(mail: SideBySide) -> None:
     mail.call("setGlobalRateLimit", 1_000, 1)  # BullMQ looks at the limit only where some maximum is set
     mail.worker()
     mail.send("echo").get(timeout=60)
@@ -169,7 +169,7 @@ def test_a_rate_limit_that_node_sets_by_hand_stops_our_worker_for_as_long(mail: 
     assert 400 <= seen["processedOn"] - seen["timestamp"] < 10_000
 
 
-def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail: SideBySide) -> None:
+def test_the_limiter_of_a_node_worker_does_not_limit_a_bulltask_worker(mail: SideBySide) -> None:
     mail.node_worker("echo", limiter={"max": 1, "duration": 60_000})
     mail.listen()
     first = mail.add("echo", {"value": 1})
@@ -178,7 +178,7 @@ def test_the_limiter_option_of_a_node_worker_binds_that_worker_and_not_ours(mail
     assert mail.send("echo", value=2).get(timeout=60) == 2, "the limit is in no key that our worker could see"
 
 
-def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> None:
+def test_a_failed_bulltask_job_that_node_retries_runs_again(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.sender(task_max_retries=0).send_task("fail_until", kwargs={"attempt": 2})
@@ -190,7 +190,7 @@ def test_a_failed_job_of_ours_that_node_retries_runs_again(mail: SideBySide) -> 
     assert seen["failedReason"] is None
 
 
-def test_a_completed_job_of_ours_that_node_retries_runs_again(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_completed_bulltask_job_that_node_retries_runs_again(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     job = mail.send("record", file=file)
@@ -201,21 +201,21 @@ def test_a_completed_job_of_ours_that_node_retries_runs_again(mail: SideBySide, 
     assert ran(file) == [job.id, job.id]
 
 
-def test_a_delayed_job_of_ours_that_node_promotes_runs_now(mail: SideBySide) -> None:
+def test_a_delayed_bulltask_job_that_node_promotes_runs_immediately(mail: SideBySide) -> None:
     mail.worker(drain_delay=60)
     job = mail.send("echo", options={"countdown": 3600}, value=1)
     mail.job_call(job.id, "promote")
     assert job.get(timeout=60) == 1
 
 
-def test_a_delay_that_node_changes_counts(mail: SideBySide) -> None:
+def test_a_delay_that_node_changes_is_applied(mail: SideBySide) -> None:
     mail.worker(drain_delay=60)
     job = mail.send("echo", options={"countdown": 3600}, value=1)
     mail.job_call(job.id, "changeDelay", 50)
     assert job.get(timeout=60) == 1
 
 
-def test_a_priority_that_node_changes_counts(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_priority_that_node_changes_is_applied(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     jobs = [mail.send("record", options={"priority": 5}, file=file) for _ in range(3)]
     mail.job_call(jobs[2].id, "changePriority", {"priority": 1})
@@ -224,14 +224,14 @@ def test_a_priority_that_node_changes_counts(mail: SideBySide, tmp_path: Path) -
     assert ran(file) == [jobs[2].id, jobs[0].id, jobs[1].id]
 
 
-def test_data_that_node_changes_is_what_the_task_gets(mail: SideBySide) -> None:
+def test_a_task_receives_the_data_that_node_changed(mail: SideBySide) -> None:
     job = mail.send("echo", value=1)
     mail.job_call(job.id, "updateData", {"value": 2})
     mail.worker()
     assert job.get(timeout=60) == 2
 
 
-def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_bulltask_job_that_node_removes_does_not_run(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.listen()
     removed, kept = (mail.send("record", file=file) for _ in range(2))
@@ -242,7 +242,7 @@ def test_a_job_of_ours_that_node_removes_is_not_run(mail: SideBySide, tmp_path: 
     assert ran(file) == [kept.id]
 
 
-def test_node_cannot_remove_a_job_that_runs_here(mail: SideBySide) -> None:
+def test_node_cannot_remove_a_job_that_runs_in_bulltask(mail: SideBySide) -> None:
     mail.worker()
     job = mail.send("hold", gate="gate")
     mail.started(job.id)
@@ -252,7 +252,7 @@ def test_node_cannot_remove_a_job_that_runs_here(mail: SideBySide) -> None:
     assert job.get(timeout=60) == "gate"
 
 
-def test_node_drains_a_queue_of_ours(mail: SideBySide) -> None:
+def test_node_drains_a_bulltask_queue(mail: SideBySide) -> None:
     for options in ({}, {"priority": 1}, {"countdown": 60}):
         mail.send("echo", options=options)
     mail.call("drain")
@@ -261,7 +261,7 @@ def test_node_drains_a_queue_of_ours(mail: SideBySide) -> None:
     assert mail.counts() == {}
 
 
-def test_node_cleans_and_obliterates_a_queue_of_ours(mail: SideBySide) -> None:
+def test_node_cleans_and_obliterates_a_bulltask_queue(mail: SideBySide) -> None:
     mail.worker()
     jobs = [mail.send("echo").id for _ in range(3)]
     for job in jobs:

@@ -15,7 +15,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 
-def test_a_job_of_ours_runs_in_node_and_get_returns_what_node_returned(either: SideBySide) -> None:
+def test_a_bulltask_job_runs_in_node_and_get_returns_its_result(either: SideBySide) -> None:
     either.node_worker("echo")
     job = either.send("add", x=1, y=2)
     assert job.get(timeout=60) == {"x": 1, "y": 2}
@@ -28,7 +28,7 @@ def test_a_job_of_ours_runs_in_node_and_get_returns_what_node_returned(either: S
     assert either.counts() == {"completed": 1}
 
 
-def test_jobs_of_ours_sent_in_one_go_all_run_in_node(mail: SideBySide, tmp_path: Path) -> None:
+def test_jobs_sent_in_one_call_all_run_in_node(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file}, concurrency=5)
     task: Any = mail.app.tasks["record"]
@@ -52,7 +52,7 @@ def test_positional_arguments_and_defaults_reach_node_as_an_object(mail: SideByS
     assert mail.seen(mail.app.send_task("only-in-node").id)["data"] == {}
 
 
-def test_a_delayed_job_of_ours_runs_in_node_when_it_is_due(either: SideBySide) -> None:
+def test_a_delayed_bulltask_job_runs_in_node_when_it_is_due(either: SideBySide) -> None:
     either.node_worker("echo")
     job = either.send("echo", options={"countdown": 2})
     assert (job.state, either.seen(job.id)["state"]) == (JobState.DELAYED, "delayed")
@@ -71,9 +71,7 @@ def test_an_eta_is_a_delay_for_node(mail: SideBySide) -> None:
     assert mail.seen(mail.send("echo", options={"eta": moment - timedelta(hours=2)}).id)["state"] == "waiting"
 
 
-def test_jobs_of_ours_without_a_priority_run_first_then_low_numbers_then_high_ones(
-    either: SideBySide, tmp_path: Path
-) -> None:
+def test_bulltask_jobs_without_a_priority_run_before_those_with_one(either: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     priorities = [7, 2, None, 1, 2, 2_097_151, 0, 1]
     jobs = [either.send("record", options={"priority": it}, file=file) for it in priorities]
@@ -84,7 +82,7 @@ def test_jobs_of_ours_without_a_priority_run_first_then_low_numbers_then_high_on
     assert ran(file) == [jobs[index].id for index in (2, 6, 3, 7, 1, 4, 0, 5)]
 
 
-def test_a_lifo_job_of_ours_runs_in_node_before_those_that_wait(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_lifo_bulltask_job_runs_in_node_before_the_waiting_jobs(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     first, second = (mail.send("record", file=file) for _ in range(2))
     last = mail.send("record", options={"lifo": True}, file=file)
@@ -93,7 +91,7 @@ def test_a_lifo_job_of_ours_runs_in_node_before_those_that_wait(mail: SideBySide
     assert ran(file) == [last.id, first.id, second.id]
 
 
-def test_node_tries_a_job_of_ours_as_often_and_after_as_long_as_we_say(either: SideBySide) -> None:
+def test_node_applies_attempts_and_backoff_of_a_bulltask_job(either: SideBySide) -> None:
     app = either.sender(task_max_retries=3, task_retry_backoff=0.1)
     either.node_worker("fail-n", {"n": 3})
     job = app.send_task("echo")
@@ -111,7 +109,7 @@ def test_node_tries_a_job_of_ours_as_often_and_after_as_long_as_we_say(either: S
     ), waits
 
 
-def test_a_fixed_delay_between_attempts_is_kept_by_node(mail: SideBySide) -> None:
+def test_node_applies_a_fixed_retry_delay(mail: SideBySide) -> None:
     mail.app.task(name="patient", max_retries=2, retry_backoff=False, default_retry_delay=0.15)(print)
     mail.node_worker("fail-n", {"n": 2})
     job = mail.app.send_task("patient")
@@ -121,7 +119,7 @@ def test_a_fixed_delay_between_attempts_is_kept_by_node(mail: SideBySide) -> Non
     assert all(150 - scale_to_load(90) <= wait <= 160 for wait in waits), waits
 
 
-def test_an_unrecoverable_error_of_node_ends_a_job_of_ours(mail: SideBySide) -> None:
+def test_an_unrecoverable_error_in_node_fails_a_bulltask_job(mail: SideBySide) -> None:
     mail.node_worker("fail", {"message": "no such address", "unrecoverable": True})
     job = mail.send("fail")
     with pytest.raises(TaskError, match="no such address"):
@@ -130,7 +128,7 @@ def test_an_unrecoverable_error_of_node_ends_a_job_of_ours(mail: SideBySide) -> 
     assert (seen["opts"]["attempts"], seen["attemptsMade"], seen["state"]) == (3, 1, "failed")
 
 
-def test_get_raises_what_node_raised_with_nodes_stack(either: SideBySide) -> None:
+def test_get_raises_the_error_of_node_with_its_stack(either: SideBySide) -> None:
     either.node_worker("fail", {"message": "no such address ½ 😀"})
     job = either.send("fail", options={"max_retries": 0})
     with pytest.raises(TaskError) as failure:
@@ -144,7 +142,7 @@ def test_get_raises_what_node_raised_with_nodes_stack(either: SideBySide) -> Non
     assert either.counts() == {"failed": 1}
 
 
-def test_attempts_that_are_used_up_in_node_are_told(mail: SideBySide) -> None:
+def test_node_emits_retries_exhausted_for_a_bulltask_job(mail: SideBySide) -> None:
     app = mail.sender(task_max_retries=1, task_retry_backoff=0.01)
     mail.listen()
     mail.node_worker("fail")
@@ -155,7 +153,7 @@ def test_attempts_that_are_used_up_in_node_are_told(mail: SideBySide) -> None:
     assert job.snapshot().attempts_made == len(job.snapshot().stacktrace) == 2
 
 
-def test_progress_and_logs_of_a_job_that_runs_in_node_are_seen_here(either: SideBySide) -> None:
+def test_bulltask_reads_progress_and_logs_of_a_run_in_node(either: SideBySide) -> None:
     steps = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True]
     either.listen()
     either.node_worker("progress", {"steps": steps})
@@ -168,7 +166,7 @@ def test_progress_and_logs_of_a_job_that_runs_in_node_are_seen_here(either: Side
     assert len(either.seen(job.id)["logs"]) == len(steps)
 
 
-def test_progress_is_seen_while_the_job_runs_in_node(mail: SideBySide) -> None:
+def test_bulltask_reads_progress_while_the_job_runs_in_node(mail: SideBySide) -> None:
     mail.listen()
     mail.node_worker("progress", {"steps": [{"sent": 3}], "then_ms": 60_000})
     job = mail.send("echo")
@@ -177,7 +175,7 @@ def test_progress_is_seen_while_the_job_runs_in_node(mail: SideBySide) -> None:
 
 
 @pytest.mark.parametrize(("processor", "ends"), [("echo", "completed"), ("fail", "failed")])
-def test_node_keeps_finished_jobs_of_ours_as_long_as_we_say(mail: SideBySide, processor: str, ends: str) -> None:
+def test_node_applies_the_retention_of_bulltask_jobs(mail: SideBySide, processor: str, ends: str) -> None:
     mail.node_worker(processor)
     mail.listen()
     which = "result_expires" if ends == "completed" else "result_failure_expires"
@@ -206,7 +204,7 @@ def test_get_returns_the_value_of_a_job_that_node_finished_and_removed(mail: Sid
     assert job.get(timeout=60) == {"value": "ä"}
 
 
-def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first(mail: SideBySide) -> None:
+def test_a_second_bulltask_job_with_the_same_id_does_not_run(mail: SideBySide) -> None:
     mail.listen()
     first = mail.send("echo", options={"job_id": "invoice-1"}, value="first")
     again = mail.send("echo", options={"job_id": "invoice-1"}, value="second")
@@ -223,7 +221,7 @@ def test_a_second_job_of_ours_with_the_same_id_is_not_run_whoever_sent_the_first
     assert mail.counts() == {"completed": 2}
 
 
-def test_what_only_bulltask_knows_is_kept_and_ignored_by_node(mail: SideBySide) -> None:
+def test_node_keeps_and_ignores_the_options_that_only_bulltask_has(mail: SideBySide) -> None:
     mail.node_worker("echo")
     job = mail.send("echo", options={"expires": 0, "headers": {"trace": [1, {}]}}, value=1)
     assert job.get(timeout=60) == {"value": 1}, "a Node worker does not know expires"

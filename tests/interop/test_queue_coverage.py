@@ -71,7 +71,7 @@ def said(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_public_member_of_nodes_class_is_in_the_table_and_no_other(node_client: None, name: str) -> None:
+def test_the_table_lists_exactly_the_members_of_nodes_class(node_client: None, name: str) -> None:
     found = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
     assert len(found) >= 5, "the declarations are not read any more"
     assert said(name) == found
@@ -83,7 +83,7 @@ def test_every_option_of_nodes_queue_is_in_the_table(node_client: None) -> None:
     assert said("QueueOptions") == found
 
 
-def test_every_option_of_nodes_jobs_is_ours_too_or_in_the_table(node_client: None) -> None:
+def test_every_option_of_nodes_jobs_is_supported_or_in_the_table(node_client: None) -> None:
     found = options("interfaces/base-job-options.d.ts", "DefaultJobOptions", "BaseJobOptions")
     found |= options("types/job-options.d.ts", "CompressableJobOptions")
     assert {"attempts", "deduplication", "failParentOnFailure"} <= found
@@ -91,7 +91,7 @@ def test_every_option_of_nodes_jobs_is_ours_too_or_in_the_table(node_client: Non
     assert {name for ours, name in spelled.items() if ours not in AddOptions.__annotations__} == said("JobsOptions")
 
 
-def test_every_option_of_nodes_schedulers_is_in_the_table_and_the_table_has_all_of_ours(node_client: None) -> None:
+def test_the_table_lists_the_scheduler_options_of_node_and_bulltask(node_client: None) -> None:
     found = options("interfaces/repeat-options.d.ts", "RepeatOptions")
     found |= options("../../../cron-parser/types/common.d.ts", "ParserOptions") - {"iterator"}
     assert {"pattern", "tz"} <= found
@@ -101,7 +101,7 @@ def test_every_option_of_nodes_schedulers_is_in_the_table_and_the_table_has_all_
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_name_of_ours_in_the_table_exists_and_the_table_has_all(name: str) -> None:
+def test_the_table_lists_exactly_the_names_of_bulltask(name: str) -> None:
     kind = OURS[name]
     named = {word for row in rows(name) for word in re.findall(r"`([a-z_]+)[`(]", row[1])}
     same = {word for row in rows(name) if row[1].strip(" |") == "the same" for word in re.findall(r"`(\w+)`", row[0])}
@@ -111,7 +111,7 @@ def test_every_name_of_ours_in_the_table_exists_and_the_table_has_all(name: str)
     assert public - named - same == set()
 
 
-def test_both_producers_of_flows_have_the_same_methods() -> None:
+def test_both_flow_producers_have_the_same_methods() -> None:
     assert {name for name in dir(FlowProducer) if not name.startswith("_")} == {
         name for name in dir(AsyncFlowProducer) if not name.startswith("_")
     }

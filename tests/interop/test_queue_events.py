@@ -40,7 +40,7 @@ def of(events: list[types.QueueEvent], kind: Any) -> Any:
     return found
 
 
-def test_the_life_of_a_job_of_nodes(either: SideBySide, events: QueueEvents) -> None:
+def test_all_events_of_a_node_job_are_received(either: SideBySide, events: QueueEvents) -> None:
     job_id = either.add("echo", {"to": "ä😀", "n": [1, None]}, delay=30, attempts=2)
     either.node_worker("echo")
     heard = until(events, types.Completed)
@@ -59,7 +59,7 @@ def test_the_life_of_a_job_of_nodes(either: SideBySide, events: QueueEvents) -> 
     assert isinstance(events.next(10), types.Drained)
 
 
-def test_a_failure_of_nodes_with_its_retries(either: SideBySide, events: QueueEvents) -> None:
+def test_the_events_of_a_failing_node_job_are_received(either: SideBySide, events: QueueEvents) -> None:
     job_id = either.add("fail", {}, attempts=2)
     either.node_worker("fail", {"message": 'no "ünicorn"'})
     heard = until(events, types.RetriesExhausted)
@@ -69,7 +69,7 @@ def test_a_failure_of_nodes_with_its_retries(either: SideBySide, events: QueueEv
     assert [it.prev for it in heard if isinstance(it, types.Waiting)] == [None, "active"]
 
 
-def test_progress_of_nodes(either: SideBySide, events: QueueEvents) -> None:
+def test_progress_of_a_node_job_is_received(either: SideBySide, events: QueueEvents) -> None:
     steps = [50, {"sent": 3, "left": []}, "half ½"]
     either.add("report")
     either.node_worker("progress", {"steps": steps})
@@ -77,7 +77,7 @@ def test_progress_of_nodes(either: SideBySide, events: QueueEvents) -> None:
     assert [it.data for it in heard if isinstance(it, types.Progress)] == steps
 
 
-def test_what_node_does_with_a_queue(either: SideBySide, events: QueueEvents) -> None:
+def test_events_of_nodes_queue_methods_are_received(either: SideBySide, events: QueueEvents) -> None:
     either.call("pause")
     either.call("resume")
     assert [type(it) for it in until(events, types.Resumed)] == [types.Paused, types.Resumed]
@@ -97,7 +97,7 @@ def test_what_node_does_with_a_queue(either: SideBySide, events: QueueEvents) ->
     assert of(until(events, types.Cleaned), types.Cleaned).count == 1
 
 
-def test_a_flow_of_nodes(either: SideBySide, events: QueueEvents) -> None:
+def test_events_of_a_node_flow_are_received(either: SideBySide, events: QueueEvents) -> None:
     node = {"name": "echo", "queueName": either.name, "data": {"n": 1}}
     flow = either.node.call("flow.add", flow={**node, "children": [node]})
     either.node_worker("echo")
@@ -108,7 +108,7 @@ def test_a_flow_of_nodes(either: SideBySide, events: QueueEvents) -> None:
     assert [it.prev for it in heard if isinstance(it, types.Waiting)] == [None, "waiting-children"]
 
 
-def test_an_event_of_ones_own_reaches_node(either: SideBySide, events: QueueEvents) -> None:
+def test_a_custom_event_reaches_node(either: SideBySide, events: QueueEvents) -> None:
     either.listen()
     entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5})
     assert either.wait_for_event("invoice-paid") == {"jobId": "7", "total": "12.5"}
@@ -116,6 +116,6 @@ def test_an_event_of_ones_own_reaches_node(either: SideBySide, events: QueueEven
     assert (found.id, found.name, found.job_id) == (entry_id, "invoice-paid", "7")
 
 
-def test_node_lists_our_listener(either: SideBySide, events: QueueEvents) -> None:
+def test_node_lists_bulltasks_listener(either: SideBySide, events: QueueEvents) -> None:
     names = [client["rawname"] for client in either.call("getQueueEvents")]
     assert names == [f"{either.keys.client_name()}:qe"]

@@ -16,7 +16,7 @@ def no_marks(side: SideBySide) -> None:
     wait_until(lambda: not side.redis.exists(side.keys.revoked), 40, "the end of the mark")
 
 
-def test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it(either: SideBySide) -> None:
+def test_a_revoked_waiting_job_fails_in_node_and_can_be_retried(either: SideBySide) -> None:
     either.listen()
     job = either.add("echo", {"value": 7}, attempts=3)
     assert either.result(job).revoke() == "revoked"
@@ -34,7 +34,7 @@ def test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it(either: SideB
     assert either.seen(job)["state"] == "completed"
 
 
-def test_node_ends_a_job_that_our_worker_runs_and_its_retry_runs(either: SideBySide) -> None:
+def test_node_revokes_a_job_that_bulltask_runs_and_can_retry_it(either: SideBySide) -> None:
     either.listen()
     either.worker()
     job = either.add("hold", {"gate": "gate"}, attempts=5)
@@ -50,7 +50,7 @@ def test_node_ends_a_job_that_our_worker_runs_and_its_retry_runs(either: SideByS
 
 
 @pytest.mark.parametrize("options", [{"delay": 3_600_000}, {"priority": 3}, {}])
-def test_node_ends_a_job_that_waits(mail: SideBySide, options: dict[str, int]) -> None:
+def test_node_revokes_a_waiting_job(mail: SideBySide, options: dict[str, int]) -> None:
     mail.listen()
     if not options:
         mail.call("pause")
@@ -67,7 +67,7 @@ def test_node_ends_a_job_that_waits(mail: SideBySide, options: dict[str, int]) -
     no_marks(mail)
 
 
-def test_a_run_of_node_s_worker_goes_on_and_the_mark_goes_when_it_has_ended(mail: SideBySide) -> None:
+def test_a_run_in_nodes_worker_continues_and_its_request_is_removed(mail: SideBySide) -> None:
     mail.listen()
     mail.node_worker("hold", {"gate": "theirs"})
     job = mail.add("echo", {})
@@ -79,7 +79,7 @@ def test_a_run_of_node_s_worker_goes_on_and_the_mark_goes_when_it_has_ended(mail
     no_marks(mail)
 
 
-def test_a_job_that_fails_in_nodes_worker_is_not_retried_when_it_is_marked(mail: SideBySide) -> None:
+def test_a_revoked_job_that_fails_in_nodes_worker_is_not_retried(mail: SideBySide) -> None:
     mail.listen()
     mail.node_worker("fail")
     job = mail.add("echo", {}, attempts=5, backoff=3_600_000)

@@ -18,7 +18,7 @@ DATA: list[dict[str, Any]] = [{"n": n, "text": "ünï 😀", "none": None, "list
 ROWS = [("add" if one["n"] else "echo", encode(one).decode()) for one in DATA]
 
 
-def test_rows_run_in_node_and_return_what_it_returned(either: SideBySide) -> None:
+def test_rows_run_in_node_and_return_its_results(either: SideBySide) -> None:
     either.node_worker("echo", concurrency=5)
     ids = write_rows(either, ROWS)
     assert [either.result(one).get(timeout=60) for one in ids] == DATA
@@ -27,7 +27,7 @@ def test_rows_run_in_node_and_return_what_it_returned(either: SideBySide) -> Non
     assert (seen["id"], seen["name"], seen["data"], seen["state"]) == (ids[1], "add", DATA[1], "completed")
 
 
-def test_the_options_of_a_write_hold_in_node(mail: SideBySide) -> None:
+def test_the_options_of_a_write_apply_in_node(mail: SideBySide) -> None:
     opts = {"attempts": 2, "backoff": 0, "remove_on_fail": False, "priority": 3}
     ids = write_rows(mail, [("fail", '{"n":1}'), ("fail", '{"n":2}')], jobOpts=json.dumps(opts))
     assert mail.counts() == {"prioritized": 2}

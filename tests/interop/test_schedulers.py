@@ -44,7 +44,7 @@ def assert_regular(due: list[int], every_ms: int) -> None:
 
 
 @pytest.mark.parametrize("task", ["record", "arecord"])
-def test_a_series_of_node_goes_on_when_only_our_workers_run(either: SideBySide, tmp_path: Path, task: str) -> None:
+def test_a_series_of_node_continues_in_bulltasks_workers(either: SideBySide, tmp_path: Path, task: str) -> None:
     file = str(tmp_path / "runs")
     schedule(either, "often", {"every": 300}, task, {"file": file})
     either.worker(children=2)
@@ -56,7 +56,7 @@ def test_a_series_of_node_goes_on_when_only_our_workers_run(either: SideBySide, 
     assert known["template"]["data"] == {"file": file}
 
 
-def test_a_cron_pattern_of_node_fires_every_second_on_our_workers(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "Europe/Berlin"}, "record", {"file": file})
     mail.worker(children=2)
@@ -66,7 +66,7 @@ def test_a_cron_pattern_of_node_fires_every_second_on_our_workers(mail: SideBySi
     assert due[0] % 1000 == 0
 
 
-def test_a_limit_of_node_is_kept_to_the_last_iteration_and_no_further(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     schedule(mail, "thrice", {"every": 100, "limit": 3}, "record", {"file": file})
@@ -74,7 +74,7 @@ def test_a_limit_of_node_is_kept_to_the_last_iteration_and_no_further(mail: Side
     assert len(moments(file, "thrice")) == 3
 
 
-def test_an_end_date_of_node_is_kept(mail: SideBySide, tmp_path: Path) -> None:
+def test_an_end_date_of_node_ends_the_series(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.send("echo").get(timeout=60)
@@ -93,7 +93,7 @@ def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: SideByS
     assert mail.call("getJobScheduler", "failing")["iterationCount"] >= 4
 
 
-def test_an_older_repeatable_job_of_node_goes_on_too(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_repeatable_job_of_node_continues_in_bulltasks_worker(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.add("record", {"file": file}, repeat={"every": 250, "limit": 4})
@@ -110,7 +110,7 @@ def repeatable(sides: SideBySide, key: str, name: str, data: object, repeat: dic
     return sides.add(name, data, repeat=repeat, attempts=2)
 
 
-def test_repeatable_jobs_of_the_old_kind_go_on_to_their_limit(mail: SideBySide, tmp_path: Path) -> None:
+def test_legacy_repeatable_jobs_continue_to_their_limit(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     repeatable(mail, "record::::250", "record", {"file": file}, {"every": 250, "limit": 4})
@@ -119,7 +119,7 @@ def test_repeatable_jobs_of_the_old_kind_go_on_to_their_limit(mail: SideBySide, 
     assert len(set(ran(file))) == 4
 
 
-def test_a_removed_repeatable_job_of_the_old_kind_ends(mail: SideBySide) -> None:
+def test_a_removed_legacy_repeatable_job_ends(mail: SideBySide) -> None:
     mail.worker()
     job = repeatable(mail, "echo::::1000000000000", "echo", {}, {"every": 10**12})
     mail.redis.delete(mail.keys.repeat)
@@ -136,7 +136,7 @@ def test_a_removed_repeatable_job_of_the_old_kind_ends(mail: SideBySide) -> None
         ("echo::4000000000000::0 0 1 1 *", [], {"pattern": "0 0 1 1 *", "endDate": 4 * 10**12}),
     ],
 )
-def test_the_next_job_of_a_repeatable_one_is_the_same_from_either_worker(
+def test_both_workers_add_the_same_next_job_of_a_repeatable_job(
     mail: SideBySide, key: str, data: object, repeat: dict[str, Any]
 ) -> None:
     found = []
@@ -174,7 +174,7 @@ def next_repeat(sides: SideBySide) -> list[tuple[str, dict[str, Any]]]:
     return jobs
 
 
-def test_our_worker_adds_the_same_job_as_nodes_would(mail: SideBySide) -> None:
+def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: SideBySide) -> None:
     """Each side picks up the first iteration of a scheduler; the jobs that follow are the same but for the times."""
     repeats: dict[str, dict[str, Any]] = {
         "interval": {"every": 3_600_000},
@@ -229,7 +229,7 @@ def schedulers(mail: SideBySide) -> JobSchedulers:
     return mail.app.queue("mail").schedulers
 
 
-def test_nodes_worker_drives_our_schedulers(mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path) -> None:
+def test_nodes_worker_runs_bulltasks_schedulers(mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file})
     schedulers.upsert("often", every=0.3, name="record", data={"file": file})
@@ -244,7 +244,7 @@ def test_nodes_worker_drives_our_schedulers(mail: SideBySide, schedulers: JobSch
 
 
 @pytest.mark.parametrize("maker", ["ours", "Node"])
-def test_both_kinds_of_worker_share_a_series_and_no_tick_runs_twice(
+def test_workers_of_both_kinds_share_a_series_and_run_each_tick_once(
     mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path, maker: str
 ) -> None:
     file = str(tmp_path / "runs")
@@ -267,7 +267,7 @@ def workers(file: str) -> list[str]:
     return [line.split()[1] for line in Path(file).read_text().splitlines()] if Path(file).exists() else []
 
 
-def test_node_shows_our_schedulers_as_its_own(mail: SideBySide, schedulers: JobSchedulers) -> None:
+def test_node_reads_bulltasks_schedulers(mail: SideBySide, schedulers: JobSchedulers) -> None:
     ours = schedulers.upsert(
         "nightly", cron="0 3 * * *", tz="Europe/Berlin", limit=9, name="clean", data={"days": 7}, options={"lifo": True}
     )
@@ -291,7 +291,7 @@ def test_node_shows_our_schedulers_as_its_own(mail: SideBySide, schedulers: JobS
     assert schedulers.get("nightly") is None
 
 
-def test_what_we_store_is_what_node_stores(mail: SideBySide, schedulers: JobSchedulers) -> None:
+def test_bulltask_and_node_store_the_same_schedulers(mail: SideBySide, schedulers: JobSchedulers) -> None:
     """The same upserts from both sides: schedulers and first jobs are equal but for times, ids and our own key."""
     start, end = 4_000_000_000_000, 4_100_000_000_000
     rules: dict[str, tuple[dict[str, Any], Rule]] = {

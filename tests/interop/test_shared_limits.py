@@ -29,7 +29,7 @@ def life(mail: SideBySide, job_id: str) -> dict[str, Any]:
 # ---- limiter --------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: SideBySide) -> None:
+def test_workers_of_node_and_bulltask_share_a_rate_limit(mail: SideBySide) -> None:
     mail.worker(limiter="2/600ms", worker_name="ours").wait_for_line("Worker started")
     mail.app.send_task("echo").get(timeout=60)  # it has started indeed
     # Who takes the first job of a window is busy for a while, so the other one gets the second.
@@ -43,7 +43,7 @@ def test_a_node_worker_and_ours_with_the_same_limiter_share_the_limit(mail: Side
     assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"theirs", "ours"}
 
 
-def test_a_task_that_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> None:
+def test_a_task_that_rate_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> None:
     mail.worker(limiter="1000/s")
     first = mail.send("busy", duration=LIMIT_MS / 1000)
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first.id, prev="active")[0].ms
@@ -54,7 +54,7 @@ def test_a_task_that_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> No
     mail.node.call("worker.close", worker=handle)
 
 
-def test_a_node_processor_that_limits_the_queue_stops_our_worker(mail: SideBySide) -> None:
+def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: SideBySide) -> None:
     mail.node_worker("busy", {"ms": LIMIT_MS, "connection": {"url": mail.url}}, limiter=AMPLE)
     first = mail.add("echo", {"value": 1})
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first, prev="active")[0].ms
@@ -65,7 +65,7 @@ def test_a_node_processor_that_limits_the_queue_stops_our_worker(mail: SideBySid
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_a_job_that_limits_its_queue_has_the_life_that_it_has_in_node(mail: SideBySide, limited: bool) -> None:
+def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: SideBySide, limited: bool) -> None:
     options: dict[str, Any] = {"limiter": AMPLE} if limited else {}
     handle = mail.node_worker("busy", {"ms": 300, "connection": {"url": mail.url}}, **options)
     theirs = mail.add("busy", {"duration": 0.3}, attempts=1)
@@ -97,7 +97,7 @@ def test_a_job_that_limits_its_queue_has_the_life_that_it_has_in_node(mail: Side
         (None, "none", [None, True, None]),
     ],
 )
-def test_the_jobs_that_stay_are_those_that_stay_in_node(
+def test_retention_keeps_the_same_jobs_as_in_node(
     mail: SideBySide, task: str, option: Any, setting: str, said: list[Any]
 ) -> None:
     theirs, ours = ("removeOnComplete", "remove_on_complete") if task == "echo" else ("removeOnFail", "remove_on_fail")
@@ -134,7 +134,7 @@ def their_metrics(mail: SideBySide, kind: str) -> Metrics:
 
 @pytest.mark.parametrize("kind", ["completed", "failed"])
 @pytest.mark.parametrize("most", [3, 100])
-def test_the_metrics_that_our_worker_writes_are_those_of_node(mail: SideBySide, kind: str, most: int) -> None:
+def test_bulltasks_worker_writes_the_metrics_of_node(mail: SideBySide, kind: str, most: int) -> None:
     key = mail.keys.metrics_completed if kind == "completed" else mail.keys.metrics_failed
     task = "echo" if kind == "completed" else "fail"
 

@@ -42,7 +42,7 @@ def pair(request: pytest.FixtureRequest, either: SideBySide) -> tuple[dict[str, 
     return either.redis.hgetall(either.keys.job(job.id)), either.redis.hgetall(either.keys.job(other))
 
 
-def test_our_job_has_the_fields_of_nodes_own(pair: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_a_bulltask_job_has_the_fields_of_a_node_job(pair: tuple[dict[str, str], dict[str, str]]) -> None:
     ours, theirs = pair
     assert ours.keys() == theirs.keys() == {"name", "data", "opts", "timestamp", "delay", "priority"}
     for field in ("name", "data", "delay", "priority"):
@@ -50,20 +50,20 @@ def test_our_job_has_the_fields_of_nodes_own(pair: tuple[dict[str, str], dict[st
     assert -CLOCKS_MS <= int(theirs["timestamp"]) - int(ours["timestamp"]) < scale_to_load(5_000)
 
 
-def test_our_options_are_nodes_own_and_the_key_bulltask(pair: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_stored_options_are_those_of_node_and_the_key_bulltask(pair: tuple[dict[str, str], dict[str, str]]) -> None:
     ours, theirs = (json.loads(fields["opts"]) for fields in pair)
     assert ours.pop("bulltask") == {"v": 1}
     assert (ours.pop("jobId"), theirs.pop("jobId")) == ("ours", "theirs")
     assert ours == theirs
 
 
-def test_without_options_ours_differ_from_nodes_by_our_defaults(mail: SideBySide) -> None:
+def test_stored_jobs_without_options_differ_by_bulltasks_defaults(mail: SideBySide) -> None:
     ours, theirs = mail.send("echo"), mail.add("echo")
     assert stored(mail, theirs) == {"attempts": 0}
     assert stored(mail, ours.id) == DEFAULTS
 
 
-def test_every_setting_of_ours_is_an_option_of_nodes_with_the_same_value(mail: SideBySide) -> None:
+def test_each_setting_is_stored_as_an_option_of_node(mail: SideBySide) -> None:
     """What each setting and option of ours becomes; all but ``bulltask`` and ``maxDelay`` are BullMQ's."""
     table: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"task_max_retries": 0}, {"attempts": 1}),
@@ -81,7 +81,7 @@ def test_every_setting_of_ours_is_an_option_of_nodes_with_the_same_value(mail: S
         assert stored(mail, job.id) == {name: value for name, value in expected.items() if value is not None}, settings
 
 
-def test_a_task_with_a_fixed_delay_is_stored_as_node_stores_one(mail: SideBySide) -> None:
+def test_a_fixed_retry_delay_is_stored_like_in_node(mail: SideBySide) -> None:
     mail.app.task(name="patient", retry_backoff=False, default_retry_delay=7)(print)
     ours = mail.app.send_task("patient")
     theirs = mail.add("patient", {}, backoff=7_000)
@@ -89,7 +89,7 @@ def test_a_task_with_a_fixed_delay_is_stored_as_node_stores_one(mail: SideBySide
     assert stored(mail, ours.id)["backoff"] == {"type": "fixed", "delay": 7_000, "jitter": 0, "maxDelay": 3_600_000}
 
 
-def test_what_only_bulltask_knows_stands_in_its_own_key(mail: SideBySide) -> None:
+def test_options_that_only_bulltask_has_are_stored_under_its_key(mail: SideBySide) -> None:
     job = mail.send("echo", options={"expires": 60, "headers": {"n": 2**53 - 1, "none": None, "empty": []}})
     own = stored(mail, job.id)["bulltask"]
     timestamp = int(mail.redis.hget(mail.keys.job(job.id), "timestamp") or 0)
@@ -106,9 +106,7 @@ def test_what_only_bulltask_knows_stands_in_its_own_key(mail: SideBySide) -> Non
         ({"priority": 1}, {"marker", "prioritized", "pc"}),
     ],
 )
-def test_our_send_writes_the_keys_that_nodes_add_writes(
-    mail: SideBySide, options: dict[str, Any], keys: set[str]
-) -> None:
+def test_a_send_writes_the_same_keys_as_nodes_add(mail: SideBySide, options: dict[str, Any], keys: set[str]) -> None:
     opts = {"delay": 60_000} if "countdown" in options else options
     ours = mail.send("echo", options=options)
     written = keys_by_type(mail, ours.id)
@@ -119,7 +117,7 @@ def test_our_send_writes_the_keys_that_nodes_add_writes(
     assert written.keys() == {"events", "id", "meta", "JOB", *keys}
 
 
-def test_our_queue_says_of_itself_what_nodes_says(mail: SideBySide) -> None:
+def test_a_send_writes_the_same_queue_metadata_as_node(mail: SideBySide) -> None:
     mail.send("echo")
     ours = mail.redis.hgetall(mail.keys.meta)
     mail.redis.flushdb()
@@ -132,7 +130,7 @@ def test_our_queue_says_of_itself_what_nodes_says(mail: SideBySide) -> None:
     ("task", "ends", "more"),
     [("echo", "completed", {"returnvalue"}), ("fail", "failed", {"failedReason", "stacktrace"})],
 )
-def test_a_finished_job_has_the_same_fields_whoever_ran_it(
+def test_a_finished_job_has_the_same_fields_after_both_workers(
     mail: SideBySide, task: str, ends: str, more: set[str]
 ) -> None:
     mail.listen()

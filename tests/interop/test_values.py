@@ -68,7 +68,7 @@ def same(left: Any, right: Any) -> bool:
     return json.dumps(left) == json.dumps(right)
 
 
-def test_node_reads_what_we_sent_and_we_read_what_node_returned(mail: SideBySide) -> None:
+def test_values_from_bulltask_to_node_and_back_are_unchanged(mail: SideBySide) -> None:
     mail.node_worker("echo", concurrency=10)
     task: Any = mail.app.tasks["echo"]
     jobs = mail.app.send_many([task.s(value) for value in VALUES])
@@ -78,7 +78,7 @@ def test_node_reads_what_we_sent_and_we_read_what_node_returned(mail: SideBySide
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_we_read_what_node_sent_and_node_reads_what_we_returned(mail: SideBySide, task: str) -> None:
+def test_values_from_node_to_bulltask_and_back_are_unchanged(mail: SideBySide, task: str) -> None:
     mail.worker()
     jobs = mail.call("addBulk", [{"name": task, "data": {"value": value}} for value in VALUES])
     for job, value in zip(jobs, VALUES, strict=True):
@@ -86,7 +86,7 @@ def test_we_read_what_node_sent_and_node_reads_what_we_returned(mail: SideBySide
         assert same(mail.result(job["id"]).get(timeout=60), value)
 
 
-def test_data_is_stored_as_node_itself_would_write_it(mail: SideBySide) -> None:
+def test_data_is_stored_byte_for_byte_like_in_node(mail: SideBySide) -> None:
     """Byte for byte, but for the few floats that the two languages spell differently."""
     for value in VALUES:
         if isinstance(value, float):
@@ -96,7 +96,7 @@ def test_data_is_stored_as_node_itself_would_write_it(mail: SideBySide) -> None:
         assert texts[0] == texts[1]
 
 
-def test_a_whole_float_comes_back_from_node_as_an_integer(mail: SideBySide) -> None:
+def test_node_returns_a_whole_float_as_an_integer(mail: SideBySide) -> None:
     mail.node_worker("echo")
     returned = mail.send("echo", value=2.0).get(timeout=60)["value"]
     assert (returned, type(returned)) == (2, int)
@@ -107,7 +107,7 @@ def test_keys_that_look_like_integers_come_first_in_node(mail: SideBySide) -> No
     assert list(mail.send("echo", value={"b": 1, "10": 2, "9": 3}).get(timeout=60)["value"]) == ["9", "10", "b"]
 
 
-def test_nothing_is_sent_when_an_argument_cannot_travel(mail: SideBySide) -> None:
+def test_nothing_is_sent_if_an_argument_cannot_be_encoded(mail: SideBySide) -> None:
     loop: list[Any] = []
     loop.append(loop)
     refused = [2**53, -(2**53), float("nan"), float("inf"), -float("inf"), {1: "x"}, {1, 2}, b"x", loop, object()]
@@ -126,7 +126,7 @@ def test_nothing_is_sent_when_an_argument_cannot_travel(mail: SideBySide) -> Non
     assert mail.counts() == {}
 
 
-def test_a_return_value_that_cannot_travel_fails_the_job_and_says_where_it_is(mail: SideBySide) -> None:
+def test_a_return_value_that_cannot_be_encoded_fails_the_job(mail: SideBySide) -> None:
     mail.worker()
     reasons = {"integer": r"\['total'\] is the integer 9007199254740992", "nan": " is nan", "infinity": r"\[0\] is inf"}
     for kind, reason in reasons.items():
@@ -137,14 +137,14 @@ def test_a_return_value_that_cannot_travel_fails_the_job_and_says_where_it_is(ma
             assert mail.redis.hget(mail.keys.job(job.id), "returnvalue") is None
 
 
-def test_a_number_of_node_beyond_2_53_is_an_integer_here_and_cannot_be_returned(mail: SideBySide) -> None:
+def test_a_number_of_node_beyond_2_53_cannot_be_returned(mail: SideBySide) -> None:
     mail.worker()
     job = mail.result(mail.add("add", {"x": 1e16, "y": 1}))  # Node writes 10000000000000000
     with pytest.raises(TaskError, match="is the integer 10000000000000001, beyond"):
         job.get(timeout=60)
 
 
-def test_a_progress_that_cannot_travel_fails_the_attempt_and_reaches_no_listener(mail: SideBySide) -> None:
+def test_a_progress_that_cannot_be_encoded_fails_the_attempt(mail: SideBySide) -> None:
     mail.worker()
     mail.listen()
     job = mail.add("report", {"steps": [1, 10**16]})
@@ -152,7 +152,7 @@ def test_a_progress_that_cannot_travel_fails_the_attempt_and_reaches_no_listener
     assert [event["data"] for event in mail.all_heard("progress", job)] == [1]
 
 
-def test_a_job_whose_data_is_no_json_fails_instead_of_stalling(mail: SideBySide) -> None:
+def test_a_job_with_invalid_json_data_fails_instead_of_stalling(mail: SideBySide) -> None:
     mail.worker(children=1)
     for broken in ('{"value":', '{"value":NaN}', ""):
         mail.call("pause")

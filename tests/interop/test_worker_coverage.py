@@ -48,19 +48,19 @@ def ioredis() -> set[str]:
 # ---- Worker ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_public_member_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+def test_the_table_lists_exactly_the_members_of_nodes_worker(node_client: None) -> None:
     found = declared("worker", "Worker") | declared("queue-base", "QueueBase")
     assert {"pause", "resume", "isPaused", "close", "run"} <= found
     assert said(WORKERS, "Worker") == found
 
 
-def test_every_event_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+def test_the_table_lists_exactly_the_events_of_nodes_worker(node_client: None) -> None:
     found = listened("classes/worker.d.ts", "WorkerListener") | ioredis()
     assert {"completed", "stalled", "ready"} <= found
     assert said(WORKERS, "WorkerListener") == found
 
 
-def test_every_option_of_nodes_worker_is_in_the_table_and_no_other(node_client: None) -> None:
+def test_the_table_lists_exactly_the_options_of_nodes_worker(node_client: None) -> None:
     found = options("interfaces/worker-options.d.ts", "WorkerOptions")
     found |= options("interfaces/sandboxed-options.d.ts", "SandboxedOptions")
     found |= options("interfaces/queue-options.d.ts", "QueueBaseOptions")
@@ -68,7 +68,7 @@ def test_every_option_of_nodes_worker_is_in_the_table_and_no_other(node_client: 
     assert said(WORKERS, "WorkerOptions") == found
 
 
-def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() -> None:
+def test_settings_events_methods_and_signals_in_the_tables_exist() -> None:
     cells = [right for name in ("Worker", "WorkerListener", "WorkerOptions") for _, right in rows(WORKERS, name)]
     words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
     classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
@@ -88,7 +88,7 @@ def test_the_settings_events_methods_and_signals_that_the_tables_name_exist() ->
 
 
 @pytest.mark.parametrize("name", ["WorkerOptions", "Worker"])
-def test_what_is_not_here_says_why(name: str) -> None:
+def test_rows_that_are_not_available_give_a_reason(name: str) -> None:
     lines = [right for _, right in rows(WORKERS, name) if right.startswith("not available")]
     assert lines
     assert all(re.match(r"not available: .{10}", line) for line in lines)
@@ -97,7 +97,7 @@ def test_what_is_not_here_says_why(name: str) -> None:
 # ---- QueueEvents ----------------------------------------------------------------------------------------------------
 
 
-def test_every_member_of_nodes_queue_events_is_in_the_table_and_no_other(node_client: None) -> None:
+def test_the_table_lists_exactly_the_members_of_nodes_queue_events(node_client: None) -> None:
     found = declared("queue-events", "QueueEvents")
     assert {"on", "run", "close"} <= found
     assert said(EVENTS, "QueueEvents") == found
@@ -106,7 +106,7 @@ def test_every_member_of_nodes_queue_events_is_in_the_table_and_no_other(node_cl
     assert said(EVENTS, "QueueEventsOptions") == found
 
 
-def test_every_event_of_nodes_queue_events_has_its_class_or_a_line(node_client: None) -> None:
+def test_every_event_of_nodes_queue_events_has_a_class_or_a_row(node_client: None) -> None:
     found = listened("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
     text = EVENTS.read_text().partition("## Event types")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]
@@ -116,7 +116,7 @@ def test_every_event_of_nodes_queue_events_has_its_class_or_a_line(node_client: 
 
 
 @pytest.mark.parametrize("kind", [QueueEvents, AsyncQueueEvents])
-def test_every_method_of_our_queue_events_is_in_the_table_and_exists(kind: type[EventReaderBase]) -> None:
+def test_the_table_lists_the_methods_of_bulltasks_queue_events(kind: type[EventReaderBase]) -> None:
     tables = ("QueueEvents", "QueueEventsOptions", "QueueEventsProducer")
     cells = [right for name in tables for _, right in rows(EVENTS, name)]
     named = {word for cell in cells for word in re.findall(r"`([a-z_]+)[`(=]", cell)}

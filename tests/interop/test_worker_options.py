@@ -28,7 +28,7 @@ def remains(mail: SideBySide, job: str) -> dict[str, Any]:
     return {**told, "traces": len(json.loads(fields["stacktrace"])), "ends": ends}
 
 
-def test_a_job_that_was_started_too_often_ends_as_under_nodes_max_started_attempts(mail: SideBySide) -> None:
+def test_max_started_attempts_fails_a_job_like_in_node(mail: SideBySide) -> None:
     handle = mail.node_worker("fail", {}, maxStartedAttempts=2)
     theirs = mail.add("fail", {"message": "it failed"}, **RETRIED)
     there = remains(mail, theirs)
@@ -41,7 +41,7 @@ def test_a_job_that_was_started_too_often_ends_as_under_nodes_max_started_attemp
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_a_job_stalls_as_often_under_our_max_stalled_count_as_under_nodes(mail: SideBySide, most: int) -> None:
+def test_max_stalled_count_fails_a_job_like_in_node(mail: SideBySide, most: int) -> None:
     def taken_and_lost() -> str:
         """One stall more than allowed; the worker that takes the job the second time finds it first."""
         job = mail.add("echo", {"value": 1}, **RETRIED)

@@ -323,7 +323,7 @@ def with_failed_child(side: ApiForm) -> Job:
 def clear_logs(side: ApiForm) -> Any:
     job = side.add()
     job.log("one")
-    job.log("add_two")
+    job.log("two")
     job.clear_logs(1)
     return job.get_logs().lines
 
@@ -362,7 +362,7 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
         [None, {"n": 1}, None, 2 * HOUR_MS, 0],
     ),
     "change_priority": (change_job(lambda job: job.change_priority(3, lifo=True)), [None, {"n": 1}, None, 0, 3]),
-    "clear_logs": (clear_logs, ["add_two"]),
+    "clear_logs": (clear_logs, ["two"]),
     "extend_lock": (lambda s: [acquire_job(s).extend_lock(token, 200) for token in ("t", "foreign")], [True, False]),
     "get_children_values": (lambda s: with_child(s).get_children_values(), {"Q:#2": {"price": 3}}),
     "get_dependencies": (
@@ -375,8 +375,8 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
         {"ignored": {"Q:#2": "gone"}, "failed": []},
     ),
     "get_logs": (
-        lambda s: [(job := s.add()).log("one"), job.log("add_two"), job.get_logs(0, 0, asc=False)][2],
-        {"lines": ["add_two"], "count": 2},
+        lambda s: [(job := s.add()).log("one"), job.log("two"), job.get_logs(0, 0, asc=False)][2],
+        {"lines": ["two"], "count": 2},
     ),
     "get_state": (state_of("get_state", lambda s: s.add()), ["waiting", "delayed"]),
     "is_active": (state_of("is_active", acquire_job), [True, False]),

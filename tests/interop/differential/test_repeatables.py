@@ -51,7 +51,7 @@ def test_repeatable_jobs_are_listed_as_in_node(pair: Pair, form: Form) -> None:
     assert [name for _, name, _ in outcome.ours[0]["ok"]] == ["tick", "keyed", "night", "night", "end"]
 
 
-def test_schedulers_are_no_repeatable_jobs(pair: Pair, form: Form) -> None:
+def test_schedulers_are_not_listed_as_repeatable_jobs(pair: Pair, form: Form) -> None:
     """Node lists them too, and would remove them by their key without their template."""
     outcome = pair.run([do("repeatables")], form, made=[*MADE[:1], every(HOUR)])
     assert (len(outcome.theirs[0]["ok"]), len(outcome.ours[0]["ok"])) == (2, 1)
@@ -71,14 +71,14 @@ def test_schedulers_are_no_repeatable_jobs(pair: Pair, form: Form) -> None:
     ],
     ids=lambda step: json.dumps(step)[:70],
 )
-def test_removing_a_repeatable_job_leaves_the_same_behind_as_in_node(
+def test_removing_a_repeatable_job_leaves_the_same_state_as_in_node(
     pair: Pair, form: Form, step: dict[str, Any]
 ) -> None:
     outcome = pair.run([step, step], form, made=MADE)
     assert not outcome.report()
 
 
-def test_a_series_that_goes_on_can_be_removed(pair: Pair, form: Form) -> None:
+def test_a_running_series_can_be_removed(pair: Pair, form: Form) -> None:
     steps = [do("wait", ms=2 * HOUR), take(), removed("tick", {"every": HOUR}), do("repeatables")]
     outcome = pair.run(steps, form, made=MADE[:1])
     assert not outcome.report()
@@ -102,7 +102,9 @@ def oldest(pair: Pair, key: str, job_id: str) -> None:
     [removed("tick", {"every": HOUR, "tz": "UTC"}), do("remove_repeatable_by_key", key=OLDEST)],
     ids=["by what it was made of", "by its key"],
 )
-def test_a_series_of_the_oldest_form_is_removed_with_its_next_job(pair: Pair, form: Form, step: dict[str, Any]) -> None:
+def test_a_series_of_the_oldest_format_is_removed_with_its_next_job(
+    pair: Pair, form: Form, step: dict[str, Any]
+) -> None:
     job_id = f"repeat:{md5('tick' + md5(OLDEST))}:{START_MS + HOUR}"
     outcome = pair.run([step, do("repeatables")], form, made=[], prepare=lambda: oldest(pair, OLDEST, job_id))
     assert not outcome.report()
@@ -110,7 +112,7 @@ def test_a_series_of_the_oldest_form_is_removed_with_its_next_job(pair: Pair, fo
     assert "delayed" not in outcome.our_state
 
 
-def test_a_key_of_the_oldest_form_says_what_it_is(pair: Pair, form: Form) -> None:
+def test_a_key_of_the_oldest_format_is_parsed(pair: Pair, form: Form) -> None:
     end = START_MS + 1000 * HOUR
     key = f"tick:mine:{end}:Europe/Berlin:0 3 * * *"
     outcome = pair.run([do("repeatables")], form, made=[], prepare=lambda: oldest(pair, key, "x"))

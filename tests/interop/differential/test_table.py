@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 PAGE = ROOT / "docs" / "reference" / "differences.md"
 ELSEWHERE = {
     "test_a_job_that_was_put_aside_is_added_as_they_add_it": "tests/hazard/test_structures.py",
-    "test_node_hears_that_a_waiting_job_has_failed_and_may_retry_it": "tests/interop/test_revoke.py",
+    "test_a_revoked_waiting_job_fails_in_node_and_can_be_retried": "tests/interop/test_revoke.py",
     "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
     "test_a_parent_waits_for_new_children_although_its_first_child_is_completed": "tests/redis/test_flow_add.py",
@@ -56,7 +56,7 @@ def defaults(session_node: NodeBridge, broker_url: str) -> Any:
         yield queue
 
 
-def test_default_options(pair: Pair, defaults: Queue) -> None:
+def test_default_job_options_are_bulltasks(pair: Pair, defaults: Queue) -> None:
     theirs = opts(pair.run([add()], intended=False))[0]
     job = defaults.add("a")
     ours = json.loads(str(pair.redis.hget(f"{defaults.qualified_name}:{job.id}", "opts")))
@@ -69,13 +69,13 @@ def test_default_options(pair: Pair, defaults: Queue) -> None:
     }
 
 
-def test_own_key_in_options(pair: Pair) -> None:
+def test_every_job_has_the_option_bulltask(pair: Pair) -> None:
     theirs, ours = opts(pair.run([add()], intended=False))
     assert ours.pop("bulltask") == {"v": 1}
     assert theirs == ours
 
 
-def test_ids(pair: Pair) -> None:
+def test_job_ids_are_unique_and_sorted(pair: Pair) -> None:
     with Queue("ids", pair.url) as queue:
         ids = [queue.add("a").id for _ in range(3)]
         assert all(UUID7.fullmatch(job_id) for job_id in ids)
@@ -85,7 +85,7 @@ def test_ids(pair: Pair) -> None:
     assert both(pair.run([add(), add()]), "id", "value") == ("2", "2")  # the counter counts all the same
 
 
-def test_description_of_the_queue(pair: Pair) -> None:
+def test_queue_metadata_is_written_with_the_first_job(pair: Pair) -> None:
     theirs, ours = both(pair.run([do("is_maxed")], intended=False), "meta", "value")
     assert (theirs, ours) == (META, None)
     theirs, ours = both(pair.run([add()], intended=False), "meta", "value")
@@ -96,7 +96,7 @@ def test_description_of_the_queue(pair: Pair) -> None:
         assert queue.get_meta() == {"version": "bullmq:5.81.5", "opts.maxLenEvents": "7"}
 
 
-def test_resume_merges(pair: Pair) -> None:
+def test_resume_merges_wait_and_paused(pair: Pair) -> None:
     """A client of BullMQ 6 adds to ``wait`` while the queue is paused; Node's resume would overwrite the list."""
     steps = [do("pause"), add(), do("flag_off"), add(), do("flag_on"), do("resume")]
     outcome = pair.run(steps)
@@ -104,7 +104,7 @@ def test_resume_merges(pair: Pair) -> None:
     assert both(outcome, "#2", "type") == ("hash", "hash")  # Node's job is nowhere but in its hash
 
 
-def test_renewal_of_locks(pair: Pair) -> None:
+def test_an_expired_lock_is_reacquired_when_it_is_renewed(pair: Pair) -> None:
     """Node says that the lock is lost while the job goes on; ours is taken again, as nobody else has the job."""
     held = [add(), add(), take("t0"), take("t1")]
     same = pair.run([*held, do("check_stalled"), do("extend_locks", ms=2 * TTL_UNIT_MS)])
@@ -117,7 +117,7 @@ def test_renewal_of_locks(pair: Pair) -> None:
     assert outcome.their_state == outcome.our_state
 
 
-def test_answer_of_a_job_without_a_parent(pair: Pair, session_node: NodeBridge) -> None:
+def test_removing_a_missing_parent_dependency_returns_false(pair: Pair, session_node: NodeBridge) -> None:
     outcome = pair.run([add(), do("remove_dependency", job=0)])
     assert not outcome.report()
     assert outcome.ours[-1] == {"ok": False}
@@ -126,7 +126,7 @@ def test_answer_of_a_job_without_a_parent(pair: Pair, session_node: NodeBridge) 
         session_node.call("job.call", queue="alone", job=job["id"], method="removeChildDependency")
 
 
-def test_deduplication_key_of_a_job(pair: Pair) -> None:
+def test_a_job_frees_a_deduplication_id_only_if_it_owns_it(pair: Pair) -> None:
     """``removeDeduplicationKey`` came with 5.65: a job frees the id only if it owns it."""
     with Queue("dedup", pair.url) as queue:
         first = queue.add("a", deduplication="d", job_id="first")
@@ -139,7 +139,7 @@ def test_deduplication_key_of_a_job(pair: Pair) -> None:
     assert not pair.run([add(deduplication=key), do("remove_dedup", id="d"), add(deduplication=key)]).report()
 
 
-def test_what_is_retried(pair: Pair) -> None:
+def test_errors_that_are_not_transient_are_not_retried(pair: Pair) -> None:
     """An error that is not known to be transient ends a job of ours; Node's are all retried."""
     steps = [add(attempts=2), take(), fail(kind="ValueError")]
     outcome = pair.run(steps)
@@ -147,7 +147,7 @@ def test_what_is_retried(pair: Pair) -> None:
     assert both(outcome, "wait", "value") == (["#1"], None)
 
 
-def test_largest_priority(pair: Pair, defaults: Queue) -> None:
+def test_priorities_out_of_range_are_rejected(pair: Pair, defaults: Queue) -> None:
     theirs = pair.run([add(priority=2**21 - 1)])
     assert not theirs.report()
     with pytest.raises(ConfigError, match="priority"):
@@ -156,7 +156,7 @@ def test_largest_priority(pair: Pair, defaults: Queue) -> None:
         defaults.add("a", priority=-1)
 
 
-def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
+def test_a_changed_scheduler_rule_applies_immediately(pair: Pair) -> None:
     """The scripts are those of 5.65.1, the only ones that a Python wheel has: the new rule counts at once."""
     outcome = pair.run([every(HOUR), take(), complete(), every(2 * HOUR)])
     assert both(outcome, "repeat", "value") == ([["s", START_MS + HOUR]], [["s", START_MS + 3000]])
@@ -167,7 +167,7 @@ def test_changed_rule_of_a_scheduler(pair: Pair) -> None:
     assert both(outcome, "repeat", "value") == ([["p", midnight_ms + 3 * HOUR]], [["p", midnight_ms + 4 * HOUR]])
 
 
-def test_limit_of_clean(pair: Pair, session_node: NodeBridge) -> None:
+def test_clean_stops_at_its_limit(pair: Pair, session_node: NodeBridge) -> None:
     with Queue("cleaned", pair.url) as queue:
         queue.add_bulk([{"name": "a", "data": {}, "options": {"delay": 60}} for _ in range(22_100)])
         assert len(queue.clean(0, 10_050, "delayed")) == 10_050
@@ -175,7 +175,7 @@ def test_limit_of_clean(pair: Pair, session_node: NodeBridge) -> None:
         assert len(session_node.call("queue.call", queue="{cleaned}", method="clean", args=args)) > 10_050
 
 
-def test_limit_of_logs(pair: Pair, session_node: NodeBridge) -> None:
+def test_logs_keep_the_newest_thousand_lines(pair: Pair, session_node: NodeBridge) -> None:
     with Queue("logged", pair.url) as queue:
         job = queue.add("a")
         pair.redis.rpush(f"{queue.qualified_name}:{job.id}:logs", *["line"] * 1_000)
@@ -184,7 +184,7 @@ def test_limit_of_logs(pair: Pair, session_node: NodeBridge) -> None:
         assert session_node.call("queue.call", queue="{logged}", method="addJobLog", args=args) == 1_001
 
 
-def test_refused_flows(pair: Pair) -> None:
+def test_invalid_flows_are_rejected(pair: Pair) -> None:
     leaf = FlowJob("leaf", "q", {}, {"job_id": "same"})
     with FlowProducer(pair.url) as flows:
         with pytest.raises(InvalidNameError, match="twice"):
@@ -197,7 +197,7 @@ def test_refused_flows(pair: Pair) -> None:
         assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
 
 
-def test_the_time(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
+def test_job_times_are_those_of_the_server(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
     """Ours is Redis' own; Node's is that of its machine."""
     job = defaults.add("a")
     seconds, micros = pair.redis.time()
@@ -206,10 +206,10 @@ def test_the_time(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None
     assert both(outcome, "#1", "value", "timestamp")[0] == str(START_MS)
 
 
-def test_every_row_of_the_page_is_asserted_here_and_the_other_way_round() -> None:
+def test_the_page_and_this_module_name_the_same_tests() -> None:
     named = set(re.findall(r"`(test_[a-z_]+)`", PAGE.read_text()))
     here = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
-    here.remove("test_every_row_of_the_page_is_asserted_here_and_the_other_way_round")
+    here.remove("test_the_page_and_this_module_name_the_same_tests")
     for name, file in ELSEWHERE.items():
         assert f"def {name}(" in (ROOT / file).read_text()
     assert named == here | ELSEWHERE.keys()

@@ -27,7 +27,7 @@ HERE = ROOT / "tests/interop/official"
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_every_row_of_the_page_names_a_test_that_is_there() -> None:
+def test_every_row_of_the_page_names_an_existing_test() -> None:
     text = PAGE.read_text()
     files = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`test_" in line]
@@ -43,7 +43,7 @@ def test_every_row_of_the_page_names_a_test_that_is_there() -> None:
 
 
 @THE_SAME
-def test_the_pages_counts_of_nodes_methods(mail: SideBySide, node_client: None) -> None:
+def test_the_page_counts_nodes_methods_correctly(mail: SideBySide, node_client: None) -> None:
     there = mail.node.call("names")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
     place = {"2.16.2": 2, "3.4.4": 3}[there["version"][0]]
@@ -59,7 +59,7 @@ def test_the_pages_counts_of_nodes_methods(mail: SideBySide, node_client: None) 
 
 
 @THE_SAME
-def test_what_neither_version_has(mail: SideBySide) -> None:
+def test_neither_version_has_the_missing_methods(mail: SideBySide) -> None:
     there = mail.node.call("names")
     missing = {
         "Queue": "getWorkers getMetrics getDependencies getPrioritizedCount removeDeduplicationKey",
@@ -71,7 +71,7 @@ def test_what_neither_version_has(mail: SideBySide) -> None:
 
 
 @THE_SAME
-def test_what_only_its_next_version_has(mail: SideBySide) -> None:
+def test_only_version_three_has_the_added_methods(mail: SideBySide) -> None:
     there = mail.node.call("names")
     added = {
         "bullmq": "QueueEvents JobScheduler AbortSignal",
@@ -84,7 +84,7 @@ def test_what_only_its_next_version_has(mail: SideBySide) -> None:
 
 
 @THE_SAME
-def test_it_is_for_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
+def test_the_official_client_is_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
     there = mail.node.call("names")
     assert {"add", "addBulk", "getJobs", "close"} <= set(there["awaited"])
     assert "py.typed" not in there["files"]
@@ -97,7 +97,9 @@ def test_it_is_for_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
 
 @pytest.mark.parametrize(("runs", "least", "most"), [("theirs", 2.0, 2.2), ("ours", 0.1, 1.1)])
 @THE_SAME
-def test_how_many_scripts_a_worker_calls_for_each_job(mail: SideBySide, runs: str, least: float, most: float) -> None:
+def test_workers_call_the_stated_number_of_scripts_for_each_job(
+    mail: SideBySide, runs: str, least: float, most: float
+) -> None:
     task: Any = mail.app.tasks["echo"]
     mail.app.send_many([task.s(n) for n in range(200)])
     before = scripts(mail)
@@ -115,7 +117,7 @@ def scripts(mail: SideBySide) -> int:
 
 
 @THE_SAME
-def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_once(mail: SideBySide) -> None:
+def test_the_official_worker_checks_for_stalled_jobs_after_one_interval(mail: SideBySide) -> None:
     mail.node_worker("echo", stalledInterval=60_000)
     mail.send("echo").get(timeout=60)
     assert not mail.redis.exists(mail.keys.stalled_check)
@@ -124,7 +126,7 @@ def test_it_looks_for_stalled_jobs_only_after_the_first_interval_and_ours_at_onc
 
 
 @THE_SAME
-def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> None:
+def test_the_official_worker_waits_for_its_drain_delay_after_a_rate_limit(mail: SideBySide) -> None:
     """A window of 0.3 s lasts as long as drainDelay, 5 s unless it is set: it does not look when the limit ends."""
     with mail.app.queue("mail") as queue:
         queue.set_global_rate_limit(1, 0.3)
@@ -145,7 +147,7 @@ def test_after_a_rate_limit_it_waits_for_its_drain_delay(mail: SideBySide) -> No
 
 
 @THE_SAME
-def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_stalls(mail: SideBySide) -> None:
+def test_an_unknown_backoff_leaves_the_job_active_in_the_official_worker(mail: SideBySide) -> None:
     mail.node_worker("fail")
     job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
     assert "Unknown backoff strategy mine" in mail.node.wait_event("worker.error")["message"]
@@ -159,7 +161,7 @@ def test_a_job_with_a_backoff_that_it_does_not_know_stays_active_there_until_it_
 
 
 @FIXED
-def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
+def test_the_official_worker_does_not_keep_the_last_tracebacks(mail: SideBySide) -> None:
     mail.node_worker("fail-n", {"n": 3})
     kept = {}
     for limit in (0, 1, 2, 9):
@@ -170,9 +172,7 @@ def test_it_keeps_other_tracebacks_than_the_last_ones(mail: SideBySide) -> None:
 
 
 @THE_SAME
-def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
-    mail: SideBySide, flaky: FlakyProxy
-) -> None:
+def test_the_official_client_waits_forever_on_a_dead_connection(mail: SideBySide, flaky: FlakyProxy) -> None:
     at: dict[str, Any] = {"connection": {"host": flaky.host, "port": flaky.port}, "queue": mail.name, "opts": {}}
     mail.node.call("queue.add", name="echo", data={}, **at)
     app = App("sender", f"redis://{flaky.host}:{flaky.port}/0", task_default_queue="mail", redis_socket_timeout=0.5)
@@ -187,7 +187,7 @@ def test_without_a_timeout_of_its_own_it_waits_for_ever_on_a_dead_connection(
 
 
 @FIXED
-def test_a_job_that_has_a_deferred_failure_is_failed_there_with_an_error_beside_it(mail: SideBySide) -> None:
+def test_a_deferred_failure_raises_an_error_in_the_official_worker(mail: SideBySide) -> None:
     with mail.app.queue("mail") as queue:
         job = queue.add("echo")
     mail.redis.hset(mail.keys.job(job.id), "defa", "stopped")

@@ -80,7 +80,7 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: SideBySide, tmp_path: P
 
 
 @pytest.mark.parametrize("sent_by", ["us", "it"])
-def test_the_jobs_of_a_killed_official_worker_are_run_by_ours(mail: SideBySide, sent_by: str) -> None:
+def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: SideBySide, sent_by: str) -> None:
     jobs = [mail.send("echo", value=n).id if sent_by == "us" else mail.add("echo", {"value": n}) for n in range(3)]
     with OfficialPython.to(mail.url) as doomed:
         opts = {"concurrency": 3, **STALLS}
@@ -97,7 +97,7 @@ def test_the_jobs_of_a_killed_official_worker_are_run_by_ours(mail: SideBySide, 
 
 
 @pytest.mark.parametrize("sent_by", ["us", "it"])
-def test_the_job_of_our_killed_worker_is_run_by_an_official_one(mail: SideBySide, sent_by: str) -> None:
+def test_the_job_of_a_killed_bulltask_worker_runs_in_an_official_worker(mail: SideBySide, sent_by: str) -> None:
     worker = mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("hold", gate="gate").id if sent_by == "us" else mail.add("hold", {"gate": "gate"})
     mail.started(job)
@@ -110,7 +110,7 @@ def test_the_job_of_our_killed_worker_is_run_by_an_official_one(mail: SideBySide
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_job_that_an_official_worker_stalled_too_often_fails_in_it_when_it_is_picked_up(mail: SideBySide) -> None:
+def test_a_job_that_stalled_too_often_fails_in_an_official_worker(mail: SideBySide) -> None:
     """Both look whether BullMQ has marked the job for failure; only the official one then loses track of it."""
     job = mail.send("hold", gate="gate")
     worker = mail.worker(lock_duration=1, stalled_interval=1)
@@ -123,7 +123,7 @@ def test_a_job_that_an_official_worker_stalled_too_often_fails_in_it_when_it_is_
     assert mail.send("echo").get(timeout=60) == {}, "it goes on"
 
 
-def test_an_official_worker_does_not_take_the_long_job_of_ours_that_holds_the_interpreter(mail: SideBySide) -> None:
+def test_an_official_worker_does_not_run_a_job_that_blocks_a_bulltask_child(mail: SideBySide) -> None:
     mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("spin", seconds=4)
     mail.stream.wait_for(event="active", jobId=job.id)
@@ -133,9 +133,7 @@ def test_an_official_worker_does_not_take_the_long_job_of_ours_that_holds_the_in
 
 
 @THE_SAME
-def test_a_job_that_holds_the_event_loop_of_an_official_worker_runs_a_second_time_beside_itself(
-    mail: SideBySide, tmp_path: Path
-) -> None:
+def test_a_job_that_blocks_an_official_workers_event_loop_runs_twice(mail: SideBySide, tmp_path: Path) -> None:
     """It renews its locks on the loop that runs the jobs: what blocks it for longer than a lock loses the lock."""
     done = tmp_path / "done"
     mail.node_worker("block", {"until": str(done)}, **STALLS)
@@ -152,7 +150,7 @@ def test_a_job_that_holds_the_event_loop_of_an_official_worker_runs_a_second_tim
 
 
 @THE_SAME
-def test_a_job_that_an_official_worker_closes_by_force_stalls(mail: SideBySide) -> None:
+def test_a_job_stalls_after_a_forced_close_of_an_official_worker(mail: SideBySide) -> None:
     """Ours gives back what runs at a cold stop, so that it can start again at once."""
     theirs = mail.node_worker("sleep", {"ms": 60_000}, **STALLS)
     job = mail.send("echo", value=1)
@@ -171,7 +169,7 @@ def test_a_job_that_an_official_worker_closes_by_force_stalls(mail: SideBySide) 
 
 
 @FIXED
-def test_an_idle_worker_stops_there_when_its_wait_is_over_and_here_at_once(mail: SideBySide) -> None:
+def test_an_idle_official_worker_stops_only_after_its_wait(mail: SideBySide) -> None:
     theirs = mail.node_worker("echo", drainDelay=5)
     mail.send("echo").get(timeout=60)
     wait_until(lambda: waits_for_the_marker(mail), what="its wait")

@@ -19,7 +19,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_job_that_it_sends_runs_here_and_it_reads_the_result(either: SideBySide) -> None:
+def test_a_job_of_the_official_queue_runs_and_its_result_is_read_back(either: SideBySide) -> None:
     either.worker()
     job = either.add("add", {"x": 1, "y": 2})
     assert either.result(job).get(timeout=60) == 3
@@ -31,7 +31,7 @@ def test_a_job_that_it_sends_runs_here_and_it_reads_the_result(either: SideBySid
     assert either.job_call(job, "isCompleted") is True
 
 
-def test_values_go_from_it_to_our_task_and_come_back_the_same(mail: SideBySide) -> None:
+def test_values_from_the_official_queue_are_returned_unchanged(mail: SideBySide) -> None:
     mail.worker()
     nested: Any = {"a": [{"b": {"c": [None, [], {}, [[1]]]}}]}
     values: list[Any] = [None, True, "ünï 😀 \u2028 \x00 \ud800", 2**53 - 1, -0.5, [], {}, nested]
@@ -41,14 +41,14 @@ def test_values_go_from_it_to_our_task_and_come_back_the_same(mail: SideBySide) 
         assert mail.seen(job)["returnvalue"] == value
 
 
-def test_a_large_integer_arrives_but_is_not_returned_as_node_would_round_it(mail: SideBySide) -> None:
+def test_a_large_integer_is_received_but_cannot_be_returned(mail: SideBySide) -> None:
     mail.worker()
     assert mail.result(mail.add("add", {"x": 2**60, "y": -(2**60) + 1})).get(timeout=60) == 1
     with pytest.raises(TaskError, match="Node"):
         mail.result(mail.add("echo", {"value": 2**53})).get(timeout=60)
 
 
-def test_jobs_that_it_adds_in_bulk_all_run_here(mail: SideBySide, tmp_path: Path) -> None:
+def test_jobs_that_the_official_queue_adds_in_bulk_all_run(mail: SideBySide, tmp_path: Path) -> None:
     mail.worker(children=2)
     file = str(tmp_path / "runs")
     jobs = mail.call("addBulk", [{"name": "record", "data": {"file": file}} for _ in range(50)])
@@ -57,7 +57,7 @@ def test_jobs_that_it_adds_in_bulk_all_run_here(mail: SideBySide, tmp_path: Path
     assert sorted(ran(file)) == sorted(job["id"] for job in jobs)
 
 
-def test_a_delayed_job_of_it_runs_here_when_it_is_due(either: SideBySide) -> None:
+def test_a_delayed_job_of_the_official_queue_runs_when_it_is_due(either: SideBySide) -> None:
     either.worker().wait_for_line("Child started")
     job = either.add("echo", {"value": "later"}, delay=2_000)
     assert either.seen(job)["state"] == "delayed"
@@ -66,7 +66,7 @@ def test_a_delayed_job_of_it_runs_here_when_it_is_due(either: SideBySide) -> Non
     assert 2_000 - CLOCKS_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
 
 
-def test_its_jobs_run_here_in_the_order_of_their_priorities_and_lifo_first(mail: SideBySide, tmp_path: Path) -> None:
+def test_jobs_of_the_official_queue_run_lifo_first_then_by_priority(mail: SideBySide, tmp_path: Path) -> None:
     data = {"file": str(tmp_path / "runs")}
     priorities = [7, 2, None, 1, 2, 2_097_152, None, 1]
     jobs = [mail.add("record", data, **({"priority": it} if it else {})) for it in priorities]
@@ -85,7 +85,7 @@ BACKOFFS: list[tuple[Any, list[int]]] = [
 ]
 
 
-def test_its_jobs_are_retried_here_after_the_delays_that_they_name(mail: SideBySide) -> None:
+def test_jobs_of_the_official_queue_are_retried_after_their_backoff(mail: SideBySide) -> None:
     mail.worker()
     for backoff, delays in BACKOFFS:
         opts = {"backoff": backoff} if backoff else {}
@@ -103,7 +103,7 @@ def test_its_jobs_are_retried_here_after_the_delays_that_they_name(mail: SideByS
         ]
 
 
-def test_it_reads_why_a_job_failed_here(mail: SideBySide) -> None:
+def test_the_official_job_reads_why_it_failed_in_bulltask(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("fail", {"message": 'ünfit "{}" 😀', "error": "ValueError"})
     with pytest.raises(ValueError, match="ünfit"):
@@ -114,7 +114,7 @@ def test_it_reads_why_a_job_failed_here(mail: SideBySide) -> None:
     assert mail.job_call(job, "isFailed") is True
 
 
-def test_it_reads_progress_and_logs_of_a_job_that_runs_here(mail: SideBySide) -> None:
+def test_the_official_job_reads_progress_and_logs_of_a_run_in_bulltask(mail: SideBySide) -> None:
     steps: list[Any] = [10, {"sent": 3, "left": []}, "half ½ 😀", None]
     mail.worker()
     job = mail.add("report", {"steps": steps})
@@ -123,7 +123,7 @@ def test_it_reads_progress_and_logs_of_a_job_that_runs_here(mail: SideBySide) ->
     assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
 
 
-def test_a_second_job_of_it_with_the_same_id_is_not_run(mail: SideBySide) -> None:
+def test_a_second_job_of_the_official_queue_with_the_same_id_does_not_run(mail: SideBySide) -> None:
     assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
     assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
     mail.worker()
@@ -134,7 +134,9 @@ def test_a_second_job_of_it_with_the_same_id_is_not_run(mail: SideBySide) -> Non
 @pytest.mark.parametrize(
     ("task", "option", "ends"), [("echo", "removeOnComplete", "completed"), ("fail", "removeOnFail", "failed")]
 )
-def test_finished_jobs_of_it_are_removed_here_as_it_says(mail: SideBySide, task: str, option: str, ends: str) -> None:
+def test_finished_jobs_of_the_official_queue_are_removed_by_its_options(
+    mail: SideBySide, task: str, option: str, ends: str
+) -> None:
     mail.worker()
     rules: list[tuple[object, int]] = [(3, 3), ({"count": 2}, 2), ({"age": 3600, "count": 1}, 1), (True, 1)]
     for keep, left in rules:  # each leaves fewer than the one before; what is removed at once removes no others
@@ -145,7 +147,7 @@ def test_finished_jobs_of_it_are_removed_here_as_it_says(mail: SideBySide, task:
         assert mail.gone(jobs[-1]) is (keep is True)
 
 
-def test_a_flow_of_it_runs_here_and_the_parent_waits_for_its_children(mail: SideBySide) -> None:
+def test_a_flow_of_the_official_producer_runs_its_children_first(mail: SideBySide) -> None:
     children = [{"name": "add", "queueName": mail.name, "data": {"x": n}} for n in (1, 2)]
     tree = mail.node.call(
         "flow.add", flow={"name": "echo", "queueName": mail.name, "data": {"value": "all"}, "children": children}
@@ -163,7 +165,7 @@ def test_a_flow_of_it_runs_here_and_the_parent_waits_for_its_children(mail: Side
 
 
 @FIXED
-def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) -> None:
+def test_the_official_deduplication_option_has_no_effect(mail: SideBySide) -> None:
     first, second = (mail.add("echo", {"value": n}, deduplication={"id": "report", "ttl": 60_000}) for n in (1, 2))
     mail.worker()
     assert [mail.result(job).get(timeout=60) for job in (first, second)] == [1, 2]
@@ -171,7 +173,7 @@ def test_its_option_deduplication_is_stored_and_has_no_effect(mail: SideBySide) 
 
 
 @FIXED
-def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -> None:
+def test_the_official_keep_logs_option_has_no_effect_on_other_clients(mail: SideBySide) -> None:
     mail.worker()
     job = mail.add("report", {"steps": [1, 2, 3]}, keepLogs=2)
     mail.result(job).get(timeout=60)
@@ -179,7 +181,7 @@ def test_its_option_keep_logs_has_no_effect_on_other_clients(mail: SideBySide) -
 
 
 @FIXED
-def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
+def test_official_default_job_options_apply_only_to_bulk_adds(mail: SideBySide) -> None:
     defaults: dict[str, Any] = {"queue": mail.name, "defaultJobOptions": {"attempts": 7}}
     single = mail.node.call("queue.add", name="echo", data={}, opts={}, **defaults)
     many = mail.node.call("queue.call", method="addBulk", args=[[{"name": "echo", "data": {}}]], **defaults)
@@ -190,7 +192,7 @@ def test_its_default_job_options_hold_for_bulk_only(mail: SideBySide) -> None:
 
 
 @FIXED
-def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySide) -> None:
+def test_failure_options_of_children_have_no_effect_in_official_flows(mail: SideBySide) -> None:
     mail.worker()
     for policy in (
         "failParentOnFailure",
@@ -207,7 +209,7 @@ def test_in_its_flows_no_policy_for_failed_children_has_an_effect(mail: SideBySi
 
 
 @FIXED
-def test_the_jobs_that_its_flow_producer_returns_cannot_be_asked(mail: SideBySide) -> None:
+def test_jobs_that_the_official_flow_producer_returns_have_no_state(mail: SideBySide) -> None:
     flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": []}
     job = mail.node.call("flow.ask", flow=flow)
     assert job["state"] == "unknown"
@@ -215,7 +217,7 @@ def test_the_jobs_that_its_flow_producer_returns_cannot_be_asked(mail: SideBySid
 
 
 @THE_SAME
-def test_a_lost_reply_makes_two_jobs_of_its_and_one_of_ours(mail: SideBySide, flaky: Any) -> None:
+def test_a_lost_reply_adds_two_official_jobs_and_one_bulltask_job(mail: SideBySide, flaky: Any) -> None:
     at: dict[str, Any] = {
         "connection": {"host": flaky.host, "port": flaky.port},
         "queue": mail.name,
@@ -240,7 +242,7 @@ def test_a_lost_reply_makes_two_jobs_of_its_and_one_of_ours(mail: SideBySide, fl
 
 
 @THE_SAME
-def test_it_refuses_less_than_ours(mail: SideBySide) -> None:
+def test_the_official_queue_rejects_less_than_bulltasks_queue(mail: SideBySide) -> None:
     with pytest.raises(NodeError, match="Out of range float"):
         mail.add("echo", {"value": float("nan")})
     mail.add("echo", {"value": 2**53}, priority=-1, attempts=-1, jobId="7", nonsense=1)

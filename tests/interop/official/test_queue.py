@@ -40,7 +40,7 @@ def failed(mail: SideBySide, queue: Queue, count: int) -> list[str]:
     return jobs
 
 
-def test_both_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue) -> None:
     mail.node_worker("echo")
     done = [mail.send("echo", value=n) for n in range(2)]
     for job in done:
@@ -59,7 +59,7 @@ def test_both_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue) -> No
         assert {job.id for job in queue.get_jobs([state])} == set(ids)
 
 
-def test_either_pauses_and_resumes_and_no_job_is_lost(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_pause_and_resume_without_losing_jobs(mail: SideBySide, queue: Queue) -> None:
     ids = [queue.add("echo").id, mail.add("echo")]
     mail.call("pause")
     assert queue.is_paused()
@@ -78,7 +78,7 @@ def test_either_pauses_and_resumes_and_no_job_is_lost(mail: SideBySide, queue: Q
     assert mail.counts() == {"completed": 6}
 
 
-def test_either_retries_what_failed(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_retry_failed_jobs(mail: SideBySide, queue: Queue) -> None:
     jobs = failed(mail, queue, 4)
     mail.job_call(jobs[0], "retry")
     retried = queue.get_job(jobs[1])
@@ -95,7 +95,7 @@ def test_either_retries_what_failed(mail: SideBySide, queue: Queue) -> None:
         mail.stream.wait_for(2, event="completed", jobId=job)
 
 
-def test_either_promotes_removes_cleans_and_obliterates(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_promote_remove_clean_and_obliterate(mail: SideBySide, queue: Queue) -> None:
     ours, theirs = (queue.add("echo", delay=60).id for _ in range(2))
     mail.job_call(ours, "promote")
     queue.promote_jobs()
@@ -116,7 +116,7 @@ def test_either_promotes_removes_cleans_and_obliterates(mail: SideBySide, queue:
     assert mail.redis.keys("bull:*") == []
 
 
-def test_either_updates_data_progress_and_logs_of_the_others_job(mail: SideBySide, queue: Queue) -> None:
+def test_both_clients_update_data_progress_and_logs_of_a_job(mail: SideBySide, queue: Queue) -> None:
     job = queue.add("echo", {"n": 1})
     mail.job_call(job.id, "updateData", {"n": 2})
     mail.job_call(job.id, "updateProgress", {"at": "half"})
@@ -136,14 +136,14 @@ def test_either_updates_data_progress_and_logs_of_the_others_job(mail: SideBySid
 
 @pytest.mark.parametrize("method", ["getWaiting", "getActive"])
 @FIXED
-def test_its_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
+def test_the_official_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="'NoneType' object is not iterable"):
         mail.call(method)
 
 
 @FIXED
-def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue: Queue) -> None:
+def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: SideBySide, queue: Queue) -> None:
     [job] = failed(mail, queue, 1)
     mail.node_worker("echo")
     done = queue.add("echo")
@@ -153,14 +153,14 @@ def test_its_list_of_failed_jobs_has_the_completed_ones(mail: SideBySide, queue:
 
 
 @FIXED
-def test_an_empty_list_of_jobs_raises_there(mail: SideBySide, queue: Queue) -> None:
+def test_an_empty_list_of_jobs_raises_in_the_official_queue(mail: SideBySide, queue: Queue) -> None:
     with pytest.raises(NodeError, match="empty"):
         mail.call("getCompleted")
     assert queue.get_jobs(["completed"]) == []
 
 
 @FIXED
-def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, queue: Queue) -> None:
+def test_the_official_counts_omit_prioritized_jobs_by_default(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo", priority=1)
     assert mail.call("getJobCounts") == dict.fromkeys(
         ["active", "completed", "delayed", "failed", "paused", "waiting", "waiting-children"], 0
@@ -169,7 +169,7 @@ def test_its_counts_leave_out_prioritized_jobs_unless_asked(mail: SideBySide, qu
 
 
 @FIXED
-def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue: Queue) -> None:
+def test_the_official_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue: Queue) -> None:
     job = queue.add("echo", priority=3)
     with pytest.raises(NodeError, match="Missing key for job"):
         mail.job_call(job.id, "changePriority", {"priority": 1})
@@ -178,7 +178,7 @@ def test_its_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue:
 
 
 @FIXED
-def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
+def test_the_official_obliterate_with_force_raises(mail: SideBySide, queue: Queue) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="bool"):
         mail.call("obliterate", True)
@@ -187,7 +187,7 @@ def test_its_obliterate_by_force_raises(mail: SideBySide, queue: Queue) -> None:
 
 
 @FIXED
-def test_its_resume_drops_the_jobs_that_a_client_of_bullmq_6_left_waiting(mail: SideBySide, queue: Queue) -> None:
+def test_the_official_resume_loses_jobs_that_bullmq_6_left_in_wait(mail: SideBySide, queue: Queue) -> None:
     """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
 
     def left_after(resume: Callable[[], object]) -> int:

@@ -18,7 +18,7 @@ DATA: list[dict[str, Any]] = [{"n": n, "text": "ünï 😀", "none": None, "list
 
 
 @THE_SAME
-def test_rows_run_there_and_return_what_it_returned(mail: SideBySide) -> None:
+def test_rows_run_in_the_official_worker_and_return_its_results(mail: SideBySide) -> None:
     mail.node_worker("echo", concurrency=5)
     ids = write_rows(mail, [("add", encode(one).decode()) for one in DATA])
     assert [mail.result(one).get(timeout=60) for one in ids] == DATA
@@ -28,7 +28,7 @@ def test_rows_run_there_and_return_what_it_returned(mail: SideBySide) -> None:
 
 
 @THE_SAME
-def test_the_options_of_a_write_hold_there(mail: SideBySide) -> None:
+def test_the_options_of_a_write_apply_in_the_official_worker(mail: SideBySide) -> None:
     opts = {"attempts": 2, "backoff": 0, "remove_on_fail": False, "priority": 3}
     [one] = write_rows(mail, [("fail", '{"n":1}')], jobOpts=json.dumps(opts))
     assert mail.redis.zcard(mail.keys.prioritized) == 1

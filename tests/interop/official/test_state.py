@@ -56,9 +56,7 @@ def states(side: SideBySide, theirs: list[str], ours: list[str]) -> tuple[State,
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ADDS, ids=[json.dumps(theirs) for theirs, _ in ADDS])
-def test_a_job_that_either_adds_is_the_same_in_redis(
-    mail: SideBySide, theirs: dict[str, Any], ours: dict[str, Any]
-) -> None:
+def test_both_clients_store_the_same_job(mail: SideBySide, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     opts = {**theirs, "timestamp": NOW_MS}
     their_ids = [
         mail.node.call("queue.add", queue="theirs", name="mail.send", data=DATA, opts=opts)["id"] for _ in range(2)
@@ -71,7 +69,7 @@ def test_a_job_that_either_adds_is_the_same_in_redis(
     assert difference(their_state, our_state) == ""
 
 
-def test_a_flow_that_either_adds_is_the_same_in_redis(mail: SideBySide) -> None:
+def test_both_clients_store_the_same_flow(mail: SideBySide) -> None:
     at = {"timestamp": NOW_MS}
     child = {"name": "load", "queueName": "theirs", "data": {"n": 1}, "opts": at}
     flow = {"name": "report", "queueName": "theirs", "data": DATA, "children": [child], "opts": at}
@@ -97,7 +95,7 @@ def told(side: SideBySide, job: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("ends", ["echo", "fail"])
-def test_either_worker_leaves_the_same_fields_but_its_name_and_the_same_events(mail: SideBySide, ends: str) -> None:
+def test_both_workers_write_the_same_events_and_fields_except_the_name(mail: SideBySide, ends: str) -> None:
     opts = {"attempts": 2, "backoff": 10} if ends == "fail" else {}
     theirs = mail.add(ends, {}, **opts)
     mail.node_worker(ends, {})

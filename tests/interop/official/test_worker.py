@@ -19,7 +19,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 
-def test_a_job_of_ours_runs_there_and_get_returns_what_it_returned(either: SideBySide) -> None:
+def test_a_bulltask_job_runs_in_the_official_worker_and_get_returns_its_result(either: SideBySide) -> None:
     either.node_worker("echo")
     job = either.send("add", x=1, y=2)
     assert job.get(timeout=60) == {"x": 1, "y": 2}
@@ -30,14 +30,14 @@ def test_a_job_of_ours_runs_there_and_get_returns_what_it_returned(either: SideB
     assert either.counts() == {"completed": 1}
 
 
-def test_values_come_back_from_it_as_they_were(mail: SideBySide) -> None:
+def test_values_are_returned_unchanged_by_the_official_worker(mail: SideBySide) -> None:
     mail.node_worker("echo")
     values: list[Any] = [None, "ünï 😀 \u2028 \x00 \ud800", 2**53 - 1, -0.5, [], {}, {"a": [{"b": [None, [], {}]}]}]
     for value in values:
         assert mail.send("echo", value=value).get(timeout=60) == {"value": value}
 
 
-def test_jobs_of_ours_sent_in_one_go_all_run_there(mail: SideBySide, tmp_path: Path) -> None:
+def test_jobs_sent_in_one_call_all_run_in_the_official_worker(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file}, concurrency=5)
     task: Any = mail.app.tasks["record"]
@@ -46,7 +46,7 @@ def test_jobs_of_ours_sent_in_one_go_all_run_there(mail: SideBySide, tmp_path: P
     assert sorted(ran(file)) == sorted(job.id for job in jobs)
 
 
-def test_the_options_of_our_queue_hold_there(mail: SideBySide, tmp_path: Path) -> None:
+def test_options_of_bulltasks_queue_apply_in_the_official_worker(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
         jobs = [queue.add("record", priority=it) for it in (3, 1, 2)]
@@ -64,7 +64,7 @@ def test_the_options_of_our_queue_hold_there(mail: SideBySide, tmp_path: Path) -
 
 
 @THE_SAME
-def test_a_job_of_ours_with_a_countdown_runs_there_up_to_a_second_late(mail: SideBySide) -> None:
+def test_the_official_worker_runs_delayed_jobs_up_to_a_second_late(mail: SideBySide) -> None:
     """Its wait for the marker is rounded up to whole seconds; ours and Node's end when the job is due."""
     mail.node_worker("echo")
     mail.send("echo").get(timeout=60)
@@ -88,7 +88,7 @@ def test_a_job_of_ours_with_a_countdown_runs_there_up_to_a_second_late(mail: Sid
     ],
 )
 @THE_SAME
-def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_cap(
+def test_the_official_worker_retries_without_jitter_and_maximum_delay(
     mail: SideBySide, backoff: Any, delays: list[int]
 ) -> None:
     mail.node_worker("fail-n", {"n": 2})
@@ -102,7 +102,7 @@ def test_a_job_of_ours_is_retried_there_as_often_as_it_says_without_jitter_and_c
 
 
 @FIXED
-def test_why_a_job_failed_there_is_read_here_with_its_traceback_and_with_the_quotes_that_it_adds(
+def test_the_official_worker_stores_the_failed_reason_in_quotes(
     mail: SideBySide,
 ) -> None:
     """Node and bulltask store the text; the official Python client stores it as JSON."""
@@ -116,7 +116,7 @@ def test_why_a_job_failed_there_is_read_here_with_its_traceback_and_with_the_quo
     assert mail.stream.wait_for(event="failed", jobId=job.id)[0]["failedReason"] == '"no \\"\\u00fcnicorn\\""'
 
 
-def test_an_unrecoverable_error_there_ends_our_job(mail: SideBySide) -> None:
+def test_an_unrecoverable_error_in_the_official_worker_fails_the_job(mail: SideBySide) -> None:
     mail.node_worker("fail", {"unrecoverable": True})
     job = mail.send("echo")
     with pytest.raises(TaskError):
@@ -124,13 +124,13 @@ def test_an_unrecoverable_error_there_ends_our_job(mail: SideBySide) -> None:
     assert mail.seen(job.id)["attemptsMade"] == 1
 
 
-def test_not_a_number_fails_the_job_there_too(mail: SideBySide) -> None:
+def test_nan_fails_the_job_in_the_official_worker_too(mail: SideBySide) -> None:
     mail.node_worker("nan")
     with pytest.raises(TaskError, match="Out of range float"):
         mail.send("echo", options={"max_retries": 0}).get(timeout=60)
 
 
-def test_progress_and_logs_of_it_are_read_here_and_our_events_tell_them(mail: SideBySide) -> None:
+def test_progress_and_logs_of_the_official_worker_are_read_by_bulltask(mail: SideBySide) -> None:
     steps: list[Any] = [10, {"sent": 3}, "half ½ 😀", 100]
     with mail.app.events("mail") as events:
         mail.node_worker("progress", {"steps": steps})
@@ -143,7 +143,7 @@ def test_progress_and_logs_of_it_are_read_here_and_our_events_tell_them(mail: Si
     assert mail.seen(job.id)["logs"] == [f"at {step}" for step in steps]
 
 
-def test_a_flow_of_ours_runs_there_and_its_parent_reads_what_the_children_returned(mail: SideBySide) -> None:
+def test_a_bulltask_flow_runs_in_the_official_worker_with_its_child_values(mail: SideBySide) -> None:
     children = [FlowJob("echo", "mail", {"n": n}) for n in (1, 2)]
     with mail.app.flows() as flows:
         tree = flows.add(FlowJob("parent", "mail", {"all": True}, children=children))
@@ -155,7 +155,7 @@ def test_a_flow_of_ours_runs_there_and_its_parent_reads_what_the_children_return
     assert worker
 
 
-def test_a_child_that_fails_there_fails_its_parent_if_our_flow_says_so(mail: SideBySide) -> None:
+def test_a_child_that_fails_in_the_official_worker_fails_its_parent(mail: SideBySide) -> None:
     child = FlowJob("echo", "mail", options={"attempts": 1, "fail_parent_on_failure": True})
     with mail.app.flows() as flows:
         tree = flows.add(FlowJob("parent", "mail", {}, children=[child]))
@@ -168,9 +168,7 @@ def test_a_child_that_fails_there_fails_its_parent_if_our_flow_says_so(mail: Sid
 
 
 @FIXED
-def test_a_series_of_ours_that_only_it_serves_ends_after_one_iteration_and_beside_ours_goes_on(
-    mail: SideBySide, tmp_path: Path
-) -> None:
+def test_a_series_ends_after_one_iteration_in_the_official_worker(mail: SideBySide, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
         queue.schedulers.upsert("often", every=0.2, name="record", data={"file": file})
@@ -193,14 +191,14 @@ def ran_or_none(file: str) -> list[str]:
 
 
 @THE_SAME
-def test_what_only_bulltask_knows_does_not_bind_it(mail: SideBySide) -> None:
+def test_the_official_worker_ignores_options_of_bulltask(mail: SideBySide) -> None:
     job = mail.send("echo", options={"expires": timedelta(milliseconds=1), "headers": {"trace": "1"}})
     mail.redis.blpop("nobody", 0.1)
     mail.node_worker("echo")
     assert job.get(timeout=60) == {}, "an expired job runs"
 
 
-def test_a_pause_of_ours_stops_it_and_resume_wakes_it(mail: SideBySide) -> None:
+def test_pause_stops_the_official_worker_and_resume_wakes_it(mail: SideBySide) -> None:
     mail.node_worker("echo")
     mail.send("echo").get(timeout=60)
     with mail.app.queue("mail") as queue:
@@ -213,7 +211,7 @@ def test_a_pause_of_ours_stops_it_and_resume_wakes_it(mail: SideBySide) -> None:
 
 
 @THE_SAME
-def test_our_concurrency_limit_binds_it_and_between_two_jobs_it_waits_for_its_drain_delay(mail: SideBySide) -> None:
+def test_the_official_worker_waits_between_jobs_at_the_concurrency_limit(mail: SideBySide) -> None:
     """It does not fetch a job as it ends one, and nothing wakes it: BullMQ sets no marker at the end of a job."""
     with mail.app.queue("mail") as queue:
         queue.set_global_concurrency(1)
@@ -228,7 +226,7 @@ def test_our_concurrency_limit_binds_it_and_between_two_jobs_it_waits_for_its_dr
 
 
 @THE_SAME
-def test_it_is_in_no_list_of_workers(mail: SideBySide) -> None:
+def test_the_official_worker_is_in_no_list_of_workers(mail: SideBySide) -> None:
     mail.node_worker("echo")
     mail.send("echo").get(timeout=60)
     with mail.app.queue("mail") as queue:
