@@ -1,7 +1,7 @@
 """bulltask: Celery-style tasks for Python over BullMQ's Redis protocol.
 
-Importing this imports nothing: each name is looked up where it is used first. Every process of Spark that reads or
-writes imports parts of bulltask, and what only apps and workers need would cost it more time than its own part.
+Importing the package is cheap: each name is imported on first use. Spark's Python processes import parts of bulltask,
+and the modules for apps and workers would take longer to import than these parts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
     "shared_task",
 ]
 
-_HOME: Final = {
+_MODULES: Final = {
     "App": "bulltask.app",
     "AsyncResult": "bulltask.result",
     "AsyncTask": "bulltask.registry.task",
@@ -88,19 +88,19 @@ _HOME: Final = {
     "crontab": "bulltask.schedule.crontabs",
     "shared_task": "bulltask.app",
 }
-"""Where each public name lives."""
+"""The module of each public name."""
 
-if not TYPE_CHECKING:  # type checkers would take every name for one that is there
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Look a public name up, or a module such as ``bulltask.errors`` that nobody has imported yet."""
-        if name in _HOME:
-            value = getattr(importlib.import_module(_HOME[name]), name)
+        """Import a public name, or a module such as ``bulltask.errors``, on first use."""
+        if name in _MODULES:
+            value = getattr(importlib.import_module(_MODULES[name]), name)
         elif name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         else:
             value = importlib.import_module(f"{__name__}.{name}")
-        globals()[name] = value  # asked for once
+        globals()[name] = value  # not looked up again
         return value
 
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 from bulltask import embedded
 from bulltask.categories import Categorizer
 from bulltask.config.config import Conf, Config
-from bulltask.config.parsers import names_of
+from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
@@ -57,7 +57,7 @@ class TaskDecorator(Protocol):
 
 
 class BoundTaskDecorator(Protocol):
-    """The same for ``bind=True``: the first parameter of the function is the :class:`Context`."""
+    """Return type of ``@app.task(bind=True, …)``: the first parameter of the function is the :class:`Context`."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -71,7 +71,7 @@ class App:
     """A bulltask application.
 
     Args:
-        name: Name of the app, shown in logs.
+        name: The app's name, shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
             machine (for development). The environment variable ``BULLTASK_BROKER_URL`` has precedence.
         settings: Any other setting of :mod:`bulltask.config.settings`.
@@ -135,7 +135,7 @@ class App:
 
     def load_tasks(self) -> list[str]:
         """Import the modules of ``include`` and ``autodiscover_tasks``; a worker does this before it forks."""
-        imported = import_related(names_of(self.conf.include, "include"), None)
+        imported = import_related(parse_names(self.conf.include, "include"), None)
         for discover in self._autodiscover:
             imported += discover()
         return imported
@@ -150,13 +150,13 @@ class App:
     def on(self, kind: type[E], listener: Callable[[E], R] | None = None, /) -> Any:
         """Register a listener for the events of this app's workers: ``@app.on(JobFailed)``.
 
-        This takes the place of Celery's signals (``task_failure`` …). The listener is called in the child process that
+        This replaces Celery's signals (``task_failure`` …). The listener is called in the child process that
         ran the job, on the thread that ran it, after Redis has stored the outcome. It should be quick. An exception
         that it raises is logged and has no other effect.
 
         Args:
             kind: An event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
-            listener: Takes the event; omit it to use this method as a decorator. Its return value is ignored.
+            listener: Called with the event; omit it to use this method as a decorator. Its return value is ignored.
 
         Returns:
             The listener, or a decorator for one.
@@ -216,7 +216,7 @@ class App:
         Args:
             job_id: The job's id.
             queue: The job's queue; default: the app's default queue.
-            sent: This process has just sent the job.
+            sent: Whether this process has just sent the job.
         """
         return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
 
@@ -248,7 +248,7 @@ class App:
 
         Args:
             queue: The queue's name, without braces and prefix.
-            start: Where to start: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
+            start: Position to start at: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
         """
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
@@ -295,7 +295,7 @@ class App:
 
     @property
     def results(self) -> ResultReader:
-        """Reader of results."""
+        """The reader of results."""
         return self.broker.results
 
     def now_ms(self) -> int:
@@ -359,7 +359,7 @@ def _decorate(
 ) -> Any:
     settings = dict(options)
     if "max_retries" in settings and settings["max_retries"] is None:
-        settings["endless"] = True
+        settings["unlimited_retries"] = True
     task_options = TaskOptions.of(settings)
 
     def decorate(target: Callable[..., Any]) -> AnyTask[Any, Any]:

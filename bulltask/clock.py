@@ -1,4 +1,4 @@
-"""Time: durations from users, a monotonic clock for deadlines, the server's time for the wire."""
+"""Time: durations from users, a monotonic clock for deadlines, the server's time for timestamps in Redis."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
         if name.upper() in {"UTC", "GMT"}:
             return UTC
         if (fixed := re.fullmatch(r"(?i:utc|gmt)([+-])(\d{1,2})(?::(\d\d))?", name)) is not None:
-            away = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
-            return timezone(-away if fixed[1] == "-" else away)
+            offset = timedelta(hours=int(fixed[2]), minutes=int(fixed[3] or 0))
+            return timezone(-offset if fixed[1] == "-" else offset)
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, such as "Europe"
         for known in zoneinfo.available_timezones():  # Node.js ignores the case
@@ -72,14 +72,14 @@ def mono_ms() -> int:
 
 
 def wall_ms() -> int:
-    """Return epoch milliseconds of this machine's clock, for use where the server's time is unknown."""
+    """Return epoch milliseconds of this machine's clock, for use while the server's time is unknown."""
     return time.time_ns() // 1_000_000
 
 
 class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
-    Every timestamp on the wire is the server's. Otherwise a worker whose wall clock is two minutes ahead would run
+    Every timestamp in Redis is the server's. Otherwise a worker whose wall clock is two minutes ahead would run
     delayed jobs two minutes early, and so would one whose wall clock jumps.
     """
 
@@ -94,15 +94,15 @@ class ServerClock:
         """True if the clock has not been set in the last minute (monotonic clocks drift)."""
         return self._offset_ms is None or mono_ms() - self._synced_at_ms >= self.resync_ms
 
-    def set(self, server_ms: float, asked_at_ms: float, answered_at_ms: float) -> None:
+    def set(self, server_ms: float, sent_at_ms: float, received_at_ms: float) -> None:
         """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway.
 
         Args:
             server_ms: The server's epoch milliseconds.
-            asked_at_ms: ``mono_ms()`` before the request.
-            answered_at_ms: ``mono_ms()`` after the reply.
+            sent_at_ms: ``mono_ms()`` before the request.
+            received_at_ms: ``mono_ms()`` after the reply.
         """
-        self._offset_ms = server_ms - (asked_at_ms + answered_at_ms) / 2
+        self._offset_ms = server_ms - (sent_at_ms + received_at_ms) / 2
         self._synced_at_ms = mono_ms()
 
     def now_ms(self) -> int:

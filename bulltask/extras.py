@@ -1,4 +1,4 @@
-"""Lazy access to names that need an optional dependency, so that importing the package does not need it."""
+"""Lazy import of names that need an optional dependency, so that the package can be imported without it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SPARK: Final = frozenset({"numpy", "pyarrow", "pyspark", "py4j"})
 """Modules of the libraries in the extra ``spark``."""
 
 
-def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
+def look_up(package: str, name: str, modules: Mapping[str, str], extra: str, libraries: Set[str]) -> Any:
     """Import and return a public name of a package; the body of its ``__getattr__``.
 
     Args:
         package: Name of the package.
         name: The public name.
-        homes: Module of each public name.
+        modules: Module of each public name.
         extra: The extra that the names need.
         libraries: Modules of the libraries in that extra.
 
@@ -28,10 +28,10 @@ def look_up(package: str, name: str, homes: Mapping[str, str], extra: str, libra
         AttributeError: The package has no such name.
         MissingExtraError: A library is not installed.
     """
-    if name not in homes:
+    if name not in modules:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(homes[name]), name)
+        return getattr(importlib.import_module(modules[name]), name)
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.partition(".")[0] not in libraries:
             raise

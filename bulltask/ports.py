@@ -33,13 +33,13 @@ class ResultReader(Protocol):
 
         Args:
             ref: The job.
-            timeout_ms: How long, ``None`` for ever.
-            sent_ms: Server time at which it was sent, if known: a job that was removed as soon as it ended is then
-                found in the event stream.
+            timeout_ms: Maximum wait; ``None`` waits forever.
+            sent_ms: Server time at which it was sent, if known: the outcome of a job that was removed as soon as it
+                ended is then read from the event stream.
 
         Raises:
             ResultTimeoutError: It has not ended in time.
-            JobNotFoundError: There is no such job, and no event says how it ended.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
         """
         ...
 
@@ -48,7 +48,7 @@ class ResultReader(Protocol):
         ...
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
-        """End the job if it does not run; have its worker end its run, if ``terminate``."""
+        """Revoke the job; with ``terminate``, its worker ends a run in progress."""
         ...
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
@@ -57,7 +57,7 @@ class ResultReader(Protocol):
 
 
 class Sender(Protocol):
-    """Sends jobs and reads their results; an ``App`` is one."""
+    """Sends jobs and reads their results; ``App`` implements it."""
 
     @property
     def config(self) -> Config:
@@ -66,17 +66,17 @@ class Sender(Protocol):
 
     @property
     def results(self) -> ResultReader:
-        """Where results are read."""
+        """The reader of results."""
         ...
 
     def now_ms(self) -> int:
-        """The server's time as far as it is known."""
+        """Return the server's time in epoch milliseconds (this machine's before the first connection)."""
         ...
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Store the jobs; returns their ids when Redis has acknowledged all of them.
+        """Store the jobs and return their ids once Redis has acknowledged all of them.
 
-        An id differs from the job's own where an earlier job counts as the same (deduplication).
+        If a job is deduplicated, the returned id is that of the existing job.
         """
         ...
 
@@ -86,7 +86,7 @@ class Sender(Protocol):
 
 
 class DataFrameMapper(Protocol):
-    """Calls a task for every row of a DataFrame; :func:`bulltask.spark.map_dataframe` is one."""
+    """Calls a task for every row of a DataFrame; :func:`bulltask.spark.map_dataframe` implements it."""
 
     def __call__(self, task: Any, df: Any, columns: Any, /, **options: Any) -> Any:
         """Return the rows with the outcome of their jobs."""

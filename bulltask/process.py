@@ -1,4 +1,4 @@
-"""Process control: death signals, CPU limits, fork and exit."""
+"""Process control: parent-death signals, CPU limits, fork and exit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 __all__ = [
-    "HELD_AT_START",
+    "BLOCKED_AT_START",
     "die_with_parent",
-    "end_if_forked",
-    "fork_holding_signals",
-    "leave",
-    "release_signals",
+    "exit_child",
+    "exit_if_forked",
+    "fork_with_blocked_signals",
+    "unblock_signals",
     "usable_cores",
 ]
 
@@ -33,7 +33,7 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     Args:
         signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
         parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent has died between the fork and
-            this call, the signal is sent at once.
+            this call, the signal is sent immediately.
 
     Returns:
         True on Linux; False on other systems, which do not support it.
@@ -66,7 +66,7 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
-HELD_AT_START: Final = frozenset(
+BLOCKED_AT_START: Final = frozenset(
     {
         signal.SIGHUP,
         signal.SIGINT,
@@ -80,29 +80,29 @@ HELD_AT_START: Final = frozenset(
 )
 """Signals that would end or stop a process, or be lost, before its handlers are installed."""
 
-_HELD: Final = HELD_AT_START | {signal.SIGTERM, signal.SIGQUIT}
+_BLOCKED: Final = BLOCKED_AT_START | {signal.SIGTERM, signal.SIGQUIT}
 
 
-def fork_holding_signals() -> int:
-    """Fork, with signals blocked in the child until it calls :func:`release_signals`.
+def fork_with_blocked_signals() -> int:
+    """Fork, with signals blocked in the child until it calls :func:`unblock_signals`.
 
     Before the child has its own handlers, a signal would run its parent's handler and be lost: a child that is asked to
     stop at that moment would continue.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     pid = os.fork()
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
 
 
-def release_signals() -> None:
+def unblock_signals() -> None:
     """Unblock signals; the child calls this once its handlers are installed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """Exit unless this process is ``pid``: user code forked it and has now returned.
+def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
+    """Exit if user code that ``pid`` called has forked this process and has now returned in it.
 
     The exit code is that of a Python program. Nothing is flushed and no ``atexit`` handler runs, because buffers and
     handlers are copies of those of ``pid``.
@@ -124,7 +124,7 @@ def end_if_forked(pid: int, raised: BaseException | None = None) -> None:
     os._exit(code & 0xFF)
 
 
-def leave(code: int) -> NoReturn:
+def exit_child(code: int) -> NoReturn:
     """Exit from a forked process without running its parent's ``atexit`` handlers."""
     try:
         sys.stdout.flush()

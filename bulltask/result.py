@@ -25,9 +25,9 @@ R = TypeVar("R")
 
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"[\w.]+")
-_LONGEST_KEY: Final = 200
+_MAX_KEY_LENGTH: Final = 200
 _AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeoutError, StopIteration, StopAsyncIteration)
-"""Not re-raised from ``get()``: they would be read as errors of ``get()`` itself, or end the caller's loop."""
+"""Not re-raised from ``get()``: callers would take them for errors of ``get()`` itself, or their loop would end."""
 
 
 class RemoteTraceback(Exception):
@@ -42,9 +42,9 @@ class RemoteTraceback(Exception):
 
 
 class AsyncResult(Generic[R]):
-    """Handle of a job: its state, result or exception.
+    """The handle of a job: its state, result or exception.
 
-    It works for every job of the queue, including those that Node sent or ran. Waiting uses the queue's event stream
+    It works for every job of the queue, including jobs that Node sent or ran. Waiting uses the queue's event stream
     and re-checks the job's state, so it neither polls nor hangs if events were trimmed.
 
     Args:
@@ -75,7 +75,7 @@ class AsyncResult(Generic[R]):
 
         Raises:
             ResultTimeoutError: The job has not finished in time; it continues.
-            JobNotFoundError: The job does not exist, and no event has its outcome.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
             Exception: The task failed. If the class of its exception is loaded in this process, that exception is
@@ -195,11 +195,11 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
 
 
 def _rebuild(reason: str, trace: str) -> Exception | None:
-    """Rebuild the task's exception from its traceback and message; return ``None`` where that is not safe.
+    """Rebuild the task's exception from its traceback and message; return ``None`` if that is not safe.
 
     Any client with access to Redis may have written them. So nothing is imported: the class must be loaded already, be
     an ``Exception``, and have exactly that name; and none of its code runs except ``__str__``. (CVE-2021-23727: Celery
-    called whatever name it found.)
+    called any name that it found.)
     """
     kind = _loaded_class(_class_name(reason, trace))
     if kind is None:
@@ -221,7 +221,7 @@ def _class_name(reason: str, trace: str) -> str:
     text, message = trace.rstrip(), reason.rstrip()
     if text.endswith(f": {message}"):
         return text[: -len(message) - 2].rpartition("\n")[2]
-    lines = text if len(message) <= REASON_CHARS else ""  # bulltask did not write a longer one
+    lines = text if len(message) <= REASON_CHARS else ""  # bulltask does not write longer messages
     end = len(lines)
     while (end := lines.rfind(f": {message}\n", 0, end)) >= 0:  # notes come after the message
         name = lines[lines.rfind("\n", 0, end) + 1 : end]
@@ -243,7 +243,7 @@ def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object,
         yield ()
         return
     yield (reason,)
-    if issubclass(kind, KeyError) and len(reason) < _LONGEST_KEY:  # its message is the repr of its argument
+    if issubclass(kind, KeyError) and len(reason) < _MAX_KEY_LENGTH:  # its message is the repr of its argument
         with suppress(ValueError, SyntaxError):
             yield (ast.literal_eval(reason),)
 

@@ -5,7 +5,7 @@ three times as much as an assignment, and a worker constructs ten such objects p
 it (``mypy`` and ``pyright`` reject assignments, as for ``@dataclass(frozen=True)``); at run time it is a dataclass
 with slots.
 
-Use it only for classes on the path of a job; all others are frozen dataclasses.
+Use it only for classes on the hot path of a job; all others are frozen dataclasses.
 """
 
 from __future__ import annotations

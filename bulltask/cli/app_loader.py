@@ -10,7 +10,7 @@ import click
 
 from bulltask.app import App
 from bulltask.config.urls import SecretUrl
-from bulltask.registry.discovery import find_app, work_in
+from bulltask.registry.discovery import add_to_import_path, find_app
 
 __all__ = ["load_app", "load_app_or_broker"]
 
@@ -36,7 +36,7 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
         raise click.UsageError("no app: pass -A pkg.mod:name, or set BULLTASK_APP")
     if before.get("workdir"):
         os.chdir(before["workdir"])
-    work_in()
+    add_to_import_path()
     loaded = find_app(spec, App)
     if url := broker or before.get("broker"):
         loaded.conf.override("broker_url", url)

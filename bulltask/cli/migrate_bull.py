@@ -11,7 +11,7 @@ from bulltask.app import App
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import app_options
 from bulltask.config.urls import SecretUrl
-from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
+from bulltask.errors import ConfigError, InvalidNameError, MigrationError
 from bulltask.jobs.names import check_queue_name
 from bulltask.migrate import BullMigration, MigrationPlan, MigrationReport
 from bulltask.migrate.check import STATES
@@ -70,7 +70,7 @@ def command(
         raise click.UsageError(str(exc)) from exc
     try:
         plan = migration.plan(_progress("read"))
-    except MigrationRefusedError as exc:
+    except MigrationError as exc:
         click.echo(f"Refused: {exc}.", err=True)
         ctx.exit(EXIT_REFUSED)
     _show_plan(plan, queue, options["limit"])

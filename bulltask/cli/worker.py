@@ -8,7 +8,7 @@ import click
 
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import app_options
-from bulltask.config.parsers import names_of
+from bulltask.config.parsers import parse_names
 from bulltask.config.settings import LOG_LEVELS
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import check_queue_name
@@ -115,7 +115,7 @@ def command(
         if flags.get(flag) is not None:
             found.conf.override(setting, flags[flag])
     if include:
-        found.conf.override("include", [*names_of(found.conf.include, "include"), *names_of(include, "-I")])
+        found.conf.override("include", [*parse_names(found.conf.include, "include"), *parse_names(include, "-I")])
     found.load_tasks()
     excluded = _queues(exclude_queues, "-X")
     served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in excluded]
@@ -125,4 +125,4 @@ def command(
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:
-    return tuple(map(check_queue_name, names_of(text or "", flag)))
+    return tuple(map(check_queue_name, parse_names(text or "", flag)))

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits
 from bulltask.config.settings import SETTINGS
-from bulltask.config.urls import SecretUrl, concealed
+from bulltask.config.urls import SecretUrl, wrap_broker_url
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.jobs.time_limits import TimeLimits
 
@@ -85,7 +85,7 @@ class Config:
 
     @property
     def renew_ms(self) -> int:
-        """Locks are renewed twice in this time; half of ``lock_duration`` unless set."""
+        """The time in which locks are renewed twice; half of ``lock_duration`` unless set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
 
     @property
@@ -100,10 +100,10 @@ class Config:
 
 
 class Conf:
-    """The settings of an app while they can still change: ``app.conf.lock_duration = 60``.
+    """The settings of an app until they are frozen: ``app.conf.lock_duration = 60``.
 
-    Every assignment is validated at once. The settings are frozen when the app first sends a job or a worker starts:
-    children are forks, so a later change would apply to some processes only.
+    Every assignment is validated immediately. The settings are frozen when the app first sends a job or a worker
+    starts: children are forks, so a later change would apply to some processes only.
     """
 
     _values: dict[str, object]
@@ -114,25 +114,25 @@ class Conf:
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_overrides", {})
         object.__setattr__(self, "_frozen", None)
-        given = concealed(given)
+        given = wrap_broker_url(given)
         self.update(given)
         for name, value in _environment(os.environ if environ is None else environ).items():
             self.override(name, value)
 
     def update(self, *given: Mapping[str, object], **more: object) -> None:
-        """Set several settings at once, from mappings or keywords.
+        """Set several settings, from mappings or keywords.
 
         Raises:
             ConfigError: A name is unknown, a value is invalid, or the settings are frozen.
         """
-        settings = concealed({**dict(pair for part in given for pair in part.items()), **more})
+        settings = wrap_broker_url({**dict(pair for part in given for pair in part.items()), **more})
         given, more = (), {}
         for name, value in settings.items():
             setattr(self, name, value)
 
     def override(self, name: str, value: object) -> None:
         """Set ``name`` with precedence over assignments: for the environment and the command line."""
-        value = concealed({name: value})[name]
+        value = wrap_broker_url({name: value})[name]
         self._check(name, value)
         self._overrides[name] = value
 
@@ -141,7 +141,7 @@ class Conf:
         return dict(self._overrides)
 
     def freeze(self) -> Config:
-        """Return the configuration; after this, no setting can change."""
+        """Return the configuration; after this call, settings can no longer be changed."""
         if self._frozen is None:
             object.__setattr__(self, "_frozen", self._build())
         assert self._frozen is not None
@@ -171,7 +171,7 @@ class Conf:
         SETTINGS[name].parse(value, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        value = concealed({name: value})[name]
+        value = wrap_broker_url({name: value})[name]
         self._check(name, value)
         self._values[name] = value
 
@@ -198,7 +198,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: The file cannot be read.
     """
     names = {ENV_PREFIX + name.upper(): name for name in SETTINGS}
-    settings = concealed({names[variable]: text for variable, text in environ.items() if variable in names})
+    settings = wrap_broker_url({names[variable]: text for variable, text in environ.items() if variable in names})
     if "broker_url" not in settings and (path := environ.get(URL_FILE)):
         try:
             settings["broker_url"] = SecretUrl(Path(path).read_text().strip())

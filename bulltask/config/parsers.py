@@ -1,8 +1,8 @@
-"""Parsers of settings: a function for each kind of value, or a function that returns one.
+"""Parsers of settings: a parser, or a function that returns a parser, for each kind of value.
 
 A parser takes the value (a string from the environment and the command line, any object from code) and the setting's
-name for the message. It returns what :class:`bulltask.config.config.Config` holds, or raises ``ConfigError``.
-The documentation takes its description of a value from the text after "must be" in the message.
+name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises ``ConfigError``.
+The documentation describes values with the text after "must be" in the message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bulltask.jobs.retention import KEEP_ALL, keep_option
 from bulltask.process import usable_cores
 
 __all__ = [
-    "WORDS",
+    "BOOLEAN_WORDS",
     "Parse",
     "choice",
     "cores",
@@ -29,9 +29,9 @@ __all__ = [
     "entries",
     "flag",
     "integer",
-    "jitter_share",
-    "names_of",
+    "jitter_fraction",
     "optional",
+    "parse_names",
     "plain_text",
     "queue_name",
     "retention",
@@ -44,7 +44,7 @@ __all__ = [
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
-WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Words for true and false."""
 Parse = Callable[[Any, str], Any]
 
@@ -101,12 +101,12 @@ def choice(*allowed: str) -> Parse:
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return a boolean, given as such or as a word.
+    """Return a boolean, given as ``bool`` or as a word.
 
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
-    parsed = value if isinstance(value, bool) else {**WORDS, "1": True, "0": False}.get(str(value).lower())
+    parsed = value if isinstance(value, bool) else {**BOOLEAN_WORDS, "1": True, "0": False}.get(str(value).lower())
     if parsed is None:
         raise ConfigError(f"{name} must be true or false, not {value!r}")
     return parsed
@@ -157,7 +157,7 @@ def time_zone(value: Any, name: str) -> str:
 
 
 def entries(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return a dictionary of entries by name; the entries themselves are checked where they are used.
+    """Return a dictionary of entries by name; the entries are checked when they are used.
 
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
@@ -191,7 +191,7 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
 
 
 def url(value: Any, name: str) -> SecretUrl:
-    """Return the URL of a server; neither messages nor the value show its password.
+    """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``.
 
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
@@ -205,12 +205,12 @@ def url(value: Any, name: str) -> SecretUrl:
             f"{name} {value} is invalid: in its user and password, write / as %2F, ? as %3F, # as %23, @ as %40, "
             "[ as %5B and ] as %5D"
         )
-    _check_place(value, name)
+    _check_address(value, name)
     _check_tls(value, name)
     return value
 
 
-def _check_place(value: SecretUrl, name: str) -> None:
+def _check_address(value: SecretUrl, name: str) -> None:
     """Check host, port and database, because redis-py silently uses database 0 if it cannot read the number."""
     try:
         parts = urlsplit(str(value))
@@ -243,25 +243,25 @@ def _check_tls(value: SecretUrl, name: str) -> None:
         raise ConfigError(f"{name} {value} has ssl_keyfile without ssl_certfile")
 
 
-def jitter_share(value: Any, name: str) -> float:
-    """Return the random share of a delay: a boolean (true is 0.2) or a number from 0 to 1.
+def jitter_fraction(value: Any, name: str) -> float:
+    """Return the random fraction of a delay: a boolean (true is 0.2) or a number from 0 to 1.
 
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
-    meant = value if isinstance(value, bool) else WORDS.get(str(value).lower())
-    if meant is not None:
-        return 0.2 if meant else 0.0
+    parsed = value if isinstance(value, bool) else BOOLEAN_WORDS.get(str(value).lower())
+    if parsed is not None:
+        return 0.2 if parsed else 0.0
     try:
-        share = float(value)
+        fraction = float(value)
     except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(f"{name} must be true, false or a share from 0 to 1, not {value!r}")
-    return share
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"{name} must be true, false or a number from 0 to 1, not {value!r}")
+    return fraction
 
 
-def names_of(value: Any, name: str) -> tuple[str, ...]:
+def parse_names(value: Any, name: str) -> tuple[str, ...]:
     """Return the names in a list or a comma-separated string.
 
     Raises:
@@ -275,7 +275,7 @@ def names_of(value: Any, name: str) -> tuple[str, ...]:
 
 
 def cores(value: Any, name: str) -> int:
-    """Return a number of processes; ``None`` and ``"auto"`` are one per usable core."""
+    """Return a number of processes; ``None`` and ``"auto"`` mean one per usable core."""
     if value is None or value == "auto":
         return usable_cores()
     return int(integer(1, 1_000)(value, name))
@@ -291,7 +291,7 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     Raises:
         ConfigError: The value is invalid; the message calls it ``name``.
     """
-    parsed = _read_retention(value) if isinstance(value, str) else value
+    parsed = _parse_retention(value) if isinstance(value, str) else value
     if isinstance(parsed, bool):
         return {"count": 0} if parsed else KEEP_ALL
     if isinstance(parsed, int) and parsed >= 0:
@@ -301,11 +301,11 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     raise ConfigError(f"{name} must be true, false, a number of jobs, or {{'age': seconds, 'count': n}}, not {value!r}")
 
 
-def _read_retention(text: str) -> Any:
-    """Read a boolean word, a number, or ``age=3600,count=1000``; return ``None`` for anything else."""
+def _parse_retention(text: str) -> Any:
+    """Parse a boolean word, a number, or ``age=3600,count=1000``; return ``None`` for anything else."""
     word = text.strip().lower()
-    if word in WORDS:
-        return WORDS[word]
+    if word in BOOLEAN_WORDS:
+        return BOOLEAN_WORDS[word]
     try:
         if "=" not in word:
             return int(word)

@@ -13,12 +13,12 @@ from bulltask.errors import ConfigError
 __all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
 
 EVERY_QUEUE: Final = "*"
-"""Key for all queues that are not named."""
+"""Key for all queues without a limit of their name."""
 
 Limits = Mapping[str, Mapping[str, int] | None]
 """BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""
 
-_MOST: Final = 2**53 - 1
+_MAX_JOBS: Final = 2**53 - 1
 _PARTS: Final = {"max", "duration"}
 _RATE: Final = re.compile(r"(\d{1,16})\s*/\s*(\d{1,9}(?:\.\d{1,9})?)?\s*(ms|s|m|h|d)", re.ASCII)
 _UNIT_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -45,16 +45,16 @@ def rate_limits(value: Any, name: str) -> Limits:
 
 def _of_mapping(value: Any, name: str) -> Limits:
     if not isinstance(value, Mapping):
-        raise _wrong(value, name)
+        raise _invalid(value, name)
     if value.keys() & _PARTS and not any(_is_limit(part) for part in value.values()):
         return {EVERY_QUEUE: _limit(value, name)}
     if not value or not all(isinstance(queue, str) and queue for queue in value):
-        raise _wrong(value, name)
+        raise _invalid(value, name)
     return {queue: _limit(limit, f"{name} of queue {queue!r}") for queue, limit in value.items()}
 
 
 def _is_limit(part: Any) -> bool:
-    """True where ``max`` or ``duration`` is the name of a queue."""
+    """Return whether a value is a limit, so that its key ``max`` or ``duration`` is the name of a queue."""
     return isinstance(part, Mapping) or (isinstance(part, str) and "/" in part)
 
 
@@ -74,19 +74,19 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
     if isinstance(value, Mapping):
         if value.keys() != _PARTS:
             raise ConfigError(f"{name} must have max and duration only, not {dict(value)!r}")
-        return _checked(value["max"], value["duration"], name)
+        return _check_limit(value["max"], value["duration"], name)
     if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
-        raise _wrong(value, name)
-    return _checked(int(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3]], name)
+        raise _invalid(value, name)
+    return _check_limit(int(rate[1]), float(rate[2] or 1) * _UNIT_S[rate[3]], name)
 
 
-def _checked(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
-    if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MOST:
-        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MOST}, not {max_jobs!r}")
+def _check_limit(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
+    if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MAX_JOBS:
+        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r}")
     if not (duration_ms := to_ms(duration, f"the duration of {name}")):
         raise ConfigError(f"the duration of {name} must be at least 0.001 s, not {duration!r}")
     return {"max": max_jobs, "duration": duration_ms}
 
 
-def _wrong(value: Any, name: str) -> ConfigError:
+def _invalid(value: Any, name: str) -> ConfigError:
     return ConfigError(f"{name} must be a rate such as '100/m' or {{'max': 100, 'duration': 60}}, not {value!r}")

@@ -1,4 +1,4 @@
-"""URLs without their password, for logs, errors and output.
+"""URLs with their password masked, for logs, errors and output.
 
 bulltask holds the broker URL as a :class:`SecretUrl`; the functions redact text from other sources.
 """
@@ -15,12 +15,12 @@ __all__ = [
     "TLS_CHOICES",
     "TLS_OPTIONS",
     "SecretUrl",
-    "concealed",
     "redact_command",
     "redact_text",
     "redact_url",
     "secret_url",
     "tls_options",
+    "wrap_broker_url",
 ]
 
 HIDDEN = "***"
@@ -53,10 +53,10 @@ TLS_CHOICES = {
     "ssl_cert_reqs": ("required", "optional", "none"),
     "ssl_check_hostname": ("true", "false", "1", "0", "yes", "no"),
 }
-"""TLS options with a fixed set of values; redis-py takes any other value for true."""
+"""TLS options with a fixed set of values; redis-py treats any other value as true."""
 
 
-class _Opened(str):
+class _RevealedUrl(str):
     """A URL with its password, for drivers; its ``repr`` hides the password from debuggers and Sentry."""
 
     __slots__ = ()
@@ -80,7 +80,7 @@ class SecretUrl:
 
     def get_secret_value(self) -> str:
         """Return the URL with its password."""
-        return _Opened(self._url)
+        return _RevealedUrl(self._url)
 
     @property
     def scheme(self) -> str:
@@ -100,7 +100,7 @@ class SecretUrl:
         return scheme != "unix" and bool(set(login) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
 
     def hide_in(self, text: str) -> str:
-        """Return ``text``, a driver's message about this URL, without the words that only its password contains."""
+        """Return ``text``, a driver's message about this URL, with words masked that only occur in its password."""
         hidden = self._url[: _login_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
@@ -124,11 +124,11 @@ class SecretUrl:
 
 
 def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
-    """Wrap a URL early, before an error can show local variables; anything but a string is returned as it is."""
+    """Wrap a URL early, before an error can show local variables; return anything but a string unchanged."""
     return SecretUrl(url) if isinstance(url, str) else url
 
 
-def concealed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def wrap_broker_url(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with the broker URL wrapped by :func:`secret_url`."""
     return {
         name: SecretUrl(value) if name == "broker_url" and isinstance(value, str) else value
@@ -158,7 +158,7 @@ def redact_url(url: str) -> str:
     shown = rest
     if login_ends >= 0:
         user, colon, _ = rest[:login_ends].partition(":")
-        # Without a colon redis-py takes it for the user, but redis://secret@host usually means a password.
+        # Without a colon, redis-py treats it as the user, but redis://secret@host usually means a password.
         keep = f"{user}:" if colon and user and not set(user) & set("/?#@") else ""
         shown = f"{keep}{HIDDEN}{rest[login_ends:]}"
     path, question, query = shown.partition("?")
@@ -178,7 +178,7 @@ def redact_text(text: str, *, json: bool = False) -> str:
 
 
 def redact_command(words: Iterable[str]) -> str:
-    """Return a command line with the passwords of its URLs redacted; here they may contain spaces and quotes."""
+    """Return a command line with the passwords of its URLs redacted; passwords may contain spaces and quotes."""
     parts = ((flag[0] if (flag := _FLAG.match(word)) else "", word) for word in words)
     shown = (f"{flag}{redact_url(word.removeprefix(flag))}" if "://" in word else word for flag, word in parts)
     return shlex.join(shown)

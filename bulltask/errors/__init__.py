@@ -7,7 +7,7 @@
     ├── AppNotFoundError         ``-A`` does not name an App
     ├── DuplicateTaskError       two functions have the same task name
     ├── UnknownTaskError         the app has no task of that name                      (also a LookupError)
-    ├── EncodeError              a value has no JSON form                              (also a TypeError)
+    ├── EncodeError              a value cannot be represented in JSON                 (also a TypeError)
     ├── DecodeError              stored data does not follow the protocol              (also a ValueError)
     ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
     ├── InvalidNameError         a queue name, task name or job id is invalid          (also a ValueError)
@@ -18,7 +18,7 @@
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
     │   └── BrokerConfigError        a cluster node, a Sentinel, or a database that does not exist
     ├── ScriptIntegrityError     a Lua script of the installed package has been altered
-    ├── JobError                 a script refused an operation on a job               (BullMQ's return code)
+    ├── JobError                 a script rejected an operation on a job              (BullMQ's return code)
     │   ├── JobNotFoundError         -1
     │   ├── LockMissingError         -2
     │   ├── JobStateError            -3
@@ -31,21 +31,21 @@
     │   ├── SchedulerCollisionError  -10
     │   ├── SchedulerBusyError       -11
     │   └── NoPendingChildrenError   ``wait_for_children()`` has no child to wait for
-    ├── QueueError               a script refused an operation on a queue
+    ├── QueueError               a script rejected an operation on a queue
     │   ├── QueueNotPausedError      obliterate: the queue was resumed
     │   ├── QueueActiveError         obliterate: the queue has active jobs
-    │   └── MigrationRefusedError    migrate-bull: the queue was left as it is
+    │   └── MigrationError           migrate-bull: the queue was not migrated
     ├── MissingExtraError        an optional dependency is not installed               (also an ImportError)
     ├── EventsLostError          Spark: events were trimmed before they were read
     ├── LakeError                a data lake does not exist or cannot be read
     │   └── LakeInUseError           another stream writes to it
-    ├── TaskError                a task failed in a worker; its exception cannot be rebuilt here
+    ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
     │   └── TaskRevokedError         the job was revoked
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
     ├── TransientError           raised by a task: retry the job
     ├── PermanentError           raised by a task: do not retry the job
     │   ├── JobExpiredError          the job expired before a worker started it
-    │   └── InvalidJobError          the job cannot run here: wrong arguments, malformed fields
+    │   └── InvalidJobError          the job cannot run: wrong arguments, malformed fields
     └── TimeLimitExceeded        the task exceeded its ``time_limit``
 
     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
@@ -57,11 +57,11 @@
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
     └── TaskCancelled            the job was revoked while it was running
 
-Exceptions end in ``Error``; interrupts do not, because they control an attempt and report nothing wrong.
-``TimeLimitExceeded`` keeps the name that Celery gave it.
+Names of exceptions end in ``Error``; those of interrupts do not, because interrupts control an attempt.
+``TimeLimitExceeded`` has the same name as in Celery.
 
-A message says what happened, to which job or queue, and what to do. An error raised without arguments takes the first
-line of its class's docstring as its message.
+A message contains the problem, the job or queue, and a solution. The default message of an error is the first
+line of its class's docstring.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ __all__ = [
     "LakeInUseError",
     "LockMismatchError",
     "LockMissingError",
-    "MigrationRefusedError",
+    "MigrationError",
     "MissingExtraError",
     "NoPendingChildrenError",
     "ParentConflictError",
@@ -166,7 +166,7 @@ class UnknownTaskError(BulltaskError, LookupError):
 
 
 class EncodeError(BulltaskError, TypeError):
-    """A value has no JSON form."""
+    """A value cannot be represented in JSON."""
 
 
 class DecodeError(BulltaskError, ValueError):
@@ -190,7 +190,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 
     Attributes:
         refused: The machine refused the connection, because nothing listens on the port; a quick retry is cheap.
-        answered: Something answers, but not in Redis' protocol.
+        answered: A server answers, but not in Redis' protocol.
     """
 
     refused = False
@@ -200,7 +200,7 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 class BrokerAuthError(BrokerError):
     """Redis denied the login or a command, or a TLS certificate is not trusted."""
 
-    login = False  # True: the login itself was denied, not a single command
+    login = False  # True: the login was denied, not a single command
 
 
 class BrokerNotReadyError(BrokerError):
@@ -216,7 +216,7 @@ class BrokerConfigError(BrokerError):
 
 
 RECOVERABLE = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryError, BrokerAuthError, BrokerConfigError)
-"""Broker errors that pass or that an operator can fix: the same call may succeed later. Others come from the call."""
+"""Broker errors that are temporary or that an operator can fix: the same call may succeed later."""
 
 
 class ScriptIntegrityError(BulltaskError):
@@ -224,7 +224,7 @@ class ScriptIntegrityError(BulltaskError):
 
 
 class JobError(BulltaskError):
-    """A script refused an operation on a job.
+    """A script rejected an operation on a job.
 
     Attributes:
         job_id: The job's id.
@@ -287,7 +287,7 @@ class NoPendingChildrenError(JobError):
 
 
 class QueueError(BulltaskError):
-    """A script refused an operation on a whole queue.
+    """A script rejected an operation on a whole queue.
 
     Attributes:
         queue: The queue's name in BullMQ: ``{emails}``.
@@ -307,8 +307,8 @@ class QueueActiveError(QueueError):
     """The queue has active jobs; stop its workers first, or use force=True."""
 
 
-class MigrationRefusedError(QueueError):
-    """A Bull queue cannot be migrated and was left as it is; the message says why and what to do."""
+class MigrationError(QueueError):
+    """A Bull queue cannot be migrated and was not changed; the message has the reason and a solution."""
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__()
@@ -316,11 +316,11 @@ class MigrationRefusedError(QueueError):
 
 
 class MissingExtraError(BulltaskError, ImportError):
-    """An optional dependency is not installed; the message says how to install it."""
+    """An optional dependency is not installed; the message has the command to install it."""
 
 
 class EventsLostError(BulltaskError):
-    """Events were trimmed from a queue's stream before Spark read them; the message says how many and what to do."""
+    """Events were trimmed from a queue's stream before Spark read them; the message has their number and a solution."""
 
 
 class LakeError(BulltaskError):
@@ -361,7 +361,7 @@ class TransientError(BulltaskError):
 
     Args:
         message: What failed.
-        retry_after: Minimum delay before the next attempt (seconds or ``timedelta``); the job's own backoff applies
+        retry_after: Minimum delay before the next attempt (seconds or ``timedelta``); the job's backoff applies
             if it is longer.
     """
 
@@ -374,7 +374,7 @@ class TransientError(BulltaskError):
 
 
 class PermanentError(BulltaskError):
-    """The job can never succeed: fail it at once, without further attempts."""
+    """The job can never succeed: fail it immediately, without further attempts."""
 
 
 class JobExpiredError(PermanentError):
@@ -382,7 +382,7 @@ class JobExpiredError(PermanentError):
 
 
 class InvalidJobError(PermanentError):
-    """The job cannot run here: its arguments or stored fields are invalid."""
+    """The job cannot run: its arguments or stored fields are invalid."""
 
 
 class TimeLimitExceeded(BulltaskError):
@@ -390,6 +390,6 @@ class TimeLimitExceeded(BulltaskError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message that suggests the closest of the ``known`` names, or ``""``."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return a suffix for an error message that suggests the closest of the ``known`` names, or ``""``."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

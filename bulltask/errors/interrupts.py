@@ -27,9 +27,9 @@ class Retry(Interrupt):
     """Requests a retry of the job; raised by ``Context.retry()``.
 
     Attributes:
-        delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's own backoff.
+        delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's backoff.
         exc: The exception with which the job fails if no attempt is left.
-        max_retries: Maximum number of retries for this job, ``None`` for the job's own ``attempts``.
+        max_retries: Maximum number of retries for this job, ``None`` for the job's ``attempts``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RateLimitQueue(Interrupt):
 class WaitForChildren(Interrupt):
     """Runs the job again when its pending children have finished, without counting an attempt.
 
-    BullMQ's ``WaitingChildrenError``. A job without pending children runs again at once. A job with a failed child
+    BullMQ's ``WaitingChildrenError``. A job without pending children runs again immediately. A job with a failed child
     that fails its parent fails.
     """
 
@@ -87,9 +87,9 @@ class WaitForChildren(Interrupt):
 class SoftTimeLimitExceeded(Interrupt):
     """Raised inside a sync task that exceeds its ``soft_time_limit``, so that it can clean up.
 
-    The task may catch it and return, or raise another exception: that is then its outcome. If the task lets it pass,
-    the job is retried as after a temporary error. An async task is cancelled instead (``asyncio.CancelledError``); if
-    it lets the cancellation pass, its attempt ends with this exception.
+    The task may catch it and return, or raise another exception: that is then its outcome. If the task does not catch
+    it, the job is retried as after a temporary error. An async task is cancelled instead (``asyncio.CancelledError``);
+    if it does not suppress the cancellation, its attempt ends with this exception.
     """
 
 

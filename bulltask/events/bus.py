@@ -47,12 +47,12 @@ class Bus:
         self._routes = {}  # a new dict, not clear(): another thread may be inside emit()
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether ``kind`` has a listener; frequent events are only created if it does."""
+        """Return whether ``kind`` has a listener; frequent events are created only if it has."""
         routes = self._routes
         return bool(routes[kind] if kind in routes else self._route(kind))
 
     def emit(self, event: Event) -> None:
-        """Call the listeners of ``event``. Drops their exceptions, except ``Interrupt`` and ``SystemExit``."""
+        """Call the listeners of ``event``; drop their exceptions, except ``Interrupt`` and ``SystemExit``."""
         kind = type(event)
         routes = self._routes
         for listener in routes[kind] if kind in routes else self._route(kind):
@@ -63,7 +63,7 @@ class Bus:
 
     def _route(self, kind: type[Event]) -> tuple[Listener, ...]:
         routes = self._routes  # read before the list: a subscribe() in between replaces this dict
-        routes[kind] = listeners = tuple(call for wanted, call in self._subscribed if issubclass(kind, wanted))
+        routes[kind] = listeners = tuple(call for subscribed, call in self._subscribed if issubclass(kind, subscribed))
         return listeners
 
     def _report(self, listener: Listener, event: Event, exc: Exception) -> None:
@@ -74,5 +74,5 @@ class Bus:
         self._reported.add(key)
         try:
             self._on_error(name, event, exc)
-        except Exception:  # noqa: BLE001 - on_error itself failed
+        except Exception:  # noqa: BLE001 - on_error failed
             return

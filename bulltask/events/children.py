@@ -46,7 +46,7 @@ class JobStarted(ChildEvent):
     queue: str
     task: str
     attempt: int
-    """Attempts started, this one included (``ats``)."""
+    """Started attempts, including this attempt (``ats``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class JobRetried(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job was released unfinished, at a shutdown or because its task asked for it. No attempt is counted."""
+    """The job was released unfinished, at a shutdown or at the request of its task. No attempt is counted."""
 
     job_id: str
     queue: str
@@ -111,12 +111,12 @@ class UnknownTaskSeen(ChildEvent):
     queue: str
     name: str
     delay_ms: int | None
-    """Delay until the next try; ``None`` if the job has failed (``task_unknown="fail"``)."""
+    """Delay until the next attempt to run it; ``None`` if the job has failed (``task_unknown="fail"``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingFailed(ChildEvent):
-    """A job scheduler's job was not run, because its next iteration could not be added; it is tried again."""
+    """A job scheduler's job was not run, because its next iteration could not be added; it will be retried."""
 
     job_id: str
     queue: str
@@ -139,7 +139,7 @@ class MalformedJobFailed(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockLost(ChildEvent):
-    """The outcome of a job was discarded, because its lock ran out and another worker has the job."""
+    """The outcome of a job was discarded, because its lock expired and another worker has the job."""
 
     job_id: str
     queue: str
@@ -191,7 +191,7 @@ class RedisReconnecting(ChildEvent):
     """This process tries to reach Redis again."""
 
     attempt: int
-    """1 for the first one after the loss."""
+    """1 for the first attempt after the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class RedisErrorReply(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisRecovered(ChildEvent):
-    """Redis serves commands again that it had refused."""
+    """Redis executes commands again for which it had returned errors."""
 
     queue: str
     attempt: int

@@ -9,7 +9,7 @@ from typing import Any
 from bulltask.errors import ConfigError
 from bulltask.events import ChildEvent
 from bulltask.events.bus import Bus, Event, Listener
-from bulltask.process import end_if_forked
+from bulltask.process import exit_if_forked
 
 __all__ = ["Listeners"]
 
@@ -17,7 +17,7 @@ __all__ = ["Listeners"]
 class Listeners:
     """Collects an app's listeners until a child attaches them to its bus.
 
-    They never run in the supervisor, which renews the locks of running jobs and must not wait for an app's code
+    Listeners never run in the supervisor, which renews the locks of running jobs and must not wait for an app's code
     (docs/adr/0015-listeners-in-children.md).
     """
 
@@ -30,13 +30,13 @@ class Listeners:
 
         Raises:
             ConfigError: ``kind`` is not an event class, or children do not emit it; ``listener`` is not callable, or is
-                a coroutine function; or the child is running already.
+                a coroutine function; or the child is already running.
         """
         if not isinstance(kind, type) or not issubclass(kind, Event):
             raise ConfigError(f"a listener needs a class of bulltask.events such as JobFailed, not {kind!r}")
         if not issubclass(kind, ChildEvent) and not issubclass(ChildEvent, kind):
             raise ConfigError(
-                f"{kind.__name__} is emitted by a worker's supervisor, which runs no app code; the log has it, "
+                f"{kind.__name__} is emitted by a worker's supervisor, which runs no app code; the worker logs it, "
                 "and app.events(queue) reads the events of jobs from Redis"
             )
         if not callable(listener):
@@ -47,7 +47,7 @@ class Listeners:
             )
         if self._attached:
             raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is imported")
-        self._listeners.append((kind, _contained(listener)))
+        self._listeners.append((kind, _wrap(listener)))
 
     def attach(self, bus: Bus) -> None:
         """Subscribe all listeners to a child's bus; call it in the child."""
@@ -56,7 +56,7 @@ class Listeners:
             bus.subscribe(kind, listener)
 
 
-def _contained(listener: Listener) -> Listener:
+def _wrap(listener: Listener) -> Listener:
     """Wrap a listener so that it raises only ``Exception``, which a bus reports and drops.
 
     A process that the listener forks ends when the listener returns.
@@ -73,7 +73,7 @@ def _contained(listener: Listener) -> Listener:
             # sys.exit() in a listener must not end the child and its jobs
             raise RuntimeError(f"the listener raised {type(exc).__name__}: {exc}") from exc
         finally:
-            end_if_forked(pid, raised)
+            exit_if_forked(pid, raised)
 
     call.__module__ = getattr(listener, "__module__", None) or "?"
     call.__qualname__ = _name(listener)

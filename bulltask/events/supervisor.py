@@ -41,7 +41,7 @@ class JobStalled(Event):
     job_id: str
     queue: str
     lock_expired_at_ms: int | None
-    """Server time in epoch milliseconds. If the lock had run out before the previous check, the time of that check;
+    """Server time in epoch milliseconds. If the lock had expired before the previous check, the time of that check;
     ``None`` if a worker of another client made that check."""
 
 
@@ -52,14 +52,14 @@ class JobRecovered(Event):
     job_id: str
     queue: str
     crashes: int
-    """How many crashes this job was in."""
+    """Number of crashes while this job was active."""
     waited_ms: float
     """Time from the child's death to the release."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCrashed(Event):
-    """The job has failed: it was in ``max_crashes`` crashes, the last one alone in its child."""
+    """The job has failed: its child crashed ``max_crashes`` times, the last time with no other job in the child."""
 
     job_id: str
     queue: str
@@ -69,7 +69,7 @@ class JobCrashed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested(Event):
-    """A running job was asked to end; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` follows."""
+    """A cancel request was sent for a running job; ``JobFailed``, ``JobRetried`` or ``JobCompleted`` follows."""
 
     job_id: str
     index: int
@@ -103,7 +103,7 @@ class HeartbeatFailed(Event):
     job_ids: tuple[str, ...]
     error: str
     attempt: int
-    """Number of failures in a row, this one included; only the first is logged."""
+    """Number of consecutive failures, including this failure; only the first is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ class StalledCheckSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailed(Event):
-    """A service of the supervisor raised an unexpected exception; it runs again when it is due."""
+    """A service of the supervisor raised an unexpected exception; it runs again at its next interval."""
 
     service: str
     """``"Heartbeat"``, ``"Recovery"`` …"""
     failures: int
-    """Failures of this service, this one included."""
+    """Failures of this service, including this failure."""
     exception: Exception
 
 
@@ -134,7 +134,7 @@ class ChildStarted(Event):
     """A child process was started."""
 
     index: int
-    """Its index in the pool; the child that replaces it has the same."""
+    """Its index in the pool; its replacement gets the same index."""
     pid: int
 
 
@@ -152,7 +152,7 @@ class ChildDied(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildKilled(Event):
-    """The supervisor killed a child to end a run that did not end otherwise; the child is replaced."""
+    """The supervisor killed a child to end a run that did not react to a cancel request; the child is replaced."""
 
     index: int
     pid: int
@@ -232,7 +232,7 @@ class ConcurrencyChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SignalIgnored(Event):
-    """The worker ignored a signal that has no meaning, or none at this time."""
+    """The worker ignored a signal that it does not handle, or not at this time."""
 
     signal: str
     """``"SIGUSR2"`` …"""

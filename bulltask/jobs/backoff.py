@@ -1,8 +1,8 @@
-"""Delay before the next attempt: pure arithmetic in milliseconds.
+"""The delay before the next attempt, in milliseconds; without I/O.
 
 There are two formulas. A job that bulltask sent has jitter in both directions and a maximum delay. A job that another
 client sent gets BullMQ 5.62's delay (jitter only shortens it, no maximum), so a shared queue behaves the same with
-Node workers. In both, ``attempts_made`` includes the attempt that has just failed: it is 1 after the first.
+Node workers. In both, ``attempts_made`` includes the attempt that has just failed: it is 1 after the first attempt.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 ]
 
 CustomBackoff = Callable[[int, BaseException], float | timedelta]
-"""A custom strategy: takes ``(attempts_made, exception)``, returns seconds or a ``timedelta``."""
+"""A custom strategy: called with ``(attempts_made, exception)``, returns seconds or a ``timedelta``."""
 
 _BUILT_IN = ("fixed", "exponential")
-_REASONABLE_MS = 3_600_000
+_WARN_ABOVE_MS = 3_600_000
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _DEFAULT_DELAY_MS = 1_000
 # JSON and Lua hold integers up to 2^53. Half of that leaves room for adding the current time.
-_LONGEST_MS = 2**52
-_LAST_DOUBLING = 52
+_MAX_MS = 2**52
+_MAX_DOUBLINGS = 52
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Backoff:
         type: ``"fixed"`` (always ``delay_ms``), ``"exponential"`` (doubles each time), or the name of a registered
             custom strategy.
         delay_ms: First delay in milliseconds, 0 or more.
-        jitter: Random share of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in one that another
-            client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every fixed
-            delay of bulltask) has no jitter, and 0 is stored, so that Node waits just as long.
+        jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in a job that
+            another client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every
+            fixed delay of bulltask) has no jitter, and 0 is stored, so that Node waits equally long.
         max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
 
     Raises:
@@ -77,10 +77,10 @@ class Backoff:
             object.__setattr__(self, "jitter", 0.0)
 
     def to_wire(self) -> dict[str, object]:
-        """Return the ``backoff`` entry of a stored job's opts, in BullMQ's names.
+        """Return the ``backoff`` entry of a stored job's opts, under BullMQ's names.
 
-        ``maxDelay`` is bulltask's own; Node ignores it. A custom type is stored as ``exponential``, because a Node
-        worker that does not have a strategy of that name throws, and the job hangs.
+        ``maxDelay`` is an extension of bulltask; Node ignores it. A custom type is stored as ``exponential``, because a
+        Node worker without a strategy of that name throws, and the job hangs.
         """
         wire: dict[str, object] = {"type": self.type if self.type in _BUILT_IN else "exponential"}
         wire |= {"delay": self.delay_ms, "jitter": self.jitter}
@@ -91,7 +91,7 @@ class Backoff:
         """Read the ``backoff`` entry of a stored job's opts.
 
         Args:
-            value: ``None`` or absent (retry at once), a number of milliseconds (a fixed delay, as in BullMQ), or a
+            value: ``None`` (retry immediately), a number of milliseconds (a fixed delay, as in BullMQ), or a
                 mapping ``{type, delay, jitter?, maxDelay?}``. A missing delay (BullMQ's custom types have none) and a
                 negative one count as 0; fractions of a millisecond are rounded.
 
@@ -120,7 +120,7 @@ class Backoff:
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
     """Check that workers know a backoff strategy.
 
-    A Node worker throws at an unknown one, and the job hangs; a bulltask worker would use exponential backoff.
+    With an unknown strategy, a Node worker throws, and the job hangs; a bulltask worker uses exponential backoff.
 
     Args:
         kind: Name of the strategy.
@@ -138,14 +138,14 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
 
 
 def warn_of_long_delay(delay_ms: int, name: str) -> None:
-    """Warn about a first delay of more than an hour: it usually means milliseconds in place of seconds."""
-    if delay_ms > _REASONABLE_MS:
+    """Warn about a first delay of more than an hour: usually it was given in milliseconds instead of seconds."""
+    if delay_ms > _WARN_ABOVE_MS:
         text = f"{name} is {delay_ms / 1000:g} s, more than an hour; delays are seconds in bulltask"
         warnings.warn(text, stacklevel=_users_level())
 
 
 def _users_level() -> int:
-    """Return how many frames away the user's code is, so that the warning points at its line."""
+    """Return the number of frames up to the user's code, so that the warning points to its line."""
     frame, level = sys._getframe(1), 1  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": code of a dataclass
         frame, level = frame.f_back, level + 1
@@ -158,7 +158,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _check_ms(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LONGEST_MS:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_MS:
         raise ConfigError(f"backoff {name} must be whole milliseconds from 0 to 2^52, not {_short(value)}")
 
 
@@ -168,12 +168,12 @@ def _stored_ms(name: str, value: object) -> int:
         return 0
     if not _is_number(value):
         raise DecodeError(f"backoff {name} must be a number of milliseconds, not {_short(value)}")
-    return min(max(0, round(value)), _LONGEST_MS)
+    return min(max(0, round(value)), _MAX_MS)
 
 
-def _doubled(delay_ms: int, times: int) -> int:
+def _double(delay_ms: int, times: int) -> int:
     """Double ``delay_ms`` ``times`` times. Bounded, because attempt 10^9 must not build a number of 10^9 bits."""
-    return min(delay_ms << min(times, _LAST_DOUBLING), _LONGEST_MS)
+    return min(delay_ms << min(times, _MAX_DOUBLINGS), _MAX_MS)
 
 
 def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], float] = _random.random) -> int:
@@ -183,8 +183,9 @@ def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[],
 
     Args:
         backoff: The job's backoff.
-        attempts_made: Failed attempts so far, including this one; below 1 the plain first delay is returned.
-        random: Returns a number from 0 to below 1.
+        attempts_made: Failed attempts so far, including this attempt; below 1, the first delay without jitter is
+            returned.
+        random: Returns a number from 0 to 1, excluding 1.
 
     Returns:
         Milliseconds, 0 or more.
@@ -193,11 +194,11 @@ def bulltask_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[],
         return backoff.delay_ms
     delay_ms: float = backoff.delay_ms
     if attempts_made >= 1:
-        delay_ms = _doubled(backoff.delay_ms, attempts_made - 1) * _spread(backoff.jitter, random)
-    return min(round(delay_ms), _LONGEST_MS if backoff.max_delay_ms is None else backoff.max_delay_ms)
+        delay_ms = _double(backoff.delay_ms, attempts_made - 1) * _jitter_factor(backoff.jitter, random)
+    return min(round(delay_ms), _MAX_MS if backoff.max_delay_ms is None else backoff.max_delay_ms)
 
 
-def _spread(jitter: float, random: Callable[[], float]) -> float:
+def _jitter_factor(jitter: float, random: Callable[[], float]) -> float:
     return 1 - jitter + 2 * jitter * random()
 
 
@@ -210,17 +211,17 @@ def bullmq_delay_ms(backoff: Backoff, attempts_made: int, random: Callable[[], f
 
     Args:
         backoff: The job's backoff.
-        attempts_made: Failed attempts so far, including this one.
-        random: Returns a number from 0 to below 1.
+        attempts_made: Failed attempts so far, including this attempt.
+        random: Returns a number from 0 to 1, excluding 1.
 
     Returns:
-        Milliseconds, 0 or more; 0 means retry at once.
+        Milliseconds, 0 or more; 0 means retry immediately.
     """
     delay_ms = backoff.delay_ms
     if backoff.type not in _BUILT_IN:
         delay_ms = delay_ms or _DEFAULT_DELAY_MS
     if backoff.type != "fixed":
-        delay_ms = _doubled(delay_ms, max(0, attempts_made - 1))
+        delay_ms = _double(delay_ms, max(0, attempts_made - 1))
     if not backoff.jitter:
         return delay_ms
     return floor(random() * delay_ms * backoff.jitter + delay_ms * (1 - backoff.jitter))
@@ -236,8 +237,8 @@ def reconnect_delay_ms(
 
     Args:
         attempt: Failed attempts so far; 1 after the first.
-        random: Returns a number from 0 to below 1.
+        random: Returns a number from 0 to 1, excluding 1.
         first_ms: Delay after the first failure, before jitter.
         cap_ms: Maximum delay, before jitter.
     """
-    return round(min(_doubled(first_ms, max(0, attempt - 1)), cap_ms) * _spread(0.2, random))
+    return round(min(_double(first_ms, max(0, attempt - 1)), cap_ms) * _jitter_factor(0.2, random))

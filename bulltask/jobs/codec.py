@@ -1,8 +1,8 @@
-"""JSON that Node and Python read alike.
+"""JSON that Node and Python read in the same way.
 
-The output is what ``JSON.stringify`` would have written. A value that the two languages would read differently is
-refused, with the path to it, before anything is sent or stored: NaN and Infinity stop every Node listener of the queue
-for good, Node silently rounds integers beyond ±(2^53-1), and keys that are not strings come back as strings.
+The output is the same as that of ``JSON.stringify``. A value that the two languages would read differently is
+rejected, with its path in the message, before anything is sent or stored: NaN and Infinity stop every Node listener of
+the queue permanently, Node silently rounds integers beyond ±(2^53-1), and non-string keys come back as strings.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ bytes again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
 """
 
 MAX_LEVELS: Final = 500
-"""Maximum nesting of lists and objects. Python manages about 950, and fewer the deeper its stack is: an explicit limit
-is the same in every process."""
+"""Maximum nesting of lists and objects. Python supports about 950, fewer if its stack is already deep: an explicit
+limit is the same in every process."""
 
-# check_circular is off: the check before it has already found values that contain themselves.
+# check_circular is off: _problem() has already rejected values that contain themselves.
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
@@ -92,22 +92,22 @@ def decode(data: bytes | str | None, *, what: str = "value") -> Any:
 
 
 def decode_text(data: bytes | None) -> str:
-    """Return stored text; bytes that are not UTF-8 become escapes, because reading must not fail."""
+    """Return stored text; bytes that are not UTF-8 become escapes, so that reading never fails."""
     return "" if data is None else data.decode("utf-8", "backslashreplace")
 
 
 def _without_surrogates(error: UnicodeError) -> tuple[bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    met = error.object[error.start : error.end]
-    encoded = (bytes([ord(char) - 0xDC00]) if "\udc80" <= char <= "\udcff" else b"\xef\xbf\xbd" for char in met)
+    surrogates = error.object[error.start : error.end]
+    encoded = (bytes([ord(char) - 0xDC00]) if "\udc80" <= char <= "\udcff" else b"\xef\xbf\xbd" for char in surrogates)
     return b"".join(encoded), error.end
 
 
 codecs.register_error(ON_SURROGATE, _without_surrogates)
 
 
-def _refuse_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -115,11 +115,11 @@ _TOO_DEEP: Final = f"nested deeper than {MAX_LEVELS} levels: send it as a JSON s
 _CONTAINERS: Final = (dict, list, tuple)
 
 # json.loads() with options builds a new decoder in every call, which costs more than decoding a job.
-_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def _loads(text: str) -> Any:
-    """Decode without the decoder's search for surrounding white space, which hardly any text has."""
+    """Decode without the decoder's search for surrounding white space, which is rare."""
     try:
         value, end = _decoder.raw_decode(text)
     except ValueError:
@@ -144,7 +144,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _problem(value: Any) -> str | None:
-    """Return what JSON cannot represent, with the path to it; ``None`` if there is nothing."""
+    """Return a description of a value that JSON cannot represent, with its path; ``None`` if all values are valid."""
     return (_CHECKS.get(type(value)) or _check_of(value))(value)
 
 
@@ -171,7 +171,7 @@ def _of_dict(value: dict[Any, Any]) -> str | None:
     for key, item in value.items():
         if not isinstance(key, str):
             return f" has the key {key!r} of type {type(key).__name__}; JSON keys are strings"
-        # The path is built while returning: most values have no problem, and then no string is made. Each level is one
+        # The path is built while returning, so no string is created for valid values. Each level is one
         # call, so MAX_LEVELS take half of Python's stack.
         if (kind := type(item)) not in _ATOMS and (problem := (_CHECKS.get(kind) or _check_of(item))(item)) is not None:
             return f"[{key!r}]{problem}"

@@ -1,4 +1,4 @@
-"""Bounds for stored failures, because Redis keeps them in the job and sends them to every listener of the queue."""
+"""Size limits of stored failures, because Redis keeps them in the job and sends them to every listener of the queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
-__all__ = ["REASON_CHARS", "TRACES_CHARS", "TRACE_CHARS", "bounded_reason", "bounded_traces", "reason_of", "trace_text"]
+__all__ = [
+    "REASON_CHARS",
+    "TRACES_CHARS",
+    "TRACE_CHARS",
+    "reason_of",
+    "trace_text",
+    "truncate_reason",
+    "truncate_traces",
+]
 
 REASON_CHARS: Final = 10_000
 """Maximum length of a job's ``failedReason`` in characters."""
@@ -18,26 +26,26 @@ TRACE_CHARS: Final = 50_000
 TRACES_CHARS: Final = 500_000
 """Maximum length of all tracebacks of a job together; the newest are kept."""
 
-_LEFT_OUT: Final = "\n…\n"
+_ELLIPSIS: Final = "\n…\n"
 
 
 def reason_of(exc: BaseException) -> str:
     """Return an exception's message, or the name of its class if it has none."""
     try:
-        return bounded_reason(str(exc)) or type(exc).__name__
+        return truncate_reason(str(exc)) or type(exc).__name__
     except Exception:  # noqa: BLE001 - a broken __str__ of a user's exception must not block the outcome
         return type(exc).__name__
 
 
-def bounded_reason(reason: str) -> str:
-    """Return ``reason``; if it is too long, only its beginning and end."""
-    return _bounded(reason, REASON_CHARS)
+def truncate_reason(reason: str) -> str:
+    """Return ``reason``, or only its beginning and end if it is too long."""
+    return _truncate(reason, REASON_CHARS)
 
 
 def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
-    """Return the traceback with ``frames`` as text.
+    """Return the traceback of ``exc`` with ``frames`` as text.
 
-    A shortened reason is shortened in the same way here, so that readers find it with its class in front.
+    A reason that is truncated in the job is truncated in the same way in the traceback, so that readers can find it.
     """
     text = "".join(traceback.format_exception(type(exc), exc, frames))
     if len(text) > REASON_CHARS:
@@ -46,16 +54,16 @@ def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
         except Exception:  # noqa: BLE001 - as in reason_of()
             message = ""
         if len(message) > REASON_CHARS:
-            text = text.replace(message, bounded_reason(message))
-    return _bounded(text, TRACE_CHARS)
+            text = text.replace(message, truncate_reason(message))
+    return _truncate(text, TRACE_CHARS)
 
 
-def bounded_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
-    """Return the newest ``most`` tracebacks (``None``: all) that fit into the job."""
+def truncate_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
+    """Return the newest ``max_traces`` tracebacks (``None``: all) that fit into the job."""
     kept: list[str] = []
     room = TRACES_CHARS
     for trace in reversed(traces if max_traces is None else traces[len(traces) - min(max_traces, len(traces)) :]):
-        text = _bounded(trace, TRACE_CHARS)  # any client may have written it
+        text = _truncate(trace, TRACE_CHARS)  # any client may have written it
         room -= len(text)
         if room < 0:
             break
@@ -63,8 +71,8 @@ def bounded_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
     return kept[::-1]
 
 
-def _bounded(text: str, max_chars: int) -> str:
+def _truncate(text: str, max_chars: int) -> str:
     if len(text) <= max_chars:
         return text
-    kept_chars = max_chars - len(_LEFT_OUT)
-    return f"{text[: kept_chars // 2]}{_LEFT_OUT}{text[-(kept_chars - kept_chars // 2) :]}"
+    kept_chars = max_chars - len(_ELLIPSIS)
+    return f"{text[: kept_chars // 2]}{_ELLIPSIS}{text[-(kept_chars - kept_chars // 2) :]}"

@@ -1,7 +1,7 @@
-"""A job in BullMQ's format: what a sender writes, and what a worker reads.
+"""A job in BullMQ's format, as a sender writes it and as a worker reads it.
 
-Field and option names on the wire are BullMQ's. bulltask keeps its own options under one key of the stored options,
-``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because these have another retry
+Field and option names in Redis are BullMQ's. bulltask stores its additional options under one key of the options,
+``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because they have another retry
 policy.
 """
 
@@ -16,15 +16,15 @@ from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms
 from bulltask.jobs.codec import Json
-from bulltask.jobs.failures import bounded_reason, bounded_traces
+from bulltask.jobs.failures import truncate_reason, truncate_traces
 from bulltask.jobs.numbers import counter, field_number, number
 from bulltask.jobs.retention import KEEP_ALL, stored_keep
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
 
 __all__ = [
+    "BULLTASK_KEY",
     "MAX_PRIORITY",
-    "OWN_KEY",
     "JobOptions",
     "JobRef",
     "NewJob",
@@ -36,7 +36,7 @@ __all__ = [
 MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
-OWN_KEY: Final = "bulltask"
+BULLTASK_KEY: Final = "bulltask"
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -55,7 +55,7 @@ class JobOptions:
 
     Attributes:
         attempts: Maximum number of attempts, including the first.
-        backoff: Delay between attempts; ``None`` retries at once.
+        backoff: Delay between attempts; ``None`` retries immediately.
         delay_ms: Delay before the job may run, counted from sending.
         eta_ms: Epoch milliseconds before which the job may not run; the later of ``delay_ms`` and ``eta_ms`` applies.
         priority: 0 for none (runs before all others), else 1 (first) to 2,097,151 (last).
@@ -84,7 +84,7 @@ class JobOptions:
     more: Mapping[str, object] = field(default_factory=dict)
 
     def delay_at(self, now_ms: int) -> int:
-        """Milliseconds from ``now_ms`` until the job may run."""
+        """Return the milliseconds from ``now_ms`` until the job may run."""
         return max(self.delay_ms, 0 if self.eta_ms is None else self.eta_ms - now_ms)
 
     def to_wire(self, now_ms: int) -> dict[str, object]:
@@ -102,22 +102,22 @@ class JobOptions:
             wire["removeOnComplete"] = _keep_to_wire(self.keep_completed_ms)
         if self.keep_failed_ms is not None:
             wire["removeOnFail"] = _keep_to_wire(self.keep_failed_ms)
-        wire[OWN_KEY] = self._own_to_wire(now_ms)
+        wire[BULLTASK_KEY] = self._bulltask_options(now_ms)
         wire.update(self.more)
         return wire
 
-    def to_template(self, **own: object) -> dict[str, object]:
+    def to_template(self, **bulltask_options: object) -> dict[str, object]:
         """Return the ``opts`` that a job scheduler stores for its jobs, without those that differ from job to job.
 
         Args:
-            own: Further options of bulltask.
+            bulltask_options: Further options that only bulltask reads.
         """
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
-        mine: dict[str, object] = {**self._own_to_wire(0), **own}
+        own: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
         if self.expires_in_ms is not None:
-            # Each job of the scheduler expires that long after its own start time.
-            mine["ttl"] = mine.pop("expires")
-        return {**wire, OWN_KEY: mine}
+            # The time counts from the scheduled time of each job.
+            own["ttl"] = own.pop("expires")
+        return {**wire, BULLTASK_KEY: own}
 
     @property
     def deduplication_id(self) -> str | None:
@@ -125,27 +125,27 @@ class JobOptions:
         stored = self.more.get("de")
         return str(stored["id"]) if isinstance(stored, Mapping) else None
 
-    def _own_to_wire(self, now_ms: int) -> dict[str, object]:
-        own: dict[str, object] = {"v": 1}
+    def _bulltask_options(self, now_ms: int) -> dict[str, object]:
+        options: dict[str, object] = {"v": 1}
         if self.expires_in_ms is not None:
-            own["expires"] = now_ms + self.expires_in_ms
+            options["expires"] = now_ms + self.expires_in_ms
         elif self.expires_ms is not None:
-            own["expires"] = self.expires_ms
-        own.update(self.time_limits.to_wire())
+            options["expires"] = self.expires_ms
+        options.update(self.time_limits.to_wire())
         if self.headers:
             # A string, because msgpack -> Lua -> cjson keeps only 14 digits of a number and turns [] into {}.
-            own["headers"] = self.headers
-        return own
+            options["headers"] = self.headers
+        return options
 
 
 def _keep_to_wire(keep_ms: int) -> object:
-    """BullMQ counts ``age`` in whole seconds; zero keeps nothing."""
+    """Return ``keepJobs`` for a time; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
     return {"age": max(1, keep_ms // 1000)} if keep_ms else True
 
 
 @dataclass(frozen=True, slots=True)
 class ParentLink:
-    """A child's link to its parent, and what the child's failure does to the parent.
+    """A child's link to its parent, and the effect of the child's failure on the parent.
 
     Attributes:
         key: Full Redis key of the parent's hash.
@@ -164,7 +164,7 @@ class NewJob:
         parent: The parent job.
         has_children: The job is sent together with children, for which it waits.
         timestamp_ms: Creation time to store, ``None`` for the time of sending.
-        chosen: The caller chose the id, so it is stored among the options.
+        has_custom_id: The caller set the id, so it is stored among the options.
     """
 
     queue: str
@@ -175,7 +175,7 @@ class NewJob:
     parent: ParentLink | None = None
     has_children: bool = False
     timestamp_ms: int | None = None
-    chosen: bool = False
+    has_custom_id: bool = False
 
     @property
     def ref(self) -> JobRef:
@@ -185,9 +185,9 @@ class NewJob:
     def opts(self, now_ms: int) -> dict[str, object]:
         """Return the stored ``opts`` of the job if it is sent at ``now_ms`` (server time)."""
         wire = self.options.to_wire(now_ms)
-        if self.chosen:
-            # Only then, as Node does. A client that adds a copy with these options (bull-board's "Duplicate") would
-            # otherwise add this id again, that is, nothing.
+        if self.has_custom_id:
+            # As in Node. If a generated id were stored, a client that adds a copy with these options (bull-board's
+            # "Duplicate") would send the same id again, and nothing would be added.
             wire["jobId"] = self.id
         return wire
 
@@ -196,7 +196,7 @@ class NewJob:
 class RunningJob:
     """A job that a worker has acquired.
 
-    ``data`` is not decoded yet: that is part of the attempt, so that malformed data fails the job like any error.
+    ``data`` is decoded during the attempt, so that malformed data fails the job like any error.
 
     Attributes:
         attempts_made: Finished attempts before this one (BullMQ's ``atm``).
@@ -224,13 +224,13 @@ class RunningJob:
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
-        """Like :meth:`from_hash`, but return a :meth:`broken` job in place of one that cannot be read."""
+        """Like :meth:`from_hash`, but return a :meth:`placeholder` in place of one that cannot be read."""
         if b"name" not in flat[::2]:
-            return cls.broken(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
+            return cls.placeholder(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
         try:
             return cls.from_hash(queue, job_id, flat)
         except DecodeError as exc:
-            return cls.broken(queue, job_id, str(exc))
+            return cls.placeholder(queue, job_id, str(exc))
 
     @classmethod
     def from_hash(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -259,8 +259,8 @@ class RunningJob:
         )
 
     @classmethod
-    def broken(cls, queue: str, job_id: str, problem: str) -> RunningJob:
-        """Return a placeholder for a job that cannot be read, so that it fails with ``problem`` instead of stalling."""
+    def placeholder(cls, queue: str, job_id: str, problem: str) -> RunningJob:
+        """Return a placeholder for a malformed job, so that it fails with ``problem`` instead of stalling."""
         return cls(queue, job_id, "", b"null", {}, 0, 0, 0, 1, problem, "", None, malformed=True)
 
     @property
@@ -275,19 +275,19 @@ class RunningJob:
         return str(stored.get("id", "")) if isinstance(stored, dict) else ""
 
     @property
-    def own(self) -> Mapping[str, Any]:
-        """bulltask's own options; empty if another client sent the job."""
-        own = self.opts.get(OWN_KEY)
+    def bulltask_options(self) -> Mapping[str, Any]:
+        """The options that only bulltask reads; empty if another client sent the job."""
+        own = self.opts.get(BULLTASK_KEY)
         return own if isinstance(own, dict) else {}
 
     @property
-    def is_ours(self) -> bool:
+    def sent_by_bulltask(self) -> bool:
         """True if bulltask sent the job."""
-        return bool(self.own)
+        return bool(self.bulltask_options)
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts as stored; 0 and 1 both mean a single one."""
+        """Maximum number of attempts as stored; 0 and 1 both mean a single attempt."""
         return _number(self.opts.get("attempts"))
 
     @property
@@ -298,19 +298,19 @@ class RunningJob:
     @property
     def expires_ms(self) -> int | None:
         """Epoch milliseconds after which the job must not run."""
-        if "ttl" in self.own:  # added by a job scheduler: counted from the job's start time
-            return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.own["ttl"])
-        return _number(self.own["expires"]) if "expires" in self.own else None
+        if "ttl" in self.bulltask_options:  # added by a job scheduler: counted from the scheduled time
+            return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.bulltask_options["ttl"])
+        return _number(self.bulltask_options["expires"]) if "expires" in self.bulltask_options else None
 
     @property
     def time_limits(self) -> TimeLimits:
         """The sender's limits for one attempt."""
-        return TimeLimits.from_wire(self.own)
+        return TimeLimits.from_wire(self.bulltask_options)
 
     @property
     def headers(self) -> dict[str, Any]:
         """The sender's headers."""
-        text = self.own.get("headers")
+        text = self.bulltask_options.get("headers")
         value = codec.decode(text, what=f"headers of job {self.id}") if isinstance(text, str) else None
         return value if isinstance(value, dict) else {}
 
@@ -323,7 +323,7 @@ class RunningJob:
         return Backoff.from_wire(self.opts.get("backoff"))
 
     def retry_delay_ms(self, attempts_made: int) -> int:
-        """Return the delay that the job's backoff prescribes after ``made`` failed attempts.
+        """Return the delay that the job's backoff prescribes after ``attempts_made`` failed attempts.
 
         Raises:
             DecodeError: The stored backoff is malformed.
@@ -331,12 +331,16 @@ class RunningJob:
         backoff = self.backoff()
         if backoff is None:
             return 0
-        return bulltask_delay_ms(backoff, attempts_made) if self.is_ours else bullmq_delay_ms(backoff, attempts_made)
+        return (
+            bulltask_delay_ms(backoff, attempts_made)
+            if self.sent_by_bulltask
+            else bullmq_delay_ms(backoff, attempts_made)
+        )
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
         """Return BullMQ's fields for a failed attempt: the raw reason, and one traceback per attempt that has one."""
-        traces = bounded_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
-        safe = bounded_reason(reason).encode("utf-8", "replace").decode()
+        traces = truncate_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
+        safe = truncate_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
 
     def keep(self, option: str, otherwise: Mapping[str, int] | None = None) -> Mapping[str, int]:
@@ -344,7 +348,7 @@ class RunningJob:
 
         Args:
             option: The stored name.
-            otherwise: The worker's option, which applies if the job has none; ``None`` keeps the job.
+            otherwise: The worker's option, for jobs without the option; ``None`` keeps the job.
         """
         kept = stored_keep(self.opts.get(option))
         return (otherwise or KEEP_ALL) if kept is None else kept
@@ -358,7 +362,7 @@ class RunningJob:
         return [text for text in traces if isinstance(text, str)] if isinstance(traces, list) else []
 
     def trace_limit(self) -> int | None:
-        """Return how many tracebacks are kept (``stackTraceLimit``), ``None`` for all."""
+        """Return the maximum number of tracebacks (``stackTraceLimit``), ``None`` for no limit."""
         limit = self.opts.get("stackTraceLimit")
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
 
@@ -391,5 +395,5 @@ def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[b
 
 
 def _number(value: object) -> int:
-    """A numeric option; any other value counts as 0, as in BullMQ's scripts."""
+    """Return a numeric option; any other value counts as 0, as in BullMQ's scripts."""
     return number(value) or 0

@@ -1,4 +1,4 @@
-"""Names of queues, tasks and jobs: which ones BullMQ's clients accept, and their form on the wire."""
+"""Names of queues, tasks and jobs: which names BullMQ's clients accept, and their form in Redis."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = [
 MAX_NAME: Final = 255
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_COUNTED = re.compile(r"-?[1-9][0-9]*|0")
+_INTEGER = re.compile(r"-?[1-9][0-9]*|0")
 
 _QUEUE_KEYS: Final = frozenset(
     "active completed delay delayed events failed id limiter marker meta paused pc prioritized priority repeat stalled"
     " stalled-check wait waiting-children".split()
 )
-"""Last parts of a queue's own keys: a job with such an id would overwrite one."""
+"""Last parts of a queue's keys: a job with such an id would overwrite a key of its queue."""
 
 
 def wire_name(queue: str, *, hash_tag: bool) -> str:
-    """Return BullMQ's name of a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is off.
+    """Return BullMQ's name of a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is false.
 
     The braces put all keys of a queue into one cluster slot. In Node, use ``new Queue('{emails}')``.
     """
@@ -73,27 +73,25 @@ def check_job_name(name: str) -> str:
 
 
 def check_job_id(job_id: str) -> str:
-    """Return ``job_id`` if Node's client would accept it too.
+    """Return ``job_id`` if Node's client would accept it, too.
 
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, a whole number (BullMQ's counter makes those),
-            starts with ``0:``, has a ``:`` (unless exactly two, as the ids of repeated jobs), has control characters,
-            or is the name of one of the queue's own keys (Node does not check that, and overwrites the key).
+        InvalidNameError: It is empty, longer than 255 characters, an integer (like the ids of BullMQ's counter),
+            starts with ``0:``, has a ``:`` (unless exactly two, like the ids of repeated jobs), has control characters,
+            or is the name of one of the queue's keys (Node does not check that, and overwrites the key).
     """
     _check_text(job_id, "job_id")
-    if _COUNTED.fullmatch(job_id):
-        raise InvalidNameError(f"job_id {job_id!r} is a number, as the ids of BullMQ's counter; add a letter")
+    if _INTEGER.fullmatch(job_id):
+        raise InvalidNameError(f"job_id {job_id!r} is a number, like the ids of BullMQ's counter; add a letter")
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
         raise InvalidNameError(f"job_id {job_id!r} has a ':', BullMQ's separator in keys; use '-'")
     if job_id in _QUEUE_KEYS:
-        raise InvalidNameError(
-            f"job_id {job_id!r} is the name of one of the queue's own keys; put another word in front"
-        )
+        raise InvalidNameError(f"job_id {job_id!r} is the name of one of the queue's keys; add a prefix")
     return job_id
 
 
 def is_queue_key(job_id: str) -> bool:
-    """Return whether ``job_id`` is the name of one of a queue's own keys, which no job may have."""
+    """Return whether ``job_id`` is the name of one of a queue's keys, which no job may have."""
     return job_id in _QUEUE_KEYS
 
 
@@ -106,7 +104,7 @@ def check_scheduler_id(scheduler_id: str) -> str:
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
         raise InvalidNameError(
-            f"scheduler id {scheduler_id!r} has more than three ':', as only old repeatable jobs have"
+            f"scheduler id {scheduler_id!r} has more than three ':', like old repeatable jobs; use at most three"
         )
     return scheduler_id
 

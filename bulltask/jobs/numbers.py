@@ -1,4 +1,4 @@
-"""Stored numbers, bounded when they are read, so that later code cannot overflow.
+"""Stored numbers, clamped when they are read, so that later code cannot overflow.
 
 Node stores ``Number.MAX_VALUE`` as ``1.7976931348623157e+308`` and works with it. In Python that is an integer of 309
 digits, which overflows in msgpack, in shared memory and in divisions.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["MOST", "counter", "field_number", "number"]
+__all__ = ["MAX_NUMBER", "counter", "field_number", "number"]
 
-MOST: Final = 2**53 - 1
+MAX_NUMBER: Final = 2**53 - 1
 """Largest absolute value; larger numbers are clamped to it."""
 
-_DIGITS: Final = 19  # of the largest integer of Redis
+_MAX_DIGITS: Final = 19  # of the largest integer of Redis
 
 
 def number(value: object) -> int | None:
@@ -23,7 +23,7 @@ def number(value: object) -> int | None:
         return None
     if isinstance(value, float) and not math.isfinite(value):  # 1e999 is legal JSON
         return None
-    return max(-MOST, min(int(value), MOST))
+    return max(-MAX_NUMBER, min(int(value), MAX_NUMBER))
 
 
 def field_number(raw: bytes | str) -> int:
@@ -35,19 +35,19 @@ def field_number(raw: bytes | str) -> int:
     read = float(raw)
     if not math.isfinite(read):
         raise ValueError(f"not a finite number: {raw[:40]!r}")
-    return max(-MOST, min(int(read), MOST))
+    return max(-MAX_NUMBER, min(int(read), MAX_NUMBER))
 
 
 def counter(raw: bytes) -> int:
-    """Return the number in a hash field that Redis can increment (``HINCRBY``): digits without ``+`` or leading zeros.
+    """Return the number in a hash field that Redis can increment (``HINCRBY``): no ``+`` sign, no leading zeros.
 
     Raises:
         ValueError: Redis could not increment it.
     """
     digits = raw.removeprefix(b"-")
-    if not (digits.isdigit() and len(digits) <= _DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
+    if not (digits.isdigit() and len(digits) <= _MAX_DIGITS) or (raw[:1] == b"0" and raw != b"0") or raw[:2] == b"-0":
         raise ValueError(f"not a counter: {raw[:40]!r}")
     value = int(raw)
     if not -(2**63) <= value < 2**63 - 1:
-        raise ValueError(f"a counter at its end: {raw[:40]!r}")
-    return max(-MOST, min(value, MOST))
+        raise ValueError(f"a counter at its maximum: {raw[:40]!r}")
+    return max(-MAX_NUMBER, min(value, MAX_NUMBER))

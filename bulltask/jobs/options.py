@@ -1,6 +1,6 @@
-"""BullMQ's job options under Python names, checked in one place for tasks and queues.
+"""BullMQ's job options under Python names, with the checks for tasks and queues.
 
-Everything that Node's client checks before it sends is checked here, with an error that names the option. Durations
+It makes all checks of Node's client, with errors that name the option. Durations
 are seconds or ``timedelta``; BullMQ stores milliseconds, and whole seconds for ages.
 """
 
@@ -59,7 +59,7 @@ class Deduplication:
     that is still delayed. ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
 
     Attributes:
-        id: Jobs with the same id are duplicates.
+        id: Jobs with this id are duplicates.
         ttl: Seconds or ``timedelta``; ``None``: until the job has finished.
         extend: Restart ``ttl`` at every duplicate.
         replace: Keep the newest job while the first is delayed.
@@ -90,9 +90,9 @@ BackoffLike = Backoff | Mapping[str, Any] | Duration
 ParentLike = HasAddress | Mapping[str, str]
 """A job, or ``{"id": …, "queue": …}``."""
 
-_LONGEST_REST: Final = 1_000
-_LONGEST_ESCAPE: Final = 6
-"""Upper bounds in bytes of JSON: of options without the sender's own strings, and of one character in such a string."""
+_MAX_OTHER_BYTES: Final = 1_000
+_MAX_ESCAPE_BYTES: Final = 6
+"""Upper bounds in bytes of JSON: of options without the sender's strings, and of a character in such a string."""
 
 FAILURE_FLAGS: Final[Mapping[str, str]] = {
     "fail_parent_on_failure": "fpof",
@@ -131,7 +131,7 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
 def link_to_parent(
     parent: ParentLike | None, stored: dict[str, object], *, prefix: str, hash_tag: bool
 ) -> ParentLink | None:
-    """Return the link from a child to ``parent``; the parent's map carries the child's failure flag.
+    """Return the link from a child to ``parent``; the parent's map contains the child's failure flag.
 
     Args:
         parent: The parent job, ``None`` for none. If its ``queue`` contains a ``:``, it is BullMQ's qualified name
@@ -169,7 +169,7 @@ def check_priority(value: object) -> int:
 
 
 def text_chars(options: JobOptions) -> int:
-    """Return how many characters the sender's own strings have in the options; the rest is short."""
+    """Return the number of characters of the sender's strings in the options; the rest is short."""
     chars = len(options.headers)
     for option in options.more.values():
         for part in option.values() if isinstance(option, Mapping) else (option,):
@@ -195,7 +195,7 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
             f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {size_limit:,}"
         )
     # The options are encoded only if that can matter, because it takes longer than the rest of a send.
-    if limit is not None and len(data) + _LONGEST_REST + _LONGEST_ESCAPE * text_chars(options) > limit:
+    if limit is not None and len(data) + _MAX_OTHER_BYTES + _MAX_ESCAPE_BYTES * text_chars(options) > limit:
         check_together(data, options.to_wire(0), limit, what)
 
 
@@ -239,7 +239,7 @@ def _backoff(value: Any, name: str) -> dict[str, object]:
         return {**value.to_wire(), "type": value.type}
     if not isinstance(value, Mapping):
         return {"type": "fixed", "delay": to_ms(value, name)}
-    _known(value, {"type", "delay", "jitter", "max_delay"}, name)
+    _check_keys(value, {"type", "delay", "jitter", "max_delay"}, name)
     wire: dict[str, object] = {"type": _text(value.get("type"), f"the type of {name}")}
     if "delay" in value:
         wire["delay"] = to_ms(value["delay"], f"the delay of {name}")
@@ -258,7 +258,7 @@ def _check_backoff(wire: Mapping[str, Any]) -> None:
 
 def _deduplication(value: Any, name: str) -> dict[str, object]:
     if isinstance(value, Mapping):
-        _known(value, {"id", "ttl", "extend", "replace"}, name)
+        _check_keys(value, {"id", "ttl", "extend", "replace"}, name)
         value = Deduplication(**{"id": "", **value})
     return (value if isinstance(value, Deduplication) else Deduplication(value)).to_wire()
 
@@ -267,7 +267,7 @@ def _moment(value: Any, name: str) -> int:
     return to_epoch_ms(value, name) if isinstance(value, datetime) else to_ms(value, name)
 
 
-def _known(value: Mapping[str, Any], names: set[str], option: str) -> None:
+def _check_keys(value: Mapping[str, Any], names: set[str], option: str) -> None:
     if unknown := sorted(set(value) - names):
         raise ConfigError(f"{option} has no key {unknown[0]!r}; use {', '.join(sorted(names))}")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError
-from bulltask.jobs.numbers import MOST, number
+from bulltask.jobs.numbers import MAX_NUMBER, number
 
 __all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "stored_keep"]
 
@@ -37,26 +37,26 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
     return wire
 
 
-def stored_keep(wanted: object) -> Mapping[str, int] | None:
+def stored_keep(option: object) -> Mapping[str, int] | None:
     """Return BullMQ's ``keepJobs`` map for a stored ``removeOnComplete`` or ``removeOnFail``.
 
-    A limit that is not a number does not limit anything, as in Node.
+    A limit that is not a number is ignored, as in Node.
 
     Args:
-        wanted: The stored option, which any client may have written.
+        option: The stored option, which any client may have written.
 
     Returns:
         ``None`` if the job has no such option.
     """
-    if isinstance(wanted, Mapping):
-        return {key: bound for key in ("count", "age") if (bound := number(wanted.get(key))) is not None}
-    if isinstance(wanted, bool):
-        return {"count": 0} if wanted else KEEP_ALL
-    count = number(wanted)
+    if isinstance(option, Mapping):
+        return {key: bound for key in ("count", "age") if (bound := number(option.get(key))) is not None}
+    if isinstance(option, bool):
+        return {"count": 0} if option else KEEP_ALL
+    count = number(option)
     return None if count is None else {"count": count}
 
 
 def _whole(value: Any, name: str, *, low: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_NUMBER:
         raise ConfigError(f"{name} must be an integer of {low} or more, not {value!r}")
     return value

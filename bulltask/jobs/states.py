@@ -1,6 +1,6 @@
-"""States of a job, in BullMQ's words: they are stored in Redis, and only scripts change them.
+"""States of a job, under BullMQ's names: they are stored in Redis, and only scripts change them.
 
-That a queue is paused is a flag, and that a job stalled is an event; neither is a state.
+A paused queue has a flag, and a stalled job emits an event; neither is a state of a job.
 """
 
 from __future__ import annotations

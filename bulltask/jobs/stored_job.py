@@ -28,8 +28,8 @@ class StoredJob:
         attempts_made: Finished attempts (``atm``).
         attempts_started: Started attempts (``ats``).
         stalled_count: Stalls (``stc``).
-        processed_by: Name of the worker that last took it (``pb``).
-        deferred_failure: Reason with which it fails when a worker takes it (``defa``).
+        processed_by: Name of the worker that last acquired it (``pb``).
+        deferred_failure: Reason with which it fails when a worker acquires it (``defa``).
         parent: The stored parent map, with its failure flags.
         parent_key: Full Redis key of the parent's hash.
         deduplication_id: ``deid``.

@@ -52,11 +52,11 @@ class TimeLimits:
         """Check that the soft limit is shorter than the hard one.
 
         Args:
-            whose: Owner of the limits, for the message.
+            whose: The owner of the limits, for the message.
             prefix: Prefix of the settings' names, for the message.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The soft limit is not shorter.
         """
         if self.soft_ms is not None and self.hard_ms is not None and self.soft_ms >= self.hard_ms:
             raise ConfigError(
@@ -65,7 +65,7 @@ class TimeLimits:
             )
 
     def over(self, other: TimeLimits) -> TimeLimits:
-        """Return these limits, with those of ``other`` where these have none."""
+        """Return these limits; a limit that is not set is taken from ``other``."""
         if self is NO_LIMITS:  # nearly every job
             return other
         soft_ms = other.soft_ms if self.soft_ms is None else self.soft_ms

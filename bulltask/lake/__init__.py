@@ -27,7 +27,7 @@ __all__ = [
     "RatePoint",
 ]
 
-_HOME: Final = {
+_MODULES: Final = {
     "History": "bulltask.lake.history",
     "JobCount": "bulltask.lake.job_stats",
     "JobHistory": "bulltask.lake.records",
@@ -43,7 +43,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, _HOME, "history", {"pyarrow"})
+    return look_up(__name__, name, _MODULES, "history", {"pyarrow"})
 
 
 def __dir__() -> list[str]:

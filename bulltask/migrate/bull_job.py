@@ -10,13 +10,13 @@ from typing import Any
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import OWN_KEY
+from bulltask.jobs.job import BULLTASK_KEY
 
 __all__ = ["BullJob", "JobOrigin"]
 
 _ONLY_BULLMQ = frozenset({"atm", "ats", "stc", "rjk", "parentKey", "parent", "pb", "defa", "nrjid"})
 _ONLY_BULLMQ_OPTS = frozenset(
-    {"repeatJobKey", "de", "kl", "fpof", "cpof", "idof", "rdof", "tm", "omc", "parent", OWN_KEY}
+    {"repeatJobKey", "de", "kl", "fpof", "cpof", "idof", "rdof", "tm", "omc", "parent", BULLTASK_KEY}
 )
 
 

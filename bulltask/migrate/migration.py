@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from bulltask.errors import ConfigError, DecodeError, MigrationRefusedError
+from bulltask.errors import ConfigError, DecodeError, MigrationError
 from bulltask.migrate.check import JobCheck, MigrationOptions
 from bulltask.migrate.convert import convert
 from bulltask.migrate.inspection import across_slots, count_target, inspect_queue, iter_jobs, read_jobs
@@ -67,12 +67,12 @@ class BullMigration:
             on_progress: Called now and then with the number of jobs that were read, and of all jobs.
 
         Raises:
-            MigrationRefusedError: The queues are in different slots of a Redis Cluster.
+            MigrationError: The queues are in different slots of a Redis Cluster.
             BrokerError: The server cannot be reached or rejects a command.
         """
         with self._client() as client:
             if across_slots(client, self.source, self.target):
-                raise MigrationRefusedError(
+                raise MigrationError(
                     f"on Redis Cluster a job can move in one step only within a slot, and {self.source.base[:-1]} and "
                     f"{self.target.base[:-1]} are in different slots: give both names the same hash tag, {{…}}"
                 )
@@ -89,12 +89,12 @@ class BullMigration:
             on_progress: Called now and then with the number of migrated jobs, and of all jobs.
 
         Raises:
-            MigrationRefusedError: The plan has refusals; nothing was changed.
+            MigrationError: The plan has refusals; nothing was changed.
             BrokerError: The server cannot be reached or rejects a command.
         """
         plan = plan or self.plan()
         if plan.refusals:
-            raise MigrationRefusedError(f"{plan.source} was not migrated: {'; '.join(plan.refusals)}")
+            raise MigrationError(f"{plan.source} was not migrated: {'; '.join(plan.refusals)}")
         with self._client() as client:
             before = count_target(client, self.target)
             self._prepare(client, plan)

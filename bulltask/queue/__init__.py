@@ -1,4 +1,4 @@
-"""Queues, their jobs, flows and events; each name is imported when it is first used, as in ``bulltask``."""
+"""Queues, their jobs, flows and events; each name is imported on first use, as in ``bulltask``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
     "Revocation",
 ]
 
-_HOME: Final = {
+_MODULES: Final = {
     "AddOptions": "bulltask.queue.add_options",
     "AsyncFlowProducer": "bulltask.queue.aio.flow",
     "AsyncJob": "bulltask.queue.aio.job",
@@ -58,9 +58,9 @@ _HOME: Final = {
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        if name not in _HOME:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
         return value
 
 

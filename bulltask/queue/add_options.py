@@ -31,15 +31,15 @@ __all__ = ["AddOptions", "BulkJob", "build_job", "check_options", "check_positiv
 
 
 class AddOptions(TypedDict, total=False):
-    """Options of a job, those of BullMQ and a few of bulltask's own.
+    """Options of a job: BullMQ's, and a few of bulltask's.
 
     Durations are seconds or ``timedelta``. ``None`` is the same as leaving an option out, except for ``backoff``, where
-    it means to retry at once.
+    it means to retry immediately.
 
     Attributes:
         attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node it is 1).
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
-            3600}``. ``type`` may be the name of a strategy that the workers have. Default: the app's setting.
+            3600}``. ``type`` may be the name of a custom strategy of the workers. Default: the app's setting.
         delay: Time before the job may run.
         priority: 0 for none (runs before all that have one), otherwise 1 (first) to 2,097,151 (last).
         lifo: Put it in front of the waiting jobs.
@@ -47,15 +47,15 @@ class AddOptions(TypedDict, total=False):
         job_id: Its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
         remove_on_complete, remove_on_fail: Retention of the finished job: ``True`` removes it, ``False`` keeps it, a
             number keeps the newest ones, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
-            Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (for ever).
+            Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (forever).
         keep_logs: How many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
         stack_trace_limit: How many tracebacks of failed attempts it keeps.
         size_limit: Maximum size of its data as JSON, in bytes; checked before anything is sent.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`.
         parent: The job that waits for this one.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
-            remove_dependency_on_failure: how this job's failure affects its parent; at most one of them.
-        telemetry_metadata, omit_context: What bullmq-otel passes from producer to worker.
+            remove_dependency_on_failure: How this job's failure affects its parent; at most one of them.
+        telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
         expires: Duration, or a ``datetime``, after which a bulltask worker fails the job instead of running it.
         headers: JSON object for ``self.request.headers`` in bulltask tasks.
         soft_time_limit, time_limit: Time limits of an attempt in a bulltask worker.
@@ -92,7 +92,7 @@ class _Named(TypedDict):
 
 
 class BulkJob(_Named, total=False):
-    """One job of ``add_bulk``: name, data and options."""
+    """A job of ``add_bulk``: name, data and options."""
 
     data: Any
     options: AddOptions
@@ -102,7 +102,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Check that all options are known.
 
     Raises:
-        TypeError: One is not; the message lists the known options.
+        TypeError: An option is unknown; the message lists the known options.
     """
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
@@ -110,7 +110,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:
-    """Check a job's name, data and options and return the job as it will be sent; nothing is sent here.
+    """Check a job's name, data and options and return the job as it will be sent, without sending it.
 
     Args:
         queue: The queue's name in the app.
@@ -138,12 +138,12 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
         options=job_options,
         parent=parent,
         timestamp_ms=timestamp_ms if isinstance(timestamp_ms, int) else None,
-        chosen=job_id is not None,
+        has_custom_id=job_id is not None,
     )
 
 
 def check_positive(value: int, name: str) -> int:
-    """Return ``value``.
+    """Return ``value`` if it is a positive integer.
 
     Raises:
         ConfigError: It is not an integer of 1 or more.

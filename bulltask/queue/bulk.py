@@ -1,4 +1,4 @@
-"""Operations on all jobs of a queue, in as many calls as it takes, so that no call blocks Redis for long."""
+"""Operations on all jobs of a queue, split into several calls, so that no call blocks Redis for long."""
 
 from __future__ import annotations
 

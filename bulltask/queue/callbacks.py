@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", bound=QueueEvent)
 C = TypeVar("C", bound=Callable[[Any], Any])
 Callback = Callable[[Any], Any]
-"""Takes one event. An exception that it raises is logged; reading continues."""
+"""Called with an event. An exception that it raises is logged; reading continues."""
 
 _Key = tuple[type[QueueEvent], str, str | None]
 """An event class, the name of a custom event, and a job id (``None``: all jobs)."""
@@ -37,7 +37,7 @@ class Callbacks:
     def on(
         self, event: str | type[QueueEvent], callback: Callback | None = None, *, job_id: str | None = None
     ) -> Callback:
-        """Call ``callback`` for every such event; without a callback, return a decorator.
+        """Call ``callback`` for every matching event; without a callback, return a decorator.
 
         Callbacks run where events are read: in the loop that iterates, in ``run()``, or in the background after
         ``listen()``.
@@ -45,7 +45,7 @@ class Callbacks:
         Args:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
                 ``bulltask.queue.events``; ``QueueEvent`` stands for all events.
-            callback: Takes the event.
+            callback: Called with the event.
             job_id: Only events of this job.
 
         Returns:
@@ -79,6 +79,6 @@ def _fits(key: _Key, event: QueueEvent) -> bool:
 
 
 def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
-    """Log an exception of a callback, which must not keep other callbacks from their events."""
+    """Log an exception of a callback, so that other callbacks still get the event."""
     name = getattr(callback, "__qualname__", type(callback).__name__)
     log.error("callback %s of event %s of queue %s raised", name, event.event, event.queue, exc_info=exc)

@@ -1,4 +1,4 @@
-"""What a queue, its jobs and its schedulers share: connection, keys, default options; for both forms of the API."""
+"""Connection, keys and default options that a queue shares with its jobs and schedulers, sync and asyncio."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class QueueContext:
 
     Args:
         queue: The queue's name in the app.
-        broker: Returns the connection to Redis. It is called for every use, so that a forked child gets its own, and
+        broker: Returns the connection to Redis. It is called for every use, so that a forked child gets a new one, and
             not before the first use, so that an app's settings can still change.
-        defaults: Options of every job that is added through this queue, unless the job has its own.
+        defaults: Default options of jobs that are added through this queue.
         owned: The connection belongs to this context and is closed with it.
 
     Raises:
@@ -58,7 +58,7 @@ class QueueContext:
         settings: Mapping[str, object],
         defaults: Mapping[str, Any] | None,
     ) -> QueueContext:
-        """Make a context with a connection of its own; ``settings`` are those of ``bulltask.config.settings``.
+        """Create a context with a separate connection; ``settings`` are those of ``bulltask.config.settings``.
 
         Raises:
             ConfigError: A setting is unknown or has an invalid value.
@@ -79,7 +79,7 @@ class QueueContext:
     def run(self, work: Call[R] | Operation[R]) -> R:
         """Make a call, or run an operation with all its steps on one connection."""
         with self.broker.pool.client() as client:
-            client.connect()  # sets the clock, whose time the calls of an operation carry
+            client.connect()  # sets the clock, whose time is an argument of the operation's calls
             return run_sync(client, work if isinstance(work, Generator) else execute(work))
 
     async def arun(self, work: Call[R] | Operation[R]) -> R:
@@ -89,7 +89,7 @@ class QueueContext:
         return await run_async(client, work if isinstance(work, Generator) else execute(work))
 
     def run_blocking(self, call: Call[Any], block_ms: int) -> None:
-        """Make a call that may block for ``block_ms`` in Redis, on a connection of its own."""
+        """Make a call that may block for ``block_ms`` in Redis, on a separate connection."""
         client = self.broker.blocking_client(block_ms)
         try:
             client.run(call)
@@ -122,15 +122,15 @@ class QueueContext:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """The server's time, which is known once there was a connection; inside an operation it always is."""
+        """Return the server's time, which is known after the first connection, so always inside an operation."""
         return self.broker.clock.now_ms()
 
     def build(self, name: str, data: Any, options: Mapping[str, Any]) -> NewJob:
         """Check a job's name, data and options, add the default options, and return the job as it will be sent."""
         return build_job(self.queue, name, data, {**self.defaults, **options}, self.broker.config)
 
-    def dated(self, jobs: Iterable[NewJob]) -> list[NewJob]:
-        """Give new jobs the server's current time, so that the caller gets the timestamp that is stored."""
+    def with_timestamps(self, jobs: Iterable[NewJob]) -> list[NewJob]:
+        """Set the server's time as the timestamp of new jobs, so that the caller gets the stored timestamp."""
         now_ms = self.now_ms()
         return [job if job.timestamp_ms is not None else replace(job, timestamp_ms=now_ms) for job in jobs]
 
@@ -147,13 +147,13 @@ class QueueContext:
 
 
 class QueueBase:
-    """What ``Queue`` and ``AsyncQueue`` are without Redis: a name and a context.
+    """Base class of ``Queue`` and ``AsyncQueue``: a name and a context.
 
     Args:
         name: The queue's name in the app: ``emails`` is Node's ``{emails}`` unless
             ``queue_hash_tag`` is off.
-        broker_url: The server's URL, for a queue without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
-        default_job_options: Options of every job that is added through this queue, unless the job has its own.
+        broker_url: The server's URL, for a queue without an app; ``BULLTASK_BROKER_URL`` has precedence.
+        default_job_options: Default options of jobs that are added through this queue.
         context: The context of an app's queue.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
@@ -180,7 +180,7 @@ class QueueBase:
 
     @property
     def qualified_name(self) -> str:
-        """What Node calls the qualified name: ``bull:{emails}``."""
+        """The queue's qualified name in Node: ``bull:{emails}``."""
         return self._context.keys.base[:-1]
 
     @property

@@ -1,4 +1,4 @@
-"""Readers of a queue's event stream: what both forms share, and what differs between threads and an event loop."""
+"""Readers of a queue's event stream: a base class, and its variants for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EventReaderBase(Callbacks):
 
     Args:
         queue: The queue's name in the app.
-        broker_url: The server's URL, for a listener without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
+        broker_url: The server's URL, for a listener without an app; ``BULLTASK_BROKER_URL`` has precedence.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call of :meth:`next`),
             ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
         broker: Returns the connection of an app's listener.
@@ -64,11 +64,11 @@ class EventReaderBase(Callbacks):
         else:
             self._context = QueueContext(queue, broker, None)
         self._queue, self._broker, self._keys = queue, self._context.broker, self._context.keys
-        self._position = _start(start)
+        self._position = _check_start(start)
         self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
         # Node's getQueueEvents() and the boards find listeners by this name.
         self._name = f"{self._keys.client_name()}:qe"
-        self._read: deque[Entry | QueueEvent] = deque()
+        self._buffer: deque[Entry | QueueEvent] = deque()
         self._opened = False
         self._failures = 0
         self._set_up()
@@ -80,40 +80,40 @@ class EventReaderBase(Callbacks):
 
     @property
     def position(self) -> str:
-        """Id of the last event that was returned, or where reading starts; a later listener may start there."""
+        """The id of the last returned event, or the start position; a later listener can start at it."""
         return self._position
 
     def _set_up(self) -> None:
         raise NotImplementedError
 
-    def _keep(self, page: EventPage) -> None:
+    def _add_page(self, page: EventPage) -> None:
         self._failures = 0
         if page.gap is not None:
-            self._read.append(lost_events(self._queue, page.gap))
-        self._read += page.entries
+            self._buffer.append(lost_events(self._queue, page.gap))
+        self._buffer += page.entries
 
     def _pop(self) -> QueueEvent:
-        item = self._read.popleft()
+        item = self._buffer.popleft()
         event = item if isinstance(item, QueueEvent) else read_event(self._queue, item)
         self._position = event.id
         return event
 
-    def _failed(self, exc: BrokerError) -> float:
-        """Return the seconds to wait before the next try; log the first failure in a row."""
+    def _record_failure(self, exc: BrokerError) -> float:
+        """Return the seconds to wait before the next attempt; log the first of several failures in a row."""
         if not self._failures:
-            log.warning("cannot read the events of queue %s, trying again: %s", self._queue, exc)
+            log.warning("cannot read the events of queue %s, retrying: %s", self._queue, exc)
         self._failures += 1
         config = self._broker.config
         first_ms, cap_ms = config.reconnect_delay_ms, config.reconnect_delay_max_ms
         return reconnect_delay_ms(self._failures, first_ms=first_ms, cap_ms=cap_ms) / 1000
 
-    def _publication(self, name: str, fields: Mapping[str, str | float]) -> Call[str]:
+    def _publish_call(self, name: str, fields: Mapping[str, str | float]) -> Call[str]:
         if not isinstance(name, str) or not name or name in KINDS:
-            raise InvalidNameError(f"an event of your own needs a name that BullMQ does not use, not {name!r}")
+            raise InvalidNameError(f"a custom event needs a name that BullMQ does not use, not {name!r}")
         if "event" in fields:
-            raise InvalidNameError("the field 'event' holds the event's name; use another name for your field")
-        words = {key: _word(value, key) for key, value in fields.items()}
-        return publish(self._keys, name, words, self._broker.config.max_events)
+            raise InvalidNameError("the field 'event' contains the event's name; use another name for your field")
+        texts = {key: _field_text(value, key) for key, value in fields.items()}
+        return publish(self._keys, name, texts, self._broker.config.max_events)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of queue {self._queue} at {self._position}>"
@@ -130,7 +130,7 @@ class EventReader(EventReaderBase):
         self._thread: threading.Thread | None = None
 
     def close(self) -> None:
-        """Stop reading for good and close the connection; callable from any thread, and from a callback."""
+        """Stop reading and close the connection; callable from any thread, and from a callback."""
         self._closed.set()
         self._client.interrupt()
         if self._reader == threading.get_ident():
@@ -154,13 +154,13 @@ class EventReader(EventReaderBase):
             try:
                 self._connect()  # even if already opened: a close() before the connection found nothing to interrupt
                 if not self._closed.is_set():
-                    self._keep(run_sync(self._client, self._follower.read(block_ms)))
+                    self._add_page(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:
                 if self._closed.is_set():
                     return
                 if not self._opened:
                     raise
-                self._closed.wait(min(self._failed(exc), max(block_ms, 1) / 1000))
+                self._closed.wait(min(self._record_failure(exc), max(block_ms, 1) / 1000))
             finally:
                 self._reader = 0
                 if self._closed.is_set():
@@ -193,7 +193,7 @@ class AsyncEventReader(EventReaderBase):
         self._task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Stop reading for good and close the connection; callable from any task of the loop, and from a callback."""
+        """Stop reading and close the connection; callable from any task of the loop, and from a callback."""
         self._closed.set()
         await self._client.close()
         await self._context.aclose()
@@ -211,14 +211,14 @@ class AsyncEventReader(EventReaderBase):
         try:
             await self._connect()
             if not self._closed.is_set():
-                self._keep(await run_async(self._client, self._follower.read(block_ms)))
+                self._add_page(await run_async(self._client, self._follower.read(block_ms)))
         except RECOVERABLE as exc:
             if self._closed.is_set():
                 return
             if not self._opened:
                 raise
             try:
-                async with asyncio.timeout(min(self._failed(exc), max(block_ms, 1) / 1000)):
+                async with asyncio.timeout(min(self._record_failure(exc), max(block_ms, 1) / 1000)):
                     await self._closed.wait()
             except TimeoutError:
                 pass
@@ -239,7 +239,7 @@ class AsyncEventReader(EventReaderBase):
             self._task = asyncio.create_task(run(), name=f"bulltask-events-{self._queue}")
 
 
-def _start(start: str) -> str:
+def _check_start(start: str) -> str:
     if start == NEWEST:
         return NEWEST
     if not isinstance(start, str) or not _ID.fullmatch(start):
@@ -248,7 +248,7 @@ def _start(start: str) -> str:
     return BEGINNING if int(ms) == int(sequence or 0) == 0 else f"{int(ms)}-{int(sequence or 0)}"
 
 
-def _word(value: object, key: str) -> str:
+def _field_text(value: object, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"field {key!r} of an event must be a string or a number, not {value!r}")
     return str(value)

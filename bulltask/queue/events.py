@@ -63,7 +63,7 @@ class QueueEvent:
 
     @property
     def timestamp_ms(self) -> int:
-        """When it happened, epoch milliseconds of the server."""
+        """The time of the event, in epoch milliseconds of the server."""
         return int(self.id.partition("-")[0])
 
 
@@ -197,7 +197,7 @@ class Deduplicated(JobEvent):
     Attributes:
         job_id: The job that is kept.
         deduplication_id: Their common id.
-        deduplicated_job_id: The other job, which was not added, or (if debounced) was replaced.
+        deduplicated_job_id: The job that was not added, or (if debounced) was replaced.
     """
 
     event: ClassVar[str] = "deduplicated"
@@ -207,7 +207,7 @@ class Deduplicated(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Debounced(JobEvent):
-    """The older version of :class:`Deduplicated`; BullMQ 5 writes both."""
+    """The older version of :class:`Deduplicated`; BullMQ 5 emits both."""
 
     event: ClassVar[str] = "debounced"
     debounce_id: str
@@ -223,7 +223,7 @@ class Cleaned(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class Drained(QueueEvent):
-    """The last waiting job has finished. Not written if a delayed job exists and the worker fetched the next job."""
+    """The last waiting job has finished. Not emitted if a delayed job exists and the worker fetched the next job."""
 
     event: ClassVar[str] = "drained"
 
@@ -244,7 +244,7 @@ class Resumed(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class Custom(QueueEvent):
-    """An event that BullMQ 5.62 does not have, or one that lacks fields.
+    """An event that BullMQ 5.62 does not have, or that lacks fields.
 
     Attributes:
         name: Its name.
@@ -260,12 +260,12 @@ class Custom(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class EventsLost(QueueEvent):
-    """Events were trimmed before this listener read them. The listener makes this event; it is not in the stream.
+    """Events were trimmed before this listener read them. The listener creates this event; it is not in the stream.
 
     Its ``id`` is that of the last event before the gap, so a later listener can start there.
 
     Attributes:
-        from_id: Id of the last event that was read before the gap, or where the listener started.
+        from_id: Id of the last event that was read before the gap, or the listener's start position.
         to_id: Id of the first event after the gap, ``None`` if there is none yet.
         count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
             7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
@@ -278,8 +278,8 @@ class EventsLost(QueueEvent):
     count: int | None
 
     def __str__(self) -> str:
-        many = "events may have been" if self.count is None else f"{self.count:,} events were"
-        return f"{many} trimmed from the stream of queue {self.queue} after {self.from_id} before they were read"
+        subject = "events may have been" if self.count is None else f"{self.count:,} events were"
+        return f"{subject} trimmed from the stream of queue {self.queue} after {self.from_id} before they were read"
 
 
 class _Fields:

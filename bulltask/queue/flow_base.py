@@ -1,4 +1,4 @@
-"""What ``FlowProducer`` and ``AsyncFlowProducer`` share: everything but the waiting."""
+"""Base class of ``FlowProducer`` and ``AsyncFlowProducer``: everything except I/O."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bulltask.jobs.backoff import reconnect_delay_ms
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.context import QueueContext
-from bulltask.queue.flow_plan import FlowJob, FlowNode, Planned, in_order, plan
+from bulltask.queue.flow_plan import FlowJob, FlowNode, PlannedJob, in_order, plan
 from bulltask.queue.flow_read import FlowReader, ReadNode
-from bulltask.queue.flow_send import FlowMemory, FlowSending
+from bulltask.queue.flow_send import FlowSender, ServerFacts
 from bulltask.queue.job_fields import JobFields, sent_job
 from bulltask.registry.task import Signature
 from bulltask.transport.broker import Broker
@@ -28,7 +28,7 @@ class FlowBase:
     """Plans and rebuilds trees of jobs.
 
     Args:
-        broker_url: The server's URL, for a producer without an app; the environment's ``BULLTASK_BROKER_URL`` wins.
+        broker_url: The server's URL, for a producer without an app; ``BULLTASK_BROKER_URL`` has precedence.
         broker: Returns the connection of an app's producer.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
@@ -48,20 +48,20 @@ class FlowBase:
             self._context = QueueContext.without_app(_ANY_QUEUE, broker_url, settings, None)
         else:
             self._context = QueueContext(_ANY_QUEUE, broker, None)
-        self._memory = FlowMemory()
+        self._server_facts = ServerFacts()
 
     def _plan(
         self,
         flows: Iterable[FlowJob | Signature[Any]],
         parent: ParentLike | None,
         queue_defaults: Mapping[str, AddOptions] | None,
-    ) -> list[Planned]:
+    ) -> list[PlannedJob]:
         return plan(list(flows), parent, queue_defaults or {}, self._context.broker.config)
 
-    def _sending(self, roots: Sequence[Planned]) -> FlowSending:
-        return FlowSending(roots, self._context.broker, self._memory)
+    def _sender(self, roots: Sequence[PlannedJob]) -> FlowSender:
+        return FlowSender(roots, self._context.broker, self._server_facts)
 
-    def _pause_s(self, attempt: int, exc: Exception) -> float:
+    def _retry_delay_s(self, attempt: int, exc: Exception) -> float:
         """Return the seconds to wait before sending again; raise ``exc`` if there are no retries left."""
         config = self._context.broker.config
         if attempt >= config.publish_retries:
@@ -69,9 +69,9 @@ class FlowBase:
         first_ms, cap_ms = config.reconnect_delay_ms, config.reconnect_delay_max_ms
         return reconnect_delay_ms(attempt + 1, first_ms=first_ms, cap_ms=cap_ms) / 1000
 
-    def _added(self, roots: Sequence[Planned], job_class: Callable[[QueueContext, Any], J]) -> list[FlowNode[J]]:
+    def _nodes(self, roots: Sequence[PlannedJob], job_class: Callable[[QueueContext, Any], J]) -> list[FlowNode[J]]:
         contexts: dict[str, QueueContext] = {}
-        nodes: dict[Planned, FlowNode[J]] = {}
+        nodes: dict[PlannedJob, FlowNode[J]] = {}
         for planned in reversed(list(in_order(roots))):  # children before their parents
             job = planned.job
             if not isinstance(planned.result, str):

@@ -15,7 +15,7 @@ from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, sto
 from bulltask.queue.add_options import AddOptions, build_job
 from bulltask.registry.task import Signature
 
-__all__ = ["ChildOptions", "FlowJob", "FlowNode", "Planned", "in_order", "plan"]
+__all__ = ["ChildOptions", "FlowJob", "FlowNode", "PlannedJob", "in_order", "plan"]
 
 J = TypeVar("J")
 
@@ -28,8 +28,9 @@ class ChildOptions(TypedDict, total=False):
     Without any, the parent waits until the child is retried and completes.
 
     Attributes:
-        fail_parent_on_failure: The parent fails at once, too, and then its own parent, if the parent has this option.
-        continue_parent_on_failure: The parent runs at once; ``get_failed_children`` returns the reason.
+        fail_parent_on_failure: The parent fails immediately, and then the parent's parent, if the parent has this
+            option.
+        continue_parent_on_failure: The parent runs immediately; ``get_failed_children`` returns the reason.
         ignore_dependency_on_failure: The parent runs after its other children; ``get_failed_children`` returns the
             reason.
         remove_dependency_on_failure: The parent runs after its other children; the failure is not recorded in it.
@@ -69,7 +70,7 @@ class FlowJob:
         children: Sequence[FlowJob | Signature[Any]] = (),
         **failure: Unpack[ChildOptions],
     ) -> FlowJob:
-        """Make a job from a call of a task, with the task's queue and options.
+        """Create a job from a call of a task, with the task's queue and options.
 
         ::
 
@@ -78,7 +79,7 @@ class FlowJob:
         Args:
             call: The call.
             children: Jobs or calls that must finish before it runs.
-            failure: How its failure affects its own parent.
+            failure: How its failure affects its parent.
         """
         return cls(call.task.name, "", {}, cast("AddOptions", failure), children, call)
 
@@ -100,19 +101,19 @@ class FlowNode(Generic[J]):
 
 
 @dataclass(slots=True, eq=False)
-class Planned:
+class PlannedJob:
     """A job of a flow that is being sent.
 
     Attributes:
         job: The job.
-        chosen: The caller chose its id, so a job with this id may exist already.
+        has_custom_id: The caller set its id, so a job with this id may exist already.
         children: Its children.
         result: The id that is stored, or the error; ``None`` before it was sent.
     """
 
     job: NewJob
-    chosen: bool
-    children: list[Planned] = field(default_factory=list)
+    has_custom_id: bool
+    children: list[PlannedJob] = field(default_factory=list)
     result: str | BulltaskError | None = None
 
 
@@ -121,8 +122,8 @@ def plan(
     parent: ParentLike | None,
     defaults: Mapping[str, AddOptions],
     config: Config,
-) -> list[Planned]:
-    """Check flows and return the jobs that will be sent; nothing is sent here.
+) -> list[PlannedJob]:
+    """Check flows and return the jobs that will be sent, without sending them.
 
     Args:
         flows: The trees.
@@ -134,14 +135,14 @@ def plan(
         TypeError: A node is neither a ``FlowJob`` nor a call, or an option is unknown.
         EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: Data, name or an option of a job is invalid.
     """
-    roots: list[Planned] = []
-    todo: list[tuple[FlowJob | Signature[Any], Planned | None]] = [(flow, None) for flow in flows]
-    for item, above in todo:  # grows meanwhile; no recursion, as the tree may be deeper than Python's stack
+    roots: list[PlannedJob] = []
+    todo: list[tuple[FlowJob | Signature[Any], PlannedJob | None]] = [(flow, None) for flow in flows]
+    for item, above in todo:  # the loop appends to todo; no recursion, as the tree may be deeper than Python's stack
         node = FlowJob.of(item) if isinstance(item, Signature) else item
         if not isinstance(node, FlowJob):
-            raise TypeError(f"a flow consists of FlowJob and of calls such as task.s(…), not of {node!r}")
+            raise TypeError(f"a flow consists of FlowJobs and calls such as task.s(…), not {node!r}")
         waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}
-        planned = _planned(node, waits, defaults, config)
+        planned = _plan_job(node, waits, defaults, config)
         if above is not None and "parent" in node.options:
             raise ConfigError(f"job {node.name} is the child of another job of its flow and cannot have another parent")
         (roots if above is None else above.children).append(planned)
@@ -150,7 +151,7 @@ def plan(
     return roots
 
 
-def in_order(roots: Sequence[Planned]) -> Iterator[Planned]:
+def in_order(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
     """Iterate over all jobs level by level, parents before children, in the order in which Node adds them."""
     level = list(roots)
     while level:
@@ -158,34 +159,36 @@ def in_order(roots: Sequence[Planned]) -> Iterator[Planned]:
         level = [child for planned in level for child in planned.children]
 
 
-def _planned(node: FlowJob, parent: ParentLike | None, defaults: Mapping[str, AddOptions], config: Config) -> Planned:
+def _plan_job(
+    node: FlowJob, parent: ParentLike | None, defaults: Mapping[str, AddOptions], config: Config
+) -> PlannedJob:
     if node.call is None:
         options: dict[str, Any] = {**defaults.get(node.queue, _NO_OPTIONS), **node.options}
         job = build_job(check_queue_name(node.queue), node.name, node.data, options, config)
-        chosen = options.get("job_id") is not None
+        has_custom_id = options.get("job_id") is not None
     else:
         if unknown := sorted(set(node.options) - set(FAILURE_FLAGS)):
             raise TypeError(f"unknown option {unknown[0]!r} of a call in a flow; use .set() of the call itself")
         job = node.call.job()
         job = replace(job, options=replace(job.options, more={**job.options.more, **stored_options(node.options)}))
-        chosen = node.call.options.job_id is not None
+        has_custom_id = node.call.options.job_id is not None
     if parent is not None:
-        job = _adopted(job, parent, config)
+        job = _with_parent(job, parent, config)
     if job.parent is not None and job.options.deduplication_id is not None:
         raise ConfigError(
             f"job {job.name} is the child of another job, so it cannot be deduplicated: its parent would not wait for "
-            "the existing job, and might wait for ever for this one"
+            "the existing job, and might wait forever for this job"
         )
-    return Planned(replace(job, has_children=bool(node.children)), chosen)
+    return PlannedJob(replace(job, has_children=bool(node.children)), has_custom_id)
 
 
-def _adopted(job: NewJob, parent: ParentLike, config: Config) -> NewJob:
+def _with_parent(job: NewJob, parent: ParentLike, config: Config) -> NewJob:
     stored = dict(job.options.more)
     link = link_to_parent(parent, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag)
     return replace(job, parent=link, options=replace(job.options, more=stored))
 
 
-def _check_ids(roots: Sequence[Planned], config: Config) -> None:
+def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
     seen: set[tuple[str, str]] = set()
     for planned in in_order(roots):
         job = planned.job

@@ -38,7 +38,7 @@ class ReadNode:
 
 
 class _OtherNamingContext(QueueContext):
-    """A queue that does not fit this app's ``prefix`` or ``queue_hash_tag``."""
+    """A queue whose name does not match this app's ``prefix`` or ``queue_hash_tag``."""
 
     def __init__(self, keys: QueueKeys, broker: Callable[[], Broker]) -> None:
         super().__init__(keys.name, broker, None)
@@ -46,7 +46,7 @@ class _OtherNamingContext(QueueContext):
 
     @property
     def keys(self) -> QueueKeys:
-        """The queue's keys, as they are in its jobs' keys."""
+        """The queue's keys, taken from the keys of its jobs."""
         return self._keys
 
 
@@ -69,7 +69,7 @@ class FlowReader:
         for name, number in (("depth", depth), ("max_children", max_children)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigError(f"{name} must be an integer of 1 or more, not {number!r}")
-        self._broker, self._depth, self._most = broker, depth, max_children
+        self._broker, self._depth, self._max_children = broker, depth, max_children
         self._root = ReadNode(QueueContext(queue, broker, None), job_id)
         self._contexts: dict[str, QueueContext] = {}
 
@@ -91,18 +91,19 @@ class FlowReader:
         todo = [(node, kind, ("0", 0)) for node in level if with_children and node.stored for kind in KINDS]
         while todo:
             pages: list[Any] = yield [
-                children(node.context.keys, node.job_id, kind, self._most, cursor) for node, kind, cursor in todo
+                children(node.context.keys, node.job_id, kind, self._max_children, cursor)
+                for node, kind, cursor in todo
             ]
             unfinished = []
             for (node, kind, _), (cursor, keys, _) in zip(todo, pages, strict=True):
                 node.keys[kind] += keys
-                if cursor[0] != "0" and len(node.keys[kind]) < self._most:
+                if cursor[0] != "0" and len(node.keys[kind]) < self._max_children:
                     unfinished.append((node, kind, cursor))
             todo = unfinished
 
     def _below(self, node: ReadNode) -> list[ReadNode]:
         # Each key once: a child that finishes between two pages is on both, and SSCAN may return a member twice.
-        keys = dict.fromkeys(key for kind in KINDS for key in node.keys[kind][: self._most])
+        keys = dict.fromkeys(key for kind in KINDS for key in node.keys[kind][: self._max_children])
         node.children = [self._node(key) for key in keys]
         return node.children
 

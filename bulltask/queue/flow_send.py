@@ -1,4 +1,4 @@
-"""Adding flows, each exactly once and never in part, even if the connection to Redis fails."""
+"""Adding flows, each exactly once and never partially, even if the connection to Redis fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.errors import (
     ParentConflictError,
     ParentNotFoundError,
 )
-from bulltask.queue.flow_plan import Planned, in_order
+from bulltask.queue.flow_plan import PlannedJob, in_order
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
@@ -33,14 +33,14 @@ from bulltask.transport.scripts.flow import (
 )
 from bulltask.transport.transaction import transaction
 
-__all__ = ["FlowMemory", "FlowSending"]
+__all__ = ["FlowSender", "ServerFacts"]
 
 _CLOCK_MARGIN_MS: Final = 2_000
 
 
 @dataclass(slots=True)
-class FlowMemory:
-    """What one producer has learned about the server.
+class ServerFacts:
+    """Facts about the server that a producer caches.
 
     Attributes:
         cluster: Whether it is a node of a Redis Cluster; ``None``: not known yet.
@@ -51,7 +51,7 @@ class FlowMemory:
     described: set[str] = field(default_factory=set)
 
 
-class FlowSending:
+class FlowSender:
     """Adds some flows in one transaction.
 
     An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
@@ -61,15 +61,15 @@ class FlowSending:
     Args:
         roots: The flows.
         broker: Keys, clock and settings.
-        memory: Kept from one flow to the next.
+        facts: The producer's cache.
     """
 
-    def __init__(self, roots: Sequence[Planned], broker: Broker, memory: FlowMemory) -> None:
-        self._roots, self._broker, self._memory = roots, broker, memory
+    def __init__(self, roots: Sequence[PlannedJob], broker: Broker, facts: ServerFacts) -> None:
+        self._roots, self._broker, self._facts = roots, broker, facts
         self._all = list(in_order(roots))
-        self._witness: Planned | None = None
-        self._tried_ms = 0
-        self._completed: set[Planned] = set()
+        self._witness: PlannedJob | None = None
+        self._first_attempt_ms = 0
+        self._completed: set[PlannedJob] = set()
 
     def attempt(self) -> Operation[None]:
         """Add the flows; then each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
@@ -78,7 +78,7 @@ class FlowSending:
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError, ParentConflictError: A root's parent does not exist, or an existing job belongs to
                 another parent.
-            BrokerError: The server refused.
+            BrokerError: The server returned an error.
         """
         yield from self._check_slots()
         if (yield from self._check_existing()):
@@ -91,7 +91,7 @@ class FlowSending:
             if planned.job.timestamp_ms is None:
                 planned.job = replace(planned.job, timestamp_ms=now_ms)
         calls = [add_job(self._broker.keys(planned.job.queue), planned.job, now_ms) for planned in order]
-        self._tried_ms = self._tried_ms or now_ms
+        self._first_attempt_ms = self._first_attempt_ms or now_ms
         try:
             results = yield from transaction(calls, self._broker.endpoint.safe_url)
         except BrokerError as exc:
@@ -100,24 +100,24 @@ class FlowSending:
             raise
         for planned, result in zip(order, results, strict=True):
             planned.result = result
-        self._raise_refusals()
+        self._raise_rejection()
 
     def _check_existing(self) -> Operation[bool]:
         """Check parents and existing jobs; true if an earlier attempt has added the flows."""
-        chosen = [planned for planned in self._all if planned.chosen]
+        with_custom_id = [planned for planned in self._all if planned.has_custom_id]
         parents = [root for root in self._roots if root.job.parent is not None]
         batch = _Batch()
-        queues = {planned.job.queue for planned in self._all} - self._memory.described
+        queues = {planned.job.queue for planned in self._all} - self._facts.described
         for queue in sorted(queues):
             batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
         traces = batch.add(self._traces())
         parent_exists = batch.add([key_exists(root.job.parent.key) for root in parents if root.job.parent])
         existing = batch.add(
-            [call for planned in chosen for call in existing_job(self._keys(planned.job.queue), planned.job.id)]
+            [call for planned in with_custom_id for call in existing_job(self._keys(planned.job.queue), planned.job.id)]
         )
         if batch.calls:
             results: list[Any] = yield batch.calls
-            self._memory.described |= queues
+            self._facts.described |= queues
             if any(traces(results)):
                 return True
             for root, exists in zip(parents, parent_exists(results), strict=True):
@@ -125,22 +125,22 @@ class FlowSending:
                     raise ParentNotFoundError(root.job.id, self._keys(root.job.queue).name, "Nothing was added.")
             replies = existing(results)
             pairs = zip(replies[::2], replies[1::2], strict=True)
-            yield from self._check_chosen(dict(zip(chosen, pairs, strict=True)))
-        elif not self._tried_ms:
+            yield from self._check_custom_ids(dict(zip(with_custom_id, pairs, strict=True)))
+        elif not self._first_attempt_ms:
             self._witness = self._all[0]
         return False
 
     def _traces(self) -> list[Call[bool]]:
         """Return calls that find traces of an earlier attempt: the witness, or its ``added`` event if it is gone."""
-        if not self._tried_ms or self._witness is None:
+        if not self._first_attempt_ms or self._witness is None:
             return []
         job = self._witness.job
         keys = self._keys(job.queue)
-        return [key_exists(keys.job(job.id)), was_added(keys, job.id, self._tried_ms - _CLOCK_MARGIN_MS)]
+        return [key_exists(keys.job(job.id)), was_added(keys, job.id, self._first_attempt_ms - _CLOCK_MARGIN_MS)]
 
-    def _check_chosen(self, chosen: dict[Planned, tuple[ExistingJob, bool]]) -> Operation[None]:
+    def _check_custom_ids(self, chosen: dict[PlannedJob, tuple[ExistingJob, bool]]) -> Operation[None]:
         self._completed = {planned for planned, (_, completed) in chosen.items() if completed}
-        if not self._tried_ms:
+        if not self._first_attempt_ms:
             new = (planned for planned in self._all if planned not in chosen or not chosen[planned][0].exists)
             self._witness = next(new, None)
         others = [planned for planned, (existing, _) in chosen.items() if _has_other_parent(planned, existing)]
@@ -151,8 +151,8 @@ class FlowSending:
             if parent_exists:
                 raise ParentConflictError(planned.job.id, self._keys(planned.job.queue).name, "Nothing was added.")
 
-    def _order(self) -> list[Planned]:
-        """Return the jobs level by level; of the children of one job, those last whose chosen id has completed before.
+    def _order(self) -> list[PlannedJob]:
+        """Return the jobs level by level; children whose custom id has completed before come last.
 
         BullMQ's script runs a parent as soon as it has no pending child. If a completed child came first, the parent
         would run before the next child is added to it.
@@ -161,8 +161,8 @@ class FlowSending:
             planned.children.sort(key=lambda child: child in self._completed)
         return list(in_order(self._roots))
 
-    def _raise_refusals(self) -> None:
-        """Raise the first refusal, except those that follow from a deduplicated root."""
+    def _raise_rejection(self) -> None:
+        """Raise the first error of a job, except for children that are missing because their root is deduplicated."""
         expected = {
             child
             for root in self._roots
@@ -186,12 +186,12 @@ class FlowSending:
         slots = {slot for planned in self._all for slot in slots_of(self._keys(planned.job.queue), planned.job.id)}
         if len(slots) < 2:
             return
-        if self._memory.cluster is None:
+        if self._facts.cluster is None:
             try:
-                self._memory.cluster = yield from execute(is_cluster())
-            except BrokerAuthError:  # the ACL forbids INFO: adding the flow will show it
-                self._memory.cluster = False
-        if self._memory.cluster:
+                self._facts.cluster = yield from execute(is_cluster())
+            except BrokerAuthError:  # the ACL denies INFO: if it is a cluster, adding the flow will fail
+                self._facts.cluster = False
+        if self._facts.cluster:
             raise self._across_slots()
 
     def _across_slots(self) -> ConfigError:
@@ -207,7 +207,7 @@ class FlowSending:
 
 
 class _Batch:
-    """Calls of one round trip, in groups; each group knows its own replies."""
+    """Calls of one round trip, in groups; :meth:`add` returns a function that returns the group's replies."""
 
     def __init__(self) -> None:
         self.calls: list[Call[Any]] = []
@@ -218,6 +218,6 @@ class _Batch:
         return lambda results: results[start : start + len(calls)]
 
 
-def _has_other_parent(planned: Planned, existing: ExistingJob) -> bool:
-    own = planned.job.parent
-    return own is not None and existing.parent_key not in {"", own.key}
+def _has_other_parent(planned: PlannedJob, existing: ExistingJob) -> bool:
+    parent = planned.job.parent
+    return parent is not None and existing.parent_key not in {"", parent.key}

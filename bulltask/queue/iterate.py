@@ -39,8 +39,8 @@ class JobPages:
         wanted = {"wait" if state == "waiting" else state for state in states_of(states)}
         self._context, self._size, self._asc = context, size, asc
         self._states = deque(state for state in _ORDER if state in wanted)
-        self._place, self._left = PageCursor(), -1
-        self._seen: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
+        self._cursor, self._left = PageCursor(), -1
+        self._recent_pages: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
 
     def next(self) -> Operation[list[StoredJob] | None]:
         """Return the next jobs, ``None`` at the end; a page is empty if its jobs have just been removed."""
@@ -49,8 +49,8 @@ class JobPages:
             if ids:
                 return (yield from read_jobs(self._context, ids))
             self._states.popleft()
-            self._place, self._left = PageCursor(), -1
-            self._seen.clear()
+            self._cursor, self._left = PageCursor(), -1
+            self._recent_pages.clear()
         return None
 
     def _next_ids(self, state: str) -> Operation[list[str]]:
@@ -59,14 +59,14 @@ class JobPages:
             # Bounded, so that the iteration ends even if jobs are added faster than it reads them.
             self._left = 2 * (yield from execute(state_size(self._context.keys, state))) + _REMEMBERED * self._size
         while self._left > 0:
-            call = page_after(self._context.keys, state, self._place, self._size, asc=self._asc)
-            ids, self._place = yield from execute(call)
+            call = page_after(self._context.keys, state, self._cursor, self._size, asc=self._asc)
+            ids, self._cursor = yield from execute(call)
             if not ids:
                 return []
             self._left -= len(ids)
-            # If a whole page of jobs had left, page_after() went back so far that no job is missed: skip known ones.
-            new_ids = [job_id for job_id in ids if not any(job_id in page for page in self._seen)]
-            self._seen.append(frozenset(ids))
+            # If a whole page of jobs had left, page_after() went back so that no job is missed: skip known jobs.
+            new_ids = [job_id for job_id in ids if not any(job_id in page for page in self._recent_pages)]
+            self._recent_pages.append(frozenset(ids))
             if new_ids:
                 return new_ids
         return []

@@ -37,7 +37,7 @@ class JobFields:
         return self._stored
 
     def change(self, **fields: Any) -> None:
-        """Update fields after an operation has changed them in Redis."""
+        """Update the fields that an operation has changed in Redis."""
         self._stored = replace(self._stored, **fields)
 
     def assign(self, stored: StoredJob) -> None:

@@ -17,7 +17,7 @@ from bulltask.jobs.names import MAX_NAME
 from bulltask.jobs.stored_job import StoredJob
 from bulltask.queue.context import QueueContext
 from bulltask.queue.job_fields import JobFields
-from bulltask.queue.next_iteration import NOT_ADDED, add_next_iteration, pause_ms
+from bulltask.queue.next_iteration import SCHEDULING_ERRORS, add_next_iteration, scheduling_retry_delay_ms
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import Fetched, text
@@ -28,7 +28,7 @@ from bulltask.transport.scripts.move import FetchOptions, FinishOptions
 __all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
 
 _NO_LOCK: Final = "0"  # BullMQ's scripts then do not check the lock
-_LONGEST_BLOCK_MS: Final = 5_000  # then asks again, in case a marker was lost
+_MAX_BLOCK_MS: Final = 5_000  # then checks again, in case a marker was lost
 
 
 class Acquisition:
@@ -37,7 +37,7 @@ class Acquisition:
     Args:
         context: The queue.
         token: Locks the job.
-        timeout: How long to wait; 0: do not wait, ``None``: wait for ever.
+        timeout: How long to wait; 0: do not wait, ``None``: wait forever.
         lock: How long the lock lasts; ``None``: the setting ``lock_duration``.
         worker: The worker's name to store in the job, ``""`` for none.
 
@@ -71,18 +71,18 @@ class Acquisition:
             yield from execute(
                 command("ZADD", keys.marker, *self._popped)
             )  # another client may get the job that it announced
-        return (yield from _acquired(self._context, fetched, self._fetch))
+        return (yield from _to_stored_job(self._context, fetched, self._fetch))
 
     @property
     def wait_ms(self) -> int:
         """Milliseconds to wait for a marker before the next attempt; 0: the timeout is over."""
-        left_ms = _LONGEST_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
-        reasons = [limit for limit in (left_ms, self._due_ms, _LONGEST_BLOCK_MS) if limit]
+        left_ms = _MAX_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
+        reasons = [limit for limit in (left_ms, self._due_ms, _MAX_BLOCK_MS) if limit]
         return max(0, min(reasons)) if left_ms > 0 else 0
 
     @property
     def limited_ms(self) -> int:
-        """Milliseconds in which a rate limit allows no job; a marker would be no reason to try earlier."""
+        """Milliseconds for which a rate limit allows no job; a marker does not shorten this wait."""
         return min(self._limited_ms, self.wait_ms)
 
     def marker(self, wait_ms: int) -> Call[None]:
@@ -95,8 +95,8 @@ class Acquisition:
         return command("BZPOPMIN", self._context.keys.marker, f"{wait_ms / 1000:.3f}", parse_reply=parse_reply)
 
 
-def _acquired(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> Operation[StoredJob | None]:
-    """Return the acquired job. If a scheduler made it, add its next job first, as every worker does."""
+def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> Operation[StoredJob | None]:
+    """Return the acquired job. If a scheduler added it, add its next job first, as every worker does."""
     if not fetched.job_id:
         return None
     keys, queue = context.keys, context.queue
@@ -107,8 +107,8 @@ def _acquired(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> O
     try:
         running = RunningJob.from_hash(queue, fetched.job_id, fetched.fields)
         yield from add_next_iteration(keys, running, now_ms, zone)
-    except NOT_ADDED:
-        delay_ms = pause_ms(stored.attempts_started)
+    except SCHEDULING_ERRORS:
+        delay_ms = scheduling_retry_delay_ms(stored.attempts_started)
         yield from execute(scripts.move_to_delayed(keys, stored.id, fetch.token, delay_ms, failure=None, now_ms=now_ms))
         raise
     return stored
@@ -169,7 +169,7 @@ def release(job: JobFields, token: str | None) -> Operation[None]:
 
 
 def wait_for_children(job: JobFields, token: str | None) -> Operation[bool]:
-    """Let a job wait for its children; false if none is pending."""
+    """Make a job wait for its children; return false if no child is pending."""
     context, fetch = job.context, _fetch_options(job, token)
     try:
         yield from execute(scripts.move_to_waiting_children(context.keys, job.id, fetch.token, context.now_ms()))
@@ -195,14 +195,14 @@ def _finish(
     now_ms = context.now_ms()
     call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
     fetched = yield from execute(call)
-    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have kept another job back until now
+    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have held another job until now
         yield from execute(add_kept_job(context.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
-    return (yield from _acquired(context, fetched, fetch))
+    return (yield from _to_stored_job(context, fetched, fetch))
 
 
 def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
-    """Return the token and worker name of the job, with which the next one is acquired, too."""
+    """Return options with the job's token and worker name, with which the next job is acquired, too."""
     lock_token = job.token if token is None else token
     if not lock_token:
         raise ConfigError(f"job {job.id} was not acquired by get_next_job(): pass the token of its lock")
@@ -229,7 +229,7 @@ def _running(job: JobFields) -> RunningJob:
 
 
 def _retry_delay_ms(running: RunningJob, error: BaseException | str, now_ms: int) -> int:
-    """Return the job's backoff, or the delay that the error asks for if that is longer; as in a worker."""
+    """Return the job's backoff, or the error's ``retry_after`` if that is longer; as in a worker."""
     retry_after = retry_after_ms(error, now=now_ms) if isinstance(error, BaseException) else None
     return max(running.retry_delay_ms(running.attempts_made + 1), retry_after or 0)
 

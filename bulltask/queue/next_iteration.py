@@ -14,34 +14,34 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 
-__all__ = ["NOT_ADDED", "add_next_iteration", "next_iteration", "pause_ms"]
+__all__ = ["SCHEDULING_ERRORS", "add_next_iteration", "next_iteration", "scheduling_retry_delay_ms"]
 
-NOT_ADDED: Final = (BulltaskError, ValueError, OverflowError)
-"""What :func:`add_next_iteration` may raise; the last two for a time that a clock or msgpack cannot hold."""
+SCHEDULING_ERRORS: Final = (BulltaskError, ValueError, OverflowError)
+"""Errors of :func:`add_next_iteration`; the last two for a time that a clock or msgpack cannot represent."""
 
 _FIRST_PAUSE_MS: Final = 1_000
-_LONGEST_PAUSE_MS: Final = 300_000
+_MAX_PAUSE_MS: Final = 300_000
 
 
-def pause_ms(attempts_started: int) -> int:
-    """Return how long a job is delayed if its next one could not be added: 2 s, 4 s … 5 min, as in Node.
+def scheduling_retry_delay_ms(attempts_started: int) -> int:
+    """Return how long a job is delayed if its next iteration could not be added: 2 s, 4 s … 5 min, as in Node.
 
     If the job ran instead, its series would end.
     """
-    return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _LONGEST_PAUSE_MS)
+    return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _MAX_PAUSE_MS)
 
 
 def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the next job after ``job``, unless that was the last one or its scheduler was removed.
+    """Add the next job after ``job``, unless that was the last job or its scheduler was removed.
 
     Args:
         keys: The queue.
-        job: Made by a job scheduler, or a repeatable one of BullMQ before 5.10.
+        job: Added by a job scheduler, or a repeatable job of BullMQ before 5.10.
         now_ms: The server's time.
         zone: For a pattern without a time zone.
 
     Raises:
-        BrokerError: Redis cannot be reached or refuses; trying again is safe.
+        BrokerError: Redis cannot be reached or returns an error; it is safe to retry.
         DecodeError, ConfigError: Its rule is malformed.
     """
     if not job.scheduler_id or not is_scheduler_id(job.scheduler_id):
@@ -53,10 +53,10 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
 
 
 def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
-    """Return the next job after ``job``, ``None`` if that was the last one.
+    """Return the next job after ``job``, ``None`` if that was the last job.
 
     Args:
-        job: Made by a job scheduler.
+        job: Added by a job scheduler.
         now_ms: The server's time.
         zone: For a pattern without a time zone.
 
@@ -70,7 +70,7 @@ def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | No
     next_ms = None
     if repeat.pattern is not None:
         previous = job.opts.get("prevMillis")
-        # Otherwise a clock that is behind the one that scheduled this job would find the same time again.
+        # Otherwise a clock behind the clock that scheduled this job would return the same time again.
         next_ms = repeat.next_ms(max(now_ms, previous if isinstance(previous, int) else 0), zone)
         if next_ms is None:
             return None

@@ -1,4 +1,4 @@
-"""Operations that read a queue and take several calls, or parse more than one reply."""
+"""Operations that read a queue with several calls or replies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _JOBS_PER_ROUND_TRIP: Final = 500
 
 
 def states_of(names: Iterable[str]) -> list[str]:
-    """Return the named states, each once: all if none is named; ``waiting`` includes ``paused`` (as in Node).
+    """Return the named states, each once; without names, all. ``waiting`` includes ``paused`` (as in Node).
 
     Raises:
         ConfigError: There is no such state.
@@ -52,7 +52,7 @@ def states_of(names: Iterable[str]) -> list[str]:
     states: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:
         if state not in ALL_STATES and state != "wait":
-            raise ConfigError(f"there is no state {state!r}; there are {', '.join(ALL_STATES)}")
+            raise ConfigError(f"unknown state {state!r}; use {', '.join(ALL_STATES)}")
         states[str(state)] = None
     if "waiting" in states:
         states["paused"] = None
@@ -60,7 +60,7 @@ def states_of(names: Iterable[str]) -> list[str]:
 
 
 def read_jobs(context: QueueContext, ids: Sequence[str]) -> Operation[list[StoredJob]]:
-    """Read jobs by their ids, in that order; jobs that are gone are left out."""
+    """Read jobs by their ids, in that order; removed jobs are left out."""
     keys, jobs = context.keys, list[StoredJob]()
     for start in range(0, len(ids), _JOBS_PER_ROUND_TRIP):
         calls = [read_job(keys, job_id) for job_id in ids[start : start + _JOBS_PER_ROUND_TRIP]]
@@ -136,7 +136,7 @@ def get_failed_children(context: QueueContext, parent_id: str) -> Operation[Chil
 def get_dependency_page(
     context: QueueContext, parent_id: str, kind: str, start: int, end: int
 ) -> Operation[DependencyPage]:
-    """Read children ``start`` to ``end`` of a job, failed ones in the order of their failures, others in Redis' own."""
+    """Read children ``start`` to ``end`` of a job: failed children in order of failure, others in Redis' order."""
     keys = context.keys
     if kind == "failed":
         failed, total = yield flow_scripts.unsuccessful_page(keys, parent_id, start, end)

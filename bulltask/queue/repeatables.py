@@ -1,6 +1,6 @@
 """Repeatable jobs, which BullMQ had before job schedulers (5.10) and Node's ``queue.add(…, {repeat})`` still makes.
 
-Their key in ``repeat`` is made of their options (name, id, end, time zone, rule), and the worker adds each next job.
+Their key in ``repeat`` consists of their options (name, id, end, time zone, rule), and the worker adds each next job.
 bulltask creates none, but its workers continue existing series, and users can list and remove them.
 """
 
@@ -66,7 +66,7 @@ class Repeatable:
 
 
 def list_all(keys: QueueKeys) -> Operation[list[Repeatable]]:
-    """Read all repeatable jobs, the one that runs next first."""
+    """Read all repeatable jobs, the next due job first."""
     rows = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
     # Only job schedulers have "ic", the count of their iterations.
@@ -100,18 +100,18 @@ def repeatable_key(
         ConfigError: Neither or both of ``every`` and ``cron`` are given.
     """
     if (every is None) == (cron is None):
-        raise ConfigError("a repeatable job has either every= or cron=")
+        raise ConfigError("a repeatable job needs either every= or cron=")
     end_ms = None if end is None else to_epoch_ms(end, "end")
     return _old_key(name, job_id, end_ms, tz, cron if every is None else to_ms(every, "every"))
 
 
 def remove(keys: QueueKeys, name: str, key: str, job_id: str | None) -> Operation[bool]:
-    """Remove the repeatable job with a :func:`repeatable_key`; false if there is none."""
+    """Remove the repeatable job with a :func:`repeatable_key`; return false if it does not exist."""
     return (yield from execute(remove_repeatable(keys, _old_id(name, job_id or "", key), key, key_digest(key))))
 
 
 def remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
-    """Remove the repeatable job with this key; false if there is none."""
+    """Remove the repeatable job with this key; return false if it does not exist."""
     if not _has_oldest_format(key):
         return (yield from execute(remove_repeatable(keys, "", "", key)))
     name, job_id, *_ = key.split(":")
@@ -124,7 +124,7 @@ def _old_id(name: str, job_id: str, key: str) -> str:
 
 
 def _has_oldest_format(key: str) -> bool:
-    return key.count(":") >= 2  # Node's own test
+    return key.count(":") >= 2  # the same check as in Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,10 @@ class NextRepeat:
 
 
 def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the next job of the series of ``job``, unless that was the last one or the series was removed.
+    """Add the next job of the series of ``job``, unless that was the last job or the series was removed.
 
     Raises:
-        BrokerError: Redis cannot be reached or refuses. Trying again is safe: the id depends only on the time.
+        BrokerError: Redis cannot be reached or returns an error. It is safe to retry: the id depends only on the time.
         DecodeError, ConfigError: The rule is malformed.
     """
     following = next_repeat(job, now_ms, zone)
@@ -160,7 +160,7 @@ def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo)
 
 
 def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None:
-    """Return the next job in the series of ``job``, ``None`` if that was the last one.
+    """Return the next job in the series of ``job``, ``None`` if that was the last job.
 
     Raises:
         DecodeError, ConfigError: The rule is malformed.
@@ -188,7 +188,7 @@ def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None
 
 
 def _job(job: RunningJob, following: NextRepeat, key: str, now_ms: int) -> RepeatedJob:
-    part = _checksum(job.name, _own_id(job), key) if _has_oldest_format(key) else key
+    part = _checksum(job.name, _data_id(job), key) if _has_oldest_format(key) else key
     job_id = iteration_id(part, following.next_ms)
     options = {name: value for name, value in job.opts.items() if name != "repeatJobKey"}
     options |= {
@@ -211,8 +211,8 @@ def _old_key(name: str, job_id: object, end_ms: int | None, tz: object, rule: ob
     return f"{name}:{job_id or ''}:{'' if end_ms is None else end_ms}:{tz or ''}:{rule}"
 
 
-def _own_id(job: RunningJob) -> object:
-    """Return what BullMQ uses as the job's own id: ``id`` in its data."""
+def _data_id(job: RunningJob) -> object:
+    """Return the id in the job's data, from which BullMQ computes the key."""
     data = codec.decode(job.data, what=f"data of job {job.id}")
     return data.get("id") if isinstance(data, dict) else None
 

@@ -1,4 +1,4 @@
-"""What the getters of queues and jobs return."""
+"""Return types of the getters of queues and jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """How many jobs a queue has, in five groups.
+    """Numbers of jobs in a queue, in five groups.
 
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.
@@ -47,7 +47,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How many jobs completed or failed, per minute; recorded by workers that have ``metrics`` turned on.
+    """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics``.
 
     Attributes:
         count: Jobs counted so far (by BullMQ: without the current minute).

@@ -29,7 +29,7 @@ from bulltask.transport.scripts.schedule import (
 __all__ = ["SchedulersBase", "list_all", "put"]
 
 _PER_ROUND_TRIP: Final = 1_000
-_REFUSED: Final = {
+_UNSUPPORTED_OPTIONS: Final = {
     "job_id": "the scheduler chooses the ids of its jobs",
     "delay": "the scheduler decides when its jobs run",
     "timestamp": "the scheduler decides when its jobs run",
@@ -39,7 +39,7 @@ _REFUSED: Final = {
 
 
 def put(
-    keys: QueueKeys, scheduler_id: str, rule: Repeat, job: NewJob, own: Mapping[str, object], now_ms: int
+    keys: QueueKeys, scheduler_id: str, rule: Repeat, job: NewJob, bulltask_options: Mapping[str, object], now_ms: int
 ) -> Operation[str | None]:
     """Create or update a scheduler and return the id of its next job, ``None`` if its rule allows no further job.
 
@@ -48,7 +48,7 @@ def put(
         scheduler_id: The scheduler.
         rule: When its jobs run; a pattern needs a time zone.
         job: The template: name, data and options of its jobs.
-        own: Further options for the template that only bulltask reads.
+        bulltask_options: Further options for the template that only bulltask reads.
         now_ms: The server's time.
     """
     rule = _from_first_slot(rule, now_ms)
@@ -56,8 +56,8 @@ def put(
     if first_ms is None or (rule.end_ms is not None and first_ms > rule.end_ms):
         return None
     if rule.every_ms is not None:
-        first_ms = None  # the script chooses the time: it knows when an existing scheduler is due next
-    template = job.options.to_template(**own)
+        first_ms = None  # the script computes the time from an existing scheduler
+    template = job.options.to_template(**bulltask_options)
     options = iteration_options(template, {**rule.to_wire(), "count": 1}, scheduler_id, first_ms, now_ms)
     call = add_job_scheduler(
         keys, scheduler_id, rule, (job.name, template), Iteration(first_ms, job.data, options), now_ms
@@ -82,7 +82,7 @@ def _first_ms(rule: Repeat, now_ms: int) -> int | None:
 
 
 def _from_first_slot(rule: Repeat, now_ms: int) -> Repeat:
-    """With an offset, the first job runs at the next multiple of the interval plus the offset."""
+    """Return the rule with its start at the next multiple of the interval plus the offset, if it has an offset."""
     if rule.every_ms is None or rule.offset_ms is None:
         return rule
     begin_ms = max(now_ms, rule.start_ms or 0) - rule.offset_ms
@@ -90,7 +90,7 @@ def _from_first_slot(rule: Repeat, now_ms: int) -> Repeat:
 
 
 class SchedulersBase:
-    """What both classes of schedulers share.
+    """Base class of ``JobSchedulers`` and ``AsyncJobSchedulers``.
 
     Args:
         context: The queue's context.
@@ -119,13 +119,13 @@ class SchedulersBase:
         rule = Repeat.of(**options)
         if rule.pattern is None or rule.tz is not None:
             return rule
-        # Always stored: a worker without this app's settings would use its own machine's time zone.
+        # Always stored: a worker without this app's settings would use its machine's time zone.
         return replace(rule, tz=self._context.broker.config.timezone)
 
     def _template(self, scheduler_id: str, name: str | None, data: Json, options: AddOptions | None) -> NewJob:
         # backoff=None is a value: such a job is retried at once.
         given = {key: value for key, value in (options or {}).items() if value is not None or key == "backoff"}
-        for option, reason in _REFUSED.items():
+        for option, reason in _UNSUPPORTED_OPTIONS.items():
             if option in given:
                 raise ConfigError(f"the jobs of scheduler {scheduler_id!r} cannot have the option {option}: {reason}")
         return self._context.build(name or scheduler_id, {} if data is None else data, given)

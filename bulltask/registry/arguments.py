@@ -1,4 +1,4 @@
-"""Conversion of a Python call to the JSON that a Node developer would write, and back.
+"""Conversion between a Python call and the JSON that a Node developer would write.
 
 ``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` have their
 parameters' names as keys. If another client stores a JSON array, its items are positional arguments; any other value
@@ -36,30 +36,30 @@ class Arguments:
         for parameter in parameters:
             by_kind.setdefault(parameter.kind, []).append(parameter.name)
         self._positional_only = by_kind.get(_Kind.POSITIONAL_ONLY, [])
-        self._either = by_kind.get(_Kind.POSITIONAL_OR_KEYWORD, [])
-        self._more_args = next(iter(by_kind.get(_Kind.VAR_POSITIONAL, [])), None)
-        self._more_kwargs = next(iter(by_kind.get(_Kind.VAR_KEYWORD, [])), None)
+        self._positional_or_keyword = by_kind.get(_Kind.POSITIONAL_OR_KEYWORD, [])
+        self._var_args = next(iter(by_kind.get(_Kind.VAR_POSITIONAL, [])), None)
+        self._var_kwargs = next(iter(by_kind.get(_Kind.VAR_KEYWORD, [])), None)
         self._names = frozenset(parameter.name for parameter in parameters)
-        self._needed = frozenset(parameter.name for parameter in parameters if parameter.default is _Kind.empty)
-        self._by_name = not self._positional_only and self._more_args is None and self._more_kwargs is None
+        self._required = frozenset(parameter.name for parameter in parameters if parameter.default is _Kind.empty)
+        self._by_name = not self._positional_only and self._var_args is None and self._var_kwargs is None
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the call's arguments by parameter name, without those left at their default.
+        """Return the call's arguments by parameter name, without omitted arguments.
 
         Raises:
-            TypeError: The arguments do not match the signature, with Python's own message.
+            TypeError: The arguments do not match the signature; the message is Python's.
         """
-        if self._by_name and not kwargs and len(args) <= len(self._either):
-            data = dict(zip(self._either, args, strict=False))
-            if self._needed <= data.keys():
-                return data  # nearly every call; the full check costs several times as much
+        if self._by_name and not kwargs and len(args) <= len(self._positional_or_keyword):
+            data = dict(zip(self._positional_or_keyword, args, strict=False))
+            if self._required <= data.keys():
+                return data  # nearly every call; the full check takes several times as long
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
             raise TypeError(f"{self._task}() {exc}") from None
         data = dict(bound.arguments)
-        if self._more_args in data:
-            data[self._more_args] = list(data[self._more_args])
+        if self._var_args in data:
+            data[self._var_args] = list(data[self._var_args])
         return data
 
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -68,8 +68,8 @@ class Arguments:
         Raises:
             InvalidJobError: The data does not match; the message names task and argument.
         """
-        if self._by_name and type(data) is dict and self._needed <= data.keys() <= self._names:
-            return (), data  # nearly every job; the full check costs several times as much
+        if self._by_name and type(data) is dict and self._required <= data.keys() <= self._names:
+            return (), data  # nearly every job; the full check takes several times as long
         args, kwargs = self._split(data)
         try:
             self._signature.bind(*args, **kwargs)
@@ -88,23 +88,23 @@ class Arguments:
 
     def _split_mapping(self, left: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         names = list(self._positional_only)
-        more = left.pop(self._more_args, None) if self._more_args else None
+        more = left.pop(self._var_args, None) if self._var_args else None
         if more:
-            names += self._either  # they precede *args, so they can only be passed by position
+            names += self._positional_or_keyword  # they precede *args, so they can only be passed by position
         while names and not more and names[-1] not in left:
             names.pop()
         args = [left.pop(name) if name in left else self._default(name) for name in names]
         if more:
             args += more if isinstance(more, list) else [more]
-        packed = left.pop(self._more_kwargs, None) if self._more_kwargs else None
+        packed = left.pop(self._var_kwargs, None) if self._var_kwargs else None
         if isinstance(packed, dict):
             left = {**left, **packed}
-        elif packed is not None and self._more_kwargs:
-            left[self._more_kwargs] = packed
+        elif packed is not None and self._var_kwargs:
+            left[self._var_kwargs] = packed
         return tuple(args), left
 
     def _default(self, name: str) -> Any:
-        """Return the default of a parameter that the data omits although it has a later one."""
+        """Return the default of a parameter that the data omits although it has a later parameter."""
         default = self._signature.parameters[name].default
         if default is _Kind.empty:
             raise InvalidJobError(

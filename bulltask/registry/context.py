@@ -15,7 +15,7 @@ __all__ = ["Context", "ReportKind", "Reporter", "Request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The job that runs, in Celery's words.
+    """The running job, with Celery's attribute names.
 
     Attributes:
         id: The job's id, ``""`` when the task was called directly.
@@ -27,7 +27,7 @@ class Request:
         deliveries: How often a worker has acquired the job, including this time (``ats``).
         headers: The sender's ``headers=``.
         timestamp_ms: When the job was added, epoch milliseconds.
-        called_directly: No worker is involved; the task was called as a function.
+        called_directly: The task was called as a function, without a worker.
     """
 
     id: str = ""
@@ -44,11 +44,11 @@ class Request:
 
 
 ReportKind = Literal["progress", "log", "data", "children_values"]
-"""What a task can ask of its job: store progress, append a log line, replace the data, read the children's results."""
+"""Requests about a job: store progress, append a log line, replace the data, read the children's results."""
 
 
 class Reporter(Protocol):
-    """Sends what a running task reports about its job to Redis."""
+    """Sends the reports of a running task about its job to Redis."""
 
     def send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
         """Send a report; ``value`` is JSON, or the text of a log line."""
@@ -62,10 +62,10 @@ class Reporter(Protocol):
 class Context:
     """First argument of a task with ``bind=True``.
 
-    Each attempt has its own, so concurrent async tasks do not share one.
+    Each attempt has a separate context, also among concurrent async tasks.
 
     Attributes:
-        request: The job that runs.
+        request: The running job.
         has_reported: Whether the task has called :meth:`update_progress`.
     """
 
@@ -83,7 +83,7 @@ class Context:
         Raises:
             EncodeError: The value is not plain JSON.
             JobNotFoundError: The job was removed.
-            BrokerError: Redis is unavailable, or refuses the call.
+            BrokerError: Redis is unavailable, or returns an error.
         """
         self._send("progress", self._encode(progress))
 
@@ -109,8 +109,8 @@ class Context:
 
         Args:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
-            exc: The exception to fail with when no attempt is left.
-            max_retries: How many retries this call allows; never more than the job's own ``attempts``.
+            exc: The exception with which the job fails if no attempt is left.
+            max_retries: Maximum number of retries; at most the job's ``attempts`` - 1.
 
         Raises:
             Retry: Always (a ``BaseException``, which ``except Exception`` does not catch).
@@ -122,7 +122,7 @@ class Context:
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
 
     def update_data(self, data: codec.Json) -> None:
-        """Replace the job's data, with which its next run is called (BullMQ's ``updateData``).
+        """Replace the job's data, which its next run gets as arguments (BullMQ's ``updateData``).
 
         Args:
             data: The task's arguments by name, from which :attr:`Request.kwargs` is made.
@@ -131,7 +131,7 @@ class Context:
             EncodeError: The value is not plain JSON.
             PayloadTooLargeError: Data and options together are longer than ``max_payload``.
             JobNotFoundError: The job was removed.
-            BrokerError: Redis is unavailable, or refuses the call.
+            BrokerError: Redis is unavailable, or returns an error.
         """
         self._send("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
@@ -168,12 +168,12 @@ class Context:
     def rate_limit(self, duration: Duration) -> Never:
         """End this run, release the job, and rate-limit its queue for ``duration``.
 
-        Use it when a service answers "too many requests". The job is next in its queue afterwards, and no attempt is
+        Use it when a service answers "too many requests". The job is then the next in its queue, and no attempt is
         counted. All workers of the queue wait if the queue has a rate limit or they have a ``limiter``. Without either
         BullMQ does not check for a limit, and only the child that ran the task waits.
 
         Args:
-            duration: Seconds or ``timedelta``, more than 0. An existing limit is replaced.
+            duration: Seconds or ``timedelta``, more than 0. It replaces an existing limit.
 
         Raises:
             RateLimitQueue: Always (a ``BaseException``, which ``except Exception`` does not catch).
@@ -186,8 +186,8 @@ class Context:
     def move_to_waiting_children(self) -> Never:
         """End this run and run the job again when its pending children have ended; no attempt is counted.
 
-        Without pending children it runs again at once. If a child has failed that fails its parent, the job fails. Use
-        :meth:`update_data` first to record how far the task is.
+        Without pending children it runs again immediately. If a child has failed that fails its parent, the job fails.
+        Use :meth:`update_data` first to record the state of the task.
 
         Raises:
             WaitForChildren: Always.

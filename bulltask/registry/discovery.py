@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from bulltask.errors import AppNotFoundError
 
-__all__ = ["find_app", "import_related", "work_in"]
+__all__ = ["add_to_import_path", "find_app", "import_related"]
 
 A = TypeVar("A")
 
@@ -21,8 +21,8 @@ ATTRIBUTES: Final = ("app", "bulltask", "application")
 SUBMODULES: Final = ("app", "bulltask", "tasks", "main", "worker")
 
 
-def work_in(directory: str | None = None) -> None:
-    """Put ``directory`` (default: the current one) first on the import path, as for a script in it."""
+def add_to_import_path(directory: str | None = None) -> None:
+    """Put ``directory`` (default: the current directory) first on the import path, as for a script in it."""
     path = str(Path(directory or ".").resolve())
     if path not in sys.path:
         sys.path.insert(0, path)
@@ -31,8 +31,8 @@ def work_in(directory: str | None = None) -> None:
 def find_app(spec: str, kind: type[A]) -> A:
     """Return the app that ``-A`` names.
 
-    ``pkg.mod:name`` is that object (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the one named
-    ``app``, ``bulltask`` or ``application``, or the only one. If a package has none, its submodules ``app``,
+    ``pkg.mod:name`` is that object (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the object
+    named ``app``, ``bulltask`` or ``application``, or the only app. If a package has no app, its submodules ``app``,
     ``bulltask``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as in Celery.
 
     Args:
@@ -40,15 +40,19 @@ def find_app(spec: str, kind: type[A]) -> A:
         kind: The class of apps.
 
     Raises:
-        AppNotFoundError: No app was found (the message lists what was tried), or several. Errors raised by the user's
-            own modules are passed on.
+        AppNotFoundError: No app was found (the message lists the attempts), or several. Errors raised by the user's
+            modules are not caught.
     """
     tried: list[str] = []
     if ":" in spec:
         module_name, _, name = spec.partition(":")
-        app = _named(module_name, name, kind, tried)
+        app = _load_attribute(module_name, name, kind, tried)
     else:
-        app = _in_module(spec, kind, tried) or _in_submodules(spec, kind, tried) or _dotted(spec, kind, tried)
+        app = (
+            _find_in_module(spec, kind, tried)
+            or _find_in_submodules(spec, kind, tried)
+            or _load_dotted(spec, kind, tried)
+        )
     if app is None:
         lines = "".join(f"\n  - {line}" for line in tried)
         raise AppNotFoundError(f"no bulltask App found for {spec!r}; tried, from {Path.cwd()}:{lines}")
@@ -56,7 +60,7 @@ def find_app(spec: str, kind: type[A]) -> A:
 
 
 def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None) -> list[str]:
-    """Import ``package.related_name`` of each package that has it; return what was imported (Celery's autodiscover).
+    """Import ``package.related_name`` of each package that has it; return the imported names (Celery's autodiscover).
 
     Args:
         packages: Package names, or a function that returns them.
@@ -72,14 +76,14 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     return imported
 
 
-def _named(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | None:
+def _load_attribute(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | None:
     module = _import(module_name, tried)
     if module is None:
         return None
     value: Any = module
     for part in name.removesuffix("()").split("."):
         if not hasattr(value, part):
-            tried.append(f"{module_name}: has no {name!r}; {_apps_in(module, kind)}")
+            tried.append(f"{module_name}: has no {name!r}; {_describe_apps(module, kind)}")
             return None
         value = getattr(value, part)
     if name.endswith("()") or inspect.isfunction(value):
@@ -90,7 +94,7 @@ def _named(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | 
     return value
 
 
-def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
+def _find_in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     module = _import(module_name, tried)
     if module is None:
         return None
@@ -101,14 +105,14 @@ def _in_module(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
-    if apps:  # searching on could only find one of these under another name, and pick one arbitrarily
+    if apps:  # a further search could only choose one of these arbitrarily
         names = ", ".join(sorted(name for name, _ in apps.values()))
         raise AppNotFoundError(f"{module_name} has several apps ({names}): choose one with -A {module_name}:NAME")
     tried.append(f"{module_name}: has no App")
     return None
 
 
-def _in_submodules(module_name: str, kind: type[A], tried: list[str]) -> A | None:
+def _find_in_submodules(module_name: str, kind: type[A], tried: list[str]) -> A | None:
     package = sys.modules.get(module_name)
     if package is None or not hasattr(package, "__path__"):
         return None
@@ -116,16 +120,16 @@ def _in_submodules(module_name: str, kind: type[A], tried: list[str]) -> A | Non
         full = f"{module_name}.{name}"
         if importlib.util.find_spec(full) is None:
             tried.append(f"{full}: does not exist")
-        elif (app := _in_module(full, kind, tried)) is not None:
+        elif (app := _find_in_module(full, kind, tried)) is not None:
             return app
     return None
 
 
-def _dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
+def _load_dotted(spec: str, kind: type[A], tried: list[str]) -> A | None:
     module_name, _, name = spec.rpartition(".")
     if not module_name or spec in sys.modules:
         return None
-    return _named(module_name, name, kind, tried)
+    return _load_attribute(module_name, name, kind, tried)
 
 
 def _import(name: str, tried: list[str]) -> ModuleType | None:
@@ -141,6 +145,6 @@ def _import(name: str, tried: list[str]) -> ModuleType | None:
         return None
 
 
-def _apps_in(module: ModuleType, kind: type[Any]) -> str:
+def _describe_apps(module: ModuleType, kind: type[Any]) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, kind))
     return f"its apps are {', '.join(names)}" if names else "it has no App"

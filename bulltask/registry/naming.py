@@ -9,14 +9,14 @@ from typing import Any
 
 from bulltask.errors import ConfigError
 
-__all__ = ["task_name", "where"]
+__all__ = ["source_location", "task_name"]
 
 
 def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
     A module that runs as a script has the name ``__main__``, but another name in the worker. Both use the name under
-    which it would be imported. (Celery names such tasks ``__main__.f``, and no worker finds them.)
+    which it would be imported. (Celery names such tasks ``__main__.f``, which no worker has.)
 
     Raises:
         ConfigError: The function has no usable name (a lambda, or a function defined inside another).
@@ -27,7 +27,7 @@ def task_name(function: Callable[..., Any]) -> str:
     return f"{_module_name(function.__module__)}.{qualname.replace('<locals>.', '')}"
 
 
-def where(function: Callable[..., Any]) -> str:
+def source_location(function: Callable[..., Any]) -> str:
     """Return ``file:line`` of a function, for messages."""
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)

@@ -11,7 +11,7 @@ import uuid_utils
 
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config.config import Config
-from bulltask.config.parsers import jitter_share
+from bulltask.config.parsers import jitter_fraction
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
@@ -33,12 +33,12 @@ from bulltask.value_class import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
-ENDLESS: Final = 2**31 - 2
-"""For ``max_retries=None``: the largest number that BullMQ can count."""
+UNLIMITED_RETRIES: Final = 2**31 - 2
+"""The number of retries for ``max_retries=None``: the largest that BullMQ supports."""
 
-CELERYS_DELAY_S: Final = 180
+CELERY_RETRY_DELAY_S: Final = 180
 
-NOT_HERE: Final[Mapping[str, str]] = {
+CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
     "acks_late": "jobs are always acknowledged late: when their outcome is stored",
     "reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
     "task_reject_on_worker_lost": "a job whose child died always runs again, up to max_crashes times",
@@ -50,7 +50,7 @@ NOT_HERE: Final[Mapping[str, str]] = {
     "throws": "raise PermanentError for expected failures",
     "pydantic": "arguments are plain JSON; validate them in the task",
 }
-"""Celery's options that do not exist in bulltask, with the reason or the alternative."""
+"""Celery's options that do not exist in bulltask, with the reason or an alternative."""
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -65,15 +65,15 @@ class TaskOptions:
             Celery's).
         expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         max_retries: Maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
-        endless: Retry without a limit.
+        unlimited_retries: Retry without a limit.
         retry_backoff: First delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
             for the fixed ``default_retry_delay``, or a function from (attempts made, exception) to seconds.
         retry_backoff_max: Maximum delay.
-        retry_jitter: Random variation of the delay, as a share; ``True`` is 0.2.
+        retry_jitter: Random variation of the delay, as a fraction; ``True`` is 0.2.
         default_retry_delay: A fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
             is ``False``.
-        autoretry_for: Exceptions to retry although they are not transient.
-        dont_autoretry_for: Exceptions never to retry.
+        autoretry_for: Exceptions that are retried although they are not transient.
+        dont_autoretry_for: Exceptions that are never retried.
         result_expires, result_failure_expires: Retention of completed and failed jobs.
         lifo: Run a job before those that are already waiting.
         remove_on_complete, remove_on_fail: Retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
@@ -81,7 +81,7 @@ class TaskOptions:
         keep_logs, stack_trace_limit: Maximum number of log lines (0: no limit) and tracebacks of a job.
         size_limit: Maximum size of a job's arguments in bytes of JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
-            remove_dependency_on_failure: what a job's failure does to its parent; at most one of them.
+            remove_dependency_on_failure: How a job's failure affects its parent; at most one of them.
         soft_time_limit: Seconds or ``timedelta`` after which the task is interrupted with ``SoftTimeLimitExceeded`` (an
             async task is cancelled).
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
@@ -92,7 +92,7 @@ class TaskOptions:
     priority: int | None = None
     expires: Duration | datetime | None = None
     max_retries: int | None = None
-    endless: bool = False
+    unlimited_retries: bool = False
     retry_backoff: bool | Duration | CustomBackoff | None = None
     retry_backoff_max: Duration | None = None
     retry_jitter: bool | float | None = None
@@ -116,7 +116,7 @@ class TaskOptions:
     spark: bool = False
 
     def __post_init__(self) -> None:
-        # Check everything here, so that the error points to the definition of the task, not to a call.
+        # All checks are made when the task is defined, so that errors do not point to a call.
         if self.queue is not None:
             check_queue_name(self.queue)
         check_priority(self.priority)
@@ -127,21 +127,21 @@ class TaskOptions:
         for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
-        self._check_retries()
+        self._check_check_max_retries()
         if not isinstance(self.spark, bool):
             raise ConfigError(f"spark must be True or False, not {self.spark!r}; for Spark's settings, use spark_conf")
         self.time_limits.check("a task")
         stored_options(_stored_names(self))
 
-    def _check_retries(self) -> None:
+    def _check_check_max_retries(self) -> None:
         _expiry(self.expires)
         warn_of_long_delay(self._first_ms() or 0, "retry_backoff")
         if self.default_retry_delay is not None:
             warn_of_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")
         if self.max_retries is not None:
-            _retries(self.max_retries)
+            _check_max_retries(self.max_retries)
         if self.retry_jitter is not None:
-            jitter_share(self.retry_jitter, "retry_jitter")
+            jitter_fraction(self.retry_jitter, "retry_jitter")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TaskOptions:
@@ -153,7 +153,7 @@ class TaskOptions:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise TypeError(f"unknown task option {name!r}{_why_not(name, known)}")
+                raise TypeError(f"unknown task option {name!r}{_hint(name, known)}")
         return cls(**given)
 
     @property
@@ -162,12 +162,12 @@ class TaskOptions:
 
     @property
     def time_limits(self) -> TimeLimits:
-        """The task's own time limits."""
+        """The task's time limits."""
         return TimeLimits.of(self.soft_time_limit, self.time_limit)
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:
-        """The task's own function for delays, ``None`` for none."""
+        """The task's backoff function, ``None`` if it has none."""
         return self.retry_backoff if callable(self.retry_backoff) else None
 
     def backoff(self, config: Config) -> Backoff:
@@ -177,9 +177,9 @@ class TaskOptions:
             max_ms = to_ms(self.retry_backoff_max, "retry_backoff_max")
         jitter = config.retry_jitter
         if self.retry_jitter is not None:
-            jitter = jitter_share(self.retry_jitter, "retry_jitter")
+            jitter = jitter_fraction(self.retry_jitter, "retry_jitter")
         if self._is_fixed:
-            delay_ms = to_ms(CELERYS_DELAY_S if self.default_retry_delay is None else self.default_retry_delay)
+            delay_ms = to_ms(CELERY_RETRY_DELAY_S if self.default_retry_delay is None else self.default_retry_delay)
             return Backoff("fixed", delay_ms, 0.0, max_ms)
         first_ms = self._first_ms()
         return Backoff("exponential", config.retry_backoff_ms if first_ms is None else first_ms, jitter, max_ms)
@@ -192,8 +192,8 @@ class TaskOptions:
 
     def attempts(self, config: Config) -> int:
         """Return the maximum number of attempts."""
-        if self.endless:
-            return ENDLESS + 1
+        if self.unlimited_retries:
+            return UNLIMITED_RETRIES + 1
         return 1 + (config.max_retries if self.max_retries is None else self.max_retries)
 
 
@@ -209,7 +209,7 @@ class CallOptions:
         job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
         headers: JSON value for ``self.request.headers`` in the worker.
         lifo: Run the job before those that are already waiting.
-        remove_on_complete … time_limit: as in :class:`TaskOptions`.
+        remove_on_complete … time_limit: As in :class:`TaskOptions`.
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
         timestamp: Creation time of the job: a ``datetime``, or seconds since the epoch.
@@ -251,7 +251,7 @@ class CallOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: A name is unknown; the message lists the known ones.
+            TypeError: A name is unknown; the message lists the known names.
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
@@ -261,7 +261,7 @@ class CallOptions:
 
 @value_class
 class JobPlan:
-    """Everything about a call except its arguments; it can build any number of jobs.
+    """The options of a call without its arguments, from which any number of jobs can be built.
 
     Attributes:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
@@ -282,7 +282,7 @@ class JobPlan:
             job_id: The job's id, default: a new UUIDv7.
 
         Raises:
-            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments have no JSON form or are too large, or
+            EncodeError, PayloadTooLargeError, InvalidNameError: The arguments are not JSON or too large, or
                 the id is invalid.
         """
         what = f"the arguments of task {self.name}"
@@ -297,7 +297,7 @@ class JobPlan:
             self.options,
             parent=self.parent,
             timestamp_ms=self.timestamp_ms,
-            chosen=job_id is not None,
+            has_custom_id=job_id is not None,
         )
 
 
@@ -317,7 +317,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
         stored.get("timestamp"),
     )
     options = JobOptions(
-        attempts=task.attempts(config) if call.max_retries is None else _retries(call.max_retries) + 1,
+        attempts=task.attempts(config) if call.max_retries is None else _check_max_retries(call.max_retries) + 1,
         backoff=None if "backoff" in stored else task.backoff(config),
         delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
         eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
@@ -342,43 +342,43 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
 
 
 def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
-    """Return the job of one call; raises what :func:`plan_job` and :meth:`JobPlan.job` raise."""
+    """Return the job of a call; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
     return plan_job(name, task, call, config).job(data, call.job_id)
 
 
 def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
     """Return the options that have a name in BullMQ."""
-    names = _OF_TASKS if isinstance(options, TaskOptions) else _OF_CALLS
+    names = _STORED_TASK_OPTIONS if isinstance(options, TaskOptions) else _STORED_CALL_OPTIONS
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 # The method ``backoff`` of TaskOptions is not an option.
-_OF_TASKS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
-_OF_CALLS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
+_STORED_TASK_OPTIONS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
+_STORED_CALL_OPTIONS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
 
 
 def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
-def _why_not(name: str, known: Iterable[str]) -> str:
-    if name in NOT_HERE:
-        return f" (Celery's): {NOT_HERE[name]}"
+def _hint(name: str, known: Iterable[str]) -> str:
+    if name in CELERY_ONLY_OPTIONS:
+        return f" (Celery's): {CELERY_ONLY_OPTIONS[name]}"
     return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"
 
 
-def _retries(value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= ENDLESS:
+def _check_max_retries(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_RETRIES:
         raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r}")
     return value
 
 
-def _keep(own: Duration | None, default_ms: int | None) -> int | None:
-    return default_ms if own is None else to_ms(own, "result_expires")
+def _keep(expires: Duration | None, default_ms: int | None) -> int | None:
+    return default_ms if expires is None else to_ms(expires, "result_expires")
 
 
 def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return the time from sending, or the time itself."""
+    """Return the time from sending, or the absolute time."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

@@ -1,4 +1,4 @@
-"""Tasks: functions that can be called here or sent to a worker."""
+"""Tasks: functions that can be called in this process or sent to a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.jobs.job import NewJob
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.context import Context, Request
-from bulltask.registry.naming import where
+from bulltask.registry.naming import source_location
 from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
 from bulltask.result import AsyncResult
 
@@ -25,13 +25,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 FrameT = TypeVar("FrameT")
 
-_SPARK_HOME: Final = {"map_dataframe": "bulltask.spark"}
-"""Module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
+_SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
+"""The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature(Generic[R]):
-    """A call to be sent later: ``add.s(1, 2)``. Its arguments are already checked.
+    """A call that can be sent later: ``add.s(1, 2)``. Its arguments are already checked.
 
     ``app.send_many`` sends any number of signatures of any tasks, in one round trip per thousand.
     """
@@ -57,7 +57,7 @@ class AnyTask(Generic[P, R]):
         function: The function.
         name: The task's name, which is the job's name in BullMQ.
         options: The options of the decorator.
-        sender: Returns the app that sends; called at every send, because shared tasks get their app late.
+        sender: Returns the app that sends; called for every send, because shared tasks get their app late.
         bind: Pass a :class:`Context` as the first argument.
     """
 
@@ -79,14 +79,14 @@ class AnyTask(Generic[P, R]):
             )
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
-        self._usual: tuple[Config, JobPlan] | None = None
-        # Not the function's own attributes: one named ``name`` or ``options`` would replace the task's.
+        self._default_plan: tuple[Config, JobPlan] | None = None
+        # Without the function's attributes: ``name`` or ``options`` among them would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
 
     @property
     def location(self) -> str:
         """``file:line`` of the function."""
-        return where(self.function)
+        return source_location(self.function)
 
     @property
     def config(self) -> Config:
@@ -94,12 +94,12 @@ class AnyTask(Generic[P, R]):
         return self._sender().config
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
-        """Send a call to a worker, with the task's own options; return once Redis has stored the job.
+        """Send a call to a worker, with the task's options; return once Redis has stored the job.
 
         Raises:
             TypeError: The arguments do not match the function. Nothing was sent.
-            EncodeError, PayloadTooLargeError: The arguments have no JSON form or are too large. Nothing was sent.
-            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or refused the job.
+            EncodeError, PayloadTooLargeError: The arguments are not JSON or too large. Nothing was sent.
+            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
         """
         return self._send(self._plan().job(self.arguments.bind(args, kwargs)))
 
@@ -120,7 +120,7 @@ class AnyTask(Generic[P, R]):
                 :class:`bulltask.registry.options.CallOptions`.
 
         Raises:
-            TypeError: An option is unknown. Also raises what :meth:`delay` raises.
+            TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
         """
         return self._send(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
 
@@ -131,7 +131,7 @@ class AnyTask(Generic[P, R]):
         return await self._asend(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
 
     def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
-        """Send one job for each tuple of positional arguments, a thousand in a round trip.
+        """Send one job for each tuple of positional arguments, a thousand per round trip.
 
         All calls are checked before the first one is sent.
         """
@@ -160,11 +160,11 @@ class AnyTask(Generic[P, R]):
             ConfigError: An option is invalid, a column of ``df`` has the name of a result column, or the task keeps no
                 results.
         """
-        mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_HOME, "spark", SPARK)
+        mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_MODULES, "spark", SPARK)
         return cast(FrameT, mapper(self, df, columns, **more))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """Return the call as a signature (Celery's ``s``). Arguments that do not match raise ``TypeError``."""
+        """Return the call as a signature (Celery's ``s``); raise ``TypeError`` if the arguments do not match."""
         return Signature(self, self.arguments.bind(args, kwargs), CallOptions())
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
@@ -181,9 +181,9 @@ class AnyTask(Generic[P, R]):
     def _plan(self) -> JobPlan:
         """Return the plan of calls without options, cached because building it is half the work of a send."""
         config = self._sender().config
-        if self._usual is None or self._usual[0] is not config:  # a shared task may have got another app
-            self._usual = config, plan_job(self.name, self.options, CallOptions(), config)
-        return self._usual[1]
+        if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
+            self._default_plan = config, plan_job(self.name, self.options, CallOptions(), config)
+        return self._default_plan[1]
 
     def _send(self, job: NewJob) -> AsyncResult[R]:
         sender = self._sender()

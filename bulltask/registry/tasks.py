@@ -15,7 +15,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     """The tasks of an app by name.
 
     Args:
-        shared: Tasks of ``shared_task``, which every app includes.
+        shared: The tasks of ``shared_task``, which every app includes.
     """
 
     def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
@@ -29,7 +29,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         notebook cell that runs twice, a file imported under two names.
 
         Raises:
-            DuplicateTaskError: Another function has the name; the message has the location of both.
+            DuplicateTaskError: Another function has the name; the message has both locations.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):
@@ -46,7 +46,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         return task
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the task, or ``default``. Builds no message, because it is on the worker's hot path."""
+        """Return the task, or ``default``; builds no error message, because it is on the worker's hot path."""
         return self._own.get(name) or self._shared.get(name) or default
 
     def __contains__(self, name: object) -> bool:

@@ -35,7 +35,7 @@ __all__ = [
     "stream_events",
 ]
 
-_HOME: Final = {
+_MODULES: Final = {
     "EnqueueReport": "bulltask.spark.sink.enqueue",
     "Pipeline": "bulltask.spark.pipeline",
     "counts": "bulltask.spark.connector.read",
@@ -55,7 +55,7 @@ _HOME: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    return look_up(__name__, name, _HOME, "spark", SPARK)
+    return look_up(__name__, name, _MODULES, "spark", SPARK)
 
 
 def __dir__() -> list[str]:

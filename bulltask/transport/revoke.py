@@ -60,4 +60,4 @@ def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
     try:
         return RunningJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
     except DecodeError as exc:  # a job that cannot be read can still be revoked
-        return RunningJob.broken(keys.queue, job_id, str(exc))
+        return RunningJob.placeholder(keys.queue, job_id, str(exc))

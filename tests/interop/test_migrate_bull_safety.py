@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import BrokerOutOfMemoryError, BrokerUnavailableError, MigrationRefusedError
+from bulltask.errors import BrokerOutOfMemoryError, BrokerUnavailableError, MigrationError
 from bulltask.migrate import BullMigration, QueueLayout
 from bulltask.migrate.outcome import SkipReason
 from bulltask.testing.flaky import FlakyProxy
@@ -164,7 +164,7 @@ def test_a_migration_rejects_a_bullmq_queue(migrating: Migrating) -> None:
     done = migrating.command("--execute")
     assert (done.returncode, migrating.dump("bull:mail:*")) == (3, before)
     assert "bull:mail is a BullMQ queue without Bull jobs" in done.stderr
-    with pytest.raises(MigrationRefusedError, match="BullMQ queue without Bull jobs"):
+    with pytest.raises(MigrationError, match="BullMQ queue without Bull jobs"):
         migrating.migrate(force=True)
 
 
@@ -240,7 +240,7 @@ def test_jobs_whose_ids_are_names_of_bullmq_keys_are_skipped(migrating: Migratin
     )
     if migrating.in_place:
         before = migrating.dump()
-        with pytest.raises(MigrationRefusedError, match="names of BullMQ keys"):
+        with pytest.raises(MigrationError, match="names of BullMQ keys"):
             migrating.migrate()
         assert migrating.dump() == before
     else:

@@ -269,7 +269,7 @@ def expected_error(reason: str) -> tuple[type[Exception], str]:
         "another parent": (ConfigError, "cannot have another parent"),
         "deduplicated": (ConfigError, "cannot be deduplicated"),
         "twice": (InvalidNameError, "is used twice in queue q by one flow"),
-        "no node": (TypeError, "a flow consists of FlowJob and of calls"),
+        "no node": (TypeError, "a flow consists of FlowJobs and calls"),
         "bad data": (EncodeError, "nan"),
         "bad queue": (InvalidNameError, "queue name"),
         "unknown": (TypeError, "unknown option 'attemptz'"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.errors import ConfigError, InvalidNameError, MigrationRefusedError
+from bulltask.errors import ConfigError, InvalidNameError, MigrationError
 from bulltask.migrate import BullMigration, QueueLayout
 from bulltask.migrate.check import JobCheck, MigrationOptions
 from bulltask.migrate.inspection import read_jobs
@@ -109,7 +109,7 @@ def test_an_in_place_migration_rejects_the_sets_of_bull_1(broker_url: str, redis
     fill_bull_1_queue(redis_client)
     before = {key: redis_client.type(key) for key in redis_client.keys("*")}
     with Queue("mail", broker_url, queue_hash_tag=False) as queue:
-        with pytest.raises(MigrationRefusedError, match="sets of Bull 1 and 2"):
+        with pytest.raises(MigrationError, match="sets of Bull 1 and 2"):
             BullMigration(queue).run()
         assert {key: redis_client.type(key) for key in redis_client.keys("*")} == before
         with Queue("new", broker_url, queue_hash_tag=False) as other:
@@ -171,7 +171,7 @@ def test_on_a_cluster_both_queues_must_be_in_one_slot(server_factory: ServerFact
         for prefix in ("bull:mail", "old:{mail}"):
             plain.hset(f"{prefix}:1", mapping={"name": "n", "data": "{}", "opts": opts})
             plain.lpush(f"{prefix}:wait", "1")
-        with pytest.raises(MigrationRefusedError, match=r"only within a slot, and bull:mail and bull:\{mail\}"):
+        with pytest.raises(MigrationError, match=r"only within a slot, and bull:mail and bull:\{mail\}"):
             BullMigration(queue).run()
         assert plain.lrange("bull:mail:wait", 0, -1) == ["1"]
         assert BullMigration(queue, "{mail}", source_prefix="old").run().outcome.moved == {"waiting": 1}

@@ -85,7 +85,7 @@ def test_jobs_are_counted_by_state(queue: Queue, manual_worker: ManualWorker) ->
     assert queue.count() == 5
     assert queue.get_counts_per_priority([0, 1, 9, 9, 4]) == {0: 2, 1: 1, 9: 1, 4: 0}
     assert queue.get_counts_per_priority([]) == {}
-    with pytest.raises(ConfigError, match="no state 'wating'"):
+    with pytest.raises(ConfigError, match="unknown state 'wating'"):
         queue.get_job_counts("wating")
 
 

@@ -659,7 +659,7 @@ def test_an_outage_is_logged_once(
         wait_until(lambda: events.next(0.05) is None and proxy.connections, what="a connection")
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 1
-    assert "cannot read the events of queue mail, trying again" in messages[0]
+    assert "cannot read the events of queue mail, retrying" in messages[0]
 
 
 def test_a_key_that_is_no_stream_is_an_error(listen: Listen, redis_client: redis.Redis) -> None:

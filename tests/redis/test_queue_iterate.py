@@ -130,6 +130,6 @@ def test_a_job_that_moves_to_the_front_does_not_disturb_the_iteration(queue: Que
 def test_iter_jobs_rejects_invalid_arguments(queue: Queue) -> None:
     with pytest.raises(ConfigError, match="page_size"):
         list(queue.iter_jobs(page_size=0))
-    with pytest.raises(ConfigError, match="no state"):
+    with pytest.raises(ConfigError, match="unknown state"):
         list(queue.iter_jobs("gone"))
     assert list(queue.iter_jobs()) == []

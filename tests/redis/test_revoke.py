@@ -362,7 +362,7 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
     finish = move_to_finished(
         KEYS, "7", FetchOptions("t", 1, ""), FinishOptions(False, b"", {}, 1), fetch_next=False, now_ms=7
     )
-    job = RunningJob.broken("mail", "7", "")
+    job = RunningJob.placeholder("mail", "7", "")
     for call in (
         revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
         finish_revoked(KEYS, finish),

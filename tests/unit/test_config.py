@@ -212,7 +212,7 @@ def test_jitter_may_be_a_flag_or_a_fraction(value: object, jitter: float) -> Non
 
 @pytest.mark.parametrize("value", [1.1, -0.1, "half", None, float("nan")])
 def test_jitter_must_be_between_0_and_1(value: object) -> None:
-    with pytest.raises(ConfigError, match="task_retry_jitter must be true, false or a share from 0 to 1"):
+    with pytest.raises(ConfigError, match="task_retry_jitter must be true, false or a number from 0 to 1"):
         conf(task_retry_jitter=value)
 
 

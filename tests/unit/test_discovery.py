@@ -8,7 +8,7 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import AppNotFoundError
-from bulltask.registry.discovery import find_app, import_related, work_in
+from bulltask.registry.discovery import add_to_import_path, find_app, import_related
 
 APP = "from bulltask import App\n"
 
@@ -178,13 +178,13 @@ def test_an_error_in_a_factory_is_raised_unchanged(write: Write) -> None:
 def test_the_current_directory_is_importable_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    work_in()
+    add_to_import_path()
     assert sys.path[0] == str(tmp_path.resolve())
     before = list(sys.path)
-    work_in()
+    add_to_import_path()
     assert sys.path == before, "the directory is added once"
     (tmp_path / "sub").mkdir()
-    work_in("sub")
+    add_to_import_path("sub")
     assert sys.path[0] == str(tmp_path.resolve() / "sub")
 
 

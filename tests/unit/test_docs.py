@@ -387,7 +387,7 @@ def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
 
 def test_every_option_of_a_task_is_documented() -> None:
     documented = {name for row in rows(CONFIGURATION, "Options of a task") for name in inline_code(row[0])}
-    assert documented == {field.name for field in fields(TaskOptions)} - {"endless"} | {"name", "bind"}
+    assert documented == {field.name for field in fields(TaskOptions)} - {"unlimited_retries"} | {"name", "bind"}
 
 
 def test_every_option_of_a_call_is_documented() -> None:

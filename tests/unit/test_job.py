@@ -52,7 +52,7 @@ def test_a_job_without_options_stores_attempts_backoff_and_bulltasks_key() -> No
 def test_the_job_id_is_stored_as_an_option_only_if_the_caller_chose_it() -> None:
     job = NewJob("mail", "id-1", "t", b"{}", JobOptions())
     assert "jobId" not in job.opts(NOW_MS)
-    assert replace(job, chosen=True).opts(NOW_MS) == {**stored_options(), "jobId": "id-1"}
+    assert replace(job, has_custom_id=True).opts(NOW_MS) == {**stored_options(), "jobId": "id-1"}
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,20 @@ def test_a_job_is_read_from_its_hash() -> None:
     assert (job.queue, job.id, job.name, job.data) == ("mail", "id-1", "mail.send", '{"to":"é"}'.encode())
     assert (job.timestamp_ms, job.priority, job.attempts_made, job.attempts_started) == (NOW_MS, 7, 1, 3)
     assert (job.deferred_failure, job.scheduler_id) == ("child failed", "daily")
-    assert (job.attempts, job.lifo, job.is_ours) == (5, True, True)
+    assert (job.attempts, job.lifo, job.sent_by_bulltask) == (5, True, True)
     assert (job.expires_ms, job.headers) == (NOW_MS, {"trace": "1"})
     assert job.traces() == ["one", "two"]
 
 
 def test_a_job_of_another_client_has_bullmqs_defaults() -> None:
     job = acquired_job()
-    assert (job.attempts, job.lifo, job.is_ours, job.backoff(), job.expires_ms) == (0, False, False, None, None)
+    assert (job.attempts, job.lifo, job.sent_by_bulltask, job.backoff(), job.expires_ms) == (
+        0,
+        False,
+        False,
+        None,
+        None,
+    )
     assert (job.headers, job.traces(), job.trace_limit(), job.scheduler_id) == ({}, [], None, "")
     assert (job.attempts_made, job.attempts_started, job.priority, job.deferred_failure) == (0, 0, 0, "")
 
@@ -146,7 +152,7 @@ def test_a_malformed_field_is_rejected_by_name(fields: dict[str, object], messag
 
 
 def test_a_malformed_job_becomes_a_placeholder_with_the_error() -> None:
-    job = RunningJob.broken("mail", "id-1", "field opts is not JSON")
+    job = RunningJob.placeholder("mail", "id-1", "field opts is not JSON")
     assert job.deferred_failure == "field opts is not JSON"
     assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
 
@@ -240,7 +246,7 @@ def test_malformed_headers_and_backoffs_are_ignored_or_rejected() -> None:
 )
 def test_stored_options_are_read_back_unchanged(options: JobOptions) -> None:
     job = acquired_job(**options.to_wire(NOW_MS))
-    assert job.is_ours
+    assert job.sent_by_bulltask
     assert (job.attempts, job.lifo, job.expires_ms) == (options.attempts, options.lifo, options.expires_ms)
     assert job.backoff() == options.backoff
     assert job.headers == json.loads(options.headers or "{}")
@@ -294,8 +300,8 @@ def test_a_valid_job_id_is_accepted(job_id: str) -> None:
         ("0:a:b", "':'"),
         ("a:b", "':'"),
         ("a:b:c:d", "':'"),
-        ("wait", "own keys"),
-        ("stalled-check", "own keys"),
+        ("wait", "queue's keys"),
+        ("stalled-check", "queue's keys"),
         ("x" * 256, "256 characters"),
         ("a\x00", "control"),
         (17, "must be a non-empty string"),

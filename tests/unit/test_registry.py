@@ -28,8 +28,8 @@ from bulltask.errors import (
 from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.registry import shared
-from bulltask.registry.naming import task_name, where
-from bulltask.registry.options import ENDLESS, CallOptions, TaskOptions, build_job
+from bulltask.registry.naming import source_location, task_name
+from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions, build_job
 from bulltask.registry.tasks import Tasks
 from tests.support.programs import ROOT
 
@@ -145,8 +145,8 @@ def test_a_script_names_its_tasks_like_a_worker_that_imports_it(command: list[st
 
 
 def test_the_location_of_a_task_is_file_and_line() -> None:
-    assert re.fullmatch(rf"{re.escape(__file__)}:\d+", where(add))
-    assert where(print) == repr(print)
+    assert re.fullmatch(rf"{re.escape(__file__)}:\d+", source_location(add))
+    assert source_location(print) == repr(print)
 
 
 def test_two_functions_with_one_task_name_are_rejected_with_both_locations(app: App) -> None:
@@ -160,7 +160,7 @@ def test_two_functions_with_one_task_name_are_rejected_with_both_locations(app: 
     text = str(caught.value)
     assert "two tasks are named 'mail.send'" in text
     assert first.location in text
-    assert where(second) in text
+    assert source_location(second) in text
     assert app.tasks["mail.send"] is first
 
 
@@ -261,7 +261,7 @@ def test_a_task_may_not_have_the_name_of_a_shared_task() -> None:
     app = App("a")
     shared_task(name="work")(add)
     with pytest.raises(DuplicateTaskError):
-        app.task(name="work")(where)
+        app.task(name="work")(source_location)
 
 
 @pytest.mark.usefixtures("isolated_shared_tasks")
@@ -270,7 +270,7 @@ def test_shared_tasks_accept_the_options_of_tasks() -> None:
     async def work(self: Context) -> None: ...
 
     assert isinstance(work, AsyncTask)
-    assert (work.bind, work.options.queue, work.options.attempts(CONFIG)) == (True, "mail", ENDLESS + 1)
+    assert (work.bind, work.options.queue, work.options.attempts(CONFIG)) == (True, "mail", UNLIMITED_RETRIES + 1)
 
 
 # --- direct calls -----------------------------------------------------------------------------------------------------
@@ -528,7 +528,7 @@ def test_a_backoff_function_is_kept_with_the_task() -> None:
         ({}, {}, 3),
         ({"max_retries": 0}, {}, 1),
         ({"max_retries": 5}, {"max_retries": 1}, 2),
-        ({"endless": True}, {}, 2**31 - 1),
+        ({"unlimited_retries": True}, {}, 2**31 - 1),
     ],
 )
 def test_retries_do_not_include_the_first_attempt(task: dict[str, Any], call: dict[str, Any], attempts: int) -> None:
@@ -536,7 +536,7 @@ def test_retries_do_not_include_the_first_attempt(task: dict[str, Any], call: di
 
 
 def test_max_retries_none_retries_without_a_limit(app: App) -> None:
-    assert app.task(max_retries=None)(add).s(1).job().options.attempts == ENDLESS + 1
+    assert app.task(max_retries=None)(add).s(1).job().options.attempts == UNLIMITED_RETRIES + 1
 
 
 def test_options_of_a_call_override_those_of_its_task() -> None:

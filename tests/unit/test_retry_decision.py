@@ -18,7 +18,7 @@ from bulltask import App, ErrorCategory, PermanentError, Retry, TransientError
 from bulltask.clock import ServerClock
 from bulltask.errors import InvalidJobError, JobExpiredError
 from bulltask.events import Bus
-from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, bounded_traces
+from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, truncate_traces
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
@@ -366,11 +366,11 @@ def test_the_stored_size_of_a_failure_is_bounded(error: Exception) -> None:
 
 
 def test_the_newest_tracebacks_are_kept_and_long_tracebacks_truncated() -> None:
-    kept = bounded_traces(["oldest", *(9 * [TRACE_CHARS * "a"]), 1_000_000 * "b", "newest"], None)
+    kept = truncate_traces(["oldest", *(9 * [TRACE_CHARS * "a"]), 1_000_000 * "b", "newest"], None)
     assert [trace[0] for trace in kept] == list("aaaaaaaabn")
     assert all(len(trace) <= TRACE_CHARS for trace in kept)
-    assert bounded_traces(["1", "2", "3"], 2) == ["2", "3"]
-    assert bounded_traces(["1", "2", "3"], 0) == []
+    assert truncate_traces(["1", "2", "3"], 2) == ["2", "3"]
+    assert truncate_traces(["1", "2", "3"], 0) == []
 
 
 def test_the_traceback_of_a_recursion_is_short() -> None:

@@ -225,7 +225,7 @@ def test_a_pool_keeps_ten_idle_clients() -> None:
 
 
 def test_a_malformed_job_counts_as_in_its_first_attempt() -> None:
-    broken = RunningJob.broken("mail", "7", "no name")
+    broken = RunningJob.placeholder("mail", "7", "no name")
     assert (broken.attempts_started, broken.attempts_made, broken.malformed) == (1, 0, True)
 
 

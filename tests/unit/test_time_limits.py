@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.jobs.job import OWN_KEY, RunningJob
+from bulltask.jobs.job import BULLTASK_KEY, RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 
 app = App("limits", "redis://127.0.0.1:1/0")
@@ -24,13 +24,13 @@ def plain() -> None: ...
 
 
 def stored_options(**options: Any) -> dict[str, object]:
-    stored = limited.s().set(**options).job().opts(0)[OWN_KEY]
+    stored = limited.s().set(**options).job().opts(0)[BULLTASK_KEY]
     assert isinstance(stored, dict)
     return stored
 
 
 def stored_job(**fields: object) -> RunningJob:
-    return replace(RunningJob.broken("mail", "1", ""), opts={OWN_KEY: fields})
+    return replace(RunningJob.placeholder("mail", "1", ""), opts={BULLTASK_KEY: fields})
 
 
 def test_a_job_stores_the_time_limits_of_its_call_but_not_of_its_task() -> None:

@@ -40,7 +40,7 @@ def command(
     Only the last attempt of each job is known. Jobs that are neither in Redis nor in a snapshot stay unknown. Repeating
     the command adds no job twice.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source = source_of(ctx, where)
@@ -51,7 +51,7 @@ def command(
     spark = open_session(master, conf)
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
-    queues = None if source.queues == "*" else names_of(source.queues, "--queues")
+    queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
     report = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
     click.echo(f"{pluralize(report.gaps, 'gap')} with at least {pluralize(report.lost, 'lost event')}")
     if report.gaps:

@@ -37,11 +37,11 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     job is retried manually after its events have expired, its earlier attempts are missing from its history. Needs no
     Java.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    expired = expire(Layout(root), find_tables(names_of(tables, "--tables")), before=before, dry_run=not yes)
+    expired = expire(Layout(root), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
         rows = [
             {"table": day_.table, "day": f"{day_.day}", "files": day_.files, "bytes": day_.size} for day_ in expired

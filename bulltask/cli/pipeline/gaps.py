@@ -44,7 +44,7 @@ def command(
 
     Exit codes: 0 no gaps in that period, 3 there are gaps.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415
     from bulltask.lake.gaps import find_gaps  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.read import (  # noqa: PLC0415
@@ -58,7 +58,7 @@ def command(
     layout, names = Layout(root), None
     if queues.strip() != "*":
         known = known_queues(TableReader(layout))
-        names = [normalize_queue(queue, known) for queue in names_of(queues, "--queues")]
+        names = [normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
         check_queues(root, names, known)
     gap_rows = find_gaps(layout, since=since, until=until, queues=names)
     if as_json:

@@ -37,12 +37,12 @@ def command(
 
     A later replay needs this data for jobs that Redis has removed in the meantime.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     source = source_of(ctx, where)
     spark = open_session(master, conf)
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
-    report = snapshot(spark, Layout(root), source.texts, states=names_of(states, "--states"), since=since)
+    report = snapshot(spark, Layout(root), source.texts, states=parse_names(states, "--states"), since=since)
     click.echo(f"{pluralize(report.rows, 'job')} written to bronze.jobs, ingest_id {report.ingest}")

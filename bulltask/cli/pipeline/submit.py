@@ -42,7 +42,7 @@ def command(
 
     The command prints a write id. Use it for 'gather', and as --write-id to repeat the command after an error.
     """
-    from bulltask.config.parsers import names_of  # noqa: PLC0415 - with the other imports
+    from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
 
     if (name is None) == (name_col is None):
         raise click.UsageError("pass either --name or --name-col")
@@ -50,7 +50,7 @@ def command(
     spark = open_session(master, conf)
     from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
-    names = FileColumns(names_of(data_cols, "--data-cols"), name, name_col, id_col)
+    names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
     report = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
     click.echo(

@@ -1,1 +1,1 @@
-"""The asyncio classes, written by hand. ``make sync`` generates ``bulltask.queue.sync`` from them."""
+"""The asyncio classes; ``make sync`` generates ``bulltask.queue.sync`` from them."""

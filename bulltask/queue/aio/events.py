@@ -18,7 +18,7 @@ class AsyncQueueEvents(AsyncEventReader):
 
     ::
 
-        async with AsyncQueueEvents("mail") as events:  # starts here
+        async with AsyncQueueEvents("mail") as events:  # starts with the next event
             async for event in events:  # waits for the next one; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
@@ -28,20 +28,20 @@ class AsyncQueueEvents(AsyncEventReader):
         await events.listen()  # reads in the background and calls the callbacks
         await events.close()
 
-    After an outage, or a callback that takes long, reading continues where it stopped. If events were trimmed in the
-    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
+    After an outage or a slow callback, reading continues where it stopped. If events were trimmed in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` is returned instead.
 
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
     :meth:`close` may be called from any task of the same loop.
 
-    Arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    The arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
     """
 
     async def open(self) -> Self:
         """Connect, and start with the next event from now on.
 
         Raises:
-            BrokerError: Redis cannot be reached. Later outages are waited out.
+            BrokerError: Redis cannot be reached. After later outages, reading continues.
         """
         if not self._opened:
             await self._connect()
@@ -54,23 +54,23 @@ class AsyncQueueEvents(AsyncEventReader):
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
 
         Raises:
-            BrokerError: Redis could not be reached the first time, or it refuses permanently.
+            BrokerError: Redis could not be reached the first time, or it returns a permanent error.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        asked = False
-        while not self._read:
+        has_read = False
+        while not self._buffer:
             left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
-            if self._closed.is_set() or (asked and left_ms <= 0):
+            if self._closed.is_set() or (has_read and left_ms <= 0):
                 return None
             await self._fill(min(left_ms, LONGEST_BLOCK_MS))
-            asked = True
+            has_read = True
         event = self._pop()
         for callback in self.of(event):
             await self._call(callback, event)
         return event
 
     async def run(self) -> None:
-        """Read events and call the callbacks until :meth:`close`; raises what :meth:`next` raises."""
+        """Read events and call the callbacks until :meth:`close`; raises the errors of :meth:`next`."""
         while await self.next() is not None:
             pass
 
@@ -85,11 +85,11 @@ class AsyncQueueEvents(AsyncEventReader):
         return self
 
     async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add an event of your own to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.
-            fields: Strings and numbers; ``jobId`` says which job the event is about.
+            fields: Strings and numbers; ``jobId`` is the job that the event is about.
 
         Returns:
             The event's id.
@@ -98,7 +98,7 @@ class AsyncQueueEvents(AsyncEventReader):
             InvalidNameError: BullMQ uses the name, or a field is called ``event``.
             ConfigError: A field is neither a string nor a number.
         """
-        return await self._context.arun(self._publication(name, fields or {}))
+        return await self._context.arun(self._publish_call(name, fields or {}))
 
     def __aiter__(self) -> AsyncIterator[QueueEvent]:
         return self

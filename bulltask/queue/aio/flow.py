@@ -17,7 +17,7 @@ __all__ = ["AsyncFlowProducer"]
 
 
 class AsyncFlowProducer(FlowBase):
-    """Adds and reads flows; ``app.aflows()`` makes one.
+    """Adds and reads flows; created by ``app.aflows()``.
 
     ::
 
@@ -55,8 +55,8 @@ class AsyncFlowProducer(FlowBase):
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError: ``parent`` does not exist.
-            ParentConflictError: A job with a chosen id exists and belongs to another parent, which still waits for it.
-            BrokerError: After the configured number of retries; it is not known whether the flow was added.
+            ParentConflictError: A job with a custom id exists and belongs to another parent, which still waits for it.
+            BrokerError: All retries have failed; it is not known whether the flow was added.
         """
         nodes = await self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)
         return nodes[0]
@@ -70,15 +70,15 @@ class AsyncFlowProducer(FlowBase):
     ) -> list[FlowNode[AsyncJob]]:
         """Add several flows in one transaction: all of their jobs, or none. Arguments as for :meth:`add`."""
         roots = self._plan(flows, parent, queue_defaults)
-        sending, attempt = self._sending(roots), 0
+        sender, attempt = self._sender(roots), 0
         while roots:
             try:
-                await self._context.arun(sending.attempt())
+                await self._context.arun(sender.attempt())
                 break
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                await self._context.asleep(self._pause_s(attempt, exc))
+                await self._context.asleep(self._retry_delay_s(attempt, exc))
                 attempt += 1
-        return self._added(roots, AsyncJob)
+        return self._nodes(roots, AsyncJob)
 
     async def get_flow(
         self, queue: str, job_id: str, depth: int = 10, max_children: int = 20
@@ -101,7 +101,7 @@ class AsyncFlowProducer(FlowBase):
         return self._tree(await self._context.arun(reader.read()), AsyncJob)
 
     async def wait_until_ready(self) -> None:
-        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        """Connect now instead of at the first call, so that an unreachable server is noticed early."""
         await self._context.aconnect()
 
     async def close(self) -> None:

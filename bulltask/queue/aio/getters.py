@@ -18,10 +18,10 @@ __all__ = ["AsyncQueueGetters"]
 
 
 class AsyncQueueGetters(QueueBase):
-    """The reading half of :class:`bulltask.queue.aio.queue.AsyncQueue`; BullMQ has a class of that name, too."""
+    """The read methods of :class:`bulltask.queue.aio.queue.AsyncQueue`; BullMQ has a class ``QueueGetters``, too."""
 
     async def get_job(self, job_id: str) -> AsyncJob | None:
-        """Return a job, ``None`` if there is none with this id."""
+        """Return a job, ``None`` if there is no job with this id."""
         stored = await self._context.arun(read_job(self._context.keys, job_id))
         return None if stored is None else AsyncJob(self._context, stored)
 
@@ -34,7 +34,7 @@ class AsyncQueueGetters(QueueBase):
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
                 ``waiting-children``, ``active``, ``completed``, ``failed`` (default: all).
             start: Index of the first job of each state, from 0.
-            end: Index of the last job of each state, -1 for all. For very many jobs use :meth:`iter_jobs`.
+            end: Index of the last job of each state, -1 for all. For large numbers of jobs use :meth:`iter_jobs`.
             asc: Oldest first.
         """
         jobs = await self._context.arun(read.get_jobs(self._context, states, start, end, asc=asc))
@@ -43,7 +43,7 @@ class AsyncQueueGetters(QueueBase):
     async def get_job_ids(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
     ) -> list[str]:
-        """Return only the ids of those jobs; arguments as for :meth:`get_jobs`."""
+        """Return the ids of the jobs that :meth:`get_jobs` returns; it takes the same arguments."""
         return await self._context.arun(read.get_job_ids(self._context, states, start, end, asc=asc))
 
     async def iter_jobs(
@@ -82,19 +82,19 @@ class AsyncQueueGetters(QueueBase):
         )
 
     async def count(self) -> int:
-        """Count the jobs that were not acquired yet: waiting, paused, prioritized, delayed and waiting for children."""
+        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for children."""
         counts = await self.get_job_counts("waiting", "paused", "delayed", "prioritized", "waiting-children")
         return sum(counts.values())
 
     async def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
-        """Count the waiting jobs of each of ``priorities``; 0 are those without one."""
+        """Count the waiting jobs of each of ``priorities``; 0 means without a priority."""
         wanted = list(dict.fromkeys(priorities))
         if not wanted:
             return {}
         return await self._context.arun(scripts.get_counts_per_priority(self._context.keys, wanted))
 
     async def get_job_state(self, job_id: str) -> JobState:
-        """Return a job's state, ``UNKNOWN`` if there is none with this id."""
+        """Return a job's state, ``UNKNOWN`` if there is no job with this id."""
         return await self._context.arun(get_state(self._context.keys, job_id))
 
     async def get_job_logs(self, job_id: str, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
@@ -106,14 +106,14 @@ class AsyncQueueGetters(QueueBase):
 
         Args:
             kind: ``completed`` or ``failed``.
-            start: First minute, from 0, the newest one.
+            start: First minute, from 0, the newest.
             end: Last minute, -1 for all.
 
         Raises:
             ConfigError: There is no such kind.
         """
         if kind not in {"completed", "failed"}:
-            raise ConfigError(f"there are metrics of completed and failed jobs, not of {kind!r}")
+            raise ConfigError(f"kind must be completed or failed, not {kind!r}")
         metrics = await self._context.arun(scripts.get_metrics(self._context.keys, kind, start, end))
         return Metrics(metrics.count, metrics.previous_ms, metrics.previous_count, metrics.data, metrics.points)
 
@@ -136,7 +136,7 @@ class AsyncQueueGetters(QueueBase):
             parent_id: The job.
             kind: ``"processed"``: completed, with return values; ``"pending"``: not finished; ``"ignored"``: failed,
                 with reasons, and the parent ignores it; ``"failed"``: failed, and the parent fails with it.
-            start: Index of the first child, from 0, in Redis' own order.
+            start: Index of the first child, from 0, in Redis' order.
             end: Index of the last child, -1 for all.
         """
         return await self._context.arun(read.get_dependency_page(self._context, parent_id, kind, start, end))
@@ -157,7 +157,7 @@ class AsyncQueueGetters(QueueBase):
         return "\n".join([*head, *lines])
 
     async def get_waiting(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
-        """Return waiting jobs without a priority, the next one first."""
+        """Return waiting jobs without a priority, the next job first."""
         return await self.get_jobs("waiting", start, end, asc=True)
 
     async def get_active(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
@@ -165,11 +165,11 @@ class AsyncQueueGetters(QueueBase):
         return await self.get_jobs("active", start, end, asc=True)
 
     async def get_delayed(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
-        """Return delayed jobs, the next one first."""
+        """Return delayed jobs, the next job first."""
         return await self.get_jobs("delayed", start, end, asc=True)
 
     async def get_prioritized(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
-        """Return waiting jobs with a priority, the next one first."""
+        """Return waiting jobs with a priority, the next job first."""
         return await self.get_jobs("prioritized", start, end, asc=True)
 
     async def get_completed(self, start: int = 0, end: int = -1) -> list[AsyncJob]:

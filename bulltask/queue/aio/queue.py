@@ -28,15 +28,15 @@ __all__ = ["AsyncQueue"]
 
 
 class AsyncQueue(AsyncQueueGetters):
-    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; ``app.aqueue("emails")`` makes one.
+    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; created by ``app.aqueue("emails")``.
 
-    It connects when it is first used. Many tasks and event loops may use it; the tasks of one loop share a connection.
+    It connects on first use. Many tasks and event loops may use it; the tasks of one loop share a connection.
     Without an app, use ``async with AsyncQueue(…) as queue`` or call :meth:`close`.
 
     Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
     ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
 
-    Arguments are those of :class:`bulltask.queue.context.QueueBase`.
+    The arguments are those of :class:`bulltask.queue.context.QueueBase`.
     """
 
     # ---- adding and removing -------------------------------------------------------------------------------------
@@ -67,12 +67,12 @@ class AsyncQueue(AsyncQueueGetters):
         """
         checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
         await self._context.aconnect()
-        new = self._context.dated(checked)
+        new = self._context.with_timestamps(checked)
         ids = await self._context.broker.producer.asend(new)
         return [AsyncJob(self._context, sent_job(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
 
     async def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
-        """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
+        """Remove a job in any state; false if the job, or a child that would be removed with it, is locked by a worker.
 
         Raises:
             SchedulerJobError: It is the next job of a job scheduler.
@@ -120,7 +120,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Pause the queue and remove it with all its jobs. This cannot be undone.
 
         Args:
-            force: Also if jobs are active.
+            force: Obliterate the queue even if jobs are active.
             count: Jobs per call.
 
         Raises:
@@ -134,12 +134,12 @@ class AsyncQueue(AsyncQueueGetters):
     ) -> None:
         """Move all finished jobs of a state back to waiting; their priorities are ignored (as in BullMQ 5).
 
-        Revoked jobs are failed jobs, too. They stay failed unless you execute for them.
+        Revoked jobs are failed jobs, too. They stay failed unless ``revoked`` is true.
 
         Args:
             state: ``"failed"`` or ``"completed"``.
             count: Jobs per call.
-            before_ms: Only jobs that had finished at this time (epoch milliseconds; default: now).
+            before_ms: Only jobs that finished before this time (epoch milliseconds; default: now).
             revoked: Retry revoked jobs, too.
         """
         await self._context.arun(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
@@ -171,22 +171,22 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(scripts.is_maxed(self._context.keys))
 
     async def rate_limit(self, duration: Duration) -> None:
-        """Let no worker acquire a job for so long, provided that a rate limit is set, globally or at the worker."""
+        """Stop workers from acquiring jobs for ``duration``, if a rate limit is set globally or at the worker."""
         duration_ms = to_ms(duration, "duration")
         if duration_ms:
             await self._context.arun(scripts.limit_now(self._context.keys, duration_ms))
 
     async def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
-        """Return the seconds until the current rate limit ends, 0 if there is none.
+        """Return the seconds until the current rate limit ends, 0 if the queue is not limited.
 
         Args:
-            max_jobs: How many jobs the limit allows, if it is set at the workers.
+            max_jobs: The limit's number of jobs, if it is set at the workers.
         """
         ttl_ms = await self._context.arun(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000
 
     async def remove_rate_limit_key(self) -> bool:
-        """End the current rate limit now; false if there was none."""
+        """End the current rate limit now; false if the queue was not limited."""
         return await self._context.arun(command("DEL", self._context.keys.limiter, parse_reply=bool))
 
     async def set_global_concurrency(self, concurrency: int) -> None:
@@ -199,7 +199,7 @@ class AsyncQueue(AsyncQueueGetters):
         return int(float(stored)) if stored else None
 
     async def remove_global_concurrency(self) -> bool:
-        """Remove the global concurrency; false if there was none."""
+        """Remove the global concurrency; false if it was not set."""
         return await self._context.arun(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
@@ -208,7 +208,7 @@ class AsyncQueue(AsyncQueueGetters):
         await self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 
     async def get_global_rate_limit(self) -> RateLimit | None:
-        """Return the global rate limit, ``None`` if there is none."""
+        """Return the global rate limit, ``None`` if it is not set."""
         stored: list[bytes | None] = await self._context.arun(
             command("HMGET", self._context.keys.meta, "max", "duration")
         )
@@ -216,7 +216,7 @@ class AsyncQueue(AsyncQueueGetters):
         return RateLimit(int(float(max_jobs)), float(duration_ms) / 1000) if max_jobs and duration_ms else None
 
     async def remove_global_rate_limit(self) -> bool:
-        """Remove the global rate limit; false if there was none."""
+        """Remove the global rate limit; false if it was not set."""
         return await self._context.arun(command("HDEL", self._context.keys.meta, "max", "duration", parse_reply=bool))
 
     # ---- processing jobs manually --------------------------------------------------------------------------------
@@ -229,16 +229,16 @@ class AsyncQueue(AsyncQueueGetters):
         lock_duration: Duration | None = None,
         worker: str = "",
     ) -> AsyncJob | None:
-        """Acquire the next job without a worker; ``None`` if there is none (Node's ``Worker.getNextJob``).
+        """Acquire the next job without a worker; ``None`` if the queue has no job (Node's ``Worker.getNextJob``).
 
-        A worker is the normal way to run jobs: it renews their locks, handles what their code raises, and releases
-        them when it stops. If you process jobs manually, that is up to you: end the job with ``move_to_completed()``,
-        ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and fail a job that has a
-        ``deferred_failure`` with that text instead of running it.
+        A worker is the normal way to run jobs: it renews their locks, handles exceptions of their code, and releases
+        them when it stops. If you process jobs manually, your code must do that: end the job with
+        ``move_to_completed()``, ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and
+        fail a job that has a ``deferred_failure`` with that text instead of running it.
 
         Args:
             token: Locks the job; a text that no other client uses, such as a UUID.
-            timeout: How long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            timeout: How long to wait for a job; 0: do not wait, ``None``: wait forever.
             lock_duration: How long the lock lasts (default: the setting ``lock_duration``, 30 s).
             worker: The name that is stored as :attr:`AsyncJob.processed_by`.
 
@@ -257,8 +257,8 @@ class AsyncQueue(AsyncQueueGetters):
     async def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
         """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
 
-        A first call marks the active jobs, a later one finds those whose lock was not renewed since. Only one call
-        per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
+        A first call marks the active jobs; a later call finds marked jobs whose lock was not renewed since. Only one
+        call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
             max_stalled_count: A job that stalls more often fails when it is acquired next (default: the setting).
@@ -274,15 +274,15 @@ class AsyncQueue(AsyncQueueGetters):
 
     @property
     def repeatables(self) -> AsyncRepeatables:
-        """Repeatable jobs that BullMQ's older interface has created: list and remove them."""
+        """The queue's repeatable jobs, created with BullMQ's older interface: list and remove them."""
         return AsyncRepeatables(self._context)
 
     async def wait_until_ready(self) -> None:
-        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        """Connect now instead of at the first call, so that an unreachable server is noticed early."""
         await self._context.aconnect()
 
     async def remove_deprecated_priority_key(self) -> bool:
-        """Remove a key of BullMQ 3, once all its clients are gone; false if there was none."""
+        """Remove a key of BullMQ 3, once none of its clients is left; false if the key did not exist."""
         return await self._context.arun(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
 
     async def update_job_progress(self, job_id: str, progress: Json) -> None:
@@ -306,7 +306,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(add_log(self._context.keys, job_id, line, keep_logs, default))
 
     async def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
-        """Return the job that owns a deduplication id, ``None`` if no job does."""
+        """Return the id of the job that owns a deduplication id, ``None`` if no job does."""
         owner: bytes | None = await self._context.arun(
             command("GET", self._context.keys.deduplication(deduplication_id))
         )
@@ -325,16 +325,16 @@ class AsyncQueue(AsyncQueueGetters):
         """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``.
 
         Raises:
-            ConfigError: ``paused`` is one of them. Pausing moves jobs, too: use :meth:`pause`.
+            ConfigError: ``paused`` is among them. Pausing also moves jobs: use :meth:`pause`.
         """
         if "paused" in values:
-            raise ConfigError("a queue is not paused by a field of meta alone; use pause() and resume()")
+            raise ConfigError("set_meta() cannot pause a queue; use pause() and resume()")
         if values:
             words = [word for pair in values.items() for word in pair]
             await self._context.arun(command("HSET", self._context.keys.meta, *words))
 
     async def get_version(self) -> str | None:
-        """Return which client described the queue last: ``bullmq:5.62.0``."""
+        """Return the version of the client that last wrote ``meta``: ``bullmq:5.62.0``."""
         meta = await self.get_meta()
         return meta.get("version")
 

@@ -25,7 +25,7 @@ class AsyncRepeatables:
         self._context = context
 
     async def list(self) -> Sequence[Repeatable]:
-        """Return all repeatable jobs, the one that runs next first, without job schedulers."""
+        """Return all repeatable jobs, the next due job first, without job schedulers."""
         return await self._context.arun(list_all(self._context.keys))
 
     async def count(self) -> int:
@@ -47,11 +47,11 @@ class AsyncRepeatables:
         Args:
             name: Name of its jobs.
             every: Its interval, seconds or ``timedelta``.
-            cron: Its pattern, letter for letter.
+            cron: Its pattern, exactly as it was given.
             tz, end, job_id: The options with which it was created.
 
         Returns:
-            False if there is none.
+            False if there is no such job.
 
         Raises:
             ConfigError: Neither or both of ``every`` and ``cron`` are given.
@@ -60,5 +60,5 @@ class AsyncRepeatables:
         return await self._context.arun(remove(self._context.keys, name, key, job_id))
 
     async def remove_by_key(self, key: str) -> bool:
-        """Remove the repeatable job with this key, and its next job if that is delayed; false if there is none."""
+        """Remove the repeatable job with this key, and its next job if that is delayed; false if it does not exist."""
         return await self._context.arun(remove_by_key(self._context.keys, key))

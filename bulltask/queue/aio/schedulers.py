@@ -15,7 +15,7 @@ __all__ = ["AsyncJobSchedulers"]
 
 
 class AsyncJobSchedulers(SchedulersBase):
-    """The job schedulers of a queue. Each adds a job at every interval, or whenever a cron pattern fires.
+    """The job schedulers of a queue. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
     The worker that acquires a scheduler's job adds the next one, in Python or in Node.js. Times that passed while no
     worker was running are not made up for: one job runs as soon as there is a worker, the next one when it is due.
@@ -30,13 +30,13 @@ class AsyncJobSchedulers(SchedulersBase):
         options: AddOptions | None = None,
         **rule: Unpack[Rule],
     ) -> Scheduler | None:
-        """Create a scheduler, or update the one with this id (Node's ``upsertJobScheduler``).
+        """Create a scheduler, or update the scheduler with this id (Node's ``upsertJobScheduler``).
 
         A changed rule or template applies from the next job on; a job that is running is not affected.
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
-            name: Name of its jobs, for a bulltask worker the task's (default: the scheduler's id).
+            name: Name of its jobs, which is the task's for a bulltask worker (default: the scheduler's id).
             data: Data of its jobs (default: ``{}``).
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.
@@ -49,12 +49,12 @@ class AsyncJobSchedulers(SchedulersBase):
         Raises:
             ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: Nothing was changed.
             SchedulerCollisionError: A job for the next time exists and cannot be replaced, because it has run.
-            SchedulerBusyError: The same for the next two times of an interval.
+            SchedulerBusyError: Jobs for the next two times of an interval exist and cannot be replaced.
         """
         return await self._context.arun(self._upsert(scheduler_id, rule, name, data, options))
 
     async def get(self, scheduler_id: str) -> Scheduler | None:
-        """Return a scheduler, ``None`` if there is none with this id."""
+        """Return a scheduler, ``None`` if there is no scheduler with this id."""
         return await self._context.arun(get_job_scheduler(self._context.keys, scheduler_id))
 
     async def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
@@ -67,7 +67,7 @@ class AsyncJobSchedulers(SchedulersBase):
         return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
 
     async def remove(self, scheduler_id: str) -> bool:
-        """Remove a scheduler and its next job; false if there is none. A job that is waiting or running stays."""
+        """Remove a scheduler and its next job; false if it does not exist. A job that is waiting or running stays."""
         return await self._context.arun(remove_job_scheduler(self._context.keys, scheduler_id))
 
     async def count(self) -> int:

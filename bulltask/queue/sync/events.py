@@ -19,30 +19,30 @@ class QueueEvents(EventReader):
 
     ::
 
-        with QueueEvents("mail") as events:  # starts here
+        with QueueEvents("mail") as events:  # starts with the next event
             for event in events:  # waits for the next one; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
 
         events.on("failed", notify)
         events.on(Progress, show, job_id=job.id)
-        events.listen()  # a thread of its own reads and calls the callbacks
+        events.listen()  # a separate thread reads and calls the callbacks
         events.close()
 
-    After an outage, or a callback that takes long, reading continues where it stopped. If events were trimmed in the
-    meantime, an :class:`~bulltask.queue.events.EventsLost` takes their place.
+    After an outage or a slow callback, reading continues where it stopped. If events were trimmed in the
+    meantime, an :class:`~bulltask.queue.events.EventsLost` is returned instead.
 
-    It has a connection of its own, which does not survive a fork. One thread at a time may read; :meth:`close`
+    It has a separate connection, which does not survive a fork. One thread at a time may read; :meth:`close`
     may be called from any thread.
 
-    Arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    The arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
     """
 
     def open(self) -> Self:
         """Connect, and start with the next event from now on.
 
         Raises:
-            BrokerError: Redis cannot be reached. Later outages are waited out.
+            BrokerError: Redis cannot be reached. After later outages, reading continues.
         """
         if not self._opened:
             self._connect()
@@ -55,28 +55,28 @@ class QueueEvents(EventReader):
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
 
         Raises:
-            BrokerError: Redis could not be reached the first time, or it refuses permanently.
+            BrokerError: Redis could not be reached the first time, or it returns a permanent error.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
-        asked = False
-        while not self._read:
+        has_read = False
+        while not self._buffer:
             left_ms = LONGEST_BLOCK_MS if deadline_ms is None else deadline_ms - mono_ms()
-            if self._closed.is_set() or (asked and left_ms <= 0):
+            if self._closed.is_set() or (has_read and left_ms <= 0):
                 return None
             self._fill(min(left_ms, LONGEST_BLOCK_MS))
-            asked = True
+            has_read = True
         event = self._pop()
         for callback in self.of(event):
             self._call(callback, event)
         return event
 
     def run(self) -> None:
-        """Read events and call the callbacks until :meth:`close`; raises what :meth:`next` raises."""
+        """Read events and call the callbacks until :meth:`close`; raises the errors of :meth:`next`."""
         while self.next() is not None:
             pass
 
     def listen(self) -> Self:
-        """Call :meth:`open`, then :meth:`run` in a thread of its own, which does not keep the process alive.
+        """Call :meth:`open`, then :meth:`run` in a separate daemon thread.
 
         Raises:
             BrokerError: Redis cannot be reached.
@@ -86,11 +86,11 @@ class QueueEvents(EventReader):
         return self
 
     def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add an event of your own to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.
-            fields: Strings and numbers; ``jobId`` says which job the event is about.
+            fields: Strings and numbers; ``jobId`` is the job that the event is about.
 
         Returns:
             The event's id.
@@ -99,7 +99,7 @@ class QueueEvents(EventReader):
             InvalidNameError: BullMQ uses the name, or a field is called ``event``.
             ConfigError: A field is neither a string nor a number.
         """
-        return self._context.run(self._publication(name, fields or {}))
+        return self._context.run(self._publish_call(name, fields or {}))
 
     def __iter__(self) -> Iterator[QueueEvent]:
         return self

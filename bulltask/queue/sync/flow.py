@@ -18,7 +18,7 @@ __all__ = ["FlowProducer"]
 
 
 class FlowProducer(FlowBase):
-    """Adds and reads flows; ``app.flows()`` makes one.
+    """Adds and reads flows; created by ``app.flows()``.
 
     ::
 
@@ -56,8 +56,8 @@ class FlowProducer(FlowBase):
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError: ``parent`` does not exist.
-            ParentConflictError: A job with a chosen id exists and belongs to another parent, which still waits for it.
-            BrokerError: After the configured number of retries; it is not known whether the flow was added.
+            ParentConflictError: A job with a custom id exists and belongs to another parent, which still waits for it.
+            BrokerError: All retries have failed; it is not known whether the flow was added.
         """
         nodes = self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)
         return nodes[0]
@@ -71,15 +71,15 @@ class FlowProducer(FlowBase):
     ) -> list[FlowNode[Job]]:
         """Add several flows in one transaction: all of their jobs, or none. Arguments as for :meth:`add`."""
         roots = self._plan(flows, parent, queue_defaults)
-        sending, attempt = self._sending(roots), 0
+        sender, attempt = self._sender(roots), 0
         while roots:
             try:
-                self._context.run(sending.attempt())
+                self._context.run(sender.attempt())
                 break
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                self._context.sleep(self._pause_s(attempt, exc))
+                self._context.sleep(self._retry_delay_s(attempt, exc))
                 attempt += 1
-        return self._added(roots, Job)
+        return self._nodes(roots, Job)
 
     def get_flow(self, queue: str, job_id: str, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
         """Read a stored flow.
@@ -100,7 +100,7 @@ class FlowProducer(FlowBase):
         return self._tree(self._context.run(reader.read()), Job)
 
     def wait_until_ready(self) -> None:
-        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        """Connect now instead of at the first call, so that an unreachable server is noticed early."""
         self._context.connect()
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/job.py by tools/generate_sync.py (make sync): do not edit.
-"""``Job``: one job of a queue."""
+"""``Job``: a job of a queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Job(JobFields):
 
     A method that changes the job in Redis updates the fields as well. Methods have the names of BullMQ's ``Job``.
     Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
-    ``JobError`` that names job and queue if the operation is refused: ``JobNotFoundError`` if the job no longer exists.
+    ``JobError`` that names job and queue if the operation is rejected: ``JobNotFoundError`` if the job no longer
+    exists.
     """
 
     __slots__ = ()
@@ -47,7 +48,7 @@ class Job(JobFields):
         """Replace the data (plain JSON); a worker that acquires the job later gets the new data.
 
         Raises:
-            EncodeError, PayloadTooLargeError: The data is no JSON, or is too large.
+            EncodeError, PayloadTooLargeError: The data is not JSON, or is too large.
         """
         limit = self._context.broker.config.max_payload
         encoded = codec.encode(data, what=f"the data of job {self.id}", limit=limit)
@@ -62,7 +63,7 @@ class Job(JobFields):
         self.change(progress=codec.decode(encoded))
 
     def log(self, line: str) -> int:
-        """Append a line to the job's log and return how many lines it has.
+        """Append a line to the job's log and return how many lines the log has.
 
         The log keeps the newest lines: as many as the job's ``keep_logs`` or the setting ``max_logs`` (1,000) allows.
         """
@@ -124,13 +125,13 @@ class Job(JobFields):
     def retry(self, state: str = "failed") -> None:
         """Move the finished job back to waiting; its priority is ignored (as in BullMQ 5).
 
-        Attempts that were made stay counted: the next failure is final unless attempts are left.
+        Earlier attempts still count: the next failure is final unless attempts are left.
 
         Args:
             state: The job's current state, ``"failed"`` or ``"completed"``.
 
         Raises:
-            ConfigError: It is neither of these.
+            ConfigError: ``state`` is invalid.
             JobStateError: The job is not in that state.
         """
         if state not in _OUTCOMES:
@@ -178,11 +179,11 @@ class Job(JobFields):
         self.change(delay_ms=delay_ms)
 
     def change_priority(self, priority: int, *, lifo: bool = False) -> None:
-        """Change the job's priority. A waiting job moves at once; in any other state the priority is only stored.
+        """Change the job's priority. A waiting job moves immediately; otherwise the priority is only stored.
 
         Args:
             priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
-            lifo: Before the other jobs of that priority; otherwise behind them.
+            lifo: Put the job before the other jobs of that priority, not behind them.
         """
         wanted = check_priority(priority)
         self._context.run(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))
@@ -204,14 +205,14 @@ class Job(JobFields):
 
         Args:
             value: The return value, plain JSON.
-            token: The token of its lock (default: the one with which it was acquired).
+            token: The token of its lock (default: the token with which it was acquired).
             fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
             The next job; ``None`` without ``fetch_next``, and if there is none.
 
         Raises:
-            EncodeError, PayloadTooLargeError: The value is no JSON, or is too large; the job is still active.
+            EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
             PendingChildrenError, FailedChildrenError: It cannot complete because of its children.
@@ -229,15 +230,15 @@ class Job(JobFields):
     ) -> Job | None:
         """End a failed attempt: as in Node, the job is retried while it has attempts left.
 
-        It fails for good at its last attempt, after :meth:`discard`, or with a ``PermanentError``. A worker also
+        It fails permanently at its last attempt, after :meth:`discard`, or with a ``PermanentError``. A worker also
         decides by the error's category whether to retry; this method does not.
 
         Args:
             error: The reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
-                ``TransientError(retry_after=…)`` can say when the job is retried.
-            token: The token of its lock (default: the one with which it was acquired).
-            countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and of what the
-                error says; 0: at once. It does not give the job another attempt.
+                ``TransientError(retry_after=…)`` can set the time of the retry.
+            token: The token of its lock (default: the token with which it was acquired).
+            countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and the
+                error's delay; 0: immediately. It does not add an attempt.
             fetch_next: Acquire the next job in the same step, with the same token; not if the job is retried.
 
         Returns:
@@ -270,10 +271,10 @@ class Job(JobFields):
         self._context.run(manual.release(self, token))
 
     def move_to_waiting_children(self, token: str | None = None) -> bool:
-        """Let the job, which :meth:`Queue.get_next_job` acquired, wait for its children; false if none is pending.
+        """Make the job wait for its pending children; return false if no child is pending.
 
         Raises:
-            FailedChildrenError: A child has failed with which its parent fails.
+            FailedChildrenError: A child has failed and fails this job.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
@@ -286,7 +287,7 @@ class Job(JobFields):
     def get_dependencies(self) -> Dependencies:
         """Return all children by outcome, as of one moment.
 
-        For a job with very many children, ``Queue.get_dependencies`` returns a part.
+        For a job with a large number of children, ``Queue.get_dependencies`` returns a page.
         """
         return self._context.run(read.get_dependencies(self._context, self.id))
 
@@ -294,7 +295,7 @@ class Job(JobFields):
         """Count the children of each kind: ``processed``, ``unprocessed``, ``ignored``, ``failed`` (default: all).
 
         Raises:
-            ConfigError: There is no such kind.
+            ConfigError: A kind is unknown.
         """
         wanted = list(dict.fromkeys(kinds)) or list(flow_scripts.DEPENDENCY_KINDS)
         for kind in wanted:
@@ -334,11 +335,11 @@ class Job(JobFields):
         """Wait for the job to finish and return its return value.
 
         Args:
-            timeout: Seconds or ``timedelta``; ``None`` waits for ever.
+            timeout: Seconds or ``timedelta``; ``None`` waits forever.
 
         Raises:
             ResultTimeoutError: The job has not finished in time; it continues.
-            JobNotFoundError: The job no longer exists, and no event says how it ended.
+            JobNotFoundError: The job no longer exists, and no event contains its outcome.
             Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return self.result().get(timeout)

@@ -29,15 +29,15 @@ __all__ = ["Queue"]
 
 
 class Queue(QueueGetters):
-    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; ``app.queue("emails")`` makes one.
+    """A queue in BullMQ 5.62's format, shared with workers in Python and Node.js; created by ``app.queue("emails")``.
 
-    It connects when it is first used. Many threads may use it.
+    It connects on first use. Many threads may use it.
     Without an app, use ``with Queue(…) as queue`` or call :meth:`close`.
 
     Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
     ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
 
-    Arguments are those of :class:`bulltask.queue.context.QueueBase`.
+    The arguments are those of :class:`bulltask.queue.context.QueueBase`.
     """
 
     # ---- adding and removing -------------------------------------------------------------------------------------
@@ -68,12 +68,12 @@ class Queue(QueueGetters):
         """
         checked = [self._context.build(job["name"], job.get("data"), job.get("options", {})) for job in jobs]
         self._context.connect()
-        new = self._context.dated(checked)
+        new = self._context.with_timestamps(checked)
         ids = self._context.broker.producer.send(new)
         return [Job(self._context, sent_job(job, job_id)) for job, job_id in zip(new, ids, strict=True)]
 
     def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
-        """Remove a job in any state; false if a worker has locked it, or a child that would be removed with it.
+        """Remove a job in any state; false if the job, or a child that would be removed with it, is locked by a worker.
 
         Raises:
             SchedulerJobError: It is the next job of a job scheduler.
@@ -121,7 +121,7 @@ class Queue(QueueGetters):
         """Pause the queue and remove it with all its jobs. This cannot be undone.
 
         Args:
-            force: Also if jobs are active.
+            force: Obliterate the queue even if jobs are active.
             count: Jobs per call.
 
         Raises:
@@ -135,12 +135,12 @@ class Queue(QueueGetters):
     ) -> None:
         """Move all finished jobs of a state back to waiting; their priorities are ignored (as in BullMQ 5).
 
-        Revoked jobs are failed jobs, too. They stay failed unless you execute for them.
+        Revoked jobs are failed jobs, too. They stay failed unless ``revoked`` is true.
 
         Args:
             state: ``"failed"`` or ``"completed"``.
             count: Jobs per call.
-            before_ms: Only jobs that had finished at this time (epoch milliseconds; default: now).
+            before_ms: Only jobs that finished before this time (epoch milliseconds; default: now).
             revoked: Retry revoked jobs, too.
         """
         self._context.run(bulk.move_to_wait(self._context, state, count, before_ms, revoked=revoked))
@@ -172,22 +172,22 @@ class Queue(QueueGetters):
         return self._context.run(scripts.is_maxed(self._context.keys))
 
     def rate_limit(self, duration: Duration) -> None:
-        """Let no worker acquire a job for so long, provided that a rate limit is set, globally or at the worker."""
+        """Stop workers from acquiring jobs for ``duration``, if a rate limit is set globally or at the worker."""
         duration_ms = to_ms(duration, "duration")
         if duration_ms:
             self._context.run(scripts.limit_now(self._context.keys, duration_ms))
 
     def get_rate_limit_ttl(self, max_jobs: int = 0) -> float:
-        """Return the seconds until the current rate limit ends, 0 if there is none.
+        """Return the seconds until the current rate limit ends, 0 if the queue is not limited.
 
         Args:
-            max_jobs: How many jobs the limit allows, if it is set at the workers.
+            max_jobs: The limit's number of jobs, if it is set at the workers.
         """
         ttl_ms = self._context.run(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000
 
     def remove_rate_limit_key(self) -> bool:
-        """End the current rate limit now; false if there was none."""
+        """End the current rate limit now; false if the queue was not limited."""
         return self._context.run(command("DEL", self._context.keys.limiter, parse_reply=bool))
 
     def set_global_concurrency(self, concurrency: int) -> None:
@@ -200,7 +200,7 @@ class Queue(QueueGetters):
         return int(float(stored)) if stored else None
 
     def remove_global_concurrency(self) -> bool:
-        """Remove the global concurrency; false if there was none."""
+        """Remove the global concurrency; false if it was not set."""
         return self._context.run(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
@@ -209,13 +209,13 @@ class Queue(QueueGetters):
         self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 
     def get_global_rate_limit(self) -> RateLimit | None:
-        """Return the global rate limit, ``None`` if there is none."""
+        """Return the global rate limit, ``None`` if it is not set."""
         stored: list[bytes | None] = self._context.run(command("HMGET", self._context.keys.meta, "max", "duration"))
         max_jobs, duration_ms = stored
         return RateLimit(int(float(max_jobs)), float(duration_ms) / 1000) if max_jobs and duration_ms else None
 
     def remove_global_rate_limit(self) -> bool:
-        """Remove the global rate limit; false if there was none."""
+        """Remove the global rate limit; false if it was not set."""
         return self._context.run(command("HDEL", self._context.keys.meta, "max", "duration", parse_reply=bool))
 
     # ---- processing jobs manually --------------------------------------------------------------------------------
@@ -228,16 +228,16 @@ class Queue(QueueGetters):
         lock_duration: Duration | None = None,
         worker: str = "",
     ) -> Job | None:
-        """Acquire the next job without a worker; ``None`` if there is none (Node's ``Worker.getNextJob``).
+        """Acquire the next job without a worker; ``None`` if the queue has no job (Node's ``Worker.getNextJob``).
 
-        A worker is the normal way to run jobs: it renews their locks, handles what their code raises, and releases
-        them when it stops. If you process jobs manually, that is up to you: end the job with ``move_to_completed()``,
-        ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and fail a job that has a
-        ``deferred_failure`` with that text instead of running it.
+        A worker is the normal way to run jobs: it renews their locks, handles exceptions of their code, and releases
+        them when it stops. If you process jobs manually, your code must do that: end the job with
+        ``move_to_completed()``, ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and
+        fail a job that has a ``deferred_failure`` with that text instead of running it.
 
         Args:
             token: Locks the job; a text that no other client uses, such as a UUID.
-            timeout: How long to wait for a job; 0: do not wait, ``None``: wait for ever.
+            timeout: How long to wait for a job; 0: do not wait, ``None``: wait forever.
             lock_duration: How long the lock lasts (default: the setting ``lock_duration``, 30 s).
             worker: The name that is stored as :attr:`Job.processed_by`.
 
@@ -256,8 +256,8 @@ class Queue(QueueGetters):
     def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
         """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
 
-        A first call marks the active jobs, a later one finds those whose lock was not renewed since. Only one call
-        per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
+        A first call marks the active jobs; a later call finds marked jobs whose lock was not renewed since. Only one
+        call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
             max_stalled_count: A job that stalls more often fails when it is acquired next (default: the setting).
@@ -273,15 +273,15 @@ class Queue(QueueGetters):
 
     @property
     def repeatables(self) -> Repeatables:
-        """Repeatable jobs that BullMQ's older interface has created: list and remove them."""
+        """The queue's repeatable jobs, created with BullMQ's older interface: list and remove them."""
         return Repeatables(self._context)
 
     def wait_until_ready(self) -> None:
-        """Connect now instead of at the first call, so that an unreachable server is noticed at once."""
+        """Connect now instead of at the first call, so that an unreachable server is noticed early."""
         self._context.connect()
 
     def remove_deprecated_priority_key(self) -> bool:
-        """Remove a key of BullMQ 3, once all its clients are gone; false if there was none."""
+        """Remove a key of BullMQ 3, once none of its clients is left; false if the key did not exist."""
         return self._context.run(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
 
     def update_job_progress(self, job_id: str, progress: Json) -> None:
@@ -305,7 +305,7 @@ class Queue(QueueGetters):
         return self._context.run(add_log(self._context.keys, job_id, line, keep_logs, default))
 
     def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
-        """Return the job that owns a deduplication id, ``None`` if no job does."""
+        """Return the id of the job that owns a deduplication id, ``None`` if no job does."""
         owner: bytes | None = self._context.run(command("GET", self._context.keys.deduplication(deduplication_id)))
         return None if owner is None else text(owner)
 
@@ -322,16 +322,16 @@ class Queue(QueueGetters):
         """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``.
 
         Raises:
-            ConfigError: ``paused`` is one of them. Pausing moves jobs, too: use :meth:`pause`.
+            ConfigError: ``paused`` is among them. Pausing also moves jobs: use :meth:`pause`.
         """
         if "paused" in values:
-            raise ConfigError("a queue is not paused by a field of meta alone; use pause() and resume()")
+            raise ConfigError("set_meta() cannot pause a queue; use pause() and resume()")
         if values:
             words = [word for pair in values.items() for word in pair]
             self._context.run(command("HSET", self._context.keys.meta, *words))
 
     def get_version(self) -> str | None:
-        """Return which client described the queue last: ``bullmq:5.62.0``."""
+        """Return the version of the client that last wrote ``meta``: ``bullmq:5.62.0``."""
         meta = self.get_meta()
         return meta.get("version")
 

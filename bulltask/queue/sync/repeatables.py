@@ -26,7 +26,7 @@ class Repeatables:
         self._context = context
 
     def list(self) -> Sequence[Repeatable]:
-        """Return all repeatable jobs, the one that runs next first, without job schedulers."""
+        """Return all repeatable jobs, the next due job first, without job schedulers."""
         return self._context.run(list_all(self._context.keys))
 
     def count(self) -> int:
@@ -48,11 +48,11 @@ class Repeatables:
         Args:
             name: Name of its jobs.
             every: Its interval, seconds or ``timedelta``.
-            cron: Its pattern, letter for letter.
+            cron: Its pattern, exactly as it was given.
             tz, end, job_id: The options with which it was created.
 
         Returns:
-            False if there is none.
+            False if there is no such job.
 
         Raises:
             ConfigError: Neither or both of ``every`` and ``cron`` are given.
@@ -61,5 +61,5 @@ class Repeatables:
         return self._context.run(remove(self._context.keys, name, key, job_id))
 
     def remove_by_key(self, key: str) -> bool:
-        """Remove the repeatable job with this key, and its next job if that is delayed; false if there is none."""
+        """Remove the repeatable job with this key, and its next job if that is delayed; false if it does not exist."""
         return self._context.run(remove_by_key(self._context.keys, key))

@@ -179,7 +179,7 @@ class JobBuilder:
         else:
             new_id = derived_id(self.write_id, wire, name, sent, number)
         return NewJob(
-            queue, new_id, name, sent, self.shared.options, timestamp_ms=self.shared.timestamp_ms, chosen=True
+            queue, new_id, name, sent, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
         )
 
     def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:

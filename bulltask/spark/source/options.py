@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast
 
 from bulltask.config.config import Config
-from bulltask.config.parsers import Parse, choice, flag, integer, names_of, optional, plain_text, url
+from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text, url
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
 from bulltask.jobs.names import check_queue_name, wire_name
@@ -99,7 +99,7 @@ def _queue_names(value: Any, name: str) -> tuple[str, ...]:
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and text.startswith("["):
         text = _json(text, name, list)
-    if EVERY in (found := names_of(text, name)) and len(found) > 1:
+    if EVERY in (found := parse_names(text, name)) and len(found) > 1:
         raise ConfigError(f"{name} must be '*' alone or names of queues, not {value!r}")
     if not found:
         raise ConfigError(f"{name} must name a queue, or be '*' for all; it is {value!r}")
@@ -109,7 +109,7 @@ def _queue_names(value: Any, name: str) -> tuple[str, ...]:
 def _job_states(value: Any, name: str) -> tuple[str, ...]:
     """Return states of jobs, each once, by BullMQ's names; ``waiting`` is ``wait`` and ``paused``."""
     one = choice(*STATES, "waiting")
-    found = [one(word, name) for word in names_of(value, name)]
+    found = [one(word, name) for word in parse_names(value, name)]
     if not found:
         raise ConfigError(f"{name} must name a state, one or more of {', '.join(STATES)}; it is {value!r}")
     return tuple(dict.fromkeys(s for word in found for s in (("wait", "paused") if word == "waiting" else (word,))))

@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, DecodeError
-from bulltask.jobs.job import OWN_KEY, JobOptions, NewJob
+from bulltask.jobs.job import BULLTASK_KEY, JobOptions, NewJob
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
@@ -296,9 +296,9 @@ def replay_options(opts: str | None) -> StoredOptions:
     if not isinstance(stored, dict):
         raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
     kept = {name: value for name, value in stored.items() if name not in _SINGLE_JOB_OPTIONS}
-    if isinstance(own := kept.get(OWN_KEY), Mapping):
+    if isinstance(own := kept.get(BULLTASK_KEY), Mapping):
         # The time by which it had to start has passed.
-        kept[OWN_KEY] = {name: value for name, value in own.items() if name != "expires"}
+        kept[BULLTASK_KEY] = {name: value for name, value in own.items() if name != "expires"}
     priority = kept.get("priority")
     return StoredOptions(priority=priority if isinstance(priority, int) else 0, more=kept)
 
@@ -339,5 +339,5 @@ class Replayer:
 
 def _job(row: Mapping[str, Any]) -> NewJob:
     return NewJob(
-        row["queue"], row["new_id"], row["name"], row["data"].encode(), replay_options(row["opts"]), chosen=True
+        row["queue"], row["new_id"], row["name"], row["data"].encode(), replay_options(row["opts"]), has_custom_id=True
     )

@@ -179,7 +179,7 @@ class _PackedOptions:
         if options is not job.options or packed_at_ms != now_ms:
             plain, open_map = _pack_map(job.options.to_wire(now_ms))
             self._last = (job.options, now_ms, plain, open_map)
-        return open_map + msgpack.packb(job.id) if job.chosen else plain
+        return open_map + msgpack.packb(job.id) if job.has_custom_id else plain
 
 
 _packed_options: Final = _PackedOptions()

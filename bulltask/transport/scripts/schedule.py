@@ -8,7 +8,7 @@ from typing import Any
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
-from bulltask.jobs.job import OWN_KEY
+from bulltask.jobs.job import BULLTASK_KEY
 from bulltask.lua import loader
 from bulltask.schedule.repeat import Repeat, Scheduler, iteration_id
 from bulltask.transport import keys as key_names
@@ -239,7 +239,7 @@ def read_label(keys: QueueKeys, scheduler_id: str) -> Call[BeatLabel]:
             options = codec.decode(reply)
         except DecodeError:
             options = None
-        entry = options.get(OWN_KEY) if isinstance(options, dict) else None
+        entry = options.get(BULLTASK_KEY) if isinstance(options, dict) else None
         label = entry if isinstance(entry, dict) else {}
         return BeatLabel(str(label.get("beat", "")), str(label.get("digest", "")))
 

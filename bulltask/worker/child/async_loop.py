@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from bulltask.clock import mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
-from bulltask.process import leave
+from bulltask.process import exit_child
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -132,7 +132,7 @@ class AsyncLoop:
     def _give_up(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
         """End the child, because its async jobs cannot continue: the supervisor recovers them by their slots."""
         self._settler.emit_loop_stopped(jobs, raised)
-        leave(ExitCode.FAILED)
+        exit_child(ExitCode.FAILED)
 
     def _spawn(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         task = asyncio.get_running_loop().create_task(self._work(acquired, attempt), name=f"job {acquired.job.id}")

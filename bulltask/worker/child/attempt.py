@@ -17,7 +17,7 @@ from bulltask.errors import DecodeError, InvalidJobError, JobExpiredError, Perma
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
-from bulltask.process import end_if_forked
+from bulltask.process import exit_if_forked
 from bulltask.registry.context import Context, Reporter, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
@@ -115,10 +115,10 @@ class Attempts:
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
-            end_if_forked(self._pid, exc)
+            exit_if_forked(self._pid, exc)
             return self._ended(attempt, run, exc)
         else:
-            end_if_forked(self._pid)
+            exit_if_forked(self._pid)
             return self._returned(attempt, run, result)
         finally:
             self._cancellation.leave_async()
@@ -195,7 +195,7 @@ class Attempts:
 
     def _decide(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)
-        end_if_forked(self._pid)  # user code may fork: a backoff function, or an error category's
+        exit_if_forked(self._pid)  # user code may fork: a backoff function, or an error category's
         return outcome
 
     def _completed(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:

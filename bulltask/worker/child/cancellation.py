@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.process import end_if_forked
+from bulltask.process import exit_if_forked
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -51,9 +51,9 @@ def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args:
     try:
         result = function(*args, **kwargs)
     except BaseException as exc:
-        end_if_forked(pid, exc)
+        exit_if_forked(pid, exc)
         raise
-    end_if_forked(pid)
+    exit_if_forked(pid)
     return result
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from bulltask.process import end_if_forked
+from bulltask.process import exit_if_forked
 
 __all__ = ["isolate_forks"]
 
@@ -29,8 +29,8 @@ _TERM: Final = (signal.SIGTERM,)
 def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
     """Make every process that this one forks from now on give up the child's signal handlers and connections.
 
-    A fork that returns to the child's code ends there (:func:`bulltask.process.end_if_forked`). Until then it runs user
-    code, possibly for long: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not keep the
+    A fork that returns to the child's code ends there (:func:`bulltask.process.exit_if_forked`). Until then it runs
+    user code, possibly for long: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not keep the
     child's connections open.
 
     Args:
@@ -57,6 +57,6 @@ def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asynci
         if (running := loop()) is not None:
             # If an async task has forked, the child's other tasks would continue in the fork when it waits.
             with suppress(RuntimeError):  # the loop is closed, or belongs to another thread (asyncio's debug mode)
-                running.call_soon(end_if_forked, pid)
+                running.call_soon(exit_if_forked, pid)
 
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=isolate)

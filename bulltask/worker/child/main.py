@@ -18,7 +18,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.lua import loader
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
-from bulltask.process import die_with_parent, leave, release_signals
+from bulltask.process import die_with_parent, exit_child, unblock_signals
 from bulltask.registry.context import Reporter
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -77,7 +77,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         loader.all_scripts()  # a fork has inherited the scripts; a new interpreter reads the files now
         bus = plan.bus()
         loop = _assemble(plan, bus)
-        release_signals()
+        unblock_signals()
         bus.emit(ChildReady(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.RUN
         loop.run()
@@ -88,7 +88,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         traceback.print_exc()
         code = ExitCode.BOOT_FAILED if plan.block.run_state is ProcessState.INIT else ExitCode.FAILED
     finally:
-        leave(code)
+        exit_child(code)
 
 
 def child_bus(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, WaitForChildren
-from bulltask.jobs.failures import bounded_reason
+from bulltask.jobs.failures import truncate_reason
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.keys import QueueKeys
 from bulltask.value_class import value_class
@@ -74,7 +74,7 @@ class FailedOutcome:
     malformed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", bounded_reason(self.reason))
+        object.__setattr__(self, "reason", truncate_reason(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Retried:
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", bounded_reason(self.reason))
+        object.__setattr__(self, "reason", truncate_reason(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def _is_retryable(
         return False
     if task is not None and isinstance(cause, task.options.autoretry_for):
         return True
-    return category is ErrorCategory.TRANSIENT if job.is_ours else True
+    return category is ErrorCategory.TRANSIENT if job.sent_by_bulltask else True
 
 
 def _delay_ms(

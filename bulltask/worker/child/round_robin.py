@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bulltask.clock import ServerClock, mono_ms
-from bulltask.jobs.numbers import MOST
+from bulltask.jobs.numbers import MAX_NUMBER
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 
@@ -74,7 +74,7 @@ class RoundRobin:
         if score_ms <= self._clock.now_ms():
             self._closed_until_ms[index] = self._limited_until_ms[index]
         else:
-            self._due_at_ms[index] = int(min(score_ms, MOST))  # clients may store any delay
+            self._due_at_ms[index] = int(min(score_ms, MAX_NUMBER))  # clients may store any delay
 
     def reopen_all(self) -> None:
         """Poll every queue again: only a fetch promotes delayed jobs and replaces a lost marker."""

@@ -35,9 +35,9 @@ from bulltask.events import (
     UnknownTaskSeen,
 )
 from bulltask.jobs.job import RunningJob
-from bulltask.jobs.numbers import MOST, counter
+from bulltask.jobs.numbers import MAX_NUMBER, counter
 from bulltask.jobs.states import REVOKED
-from bulltask.process import end_if_forked
+from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.add import add_kept_job
 from bulltask.transport.scripts.job import add_log, finish_revoked
@@ -134,7 +134,7 @@ class Settler:
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
         """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
-        end_if_forked(self._pid)  # a process that user code has forked must not settle its parent's job
+        exit_if_forked(self._pid)  # a process that user code has forked must not settle its parent's job
         call = self._call(acquired, outcome, fetch_next)
         takes_next = fetch_next and call.script is not None and call.script.name == "moveToFinished"
         return call if takes_next else wake_next(acquired.keys, call)
@@ -255,7 +255,7 @@ class Settler:
         It did if the attempt was counted, or if the job is gone and its retention says so. Otherwise the lock ran out
         and another worker has the job, or Redis has lost its data.
         """
-        wanted, may_be_gone = min(acquired.job.attempts_made + 1, MOST), self._is_removed_soon(acquired.job)
+        wanted, may_be_gone = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
             name, attempts_made = reply
@@ -321,7 +321,7 @@ class Settler:
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
         """Emit that the event loop has ended while these jobs ran. A process that a task has forked ends here."""
-        end_if_forked(self._pid, raised)
+        exit_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))
 

@@ -34,14 +34,14 @@ class SparkRun:
         task: The task's name.
         report: Stores the job's progress.
         has_reported: Whether the task has reported progress itself, which is then not overwritten.
-        is_ours: Whether this child still holds the job's lock.
+        sent_by_bulltask: Whether this child still holds the job's lock.
     """
 
     job_id: str
     task: str
     report: Callable[[codec.Json], None]
     has_reported: Callable[[], bool]
-    is_ours: Callable[[], bool]
+    sent_by_bulltask: Callable[[], bool]
 
 
 class SparkChild(Protocol):
@@ -112,7 +112,7 @@ class SparkTasks:
             task=job.name,
             report=report,
             has_reported=lambda: context is not None and context.has_reported,
-            is_ours=lambda: self._is_locked(job, token),
+            sent_by_bulltask=lambda: self._is_locked(job, token),
         )
         return call
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bulltask.app import App
-from bulltask.config.urls import SecretUrl, concealed
+from bulltask.config.urls import SecretUrl, wrap_broker_url
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
@@ -44,7 +44,7 @@ class SpawnSpec:
     metrics_fd: int | None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overrides", concealed(self.overrides))
+        object.__setattr__(self, "overrides", wrap_broker_url(self.overrides))
 
     def write(self) -> int:
         """Return the descriptor of an anonymous file with this spec, positioned at its start."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import RECOVERABLE, BrokerError, BulltaskError, JobError
-from bulltask.queue.next_iteration import add_next_iteration, pause_ms
+from bulltask.queue.next_iteration import add_next_iteration, scheduling_retry_delay_ms
 from bulltask.transport.call import Call
 from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -42,7 +42,7 @@ class IterationAdder:
 
         While Redis is unavailable this tries again: the job is ours, and the supervisor renews its lock. If Redis
         refuses the call, or the schedule cannot be read, the job becomes delayed and is tried again later
-        (:func:`~bulltask.queue.next_iteration.pause_ms`).
+        (:func:`~bulltask.queue.next_iteration.scheduling_retry_delay_ms`).
         """
         interrupted = False
         while True:
@@ -54,7 +54,9 @@ class IterationAdder:
                 interrupted = True
                 self._fetcher.back_off(exc)
             except Exception as exc:  # noqa: BLE001 - a malformed schedule must not end the child
-                return RescheduledByWorker(pause_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__)
+                return RescheduledByWorker(
+                    scheduling_retry_delay_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__
+                )
             else:
                 self._fetcher.backoff.reset()
                 return RescheduledByWorker(_LOST_ITERATION_MS, "its lock was lost") if lost else None

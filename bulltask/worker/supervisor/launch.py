@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from bulltask.process import HELD_AT_START, fork_holding_signals
+from bulltask.process import BLOCKED_AT_START, fork_with_blocked_signals
 from bulltask.worker.exit_codes import ExitCode
 
 __all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "limit_native_threads", "thread_count"]
@@ -38,7 +38,7 @@ class ForkLauncher:
         gc.collect()
         gc.freeze()
         parent_pid = os.getpid()
-        pid = fork_holding_signals()
+        pid = fork_with_blocked_signals()
         if pid == 0:
             self._run(index, parent_pid)
             os._exit(ExitCode.FAILED)  # not reached: run() ends the process
@@ -64,7 +64,7 @@ class SpawnLauncher:
                 os.set_inheritable(fd, True)
             words = [sys.executable, "-m", "bulltask.worker.child.spawned", str(spec_fd)]
             # TERM is not blocked: a child that still imports the app has no job and may end at once.
-            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=HELD_AT_START)
+            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=BLOCKED_AT_START)
         finally:
             for fd in shared:
                 os.set_inheritable(fd, False)

@@ -34,8 +34,8 @@ class Job:
 
     def __init__(self, job_id: str) -> None:
         self.told: list[Any] = []
-        self.is_ours, self.has_reported = True, False
-        self.run = SparkRun(job_id, "mail", self.told.append, lambda: self.has_reported, lambda: self.is_ours)
+        self.sent_by_bulltask, self.has_reported = True, False
+        self.run = SparkRun(job_id, "mail", self.told.append, lambda: self.has_reported, lambda: self.sent_by_bulltask)
 
 
 class Interrupted(BaseException):
@@ -186,7 +186,7 @@ def test_what_the_threads_of_a_task_have_left_running_is_cancelled_when_it_ends(
 
 def test_a_lost_lock_cancels_what_the_job_does_on_spark(context: SparkContext, child: SparkInChild) -> None:
     job = Job("lost")
-    job.is_ours = False
+    job.sent_by_bulltask = False
     with pytest.raises(Py4JJavaError, match="cancelled"), child.run(job.run):
         work_long(context)
     wait_until_nothing_runs(context)
@@ -197,7 +197,7 @@ def test_a_session_that_was_made_before_the_fork_is_refused_with_advice(spark: S
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"get it inside the task, with bulltask\.spark\.current_session"):
-        tasks.inside(RunningJob.broken("mail", "1", ""), "token", lambda: None, None)()
+        tasks.inside(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
 
 
 def test_a_job_is_released_and_its_child_leaves_if_the_jvm_died_while_idle() -> None:
@@ -228,7 +228,7 @@ def test_other_jobs_go_on_when_one_is_cancelled(context: SparkContext, child: Sp
     thread.start()
     gate.wait(60)
     job = Job("one")
-    job.is_ours = False
+    job.sent_by_bulltask = False
     with pytest.raises(Py4JJavaError, match="cancelled"), child.run(job.run):
         work_long(context)
     thread.join()
