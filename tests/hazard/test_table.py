@@ -27,7 +27,7 @@ def test_every_row_of_the_page_has_a_test_and_the_other_way_round() -> None:
     there = [
         name
         for file in Path(__file__).parent.glob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)\([^)]*\btold: str", file.read_text(), re.MULTILINE)
+        for name in re.findall(r"^def (test_\w+)\([^)]*\bdocumented: str", file.read_text(), re.MULTILINE)
     ]
     rows = re.findall(r"\| `(test_\w+)` \|$", PAGE.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(there)

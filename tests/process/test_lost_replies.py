@@ -1,4 +1,4 @@
-"""A send whose reply is lost is sent again, and the job is there once."""
+"""A send whose reply is lost is repeated, and the job is added once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 JOBS = 1000
-# Quick, because there are hundreds of resends; otherwise as every sender.
+# Short delays, because there are hundreds of repeated sends.
 RETRIES = {"broker_reconnect_delay": 0.001, "broker_reconnect_delay_max": 0.01}
 
 
@@ -35,7 +35,7 @@ def assert_stored_once(harness: WorkerHarness, jobs: list[AsyncResult[None]], pr
     assert proxy.dropped > 0
 
 
-def test_a_thousand_acknowledged_sends_with_every_third_reply_lost_are_a_thousand_jobs(
+def test_sends_with_every_third_reply_lost_add_each_job_once(
     harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     proxy.drop_replies(every=3, match="evalsha")
@@ -44,7 +44,7 @@ def test_a_thousand_acknowledged_sends_with_every_third_reply_lost_are_a_thousan
     assert_stored_once(harness, jobs, proxy)
 
 
-async def test_a_thousand_async_sends_with_every_third_reply_lost_are_a_thousand_jobs(
+async def test_async_sends_with_every_third_reply_lost_add_each_job_once(
     harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     proxy.drop_replies(every=3, match="evalsha")
@@ -53,7 +53,7 @@ async def test_a_thousand_async_sends_with_every_third_reply_lost_are_a_thousand
     assert_stored_once(harness, jobs, proxy)
 
 
-async def test_a_thousand_async_sends_at_once_on_a_connection_that_breaks_three_times_are_a_thousand_jobs(
+async def test_concurrent_async_sends_on_a_breaking_connection_add_each_job_once(
     harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
     await sender.asend_task("quick", job_id="the-first")
@@ -64,13 +64,13 @@ async def test_a_thousand_async_sends_at_once_on_a_connection_that_breaks_three_
     assert_stored_once(harness, jobs, proxy)
 
 
-def test_a_thousand_jobs_in_one_round_trip_whose_replies_are_lost_three_times_are_a_thousand_jobs(
+def test_send_many_with_replies_lost_three_times_adds_each_job_once(
     harness: WorkerHarness, proxy: FlakyProxy, sender: App
 ) -> None:
 
     @sender.task(name="quick")
     def quick() -> None:
-        """Nobody runs it."""
+        """Not run in this test."""
 
     proxy.drop_replies(3, match="evalsha")
     jobs = sender.send_many([quick.s() for _ in range(JOBS)])

@@ -46,8 +46,8 @@ def wrong(duration):
 BUSY = pytest.mark.parametrize("task", ["busy", "abusy"])
 
 
-def taken_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
-    """When jobs of the queue were taken."""
+def acquired_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
+    """Return the times at which jobs of the queue were acquired."""
     return [entry.ms for entry in harness.stream(harness.url, harness.keys_of(queue).events).all(event="active")]
 
 
@@ -56,16 +56,14 @@ def taken_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
 
 @METHODS
 @pytest.mark.parametrize("task", ["quick", "aquick"])
-def test_all_children_together_start_no_more_jobs_than_the_limiter_allows(
-    harness: WorkerHarness, method: str, task: str
-) -> None:
+def test_all_children_share_the_limit_of_the_limiter(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method, "worker_async_concurrency": 5}
     worker = harness.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)
     jobs = [harness.app.send_task(task) for _ in range(10)]
     for job in jobs:
         job.get(timeout=60)
-    starts = taken_ms(harness)
-    harness.report(most_in_a_window=max_starts_per_window(starts, 400), in_all_ms=starts[-1] - starts[0])
+    starts = acquired_ms(harness)
+    harness.report(max_in_a_window=max_starts_per_window(starts, 400), in_all_ms=starts[-1] - starts[0])
     assert len(starts) == 10
     assert max_starts_per_window(starts, 400) == 3
     assert worker.stop() == 0
@@ -79,33 +77,33 @@ def test_two_workers_with_the_same_limiter_share_the_limit(harness: WorkerHarnes
     jobs = [harness.app.send_task("quick") for _ in range(8)]
     for job in jobs:
         job.get(timeout=60)
-    assert max_starts_per_window(taken_ms(harness), 300) == 2
+    assert max_starts_per_window(acquired_ms(harness), 300) == 2
 
 
-def test_each_queue_has_the_limit_of_its_name(harness: WorkerHarness) -> None:
+def test_a_limiter_sets_a_separate_limit_for_each_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(options=["-Q", "slow,fast,free"], settings={"limiter": "slow=1/300ms, free=none, 5/300ms"})
     names = ["slow"] * 4 + ["fast"] * 12 + ["free"] * 12
     jobs = [harness.app.send_task("quick", queue=queue) for queue in names]
     for job in jobs:
         job.get(timeout=60)
-    assert max_starts_per_window(taken_ms(harness, "slow"), 300) == 1
-    assert max_starts_per_window(taken_ms(harness, "fast"), 300) == 5
-    assert max_starts_per_window(taken_ms(harness, "free"), 300) > 5
+    assert max_starts_per_window(acquired_ms(harness, "slow"), 300) == 1
+    assert max_starts_per_window(acquired_ms(harness, "fast"), 300) == 5
+    assert max_starts_per_window(acquired_ms(harness, "free"), 300) > 5
     assert harness.redis.exists(harness.keys_of("free").limiter) == 0
     assert worker.warnings() == []
 
 
-def test_the_rate_limit_of_the_queue_wins_over_the_workers_max(harness: WorkerHarness) -> None:
-    # As setGlobalRateLimit(1, 60000) does: BullMQ takes its max, and the worker's duration.
+def test_the_global_rate_limit_overrides_the_workers_max(harness: WorkerHarness) -> None:
+    # As after setGlobalRateLimit(1, 60000): BullMQ uses its max and the worker's duration.
     harness.redis.hset(harness.keys.meta, mapping={"max": 1, "duration": 60_000})
     harness.worker(settings={"limiter": "5/300ms"})
     jobs = [harness.app.send_task("quick") for _ in range(4)]
     for job in jobs:
         job.get(timeout=60)
-    assert max_starts_per_window(taken_ms(harness), 300) == 1
+    assert max_starts_per_window(acquired_ms(harness), 300) == 1
 
 
-def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(harness: WorkerHarness) -> None:
+def test_a_worker_warns_of_a_limiter_for_an_unknown_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
     line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of its app uses")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
@@ -115,7 +113,7 @@ def test_a_limit_of_a_queue_that_nobody_here_serves_is_told(harness: WorkerHarne
 
 
 @BUSY
-def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(harness: WorkerHarness, task: str) -> None:
+def test_a_task_that_limits_its_queue_runs_again_without_a_counted_attempt(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(TASKS, settings={"limiter": "1000/s"})
     job = harness.app.send_task(task, max_retries=0)
     harness.events.wait_for(timeout=60, event="waiting", jobId=job.id, prev="active")
@@ -124,7 +122,7 @@ def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(harne
     later.get(timeout=60)
     first, second = harness.wait_for_event("active", job).ms, harness.wait_for_event("active", job, 2).ms
     assert second - first >= 500
-    assert harness.wait_for_event("active", later).ms >= second, "it is the next one, and nobody is taken before"
+    assert harness.wait_for_event("active", later).ms >= second, "the released job runs first"
     assert (harness.field(job, "ats"), harness.field(job, "atm")) == ("2", "1")
     assert harness.field(job, "failedReason") is None
     line = worker.wait_for_line("Job released", job_id=job.id)[0]
@@ -133,7 +131,7 @@ def test_a_task_that_limits_its_queue_is_run_again_then_without_an_attempt(harne
 
 
 @pytest.mark.parametrize("queues", ["default", "default,other"])
-def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(harness: WorkerHarness, queues: str) -> None:
+def test_a_task_that_limits_its_queue_is_delayed_even_without_a_limiter(harness: WorkerHarness, queues: str) -> None:
     harness.worker(TASKS, children=1, options=["-Q", queues])
     job = harness.app.send_task("busy", kwargs={"times": 2, "duration": 0.4}, max_retries=0)
     assert job.get(timeout=60) == [3, 0]
@@ -143,7 +141,7 @@ def test_its_own_child_waits_even_where_the_queue_has_no_limit_at_all(harness: W
     assert min(pauses) >= 395
 
 
-def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_limits_its_queue(
+def test_an_async_child_does_not_spin_on_a_job_that_limits_its_queue(
     harness: WorkerHarness,
 ) -> None:
     harness.worker(TASKS, children=1)
@@ -151,11 +149,11 @@ def test_an_event_loop_that_has_many_jobs_in_hand_does_not_spin_over_one_that_li
     assert job.get(timeout=60) == [21, 0]
     took_ms = harness.wait_for_start(job, 21).ms - harness.wait_for_start(job).ms
     harness.report(took_ms=took_ms)
-    # Now and then the main thread has asked for a job just before: without a max Redis gives it one.
+    # Sometimes the main thread has just fetched a job, which Redis allows without a max.
     assert took_ms >= 1_000
 
 
-def test_a_limited_queue_keeps_nobody_from_the_others(harness: WorkerHarness) -> None:
+def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1, options=["-Q", "default,other"], settings={"limiter": "1000/s"})
     job = harness.app.send_task("busy", kwargs={"duration": 2})
     harness.wait_for_start(job, timeout=60)
@@ -169,13 +167,13 @@ def test_a_limited_queue_keeps_nobody_from_the_others(harness: WorkerHarness) ->
     ("duration", "why"),
     [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must last for 0.001 s or more")],
 )
-def test_a_limit_of_no_length_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
+def test_an_invalid_duration_of_a_rate_limit_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
     harness.worker(TASKS)
     with pytest.raises(TaskError, match=why):
         harness.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=60)
 
 
-def test_a_job_that_a_cold_stop_gives_back_is_run_by_the_next_worker_under_the_same_limit(
+def test_a_job_released_by_a_cold_shutdown_runs_in_the_next_worker_with_a_limiter(
     harness: WorkerHarness,
 ) -> None:
     settings = {"limiter": "2/300ms"}

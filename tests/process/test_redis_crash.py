@@ -1,4 +1,4 @@
-"""Redis is killed under load and comes back with what it had written to its file."""
+"""Redis is killed under load and restarts with its append-only file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PRODUCERS = 4
 
 
 class Load:
-    """Several producers; a send that fails is not counted, it may be stored or not."""
+    """Several producers. Failed sends are not counted, as their job may be stored or not."""
 
     def __init__(self) -> None:
         self.acknowledged: list[AsyncResult[None]] = []
-        self.refused = 0
+        self.failed = 0
         self.done = threading.Event()
         self._grown = threading.Condition()
 
@@ -36,17 +36,17 @@ class Load:
             try:
                 job = app.send_task("quick")
             except BrokerError:
-                self.refused += 1
+                self.failed += 1
                 continue
             with self._grown:
                 self.acknowledged.append(job)
                 self._grown.notify_all()
 
     def wait_for_more(self, count: int) -> None:
-        """Wait until so many more were acknowledged."""
+        """Wait until ``count`` more jobs are acknowledged."""
         with self._grown:
-            wanted = len(self.acknowledged) + count
-            assert self._grown.wait_for(lambda: len(self.acknowledged) >= wanted, 20)
+            target = len(self.acknowledged) + count
+            assert self._grown.wait_for(lambda: len(self.acknowledged) >= target, 20)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def load_on(harness: WorkerHarness) -> Iterator[Load]:
             thread.join()
 
 
-def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes_on_within_two_seconds(
+def test_a_crash_of_redis_under_load_loses_no_acknowledged_job(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
@@ -72,11 +72,11 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
     harness.app.send_task("quick").get(timeout=60)
     first_job_ms = []
     with load_on(harness) as load:
-        for away_until in (1, 4):  # tries of the worker's supervisor: some hundredths of a second, then about one
+        for outage in (1, 4):  # attempts of the supervisor to reconnect: after some 10 ms, and after about a second
             load.wait_for_more(200)
-            tries = len(worker.logged("Redis reconnecting", attempt=away_until))
+            attempts = len(worker.logged("Redis reconnecting", attempt=outage))
             server.kill()
-            worker.wait_for_line("Redis reconnecting", count=tries + 1, attempt=away_until)
+            worker.wait_for_line("Redis reconnecting", count=attempts + 1, attempt=outage)
             server.restart()
             with redis.Redis.from_url(server.url) as client:
                 assert client.ping()
@@ -87,22 +87,22 @@ def test_a_redis_killed_under_load_loses_no_acknowledged_job_and_its_worker_goes
         job.get(timeout=60)
 
     starts = Counter(entry["job"] for entry in harness.journal.all(what="start"))
-    again = sum(starts.values()) - len(starts)
+    repeated = sum(starts.values()) - len(starts)
     harness.report(
         acknowledged=len(load.acknowledged),
-        refused=load.refused,
+        failed=load.failed,
         first_job_ms=first_job_ms,
-        run_twice=again,
+        run_twice=repeated,
     )
     assert [job.id for job in load.acknowledged if not starts[job.id]] == []
-    assert again <= CHILDREN * len(first_job_ms)
+    assert repeated <= CHILDREN * len(first_job_ms)
     assert max(first_job_ms) <= scale_to_load(2000)
     assert harness.redis.llen(harness.keys.active) == 0
     assert worker.stop() == 0
 
 
 def _first_completed_after(harness: WorkerHarness, moment_ms: int) -> int:
-    """When the first job completed after that moment of the server's time."""
+    """Return when the first job completed after that time of the server."""
     found: list[int] = []
     while not found:
         seen = len(harness.events.all(event="completed"))
@@ -111,7 +111,7 @@ def _first_completed_after(harness: WorkerHarness, moment_ms: int) -> int:
     return found[0]
 
 
-def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_not_run_twice(
+def test_a_job_that_runs_in_an_outage_longer_than_its_lock_is_not_run_twice(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True)
@@ -120,10 +120,10 @@ def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_n
     job = harness.hold()
     harness.wait_for_start(job)
     server.kill()
-    worker.wait_for_line("Redis reconnecting", attempt=8)  # some four seconds
+    worker.wait_for_line("Redis reconnecting", attempt=8)  # after about four seconds
     server.restart()
     worker.wait_for_line("Redis reconnected")
-    later = harness.app.send_task("quick", countdown=3)  # several checks for stalled jobs
+    later = harness.app.send_task("quick", countdown=3)  # several stalled checks
     later.get(timeout=60)
     harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
@@ -132,7 +132,7 @@ def test_a_job_that_runs_while_redis_is_away_for_longer_than_its_lock_lasts_is_n
     assert worker.stop() == 0
 
 
-def test_a_redis_that_has_forgotten_everything_is_worked_with_again_within_two_seconds(
+def test_a_worker_runs_jobs_again_after_redis_has_lost_all_data(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=False)

@@ -1,4 +1,4 @@
-"""Schedules with real workers: beat entries at their start, ticks that nobody saw, several workers at once."""
+"""Schedules with real workers: entries of beat_schedule, missed ticks, concurrent workers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-TWO = """
+TWO_ENTRIES = """
 app.conf.beat_schedule = {
     "often": {"task": "quick", "schedule": 0.5},
     "seconds": {"task": "quick", "schedule": "* * * * * *", "kwargs": {"n": 1}},
 }
 """
-ONE = 'app.conf.beat_schedule = {"often": {"task": "quick", "schedule": 0.5}}'
-NONE = "app.conf.beat_schedule = {}"
+ONE_ENTRY = 'app.conf.beat_schedule = {"often": {"task": "quick", "schedule": 0.5}}'
+NO_ENTRY = "app.conf.beat_schedule = {}"
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def schedulers(harness: WorkerHarness) -> JobSchedulers:
 
 
 def ticks(harness: WorkerHarness, scheduler: str) -> list[int]:
-    """The moments of a scheduler's jobs that were started so far, in the order of their start."""
+    """Return the scheduled times of a scheduler's jobs that have started, in the order of their start."""
     ids = [entry["job"].rpartition(":") for entry in harness.journal.all(what="start")]
     return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
 
 
 def wait_for_ticks(harness: WorkerHarness, scheduler: str, count: int, after_ms: int = 0) -> list[int]:
-    """Wait for so many jobs of a scheduler that were made for a later moment; return those moments."""
+    """Wait until ``count`` jobs of a scheduler with later scheduled times have started; return these times."""
 
     def later() -> list[int]:
         return [ms for ms in ticks(harness, scheduler) if ms > after_ms]
@@ -48,23 +48,23 @@ def wait_for_ticks(harness: WorkerHarness, scheduler: str, count: int, after_ms:
     return later()
 
 
-def assert_regular(moments: list[int], every_ms: int) -> None:
-    steps = [later - earlier for earlier, later in itertools.pairwise(moments)]
-    assert all(step > 0 and step % every_ms == 0 for step in steps), moments
+def assert_regular(times: list[int], every_ms: int) -> None:
+    steps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(step > 0 and step % every_ms == 0 for step in steps), times
 
 
 def kill(worker: Worker) -> None:
-    """End a worker as a power cut would: supervisor and children at once."""
+    """Kill a supervisor and its children at the same time, as a power failure would."""
     for pid in [worker.pid, *worker.children]:
         os.kill(pid, signal.SIGKILL)
     worker.wait()
 
 
-def test_entries_run_when_a_worker_starts_and_end_when_code_drops_them(
+def test_entries_run_when_a_worker_starts_and_stop_when_the_code_removes_them(
     harness: WorkerHarness, schedulers: JobSchedulers
 ) -> None:
-    schedulers.upsert("by-hand", every=3600, name="quick")
-    first = harness.worker(TWO)
+    schedulers.upsert("manual", every=3600, name="quick")
+    first = harness.worker(TWO_ENTRIES)
     line = first.wait_for_line("Schedule updated")[0]
     assert (line["queue"], line["added"]) == ("default", ["often", "seconds"])
     assert_regular(wait_for_ticks(harness, "often", 4), 500)
@@ -72,20 +72,18 @@ def test_entries_run_when_a_worker_starts_and_end_when_code_drops_them(
     assert first.warnings() == []
     first.stop()
 
-    second = harness.worker(ONE)
+    second = harness.worker(ONE_ENTRY)
     assert second.wait_for_line("Schedule updated")[0]["removed"] == ["seconds"]
     wait_for_ticks(harness, "often", 2, after_ms=server_ms(harness.redis))
-    assert {it.id for it in schedulers.list()} == {"often", "by-hand"}
+    assert {scheduler.id for scheduler in schedulers.list()} == {"often", "manual"}
     second.stop()
 
-    harness.worker(NONE).wait_for_line("Schedule updated", removed=["often"])
-    assert {it.id for it in schedulers.list()} == {"by-hand"}
+    harness.worker(NO_ENTRY).wait_for_line("Schedule updated", removed=["often"])
+    assert {scheduler.id for scheduler in schedulers.list()} == {"manual"}
 
 
-def test_workers_that_start_at_once_make_one_schedule_and_every_tick_runs_once(
-    harness: WorkerHarness, schedulers: JobSchedulers
-) -> None:
-    workers = [harness.worker(TWO, children=1) for _ in range(4)]
+def test_workers_that_start_concurrently_run_every_tick_once(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
+    workers = [harness.worker(TWO_ENTRIES, children=1) for _ in range(4)]
     for worker in workers:
         worker.wait_for_line("Child started")
     often, seconds = wait_for_ticks(harness, "often", 10), wait_for_ticks(harness, "seconds", 5)
@@ -97,9 +95,7 @@ def test_workers_that_start_at_once_make_one_schedule_and_every_tick_runs_once(
 
 
 @pytest.mark.parametrize("rule", ["interval", "pattern"])
-def test_ticks_that_nobody_saw_are_one_job_and_no_pile(
-    harness: WorkerHarness, schedulers: JobSchedulers, rule: str
-) -> None:
+def test_missed_ticks_add_one_job(harness: WorkerHarness, schedulers: JobSchedulers, rule: str) -> None:
     if rule == "interval":
         schedulers.upsert("beat", every=0.5, name="quick")
     else:
@@ -117,7 +113,7 @@ def test_ticks_that_nobody_saw_are_one_job_and_no_pile(
     after = wait_for_ticks(harness, "beat", len(seen) + 4)[len(seen) :]
     overdue = [ms for ms in after if ms < back_ms - every_ms]
     harness.report(seen=len(seen), missed_ms=back_ms - gone_ms, overdue=len(overdue))
-    # One for all that were missed, and perhaps the one that was running when its worker died.
+    # One job for all missed ticks, and perhaps the job that was running when its worker died.
     assert 1 <= len(set(overdue)) <= 2
     fresh = [ms for ms in after if ms >= back_ms]
     assert_regular(fresh, every_ms)
@@ -125,32 +121,34 @@ def test_ticks_that_nobody_saw_are_one_job_and_no_pile(
     assert schedulers.count() == 1
 
 
-def test_the_schedule_of_a_queue_that_this_worker_does_not_serve_is_made_and_removed_too(
+def test_a_worker_updates_schedules_of_queues_that_it_does_not_serve(
     harness: WorkerHarness,
 ) -> None:
-    elsewhere = harness.app.queue("reports").schedulers
+    report_schedulers = harness.app.queue("reports").schedulers
     entry = '{"a": {"task": "quick", "schedule": 3600, "options": {"queue": "reports"}}}'
     worker = harness.worker(f"app.conf.beat_schedule = {entry}")
     worker.wait_for_line("Schedule updated", queue="reports", added=["a"])
-    assert elsewhere.count() == 1
+    assert report_schedulers.count() == 1
     worker.stop()
-    harness.worker(NONE).wait_for_line("Schedule updated", queue="reports", removed=["a"])
-    assert elsewhere.count() == 0
+    harness.worker(NO_ENTRY).wait_for_line("Schedule updated", queue="reports", removed=["a"])
+    assert report_schedulers.count() == 0
     assert harness.redis.keys("bulltask:beat:*") == []
 
 
-def test_an_app_that_says_nothing_about_schedules_leaves_them_and_says_so(
+def test_an_app_without_beat_schedule_keeps_existing_schedules_and_logs_it(
     harness: WorkerHarness, schedulers: JobSchedulers
 ) -> None:
-    worker = harness.worker(ONE)
+    worker = harness.worker(ONE_ENTRY)
     worker.wait_for_line("Schedule updated")
     worker.stop()
-    silent = harness.worker()
-    wait_until(lambda: any("beat_schedule is not set" in line["event"] for line in silent.lines), 60, "the warning")
+    unscheduled = harness.worker()
+    wait_until(
+        lambda: any("beat_schedule is not set" in line["event"] for line in unscheduled.lines), 60, "the warning"
+    )
     assert schedulers.count() == 1
 
 
-def test_a_wrong_entry_keeps_the_worker_from_starting_and_is_named(harness: WorkerHarness) -> None:
+def test_a_worker_with_an_invalid_entry_exits_and_names_the_entry(harness: WorkerHarness) -> None:
     worker = harness.worker('app.conf.beat_schedule = {"nightly": {"task": "quick", "schedule": "60 * * * *"}}')
     assert worker.wait() != 0
     assert "beat_schedule['nightly']" in worker.log
@@ -158,25 +156,25 @@ def test_a_wrong_entry_keeps_the_worker_from_starting_and_is_named(harness: Work
     assert "Traceback" not in worker.log
 
 
-def test_an_entry_whose_task_nobody_here_knows_is_a_warning(harness: WorkerHarness) -> None:
+def test_a_worker_warns_of_an_entry_with_an_unknown_task(harness: WorkerHarness) -> None:
     worker = harness.worker('app.conf.beat_schedule = {"a": {"task": "qick", "schedule": 3600}}')
     worker.wait_for_line("An entry of beat_schedule names a task that this app does not have", entry="a", task="qick")
 
 
-def test_a_schedule_is_made_as_soon_as_redis_takes_it(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
+def test_a_schedule_is_stored_again_after_an_error_reply(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
     proxy = harness.proxy()
     proxy.inject_error(
         "READONLY You can't write against a read only replica.", match=loader.official_script("addJobScheduler").sha
     )
-    worker = harness.worker(ONE, via=proxy)
+    worker = harness.worker(ONE_ENTRY, via=proxy)
     worker.wait_for_line("Schedule updated", added=["often"])
     assert proxy.injected == 1
     wait_for_ticks(harness, "often", 2)
 
 
-def test_a_schedule_that_redis_refuses_does_not_keep_the_worker_from_its_jobs(harness: WorkerHarness) -> None:
-    harness.redis.set(harness.keys.repeat, "no sorted set")
-    worker = harness.worker(ONE)
+def test_a_schedule_that_cannot_be_stored_does_not_stop_the_worker(harness: WorkerHarness) -> None:
+    harness.redis.set(harness.keys.repeat, "not a sorted set")
+    worker = harness.worker(ONE_ENTRY)
     assert "WRONGTYPE" in worker.wait_for_line("Schedule not updated")[0]["error"]
     harness.app.send_task("quick").get(timeout=60)
     assert len(worker.logged("Schedule not updated")) == 1

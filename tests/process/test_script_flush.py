@@ -1,4 +1,4 @@
-"""The server forgets its scripts all the time."""
+"""Scripts are flushed from the server repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 10.0
 
 @contextmanager
 def scripts_flushed_every_20_ms(url: str) -> Iterator[Counter[str]]:
-    """Flush in a thread; the counter says how often."""
+    """Flush scripts in a thread; yield a counter of the flushes."""
     done, counts = threading.Event(), Counter[str]()
 
     def flush() -> None:
@@ -39,10 +39,10 @@ def scripts_flushed_every_20_ms(url: str) -> Iterator[Counter[str]]:
         thread.join()
 
 
-def test_scripts_flushed_every_20_ms_are_noticed_by_no_user_and_no_job(harness: WorkerHarness) -> None:
+def test_senders_and_jobs_are_not_affected_by_script_flushes_every_20_ms(harness: WorkerHarness) -> None:
     @harness.app.task(name="quick")
     def quick() -> None:
-        """The worker knows what it does."""
+        """Only the signature is needed to build the job."""
 
     worker = harness.worker(children=2, options=["-Q", "default,other"])
     harness.app.send_task("quick").get(timeout=60)

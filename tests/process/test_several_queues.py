@@ -1,4 +1,4 @@
-"""A worker of several queues, limits included."""
+"""A worker of several queues, with and without limits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_a_full_queue_does_not_starve_another(harness: WorkerHarness) -> None:
     for job in (*full, *few):
         job.get(timeout=60)
     order = [entry["job"] for entry in harness.journal.all(what="start")]
-    places = [order.index(job.id) for job in few]
-    harness.report(places_of_the_few=places)
-    assert max(places) <= 2 * len(few)
+    positions = [order.index(job.id) for job in few]
+    harness.report(positions_of_the_few=positions)
+    assert max(positions) <= 2 * len(few)
     assert len(order) == len(set(order)) == 310
 
 
-def test_jobs_that_come_to_an_empty_queue_while_another_is_full_run_soon(harness: WorkerHarness) -> None:
+def test_a_job_added_to_an_empty_queue_runs_soon_while_another_queue_is_full(harness: WorkerHarness) -> None:
     harness.worker(children=1, options=["-Q", "full,few"])
     full = send(harness, "full", 2000)
     harness.journal.wait_for(50, what="start")
@@ -42,15 +42,15 @@ def test_jobs_that_come_to_an_empty_queue_while_another_is_full_run_soon(harness
     full[-1].get(timeout=60)
 
 
-def test_every_queue_of_an_idle_worker_wakes_it(harness: WorkerHarness) -> None:
+def test_a_job_in_any_queue_wakes_an_idle_worker(harness: WorkerHarness) -> None:
     harness.worker(children=1, options=["-Q", "a,b,c"], settings={"drain_delay": 30})
     harness.wait_until_idle(1, queue="a")
     for queue in ("c", "a", "b", "c"):
         assert send(harness, queue, 1)[0].get(timeout=20) is None
 
 
-def test_a_limit_that_node_has_set_on_the_queue_is_kept(harness: WorkerHarness) -> None:
-    # As setGlobalRateLimit(5, 1000) does.
+def test_a_worker_respects_a_global_rate_limit_set_by_node(harness: WorkerHarness) -> None:
+    # As after setGlobalRateLimit(5, 1000).
     harness.redis.hset(harness.keys.meta, mapping={"max": 5, "duration": 1000})
     worker = harness.worker(children=2)
     jobs = send(harness, "default", 15)
@@ -64,11 +64,11 @@ def test_a_limit_that_node_has_set_on_the_queue_is_kept(harness: WorkerHarness) 
     assert worker.warnings() == []
 
 
-def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_on(harness: WorkerHarness) -> None:
+def test_a_manual_rate_limit_stops_only_its_queue_until_it_expires(harness: WorkerHarness) -> None:
     limited = harness.keys_of("limited")
     worker = harness.worker(children=1, options=["-Q", "limited,free"], settings={"drain_delay": 30})
     harness.wait_until_idle(1, queue="limited")
-    # As rateLimit(1500) does; it is honoured where some maximum exists.
+    # As after rateLimit(1500), which takes effect only if the queue has a maximum.
     harness.redis.hset(limited.meta, mapping={"max": 1000, "duration": 1000})
     harness.redis.set(limited.limiter, 2**53 - 1, px=1500)
     ends_ms = server_ms(harness.redis) + 1500
@@ -78,15 +78,15 @@ def test_a_manual_limit_stops_the_queue_until_it_ends_and_the_other_queue_goes_o
         job.get(timeout=60)
     assert [harness.start_count(job) for job in held_back] == [0, 0, 0]
     late = harness.app.send_task("quick", queue="free")
-    assert late.get(timeout=1) is None, "a limited queue keeps nobody from hearing of the other"
+    assert late.get(timeout=1) is None, "a limited queue does not delay jobs of the other"
     after_ms = [harness.wait_for_start(job).ms - ends_ms for job in held_back]
     harness.report(started_after_the_limit_ms=after_ms)
     assert all(-20 <= ms <= scale_to_load(200) for ms in after_ms)
     assert worker.warnings() == []
 
 
-def test_a_paused_queue_is_left_alone_and_goes_on_when_it_is_resumed(harness: WorkerHarness) -> None:
-    # What queue.pause() and queue.resume() of Node leave in Redis for an empty queue.
+def test_jobs_of_a_paused_queue_run_when_it_is_resumed(harness: WorkerHarness) -> None:
+    # As after Node's queue.pause() and queue.resume() of an empty queue.
     harness.redis.hset(harness.keys.meta, "paused", 1)
     worker = harness.worker(children=1, options=["-Q", "default,free"], settings={"drain_delay": 1})
     paused = send(harness, "default", 2)

@@ -1,4 +1,4 @@
-"""A worker stops: what it waits for, what it gives back, and how it is told."""
+"""Shutdown of a worker: signals, running jobs, and released jobs."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def short(self, number):
 GRACE_S = 0.5
 
 
-def stop_twice(worker: Worker) -> None:
+def send_term_twice(worker: Worker) -> None:
     worker.send(signal.SIGTERM)
     worker.wait_for_line("Worker stopping", mode="warm")
     worker.send(signal.SIGTERM)
 
 
-def quit_at_once(worker: Worker) -> None:
+def send_quit(worker: Worker) -> None:
     worker.send(signal.SIGQUIT)
 
 
-def assert_waits_unharmed(harness: WorkerHarness, job: AsyncResult[str]) -> None:
-    """The job was given back: it is the next one, nothing was counted, and another worker runs it to its end."""
+def assert_released(harness: WorkerHarness, job: AsyncResult[str]) -> None:
+    """Check that the job was released without a counted attempt and completes in another worker."""
     assert harness.redis.lrange(harness.keys.wait, 0, -1) == [job.id]
     assert harness.redis.llen(harness.keys.active) == 0
     assert not harness.redis.exists(harness.keys.lock(job.id))
-    assert harness.field(job, "atm") in {None, "0"}, "no attempt was made"
-    assert harness.field(job, "stc") is None, "it has not stalled"
-    assert not harness.redis.exists(harness.keys.crashes(job.id)), "no child has crashed"
+    assert harness.field(job, "atm") in {None, "0"}, "no attempt is counted"
+    assert harness.field(job, "stc") is None, "no stall is counted"
+    assert not harness.redis.exists(harness.keys.crashes(job.id)), "no crash is counted"
     harness.worker(children=1)
     harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
@@ -53,7 +53,7 @@ def assert_waits_unharmed(harness: WorkerHarness, job: AsyncResult[str]) -> None
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_term_waits_for_running_jobs_and_takes_no_more(harness: WorkerHarness, start_method: str) -> None:
+def test_term_waits_for_running_jobs_and_acquires_no_more(harness: WorkerHarness, start_method: str) -> None:
     worker = harness.worker(children=2, settings={"worker_start_method": start_method})
     running = [harness.hold(), harness.hold()]
     for job in running:
@@ -70,7 +70,7 @@ def test_term_waits_for_running_jobs_and_takes_no_more(harness: WorkerHarness, s
     assert harness.start_count(waiting) == 0
 
 
-def test_at_the_deadline_of_a_stop_the_rest_goes_back_to_wait_and_nothing_is_counted(harness: WorkerHarness) -> None:
+def test_running_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1, settings={"shutdown_timeout": GRACE_S, "max_crashes": 1})
     job = harness.hold()
     harness.wait_for_start(job)
@@ -78,30 +78,30 @@ def test_at_the_deadline_of_a_stop_the_rest_goes_back_to_wait_and_nothing_is_cou
     assert worker.stop() == 0
     took_s = time.monotonic() - stopped
     harness.report(exit_after_s=round(took_s, 3), grace_s=GRACE_S)
-    assert GRACE_S <= took_s <= GRACE_S + scale_to_load(2)  # the job itself would never have ended
+    assert GRACE_S <= took_s <= GRACE_S + scale_to_load(2)  # the job itself would not finish
     assert worker.logged("Job released", job_id=job.id)
-    assert_waits_unharmed(harness, job)
+    assert_released(harness, job)
 
 
-def test_a_prioritized_job_that_is_given_back_is_taken_by_an_idle_worker_at_once(harness: WorkerHarness) -> None:
+def test_a_released_prioritized_job_is_acquired_by_an_idle_worker_immediately(harness: WorkerHarness) -> None:
     stopping = harness.worker(children=1, settings={"drain_delay": 30})
     job = harness.hold(priority=5)
     harness.wait_for_start(job)
     harness.worker(children=1, settings={"drain_delay": 30})
     harness.wait_until_idle(1)
-    harness.redis.script_flush()  # scripts that are sent again come after what was sent behind them
+    harness.redis.script_flush()  # resent scripts run after commands that were sent behind them
     stopping.send(signal.SIGQUIT)
     assert stopping.wait() == 0
-    back = harness.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]
-    taken_ms = harness.wait_for_event("active", job, 2).ms - back.ms
-    harness.report(taken_after_ms=taken_ms)
-    assert taken_ms <= scale_to_load(1000)
+    waiting = harness.events.wait_for(event="waiting", jobId=job.id, prev="active")[0]
+    acquired_ms = harness.wait_for_event("active", job, 2).ms - waiting.ms
+    harness.report(acquired_after_ms=acquired_ms)
+    assert acquired_ms <= scale_to_load(1000)
     harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
 
 
-@pytest.mark.parametrize("stop", [stop_twice, quit_at_once])
-def test_a_second_term_and_quit_end_the_worker_at_once_and_give_its_job_back(harness: WorkerHarness, stop) -> None:
+@pytest.mark.parametrize("stop", [send_term_twice, send_quit])
+def test_a_second_term_or_quit_stops_the_worker_and_releases_its_job(harness: WorkerHarness, stop) -> None:
     worker = harness.worker(children=1, settings={"shutdown_timeout": 30, "max_crashes": 1})
     job = harness.hold()
     harness.wait_for_start(job)
@@ -110,10 +110,10 @@ def test_a_second_term_and_quit_end_the_worker_at_once_and_give_its_job_back(har
     assert worker.wait() == 0
     harness.report(exit_after_s=round(time.monotonic() - stopped, 3))
     assert time.monotonic() - stopped <= scale_to_load(1)
-    assert_waits_unharmed(harness, job)
+    assert_released(harness, job)
 
 
-def test_ctrl_c_in_a_terminal_is_a_warm_stop_and_children_do_not_mind_it(harness: WorkerHarness) -> None:
+def test_ctrl_c_is_a_warm_shutdown_although_it_also_reaches_the_children(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2, new_group=True)
     job = harness.hold()
     harness.wait_for_start(job)
@@ -126,8 +126,8 @@ def test_ctrl_c_in_a_terminal_is_a_warm_stop_and_children_do_not_mind_it(harness
     assert worker.warnings() == []
 
 
-def test_term_to_every_process_of_the_worker_is_a_warm_stop(harness: WorkerHarness) -> None:
-    # systemd's default (KillMode=control-group) and `kill -- -PGID` reach the children as well.
+def test_term_to_every_process_of_the_worker_is_a_warm_shutdown(harness: WorkerHarness) -> None:
+    # systemd's default (KillMode=control-group) and `kill -- -PGID` signal the children too.
     worker = harness.worker(children=2, new_group=True)
     job = harness.hold()
     harness.wait_for_start(job)
@@ -140,7 +140,7 @@ def test_term_to_every_process_of_the_worker_is_a_warm_stop(harness: WorkerHarne
     assert worker.warnings() == []
 
 
-def test_an_idle_worker_stops_at_once(harness: WorkerHarness) -> None:
+def test_an_idle_worker_stops_immediately(harness: WorkerHarness) -> None:
     worker = harness.worker(children=4, settings={"drain_delay": 30})
     harness.wait_until_idle(4)
     stopped = time.monotonic()
@@ -151,9 +151,7 @@ def test_an_idle_worker_stops_at_once(harness: WorkerHarness) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(
-    harness: WorkerHarness, start_method: str
-) -> None:
+def test_a_worker_stops_immediately_while_its_children_start(harness: WorkerHarness, start_method: str) -> None:
     for _ in range(5):
         worker = harness.worker(children=4, settings={"shutdown_timeout": 30, "worker_start_method": start_method})
         worker.wait_for_line("Worker started")
@@ -163,18 +161,18 @@ def test_a_worker_told_to_stop_while_its_children_start_stops_at_once(
         assert worker.warnings() == []
 
 
-def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(harness: WorkerHarness) -> None:
+def test_a_shutdown_releases_a_job_that_was_acquired_with_a_lost_reply(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
-    patient = {"lock_duration": 30, "broker_reconnect_delay": 5, "broker_reconnect_delay_max": 5}
-    worker = harness.worker(via=proxy, children=1, settings=patient)
-    harness.app.send_task("quick").get(timeout=60)  # the server knows the scripts now
+    settings = {"lock_duration": 30, "broker_reconnect_delay": 5, "broker_reconnect_delay_max": 5}
+    worker = harness.worker(via=proxy, children=1, settings=settings)
+    harness.app.send_task("quick").get(timeout=60)  # loads the scripts
     first = harness.hold()
     harness.wait_for_start(first)
     following = harness.app.send_task("quick")
     proxy.drop_replies(1, match=wrappers.with_guard("moveToFinished", "promotionGuard").sha)
     harness.open_gate()
-    proxy.wait_for(lambda way: way.dropped == 1)
-    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "taken together with settling the first"
+    proxy.wait_for(lambda proxy: proxy.dropped == 1)
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "acquired when the first was settled"
 
     assert worker.stop() == 0
     assert harness.redis.llen(harness.keys.active) == 0
@@ -184,11 +182,11 @@ def test_a_stop_gives_back_the_job_that_came_with_a_lost_reply(harness: WorkerHa
 
 
 def _short(number: int) -> int:
-    raise NotImplementedError("the workers know what it does")
+    raise NotImplementedError("runs in the workers only")
 
 
 @pytest.mark.timeout(180)
-def test_thirty_stops_at_random_moments_under_load_strand_no_job_and_run_none_twice(
+def test_shutdowns_at_random_times_leave_no_job_active_and_repeat_none(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     calls: list[AsyncResult[int]] = []

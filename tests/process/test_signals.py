@@ -1,4 +1,4 @@
-"""Signals to a worker and to its children, besides those that stop it."""
+"""Signals to a worker and its children, except the signals that stop it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
-MORE = """
+TASKS = """
 import asyncio
 import ctypes
 import time
 
 async def innermost(event):
-    asyncio.get_running_loop().call_soon(record, "waits")  # when the task waits and no longer runs
+    asyncio.get_running_loop().call_soon(record, "waits")  # runs when the task waits
     await event.wait()
 
 async def middle(event):
@@ -42,10 +42,10 @@ async def wait_deep():
 @app.task(name="hold_the_gil")
 def hold_the_gil(seconds):
     mutex, until = ctypes.create_string_buffer(64), (ctypes.c_long * 2)(int(time.time()) + seconds, 0)
-    libc = ctypes.PyDLL(None)  # unlike CDLL it keeps the GIL
+    libc = ctypes.PyDLL(None)  # unlike CDLL, PyDLL keeps the GIL
     libc.pthread_mutex_lock(mutex)
     record("holds")
-    libc.pthread_mutex_timedlock(mutex, until)  # unlike sleep() it goes on after a signal
+    libc.pthread_mutex_timedlock(mutex, until)  # unlike sleep(), not interrupted by signals
     return "held"
 
 @app.task(name="version")
@@ -54,7 +54,7 @@ def version():
 """
 
 
-FOLLOWS_ITSELF = """
+SENDS_ITSELF = """
 @app.task(name="step")
 def step(number):
     record("step", number=number)
@@ -63,7 +63,7 @@ def step(number):
 
 app.send_task("step", kwargs={"number": 1}, job_id="first")
 """
-MOVES = """
+CHANGES_DIRECTORY = """
 os.chdir("/")
 record("sees", seen=os.environ.setdefault("SEEN", "no"))
 os.environ["SEEN"] = "yes"
@@ -75,7 +75,7 @@ def module_of(worker: Worker) -> Path:
 
 
 def change_code(worker: Worker) -> None:
-    """What a deployment does: the module has another ``version`` from now on."""
+    """Change the task ``version`` in the module, as a deployment does."""
     module = module_of(worker)
     module.write_text(module.read_text().replace('return "old"', 'return "brand new"'))
 
@@ -84,8 +84,8 @@ def version(harness: WorkerHarness) -> object:
     return harness.app.send_task("version").get(timeout=60)
 
 
-def a_second_passes(harness: WorkerHarness) -> None:
-    """Wait until a worker of another queue has run a job that was due a second later."""
+def wait_one_second(harness: WorkerHarness) -> None:
+    """Wait until a worker of another queue has run a job that is delayed by a second."""
     harness.app.send_task("quick", queue="other", countdown=1).get(timeout=60)
 
 
@@ -97,10 +97,8 @@ def descriptors(pid: int) -> int:
 
 
 @METHODS
-def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same_process(
-    harness: WorkerHarness, method: str
-) -> None:
-    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method})
+def test_hup_waits_for_running_jobs_and_loads_new_code_in_the_same_process(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method})
     assert version(harness) == "old"
     running = harness.hold()
     harness.wait_for_start(running)
@@ -115,7 +113,7 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
     worker.wait_for_line("Worker started", count=2)
 
     assert version(harness) == "brand new"
-    assert worker.process.poll() is None, "it is the same process"
+    assert worker.process.poll() is None, "the process is the same"
     assert all(has_exited(pid) for pid in before)
     assert harness.start_count(running) == 1
     worker.wait_for_line("Child started", count=4)
@@ -124,8 +122,8 @@ def test_hup_ends_running_jobs_in_good_order_and_starts_the_new_code_in_the_same
     assert worker.stop() == ExitCode.OK
 
 
-def test_three_hups_in_a_row_leave_a_worker_that_works(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE)
+def test_a_worker_runs_jobs_after_three_hups(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS)
     for count in range(1, 4):
         worker.wait_for_line("Worker started", count=count)
         worker.send(signal.SIGHUP)
@@ -134,25 +132,25 @@ def test_three_hups_in_a_row_leave_a_worker_that_works(harness: WorkerHarness) -
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_hup_that_comes_while_the_worker_starts_again_does_not_end_it(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE)
+def test_signals_during_a_restart_do_not_kill_the_worker(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS)
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker restarting")
 
-    def annoyed() -> bool:
-        """From the old program's last lines into the new one's first."""
+    def signal_until_restart() -> bool:
+        """Send signals while the old program exits and the new one starts."""
         for number in (signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR1, signal.SIGHUP):
             worker.send(number)
         return len(worker.logged("Worker restarting")) >= 2
 
-    wait_until(annoyed, 60, "one more restart")
+    wait_until(signal_until_restart, 60, "one more restart")
     assert version(harness) == "old"
     assert worker.stop() == ExitCode.OK
 
 
-def test_term_after_hup_ends_the_worker_for_good(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, children=1)
+def test_term_after_hup_stops_the_worker_without_a_restart(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
     running = harness.hold()
     harness.wait_for_start(running)
     worker.send(signal.SIGHUP)
@@ -166,8 +164,8 @@ def test_term_after_hup_ends_the_worker_for_good(harness: WorkerHarness) -> None
     assert worker.logged("Worker restarting") == []
 
 
-def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_goes_on(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, children=1, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
+def test_a_restart_releases_running_jobs_at_the_shutdown_timeout(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
     running = harness.hold()
     harness.wait_for_start(running)
     worker.send(signal.SIGHUP)
@@ -178,20 +176,20 @@ def test_the_deadline_of_a_restart_gives_back_what_still_runs_and_the_restart_go
     assert worker.stop() == ExitCode.OK
 
 
-def test_code_that_cannot_be_imported_ends_a_worker_that_restarts_with_an_exit_code_that_says_so(
+def test_a_restart_with_code_that_cannot_be_imported_exits_with_an_error(
     harness: WorkerHarness,
 ) -> None:
-    worker = harness.worker(MORE)
+    worker = harness.worker(TASKS)
     assert version(harness) == "old"
-    module_of(worker).write_text("this is no Python\n")
+    module_of(worker).write_text("not valid Python\n")
     worker.send(signal.SIGHUP)
     assert worker.wait() == ExitCode.FAILED
 
 
-def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_was_started(
+def test_a_restart_uses_the_original_directory_and_environment(
     harness: WorkerHarness,
 ) -> None:
-    worker = harness.worker(MORE + MOVES)
+    worker = harness.worker(TASKS + CHANGES_DIRECTORY)
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2)
@@ -200,10 +198,10 @@ def test_a_worker_that_changed_its_directory_and_environment_restarts_where_it_w
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(harness: WorkerHarness) -> None:
+def test_a_worker_that_waits_for_redis_can_be_restarted_and_stopped(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     proxy.refuse()
-    worker = harness.worker(MORE, via=proxy)
+    worker = harness.worker(TASKS, via=proxy)
     worker.wait_for_line("Redis disconnected")
     for number in (signal.SIGUSR2, signal.SIGTSTP, signal.SIGCONT, signal.SIGTTIN):
         worker.send(number)
@@ -214,9 +212,9 @@ def test_a_worker_that_waits_for_redis_can_be_told_to_restart_and_to_stop(harnes
     assert worker.logged("Worker started") == []
 
 
-def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(harness: WorkerHarness) -> None:
+def test_a_worker_whose_terminal_is_closed_shuts_down_warm(harness: WorkerHarness) -> None:
     master, slave = pty.openpty()
-    worker = harness.worker(MORE, prefix=["setsid", "--ctty"], stdin=slave)
+    worker = harness.worker(TASKS, prefix=["setsid", "--ctty"], stdin=slave)
     os.close(slave)
     running = harness.hold()
     harness.wait_for_start(running)
@@ -230,12 +228,12 @@ def test_a_worker_whose_terminal_is_closed_ends_its_jobs_and_does_not_come_back(
     assert worker.warnings() == []
 
 
-def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_all_the_same(
+def test_a_worker_that_cannot_log_to_its_closed_terminal_shuts_down_warm(
     harness: WorkerHarness,
 ) -> None:
     to_terminal = ["setsid", "--ctty", "sh", "-c", 'exec "$@" >/dev/tty 2>&1', "sh"]
     master, slave = pty.openpty()
-    worker = harness.worker(MORE, prefix=to_terminal, stdin=slave)
+    worker = harness.worker(TASKS, prefix=to_terminal, stdin=slave)
     os.close(slave)
     running = [harness.hold() for _ in range(2)]
     for job in running:
@@ -247,10 +245,10 @@ def test_a_worker_that_can_no_longer_log_to_its_closed_terminal_ends_its_jobs_al
     assert [harness.start_count(job) for job in running] == [1, 1]
 
 
-def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(harness: WorkerHarness) -> None:
+def test_a_restarted_worker_serves_its_metrics_on_the_same_port(harness: WorkerHarness) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    worker = harness.worker(MORE, settings={"metrics_port": port})
+    worker = harness.worker(TASKS, settings={"metrics_port": port})
     worker.wait_for_line("Worker started")
     worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=2)
@@ -260,12 +258,12 @@ def test_a_restarted_worker_serves_its_metrics_on_the_same_port_again(harness: W
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_after_a_restart(
+def test_the_only_user_of_an_embedded_server_has_its_jobs_after_a_restart(
     harness: WorkerHarness, tmp_path: Path
 ) -> None:
-    # The server ends with its last user, and between the old program and the new one there is none.
+    # The server exits with its last user, and between the old and the new program it has none.
     worker = harness.worker(
-        MORE + FOLLOWS_ITSELF,
+        TASKS + SENDS_ITSELF,
         settings={"broker_url": "embedded://"},
         environ={"XDG_DATA_HOME": str(tmp_path / "data")},
     )
@@ -276,8 +274,8 @@ def test_a_worker_that_shares_an_embedded_server_with_nobody_finds_its_jobs_afte
     assert worker.stop() == ExitCode.OK
 
 
-def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, prefix=["nohup"], new_group=True)
+def test_hangup_with_nohup_affects_neither_the_worker_nor_its_children(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, prefix=["nohup"], new_group=True)
     assert version(harness) == "old"
     before = worker.children
     os.killpg(worker.pid, signal.SIGHUP)
@@ -291,14 +289,14 @@ def test_with_nohup_a_hangup_concerns_neither_the_worker_nor_its_children(harnes
 
 
 @METHODS
-def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(
+def test_a_paused_worker_finishes_its_jobs_and_acquires_no_more_until_resumed(
     harness: WorkerHarness, method: str
 ) -> None:
-    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method, "lock_duration": 30})
+    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method, "lock_duration": 30})
     harness.worker(options=["-Q", "other"], children=1)
     running = harness.hold()
     busy = int(harness.wait_for_start(running)["pid"])
-    harness.wait_until_idle(2)  # the other child, and that of the other worker
+    harness.wait_until_idle(2)  # the idle child of this worker, and the child of the other worker
     worker.send(signal.SIGTSTP)
     worker.wait_for_line("Worker paused", running=1)
     waiting = [harness.app.send_task("quick") for _ in range(20)]
@@ -306,7 +304,7 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(
     assert running.get(timeout=60) == "gate"
     os.kill(next(pid for pid in worker.children if pid != busy), signal.SIGKILL)
     worker.wait_for_line("Child started", count=3)
-    a_second_passes(harness)
+    wait_one_second(harness)
     assert harness.redis.llen(harness.keys.wait) == 20
     assert [harness.start_count(job) for job in waiting] == [0] * 20
 
@@ -315,11 +313,11 @@ def test_a_paused_worker_ends_its_jobs_and_takes_no_more_until_it_may_go_on(
     for job in waiting:
         job.get(timeout=60)
     pids = {entry["pid"] for job in waiting for entry in harness.journal.all(what="start", job=job.id)}
-    harness.report(children_that_went_on=len(pids))
+    harness.report(children_that_resumed=len(pids))
     assert worker.stop() == ExitCode.OK
 
 
-def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(harness: WorkerHarness) -> None:
+def test_a_resumed_worker_acquires_a_job_immediately(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2, settings={"drain_delay": 30})
     harness.wait_until_idle(2)
     worker.send(signal.SIGTSTP)
@@ -330,8 +328,8 @@ def test_an_idle_worker_takes_a_job_at_once_when_it_may_go_on(harness: WorkerHar
     assert worker.stop() == ExitCode.OK
 
 
-def test_async_jobs_go_on_while_the_worker_is_paused(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, children=1)
+def test_async_jobs_continue_while_the_worker_is_paused(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
     job = harness.app.send_task("wait_deep")
     harness.journal.wait_for(what="waits")
     worker.send(signal.SIGTSTP)
@@ -340,7 +338,7 @@ def test_async_jobs_go_on_while_the_worker_is_paused(harness: WorkerHarness) -> 
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_paused_worker_stops_when_it_is_told_to(harness: WorkerHarness) -> None:
+def test_a_paused_worker_stops_on_term(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2, settings={"shutdown_timeout": 30})
     worker.wait_for_line("Child started", count=2)
     worker.send(signal.SIGTSTP)
@@ -365,7 +363,7 @@ def test_ctrl_z_stops_no_process_of_the_worker(harness: WorkerHarness) -> None:
 
 
 @METHODS
-def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(harness: WorkerHarness, method: str) -> None:
+def test_ttin_adds_a_child_and_ttou_removes_it_when_its_jobs_have_finished(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(children=1, settings={"worker_start_method": method, "metrics_port": 0, "lock_duration": 1})
     first = harness.hold("a")
     harness.wait_for_start(first)
@@ -383,7 +381,7 @@ def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(harne
     harness.open_gate("b")
     assert second.get(timeout=60) == "b"
     wait_until(lambda: has_exited(added), 60, "the end of the added child")
-    assert harness.start_count(third) == 0, "the child that leaves takes no more"
+    assert harness.start_count(third) == 0, "the removed child acquires no more jobs"
     harness.open_gate("a")
     assert first.get(timeout=60) == "a"
     assert third.get(timeout=60) is None
@@ -392,7 +390,7 @@ def test_ttin_adds_a_child_and_ttou_takes_it_away_when_its_jobs_have_ended(harne
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(harness: WorkerHarness) -> None:
+def test_ttin_adds_children_up_to_twice_the_concurrency_plus_two(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1)
     worker.wait_for_line("Child started")
     for children in (2, 3, 4):
@@ -413,10 +411,10 @@ def test_a_worker_grows_to_twice_its_size_and_two_and_not_further(harness: Worke
 
 
 @METHODS
-def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_go_on(
+def test_usr1_logs_the_stacks_of_threads_and_asyncio_tasks_of_all_processes(
     harness: WorkerHarness, method: str
 ) -> None:
-    worker = harness.worker(MORE, children=2, settings={"worker_start_method": method})
+    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method})
     sync = harness.hold()
     held_by = int(harness.wait_for_start(sync)["pid"])
     deep = harness.app.send_task("wait_deep")
@@ -438,22 +436,22 @@ def test_usr1_tells_the_threads_and_the_asyncio_tasks_of_all_processes_and_jobs_
     assert worker.stop() == ExitCode.OK
 
 
-def test_usr1_tells_what_a_child_does_that_is_stuck_in_c_code_with_the_gil(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, children=1)
+def test_usr1_logs_the_stack_of_a_child_in_c_code_that_holds_the_gil(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
     job = harness.app.send_task("hold_the_gil", kwargs={"seconds": 4})
     child = int(harness.journal.wait_for(what="holds")[0]["pid"])
     for count in (1, 2):
         worker.send(signal.SIGUSR1)
         text = worker.wait_for_line("Stacks", count=count, pid=child)[-1]["traceback"]
         assert "in hold_the_gil" in text
-        assert text.count("most recent call first") == 1, "not the answer before as well"
+        assert text.count("most recent call first") == 1, "without the previous output"
     assert not job.ready()
     assert job.get(timeout=60) == "held"
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_child_that_is_asked_itself_tells_its_stacks_itself(harness: WorkerHarness) -> None:
-    worker = harness.worker(MORE, children=1)
+def test_usr1_to_a_child_logs_its_stacks(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=1)
     job = harness.hold()
     child = int(harness.wait_for_start(job)["pid"])
     for count in (1, 2):
@@ -465,7 +463,7 @@ def test_a_child_that_is_asked_itself_tells_its_stacks_itself(harness: WorkerHar
     assert worker.stop() == ExitCode.OK
 
 
-def test_usr2_does_nothing_and_is_not_passed_over_in_silence(harness: WorkerHarness) -> None:
+def test_usr2_is_ignored_and_logged(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1, new_group=True)
     job = harness.hold()
     harness.wait_for_start(job)
@@ -482,7 +480,7 @@ def test_usr2_does_nothing_and_is_not_passed_over_in_silence(harness: WorkerHarn
 
 @METHODS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_child_that_somebody_tells_to_end_ends_its_job_and_is_replaced_without_complaint(
+def test_a_child_that_is_sent_term_or_hup_finishes_its_job_and_is_replaced(
     harness: WorkerHarness, number: signal.Signals, method: str
 ) -> None:
     worker = harness.worker(children=1, settings={"worker_start_method": method, "max_crashes": 1})

@@ -1,4 +1,4 @@
-"""Children that are forked, and children that are new interpreters."""
+"""Forked children and spawned children."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.process
 THREAD = """
 import threading
 
-parked = threading.Event()
-threading.Thread(target=parked.wait, daemon=True).start()
+event = threading.Event()
+threading.Thread(target=event.wait, daemon=True).start()
 """
 
 
@@ -40,13 +40,13 @@ def test_children_are_forks_unless_the_app_has_threads(harness: WorkerHarness) -
     pid = int(harness.wait_for_start(job)["pid"])
     assert "bulltask.worker.child.spawned" in command_line(pid)
     warnings = [line for line in threaded.warnings() if "threads" in line["event"]]
-    assert len(warnings) == 1, "said once, not for each child"
+    assert len(warnings) == 1, "logged once, not for each child"
     harness.open_gate()
     assert job.get(timeout=60) == "gate"
     assert threaded.stop() == 0
 
 
-def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_they_work(harness: WorkerHarness) -> None:
+def test_numpy_and_pyarrow_work_in_forked_children(harness: WorkerHarness) -> None:
     source = """
     import numpy
     import pyarrow
@@ -66,7 +66,7 @@ def test_children_of_an_app_that_imports_numpy_and_pyarrow_are_forks_in_which_th
     assert worker.stop() == 0
 
 
-def test_who_wants_threads_of_numpy_has_them_and_children_that_are_spawned(
+def test_children_are_spawned_if_numpy_is_configured_to_use_threads(
     harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
@@ -76,7 +76,7 @@ def test_who_wants_threads_of_numpy_has_them_and_children_that_are_spawned(
     assert worker.stop() == 0
 
 
-def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(harness: WorkerHarness) -> None:
+def test_spawned_children_recover_jobs_share_metrics_and_shut_down(harness: WorkerHarness) -> None:
     port = free_port()
     settings = {"worker_start_method": "spawn", "lock_duration": 30, "metrics_port": port}
     worker = harness.worker(children=2, settings=settings)
@@ -87,7 +87,7 @@ def test_a_spawned_child_keeps_every_promise_that_a_forked_one_keeps(harness: Wo
     assert again["pid"] != first["pid"]
     harness.open_gate()
     assert job.get(timeout=60) == "gate"
-    # The counters live in memory that a spawned child shares by descriptor; they must not start anew with it.
+    # A spawned child shares the counters by a descriptor; a new child must not reset them.
     wait_until(lambda: completed(port) == 1, 60, "the completed job in the metrics")
     running = harness.hold("late")
     harness.wait_for_start(running)

@@ -1,4 +1,4 @@
-"""A task that ends the event loop that it shares with the other async tasks of its child."""
+"""A task stops the event loop that it shares with the other async tasks of its child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-ENDING = """
+STOPS_THE_LOOP = """
 import asyncio, sys, threading
 
 async def leave():
@@ -17,7 +17,7 @@ async def leave():
 WAYS = {
     "stop": lambda loop: loop.stop(),
     "stop and close": lambda loop: threading.Thread(target=stop_and_close, args=(loop,)).start(),
-    "an exit in a task beside it": lambda loop: loop.create_task(leave()),
+    "an exit in another asyncio task": lambda loop: loop.create_task(leave()),
 }
 
 def stop_and_close(loop):
@@ -34,26 +34,26 @@ async def end(self, how):
         WAYS[how](asyncio.get_running_loop())
         await asyncio.sleep(60)
 
-@app.task(bind=True, name="neighbour")
-async def neighbour(self):
+@app.task(bind=True, name="other")
+async def other(self):
     record("start", job=self.request.id)
     if self.request.deliveries == 1:
         await asyncio.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", ["stop", "stop and close", "an exit in a task beside it"])
-def test_a_child_whose_event_loop_a_task_has_ended_says_so_and_is_replaced_and_its_jobs_run_again(
+@pytest.mark.parametrize("how", ["stop", "stop and close", "an exit in another asyncio task"])
+def test_a_child_whose_event_loop_was_stopped_is_replaced_and_its_jobs_run_again(
     harness: WorkerHarness, how: str
 ) -> None:
-    worker = harness.worker(ENDING, children=1)
-    neighbour = harness.app.send_task("neighbour")
-    child = int(harness.wait_for_start(neighbour)["pid"])
+    worker = harness.worker(STOPS_THE_LOOP, children=1)
+    other = harness.app.send_task("other")
+    child = int(harness.wait_for_start(other)["pid"])
     culprit = harness.app.send_task("end", kwargs={"how": how})
     culprit.get(timeout=20)
-    neighbour.get(timeout=20)
+    other.get(timeout=20)
     (line,) = worker.logged("Event loop stopped")
-    assert (line["pid"], line["jobs"]) == (child, [neighbour.id, culprit.id])
-    assert ("SystemExit: 3" in line["error"]) is (how == "an exit in a task beside it")
+    assert (line["pid"], line["jobs"]) == (child, [other.id, culprit.id])
+    assert ("SystemExit: 3" in line["error"]) is (how == "an exit in another asyncio task")
     worker.wait_for_line("Child died", pid=child)
     assert worker.stop() == 0

@@ -1,4 +1,4 @@
-"""Runs of plain functions that take longer than they may: told at the soft limit, killed at the hard one."""
+"""Time limits of sync tasks: an exception at the soft limit, a kill at the hard limit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
-PATIENCE = 60.0
-"""Seconds: a busy machine may take its time, and nothing here is told by its being quick."""
+TIMEOUT = 60.0
+"""A long timeout in seconds for busy machines."""
 
 TASKS = """
 import ctypes
@@ -45,8 +45,8 @@ def tidy(self):
         return str(exc)
 
 
-@app.task(bind=True, name="second_try", soft_time_limit=0.3, retry_backoff=0.01)
-def second_try(self):
+@app.task(bind=True, name="second_attempt", soft_time_limit=0.3, retry_backoff=0.01)
+def second_attempt(self):
     record("start", job=self.request.id)
     if self.request.retries == 0:
         rest(60)
@@ -59,10 +59,10 @@ def not_again(self):
     rest(60)
 
 
-@app.task(bind=True, name="deaf", time_limit=0.5, max_retries=0)
-def deaf(self):
+@app.task(bind=True, name="holds_gil", time_limit=0.5, max_retries=0)
+def holds_gil(self):
     record("start", job=self.request.id)
-    ctypes.PyDLL(None).usleep(60_000_000)  # C code that keeps the GIL: no Python runs in this process
+    ctypes.PyDLL(None).usleep(60_000_000)  # C code that holds the GIL, so no Python code runs in this process
 
 
 @app.task(bind=True, name="stubborn", soft_time_limit=0.2, time_limit=1.5, max_retries=0)
@@ -75,8 +75,8 @@ def stubborn(self):
             record("swallowed", job=self.request.id, what_was=type(exc).__name__)
 
 
-def backoff(made, exc):
-    record("asked", pid_of_asker=os.getpid())
+def backoff(retries, exc):
+    record("backoff")
     return 3600
 
 
@@ -115,11 +115,11 @@ def unlimited(self, seconds=60):
 
 
 def reason_of(harness: WorkerHarness, job: AsyncResult[Any]) -> str:
-    return str(harness.wait_for_event("failed", job, timeout=PATIENCE)["failedReason"])
+    return str(harness.wait_for_event("failed", job, timeout=TIMEOUT)["failedReason"])
 
 
 def crashes(harness: WorkerHarness, job: AsyncResult[Any]) -> object:
-    """What is remembered of dead children."""
+    """Return whether crashes are counted for the job."""
     return harness.field(job, CRASHES) or harness.redis.exists(harness.keys.crashes(job.id))
 
 
@@ -127,12 +127,12 @@ def crashes(harness: WorkerHarness, job: AsyncResult[Any]) -> object:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_at_the_soft_limit_an_exception_ends_the_task_that_except_exception_does_not_swallow(
+def test_the_soft_limit_raises_an_exception_that_except_exception_does_not_catch(
     harness: WorkerHarness, method: str
 ) -> None:
     worker = harness.worker(TASKS, children=1, settings={"worker_start_method": method})
     job = harness.app.send_task("rest", max_retries=0)
-    pid = harness.wait_for_start(job, timeout=PATIENCE)["pid"]
+    pid = harness.wait_for_start(job, timeout=TIMEOUT)["pid"]
 
     assert reason_of(harness, job) == "task rest ran longer than its soft time limit of 0.3 s"
     assert harness.journal.wait_for(1, what="cleaned", job=job.id)
@@ -144,20 +144,20 @@ def test_at_the_soft_limit_an_exception_ends_the_task_that_except_exception_does
     with pytest.raises(TaskError, match="soft time limit"):
         job.get(timeout=5)
     after = harness.app.send_task("quick")
-    assert harness.wait_for_start(after, timeout=PATIENCE)["pid"] == pid, "the child lives"
-    assert worker.stop(PATIENCE) == 0
+    assert harness.wait_for_start(after, timeout=TIMEOUT)["pid"] == pid, "the child still runs"
+    assert worker.stop(TIMEOUT) == 0
 
 
-def test_a_task_that_catches_it_may_still_return_a_value(harness: WorkerHarness) -> None:
+def test_a_task_that_catches_the_soft_limit_can_return_a_value(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     job = harness.app.send_task("tidy")
-    assert job.get(timeout=PATIENCE) == "task tidy ran longer than its soft time limit of 0.3 s"
+    assert job.get(timeout=TIMEOUT) == "task tidy ran longer than its soft time limit of 0.3 s"
 
 
-def test_a_job_whose_task_lets_it_pass_is_tried_again_unless_the_task_says_otherwise(harness: WorkerHarness) -> None:
+def test_a_job_that_reached_the_soft_limit_is_retried_unless_the_task_forbids_it(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
-    again, not_again = harness.app.send_task("second_try"), harness.app.send_task("not_again")
-    assert again.get(timeout=PATIENCE) == 1
+    again, not_again = harness.app.send_task("second_attempt"), harness.app.send_task("not_again")
+    assert again.get(timeout=TIMEOUT) == 1
     assert "soft time limit" in reason_of(harness, not_again)
     assert (harness.start_count(again), harness.start_count(not_again)) == (2, 1)
 
@@ -165,12 +165,12 @@ def test_a_job_whose_task_lets_it_pass_is_tried_again_unless_the_task_says_other
 # --- the hard limit ---------------------------------------------------------------------------------------------------
 
 
-def test_at_the_hard_limit_a_task_that_holds_the_gil_is_killed_and_its_job_fails(harness: WorkerHarness) -> None:
+def test_a_task_that_holds_the_gil_is_killed_at_the_hard_limit(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1)
-    job = harness.app.send_task("deaf", max_retries=0)
-    pid = int(harness.wait_for_start(job, timeout=PATIENCE)["pid"])
+    job = harness.app.send_task("holds_gil", max_retries=0)
+    pid = int(harness.wait_for_start(job, timeout=TIMEOUT)["pid"])
 
-    expected = "task deaf ran longer than its time limit of 0.5 s and its child was killed"
+    expected = "task holds_gil ran longer than its time limit of 0.5 s and its child was killed"
     assert reason_of(harness, job) == expected
     with pytest.raises(TimeLimitExceeded, match="its child was killed"):
         job.get(timeout=5)
@@ -180,22 +180,22 @@ def test_at_the_hard_limit_a_task_that_holds_the_gil_is_killed_and_its_job_fails
     assert not worker.logged("Child died")
     assert not crashes(harness, job)
     after = harness.app.send_task("quick")
-    assert int(harness.wait_for_start(after, timeout=PATIENCE)["pid"]) != pid
-    assert worker.stop(PATIENCE) == 0
+    assert int(harness.wait_for_start(after, timeout=TIMEOUT)["pid"]) != pid
+    assert worker.stop(TIMEOUT) == 0
 
 
-def test_a_task_that_swallows_whatever_is_raised_in_it_is_ended_by_the_hard_limit(harness: WorkerHarness) -> None:
+def test_a_task_that_catches_every_exception_is_killed_at_the_hard_limit(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     job = harness.app.send_task("stubborn", max_retries=0)
     assert "time limit of 1.5 s" in reason_of(harness, job)
-    told = [entry["what_was"] for entry in harness.journal.all(what="swallowed", job=job.id)]
-    assert told == ["SoftTimeLimitExceeded"], "once, however often the signal comes"
+    caught = [entry["what_was"] for entry in harness.journal.all(what="swallowed", job=job.id)]
+    assert caught == ["SoftTimeLimitExceeded"], "raised once, however often the signal is sent"
 
 
-def test_a_killed_run_is_an_attempt_and_the_job_is_tried_again_by_its_own_options(harness: WorkerHarness) -> None:
+def test_a_killed_run_counts_as_an_attempt_and_the_job_is_retried(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=2)
     again, for_good = harness.app.send_task("killed_once"), harness.app.send_task("killed_for_good")
-    assert again.get(timeout=PATIENCE) == [1, 2]
+    assert again.get(timeout=TIMEOUT) == [1, 2]
     assert "its child was killed" in reason_of(harness, for_good)
     assert harness.start_count(for_good) == 1
     line = worker.wait_for_line("Job retried", job_id=again.id)[0]
@@ -204,34 +204,34 @@ def test_a_killed_run_is_an_attempt_and_the_job_is_tried_again_by_its_own_option
     assert "TimeLimitExceeded" in str(harness.field(again, "stacktrace"))
 
 
-def test_a_backoff_function_is_not_asked_for_a_killed_run_and_the_stored_one_counts(harness: WorkerHarness) -> None:
+def test_a_killed_run_uses_the_stored_backoff_instead_of_the_backoff_function(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
-    assert harness.app.send_task("own_backoff", backoff=0.01).get(timeout=PATIENCE) == 1
-    assert not harness.journal.all(what="asked")
+    assert harness.app.send_task("own_backoff", backoff=0.01).get(timeout=TIMEOUT) == 1
+    assert not harness.journal.all(what="backoff")
 
 
-def test_what_the_app_says_of_the_error_counts_for_a_killed_run_too(harness: WorkerHarness) -> None:
+def test_error_categories_of_the_app_apply_to_a_killed_run(harness: WorkerHarness) -> None:
     harness.worker(TASKS + '\napp.categorizer.register("TimeLimitExceeded", "permanent")\n', children=1)
     job = harness.app.send_task("rule")
     assert "its child was killed" in reason_of(harness, job)
 
 
-def test_a_worker_that_is_stopping_still_ends_runs_in_time(harness: WorkerHarness) -> None:
+def test_time_limits_apply_during_a_shutdown(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=2, settings={"shutdown_timeout": 60})
-    soft, hard = harness.app.send_task("rest", max_retries=0), harness.app.send_task("deaf", max_retries=0)
+    soft, hard = harness.app.send_task("rest", max_retries=0), harness.app.send_task("holds_gil", max_retries=0)
     longer = [harness.app.send_task("unlimited", soft_time_limit=2), harness.app.send_task("unlimited", time_limit=2)]
     reason_of(harness, soft)
     reason_of(harness, hard)
     for job in longer:
-        harness.wait_for_start(job, timeout=PATIENCE)
-    assert worker.stop(PATIENCE) == 0
+        harness.wait_for_start(job, timeout=TIMEOUT)
+    assert worker.stop(TIMEOUT) == 0
     assert [harness.field(job, "atm") for job in longer] == ["1", "1"]
 
 
-# --- where limits come from -------------------------------------------------------------------------------------------
+# --- precedence of limits ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_call_says_wins_over_its_task_and_the_task_over_the_worker(harness: WorkerHarness) -> None:
+def test_limits_of_the_call_override_the_task_and_those_the_worker(harness: WorkerHarness) -> None:
     options = ["--soft-time-limit", "0.7", "--time-limit", "600"]
     worker = harness.worker(TASKS, children=3, options=options)
     by_worker = harness.app.send_task("unlimited", max_retries=0)
@@ -247,10 +247,10 @@ def test_what_a_call_says_wins_over_its_task_and_the_task_over_the_worker(harnes
         "soft time limit of 0.5 s",
         "time limit of 0.4 s and its child was killed",
     ]
-    assert worker.stop(PATIENCE) == 0
+    assert worker.stop(TIMEOUT) == 0
 
 
-def test_a_soft_limit_of_the_command_line_that_is_not_shorter_is_refused(harness: WorkerHarness) -> None:
+def test_a_soft_limit_option_that_is_not_shorter_than_the_hard_limit_is_rejected(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, options=["--soft-time-limit", "5", "--time-limit", "5"])
-    assert worker.wait(PATIENCE) != 0
+    assert worker.wait(TIMEOUT) != 0
     assert "task_soft_time_limit (5 s) of the settings must be shorter than task_time_limit (5 s)" in worker.log

@@ -1,4 +1,4 @@
-"""A worker whose way to Redis is TLS."""
+"""A worker that connects to Redis with TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def test_a_worker_with_a_certificate_runs_jobs_and_its_results_are_waited_for(
+def test_a_worker_with_a_client_certificate_runs_jobs(
     harness_on: Callable[[str], WorkerHarness], tls_server: TlsServer
 ) -> None:
     harness = harness_on(tls_server.url)
@@ -22,7 +22,7 @@ def test_a_worker_with_a_certificate_runs_jobs_and_its_results_are_waited_for(
     assert harness.redis.zcard(harness.keys.completed) == 1
 
 
-def test_a_worker_whose_certificate_is_refused_says_so_once_and_ends(
+def test_a_worker_that_does_not_trust_the_server_certificate_exits(
     harness_on: Callable[[str], WorkerHarness], tls_server: TlsServer, certificates: Certificates
 ) -> None:
     url = f"rediss://localhost:{tls_server.port}/0?ssl_ca_certs={certificates.untrusted_authority}"

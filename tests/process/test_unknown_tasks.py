@@ -1,4 +1,4 @@
-"""A job whose task nobody here knows."""
+"""Jobs whose task the worker does not know."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def new(self, x):
 """
 
 
-def test_an_unknown_task_is_put_back_with_growing_delay_until_a_worker_that_knows_it_appears(
+def test_a_job_of_an_unknown_task_is_delayed_until_a_worker_knows_the_task(
     harness: WorkerHarness,
 ) -> None:
     old = harness.worker(children=1)
     job = harness.app.send_task("new", kwargs={"x": 21})
-    ahead_ms = []
+    delays_ms = []
     for number in (1, 2):
         entry = harness.wait_for_event("delayed", job, number)
-        ahead_ms.append(int(entry["delay"]) - entry.ms)
+        delays_ms.append(int(entry["delay"]) - entry.ms)
     lines = old.wait_for_line("Unknown task", count=2)
     assert old.stop() == 0
-    assert harness.field(job, "atm") in {None, "0"}, "no attempt was made"
+    assert harness.field(job, "atm") in {None, "0"}, "no attempt is counted"
     assert harness.field(job, "failedReason") is None
 
     due_ms = int(harness.wait_for_event("delayed", job, 2)["delay"])
@@ -37,18 +37,18 @@ def test_an_unknown_task_is_put_back_with_growing_delay_until_a_worker_that_know
     due_ms = max(due_ms, server_ms(harness.redis))
     assert job.get(timeout=60) == 42
     late_ms = harness.wait_for_start(job).ms - due_ms
-    harness.report(put_back_for_ms=ahead_ms, started_after_due_and_worker_ms=late_ms)
+    harness.report(delayed_by_ms=delays_ms, started_after_due_and_worker_ms=late_ms)
     assert [line["task"] for line in lines] == ["new", "new"]
     assert lines[0]["level"] == "warning"
     assert lines[0]["job_id"] == job.id
-    assert 500 <= ahead_ms[0] <= 1100
-    assert 1500 <= ahead_ms[1] <= 2100
+    assert 500 <= delays_ms[0] <= 1100
+    assert 1500 <= delays_ms[1] <= 2100
     assert late_ms <= scale_to_load(1000)
     assert harness.field(job, "atm") == "1"
     assert harness.start_count(job) == 1
 
 
-def test_known_tasks_of_the_same_queue_run_meanwhile(harness: WorkerHarness) -> None:
+def test_jobs_of_known_tasks_run_while_jobs_of_unknown_tasks_are_delayed(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     unknown = [harness.app.send_task("new", kwargs={"x": 1}) for _ in range(3)]
     known = harness.app.send_task("quick")
@@ -57,7 +57,7 @@ def test_known_tasks_of_the_same_queue_run_meanwhile(harness: WorkerHarness) -> 
         harness.wait_for_event("delayed", job)
 
 
-def test_with_the_policy_fail_an_unknown_task_fails_and_the_reason_names_it(harness: WorkerHarness) -> None:
+def test_a_job_of_an_unknown_task_fails_with_the_setting_fail(harness: WorkerHarness) -> None:
     harness.worker(children=1, settings={"task_unknown": "fail"})
     job = harness.app.send_task("new", kwargs={"x": 1})
     assert "'new'" in harness.wait_for_event("failed", job)["failedReason"]

@@ -1,4 +1,4 @@
-"""``bulltask.testing.worker.WorkerProcess``: a real worker as an object."""
+"""``bulltask.testing.worker.WorkerProcess``: a real worker for tests."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ def hold():
 
 @pytest.fixture
 def shop(tmp_path: Path, broker_url: str) -> dict[str, Any]:
-    """How the worker is started."""
+    """Arguments of `WorkerProcess.start`."""
     (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
     return {"directory": tmp_path, "broker_url": broker_url}
 
 
-def test_a_worker_runs_jobs_is_paused_and_goes_on(app: App, shop: dict[str, Any], redis_client: Any) -> None:
+def test_a_worker_process_runs_jobs_and_can_be_paused_and_resumed(
+    app: App, shop: dict[str, Any], redis_client: Any
+) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         assert (worker.is_running, worker.is_paused) == (True, False)
         assert app.send_task("add", (1, 2)).get(timeout=60) == 3
-        for _ in range(2):  # and once more, to see that a second pause waits for its own line
+        for _ in range(2):  # twice, to check that a second pause waits for its own log line
             worker.pause()
             worker.pause()
             assert worker.is_paused
@@ -62,7 +64,7 @@ def test_a_worker_runs_jobs_is_paused_and_goes_on(app: App, shop: dict[str, Any]
         assert worker.stop() == 0
 
 
-def test_a_worker_may_start_paused_and_with_other_settings_and_options(app: App, shop: dict[str, Any]) -> None:
+def test_a_worker_process_can_start_paused_and_with_settings_and_options(app: App, shop: dict[str, Any]) -> None:
     settings = {"worker_concurrency": 2, "loglevel": "debug"}
     with WorkerProcess.start("shop", "--paused", "-Q", "mail", settings=settings, **shop) as worker:
         assert worker.is_paused
@@ -72,9 +74,7 @@ def test_a_worker_may_start_paused_and_with_other_settings_and_options(app: App,
         assert app.send_task("add", (1, 2), queue="mail").get(timeout=60) == 3
 
 
-def test_a_forced_stop_gives_the_job_back_and_leaving_the_block_ends_what_is_left(
-    app: App, shop: dict[str, Any]
-) -> None:
+def test_a_forced_stop_releases_the_job_and_leaving_the_block_stops_the_worker(app: App, shop: dict[str, Any]) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         job = app.send_task("hold")
         wait_until(lambda: str(job.state) == "active", 60, "the start of the job")
@@ -85,12 +85,12 @@ def test_a_forced_stop_gives_the_job_back_and_leaving_the_block_ends_what_is_lef
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_worker_that_cannot_start_says_why(shop: dict[str, Any]) -> None:
+def test_a_worker_process_that_cannot_start_raises_with_its_output(shop: dict[str, Any]) -> None:
     with pytest.raises(BulltaskError, match=r"exit code 1:\n(.*\n)*.*no_such_module"):
         WorkerProcess.start("no_such_module", **shop)
 
 
-def test_a_worker_that_does_not_stop_in_time_is_an_error_and_can_be_killed(app: App, shop: dict[str, Any]) -> None:
+def test_a_worker_process_that_does_not_stop_in_time_can_be_killed(app: App, shop: dict[str, Any]) -> None:
     with WorkerProcess.start("shop", **shop) as worker:
         job = app.send_task("hold")
         wait_until(lambda: str(job.state) == "active", 60, "the start of the job")

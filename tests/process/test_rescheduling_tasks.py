@@ -1,4 +1,4 @@
-"""Tasks that end their run by themselves: later, back, or when the children have ended. No attempt is counted."""
+"""Tasks that delay or release their job, or wait for child jobs. No attempt is counted."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def alater(self):
     return self.request.deliveries, self.request.retries
 
 
-@app.task(bind=True, name="back")
-def back(self):
+@app.task(bind=True, name="release_twice")
+def release_twice(self):
     record("start", job=self.request.id)
     if self.request.deliveries < 3:
         raise ReleaseJob
@@ -53,7 +53,7 @@ def parent(self, numbers, step=1):
     if step == 1:
         self.update_data({"numbers": numbers, "step": 2})
         for number in numbers:
-            square.apply_async((number,), parent=self.request, countdown=1)  # none ends before it waits
+            square.apply_async((number,), parent=self.request, countdown=1)  # no child finishes before the parent waits
         self.move_to_waiting_children()
     return sum(self.get_children_values().values()), self.request.deliveries
 
@@ -63,7 +63,7 @@ async def aparent(self, numbers, step=1):
     if step == 1:
         await self.aupdate_data({"numbers": numbers, "step": 2})
         for number in numbers:
-            await square.aapply_async((number,), parent=self.request, countdown=1)  # none ends before it waits
+            await square.aapply_async((number,), parent=self.request, countdown=1)
         raise WaitForChildren
     return sum((await self.aget_children_values()).values())
 
@@ -75,8 +75,8 @@ def childless(self):
     return self.request.deliveries
 
 
-@app.task(bind=True, name="bereaved")
-def bereaved(self, wait):
+@app.task(bind=True, name="with_failing_child")
+def with_failing_child(self, wait):
     child = breaks.apply_async(parent=self.request, max_retries=0, fail_parent_on_failure=True)
     if wait:
         with suppress(ValueError):
@@ -84,68 +84,72 @@ def bereaved(self, wait):
     self.move_to_waiting_children()
 
 
-@app.task(name="nonsense")
-def nonsense():
+@app.task(name="invalid_delay")
+def invalid_delay():
     raise RescheduleJob("soon")
 """
 
 
 @pytest.fixture
-def moving(harness: WorkerHarness) -> WorkerHarness:
+def started_harness(harness: WorkerHarness) -> WorkerHarness:
     harness.worker(TASKS)
     return harness
 
 
 @pytest.mark.parametrize("task", ["later", "alater"])
-def test_a_task_that_delays_its_job_is_run_again_without_an_attempt(moving: WorkerHarness, task: str) -> None:
-    job = moving.app.send_task(task)
+def test_a_task_that_delays_its_job_runs_again_without_a_counted_attempt(
+    started_harness: WorkerHarness, task: str
+) -> None:
+    job = started_harness.app.send_task(task)
     assert job.get(timeout=60) == [2, 0]
-    assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("2", "1")
-    assert moving.wait_for_event("delayed", job)["jobId"] == job.id
-    assert moving.field(job, "failedReason") is None
+    assert (started_harness.field(job, "ats"), started_harness.field(job, "atm")) == ("2", "1")
+    assert started_harness.wait_for_event("delayed", job)["jobId"] == job.id
+    assert started_harness.field(job, "failedReason") is None
 
 
-def test_the_delay_is_kept(moving: WorkerHarness) -> None:
-    job = moving.app.send_task("later")
+def test_a_task_that_delays_its_job_runs_again_after_the_delay(started_harness: WorkerHarness) -> None:
+    job = started_harness.app.send_task("later")
     job.get(timeout=60)
-    assert moving.wait_for_start(job, 2).ms - moving.wait_for_start(job, 1).ms >= 300
+    assert started_harness.wait_for_start(job, 2).ms - started_harness.wait_for_start(job, 1).ms >= 300
 
 
-def test_a_task_that_gives_its_job_back_is_the_next_one(moving: WorkerHarness) -> None:
-    job = moving.app.send_task("back")
+def test_a_job_that_its_task_releases_runs_next(started_harness: WorkerHarness) -> None:
+    job = started_harness.app.send_task("release_twice")
     assert job.get(timeout=60) == 3
-    assert (moving.field(job, "ats"), moving.field(job, "atm")) == ("3", "1")
+    assert (started_harness.field(job, "ats"), started_harness.field(job, "atm")) == ("3", "1")
 
 
 @pytest.mark.parametrize(("task", "result"), [("parent", [14, 2]), ("aparent", 14)])
-def test_a_task_waits_for_children_that_it_has_added(moving: WorkerHarness, task: str, result: object) -> None:
-    job = moving.app.send_task(task, kwargs={"numbers": [1, 2, 3]})
+def test_a_task_can_wait_for_child_jobs_that_it_has_added(
+    started_harness: WorkerHarness, task: str, result: object
+) -> None:
+    job = started_harness.app.send_task(task, kwargs={"numbers": [1, 2, 3]})
     assert job.get(timeout=60) == result
-    assert moving.field(job, "atm") == "1"
-    assert moving.wait_for_event("waiting-children", job)["prev"] == "active"
-    found = moving.app.queue("default").get_job(job.id)
+    assert started_harness.field(job, "atm") == "1"
+    assert started_harness.wait_for_event("waiting-children", job)["prev"] == "active"
+    found = started_harness.app.queue("default").get_job(job.id)
     assert found is not None
     assert sorted(found.get_children_values().values()) == [1, 4, 9]
 
 
-def test_a_task_without_pending_children_is_run_again_at_once(moving: WorkerHarness) -> None:
-    assert moving.app.send_task("childless").get(timeout=60) == 2
+def test_a_task_that_waits_without_pending_children_runs_again_immediately(started_harness: WorkerHarness) -> None:
+    assert started_harness.app.send_task("childless").get(timeout=60) == 2
 
 
 @pytest.mark.parametrize(("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed children")])
-def test_a_task_whose_child_fails_it_fails(harness: WorkerHarness, wait: bool, why: str) -> None:
+def test_a_task_fails_when_a_child_job_fails_its_parent(harness: WorkerHarness, wait: bool, why: str) -> None:
     harness.worker(TASKS, children=2 if wait else 1)
-    job = harness.app.send_task("bereaved", kwargs={"wait": wait}, max_retries=0)
+    job = harness.app.send_task("with_failing_child", kwargs={"wait": wait}, max_retries=0)
     with pytest.raises((TaskError, PermanentError), match=why):
         job.get(timeout=60)
 
 
-def test_a_delay_that_is_none_fails_the_job(moving: WorkerHarness) -> None:
+def test_an_invalid_delay_fails_the_job(started_harness: WorkerHarness) -> None:
     with pytest.raises(TaskError, match="the delay of RescheduleJob must be seconds"):
-        moving.app.send_task("nonsense").get(timeout=60)
+        started_harness.app.send_task("invalid_delay").get(timeout=60)
 
 
-def test_the_log_says_where_the_job_went(harness: WorkerHarness) -> None:
+def test_the_log_reports_that_a_task_delayed_its_job(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS)
     job = harness.app.send_task("later")
     job.get(timeout=60)

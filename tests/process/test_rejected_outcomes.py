@@ -1,4 +1,4 @@
-"""Outcomes that Redis does not take, and the jobs that travelled with them."""
+"""Outcomes that Redis rejects, and the jobs that were fetched in the same call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def test_a_job_that_came_with_a_refused_outcome_from_another_queue_runs_at_once(harness: WorkerHarness) -> None:
-    # One child of two queues: finishing a job of one travels with fetching a job of the other.
+def test_a_job_fetched_with_a_rejected_outcome_of_another_queue_runs(harness: WorkerHarness) -> None:
+    # One child serves two queues: it finishes a job of one and fetches a job of the other in one round trip.
     worker = harness.worker(children=1, options=["-Q", "default,other"], settings={"lock_duration": 30})
     victim = harness.hold()
     harness.wait_for_start(victim)

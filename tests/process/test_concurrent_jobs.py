@@ -1,4 +1,4 @@
-"""Async tasks beside each other in one child, and what a task may raise without harm to others."""
+"""Concurrent async tasks in one child, and exceptions of a task that do not affect other jobs."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def raise_it(kind):
     if kind == "interrupt":
         raise KeyboardInterrupt
     if kind == "base":
-        raise Ending("of its own making")
+        raise Ending("raised by the task")
     if kind == "generator exit":
         raise GeneratorExit
     if kind == "cancelled":
-        raise asyncio.CancelledError("by nobody")
+        raise asyncio.CancelledError("by the task itself")
     if kind == "recursion":
         bomb()
 
@@ -81,7 +81,7 @@ def endless_result():
 KINDS = ["exit", "interrupt", "base", "generator exit", "cancelled", "recursion"]
 
 
-def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_child(harness: WorkerHarness) -> None:
+def test_a_hundred_sleeping_async_jobs_run_concurrently_in_one_child(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=1)
     harness.app.send_task("nap", kwargs={"seconds": 0}).get(timeout=60)
     jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(100)]
@@ -94,7 +94,7 @@ def test_a_hundred_jobs_that_sleep_half_a_second_end_within_a_second_in_one_chil
     assert worker.stop() == 0
 
 
-def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other_way_round(
+def test_async_and_sync_jobs_of_one_child_run_concurrently(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(ASYNC, children=1)
@@ -114,27 +114,25 @@ def test_async_jobs_go_on_while_a_sync_one_of_the_same_child_waits_and_the_other
 
 
 @pytest.mark.parametrize("task", ["raise_sync", "raise_async"])
-def test_whatever_a_task_raises_fails_its_job_and_no_other(harness: WorkerHarness, task: str) -> None:
+def test_any_exception_of_a_task_fails_its_job_and_no_other(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(ASYNC, children=1)
-    beside = harness.app.send_task("nap", kwargs={"seconds": 1})
-    harness.wait_for_start(beside)
+    other = harness.app.send_task("nap", kwargs={"seconds": 1})
+    harness.wait_for_start(other)
     bad = {kind: harness.app.send_task(task, kwargs={"kind": kind}, max_retries=0) for kind in KINDS}
     reasons = {kind: harness.wait_for_event("failed", job)["failedReason"] for kind, job in bad.items()}
     harness.report(**reasons)
-    assert beside.get(timeout=60) == 1
+    assert other.get(timeout=60) == 1
     assert harness.app.send_task("quick").get(timeout=60) is None
     assert all(reasons.values())
-    assert "of its own making" in reasons["base"]
+    assert "raised by the task" in reasons["base"]
     assert "recursion" in reasons["recursion"]
-    assert {harness.start_count(job) for job in (beside, *bad.values())} == {1}
+    assert {harness.start_count(job) for job in (other, *bad.values())} == {1}
     assert worker.logged("Child died") == []
     assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("task", ["broken_error", "endless_result"])
-def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_other(
-    harness: WorkerHarness, task: str
-) -> None:
+def test_an_error_or_result_that_cannot_be_serialized_fails_only_its_job(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(ASYNC, children=1)
     job = harness.app.send_task(task, max_retries=0)
     assert harness.wait_for_event("failed", job)["failedReason"]
@@ -142,7 +140,7 @@ def test_errors_and_results_that_cannot_be_written_down_fail_their_job_and_no_ot
     assert worker.logged("Child died") == []
 
 
-def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more(harness: WorkerHarness) -> None:
+def test_all_async_jobs_of_a_killed_child_are_released_and_run_once_more(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 5})
     jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(30)]
     harness.journal.wait_for(30, what="start")
@@ -152,22 +150,20 @@ def test_a_killed_child_gives_back_all_of_its_async_jobs_and_each_runs_once_more
     assert {harness.start_count(job) for job in jobs} == {2}
 
 
-def test_jobs_that_were_beside_one_that_kills_its_child_do_not_fail_with_it(harness: WorkerHarness) -> None:
+def test_jobs_that_run_with_a_poison_pill_do_not_fail(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=1, settings={"lock_duration": 30, "max_crashes": 2})
-    innocent = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    before = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
     poison = harness.app.send_task("kill_async")
-    others = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
+    after = [harness.app.send_task("nap", kwargs={"seconds": 0.1}) for _ in range(20)]
     assert "SIGKILL" in harness.wait_for_event("failed", poison)["failedReason"]
-    for job in (*innocent, *others):
+    for job in (*before, *after):
         assert job.get(timeout=60) == 0.1
     deaths = len(worker.logged("Child died"))
-    harness.report(
-        deaths=deaths, most_starts_of_an_innocent_job=max(harness.start_count(job) for job in (*innocent, *others))
-    )
+    harness.report(deaths=deaths, max_starts_of_other_jobs=max(harness.start_count(job) for job in (*before, *after)))
     assert deaths == harness.start_count(poison) == 3, "with many, with a few, alone"
 
 
-def test_a_stop_at_its_deadline_gives_back_all_async_jobs(harness: WorkerHarness) -> None:
+def test_all_async_jobs_are_released_at_the_shutdown_timeout(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=2, settings={"shutdown_timeout": 0.3, "max_crashes": 1})
     jobs = [harness.app.send_task("wait_async") for _ in range(60)]
     harness.journal.wait_for(60, what="start")
@@ -176,7 +172,7 @@ def test_a_stop_at_its_deadline_gives_back_all_async_jobs(harness: WorkerHarness
     assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs}
 
 
-def test_a_warm_stop_lets_async_jobs_end(harness: WorkerHarness) -> None:
+def test_a_warm_shutdown_waits_for_async_jobs(harness: WorkerHarness) -> None:
     worker = harness.worker(ASYNC, children=1)
     jobs = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(20)]
     harness.journal.wait_for(20, what="start")

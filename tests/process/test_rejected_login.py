@@ -1,4 +1,4 @@
-"""A worker that Redis does not let in says so once and ends."""
+"""A worker that cannot log in to Redis logs one error and exits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def locked_server(server_factory: Callable[..., RedisServer]) -> RedisServer:
     return server_factory(password="the-right-password")
 
 
-def refused(worker: Worker) -> str:
-    """Wait for the worker's end, check what every refusal has in common, and return its error line."""
+def wait_for_rejection(worker: Worker) -> str:
+    """Wait until the worker exits, check its exit code and output, and return its error line."""
     code = worker.wait()
     assert code == int(ExitCode.BROKER_UNUSABLE) == 4
     for secret in (SECRET, quote(SECRET, safe=""), "the-right-password", "Traceback"):
@@ -37,28 +37,30 @@ def refused(worker: Worker) -> str:
     return errors[0]
 
 
-def test_a_wrong_password_ends_the_worker_with_one_line_that_names_user_and_host(
+def test_a_worker_with_a_wrong_password_exits_and_names_user_and_host(
     harness: WorkerHarness, locked_server: RedisServer
 ) -> None:
     url = f"redis://default:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
-    line = refused(harness.worker(settings={"broker_url": url}))
+    line = wait_for_rejection(harness.worker(settings={"broker_url": url}))
     assert f"//default:***@127.0.0.1:{locked_server.port}" in line
 
 
-def test_an_unknown_user_ends_the_worker_with_one_line_that_names_it(
+def test_a_worker_with_an_unknown_user_exits_and_names_the_user(
     harness: WorkerHarness, locked_server: RedisServer
 ) -> None:
     url = f"redis://mallory:{quote(SECRET, safe='')}@127.0.0.1:{locked_server.port}/0"
-    line = refused(harness.worker(settings={"broker_url": url}))
+    line = wait_for_rejection(harness.worker(settings={"broker_url": url}))
     assert f"//mallory:***@127.0.0.1:{locked_server.port}" in line
 
 
-def test_a_missing_password_ends_the_worker_with_one_line(harness: WorkerHarness, locked_server: RedisServer) -> None:
-    line = refused(harness.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
+def test_a_worker_without_a_password_exits_and_names_the_host(
+    harness: WorkerHarness, locked_server: RedisServer
+) -> None:
+    line = wait_for_rejection(harness.worker(settings={"broker_url": f"redis://127.0.0.1:{locked_server.port}/0"}))
     assert f"127.0.0.1:{locked_server.port}" in line
 
 
-def test_a_password_that_is_changed_while_it_works_is_told_and_forgotten_when_it_is_right_again(
+def test_a_worker_reconnects_when_a_changed_password_is_restored(
     harness_on: Callable[[str], WorkerHarness], locked_server: RedisServer
 ) -> None:
     harness = harness_on(locked_server.url)
@@ -88,7 +90,7 @@ async def waits():
 """
 
 
-def test_a_user_who_may_run_what_a_worker_asks_for_is_refused_nothing(
+def test_a_user_with_the_documented_permissions_can_run_a_worker(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
@@ -106,7 +108,7 @@ def test_a_user_who_may_run_what_a_worker_asks_for_is_refused_nothing(
         result.get(timeout=60)
     with pytest.raises(OSError, match="no"):
         harness.app.send_task("fails").get(timeout=60)
-    worker.wait_for_line("Job failed")  # a result is there before its line
+    worker.wait_for_line("Job failed")  # the result is available before the line is logged
     assert {line["event"] for line in worker.warnings()} == {"Job retried", "Job failed"}
     assert [entry["object"] for entry in harness.redis.acl_log() if entry["username"] == "worker"] == []
     assert worker.stop() == 0

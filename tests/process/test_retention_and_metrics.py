@@ -1,4 +1,4 @@
-"""What a worker's options say of jobs that end: which of them stay, and how many of them are counted."""
+"""Options of a worker for finished jobs: retention and metrics."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def aquick(self):
 """
 
 
-def silent(harness: WorkerHarness) -> App:
-    """A sender whose jobs say nothing of how long they stay, as those of Node."""
+def plain_sender(harness: WorkerHarness) -> App:
+    """Return a sender whose jobs have no retention options, like jobs of Node."""
     return harness.sender(result_expires=None, result_failure_expires=None)
 
 
@@ -38,10 +38,10 @@ def silent(harness: WorkerHarness) -> App:
 
 @METHODS
 @pytest.mark.parametrize("task", ["quick", "aquick"])
-def test_only_the_newest_completed_jobs_stay(harness: WorkerHarness, method: str, task: str) -> None:
+def test_only_the_newest_completed_jobs_are_kept(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method}
     harness.worker(TASKS, options=["--remove-on-complete", "2"], settings=settings, children=1)
-    jobs = [silent(harness).send_task(task).id for _ in range(5)]
+    jobs = [plain_sender(harness).send_task(task).id for _ in range(5)]
     for job in jobs:
         harness.events.wait_for(timeout=60, event="completed", jobId=job)
     assert harness.redis.zrange(harness.keys.completed, 0, -1) == jobs[-2:]
@@ -49,10 +49,10 @@ def test_only_the_newest_completed_jobs_stay(harness: WorkerHarness, method: str
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_failed_jobs_have_an_option_of_their_own(harness: WorkerHarness, method: str) -> None:
+def test_failed_jobs_have_a_separate_retention_option(harness: WorkerHarness, method: str) -> None:
     settings = {"worker_start_method": method}
     harness.worker(TASKS, options=["--remove-on-fail", "age=3600,count=1"], settings=settings, children=1)
-    sender = silent(harness)
+    sender = plain_sender(harness)
     failed = [sender.send_task("fails").id for _ in range(3)]
     completed = [sender.send_task("quick") for _ in range(3)]
     for job in completed:
@@ -61,26 +61,26 @@ def test_failed_jobs_have_an_option_of_their_own(harness: WorkerHarness, method:
     assert harness.redis.zcard(harness.keys.completed) == 3
 
 
-def test_what_a_job_says_itself_wins(harness: WorkerHarness) -> None:
+def test_retention_options_of_a_job_override_those_of_the_worker(harness: WorkerHarness) -> None:
     harness.worker(TASKS, settings={"remove_on_complete": "true", "remove_on_fail": "false"}, children=1)
-    sender = silent(harness)
+    sender = plain_sender(harness)
     kept = [
-        harness.app.send_task("quick"),  # our own jobs say result_expires
+        harness.app.send_task("quick"),  # has the retention of result_expires
         sender.send_task("quick", remove_on_complete=False),
         sender.send_task("fails", max_retries=0),
     ]
-    gone = [sender.send_task("quick"), sender.send_task("fails", max_retries=0, remove_on_fail=True)]
-    for job, event in zip([*kept, *gone], ["completed", "completed", "failed", "completed", "failed"], strict=True):
+    removed = [sender.send_task("quick"), sender.send_task("fails", max_retries=0, remove_on_fail=True)]
+    for job, event in zip([*kept, *removed], ["completed", "completed", "failed", "completed", "failed"], strict=True):
         harness.wait_for_event(event, job, timeout=60)
     assert [harness.redis.exists(harness.keys.job(job.id)) for job in kept] == [1, 1, 1]
-    assert [harness.redis.exists(harness.keys.job(job.id)) for job in gone] == [0, 0]
+    assert [harness.redis.exists(harness.keys.job(job.id)) for job in removed] == [0, 0]
 
 
-def test_a_job_that_killed_its_children_is_kept_and_counted_by_the_same_options(harness: WorkerHarness) -> None:
+def test_retention_and_metrics_apply_to_a_job_that_crashed_its_children(harness: WorkerHarness) -> None:
     worker = harness.worker(
         children=1, settings={"remove_on_fail": "true", "max_crashes": 1, "metrics_max_data_points": 10}
     )
-    job = silent(harness).send_task("hold", kwargs={"gate": "gate"})
+    job = plain_sender(harness).send_task("hold", kwargs={"gate": "gate"})
     os.kill(int(harness.wait_for_start(job, timeout=60)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Job crashed", job_id=job.id)
     harness.wait_for_event("failed", job, timeout=60)
@@ -94,7 +94,7 @@ def test_a_job_that_killed_its_children_is_kept_and_counted_by_the_same_options(
 
 @METHODS
 @pytest.mark.parametrize("task", ["quick", "aquick"])
-def test_jobs_are_counted_minute_by_minute(harness: WorkerHarness, method: str, task: str) -> None:
+def test_metrics_count_completed_jobs_per_minute(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method}
     harness.worker(TASKS, options=["--metrics-max-data-points", "3"], settings=settings, children=1)
     queue = harness.app.queue("default")
@@ -102,17 +102,17 @@ def test_jobs_are_counted_minute_by_minute(harness: WorkerHarness, method: str, 
         harness.app.send_task(task).get(timeout=60)
     assert queue.get_metrics("completed").count == 4
     assert queue.get_metrics("failed") == Metrics(0, 0, 0, (), 0)
-    # Time passes: what was counted last was counted ten minutes ago.
+    # As if the last job was counted ten minutes ago.
     before_ms = server_ms(harness.redis) - 10 * MINUTE_MS
     harness.redis.hset(harness.keys.metrics_completed, mapping={"prevTS": before_ms, "prevCount": 1})
     harness.app.send_task(task).get(timeout=60)
     found = queue.get_metrics("completed")
-    # BullMQ's count lags by one: the job that ends a minute belongs to the next.
+    # BullMQ's count lags by one: the first job after a minute has passed is counted in the next one.
     assert (found.count, found.previous_count, found.data, found.points) == (5, 4, (0, 0, 3), 3)
     assert found.previous_ms > before_ms
 
 
-def test_failed_jobs_are_counted_apart(harness: WorkerHarness) -> None:
+def test_metrics_count_failed_jobs_separately(harness: WorkerHarness) -> None:
     harness.worker(TASKS, settings={"metrics_max_data_points": 60}, children=1)
     for task in ("fails", "quick", "fails"):
         harness.wait_for_event(
@@ -122,7 +122,7 @@ def test_failed_jobs_are_counted_apart(harness: WorkerHarness) -> None:
     assert (queue.get_metrics("failed").count, queue.get_metrics("completed").count) == (2, 1)
 
 
-def test_nothing_is_counted_unless_it_is_asked_for(harness: WorkerHarness) -> None:
+def test_metrics_are_not_stored_by_default(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     harness.app.send_task("quick").get(timeout=60)
     harness.wait_for_event("failed", harness.app.send_task("fails", max_retries=0))

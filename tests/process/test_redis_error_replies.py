@@ -1,4 +1,4 @@
-"""A Redis that is there and answers with errors: its workers wait, say so once, and can be stopped meanwhile."""
+"""Redis sends error replies: workers wait, log the error once, and can be stopped."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
-BOTH = ["-Q", "broken,default"]
+BOTH_QUEUES = ["-Q", "broken,default"]
 
 
 def break_queue(harness: WorkerHarness, queue: str) -> str:
-    """Put something else where a list of the queue belongs; its key."""
+    """Store a string in the key of the queue's list of waiting jobs; return the key."""
     key = harness.keys_of(queue).wait
     harness.redis.set(key, "not a list")
     return key
 
 
 @METHODS
-def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_found_again(
-    harness: WorkerHarness, method: str
-) -> None:
+def test_a_broken_queue_is_logged_once_and_does_not_block_another_queue(harness: WorkerHarness, method: str) -> None:
     key = break_queue(harness, "broken")
     settings = {"worker_start_method": method, "run_retry_delay": 0.2, "broker_reconnect_delay": 0.01}
-    worker = harness.worker(children=1, options=BOTH, settings=settings)
+    worker = harness.worker(children=1, options=BOTH_QUEUES, settings=settings)
     worker.wait_for_line("Redis error reply", queue="broken")
-    for _ in range(5):  # more than one pause, and turns of both queues
+    for _ in range(5):  # longer than one backoff, and several fetches from both queues
         assert harness.app.send_task("quick", countdown=0.2).get(timeout=60) is None
     assert len(worker.logged("Redis error reply")) == 1
     assert "WRONGTYPE" in worker.logged("Redis error reply")[0]["error"]
@@ -43,7 +41,7 @@ def test_a_queue_whose_keys_are_broken_holds_up_no_other_and_is_told_once_and_fo
     assert worker.stop() == 0
 
 
-def test_a_worker_that_leaves_a_queue_alone_for_long_asks_no_more_and_stops_at_once(harness: WorkerHarness) -> None:
+def test_a_worker_in_a_long_queue_backoff_sends_no_commands_and_stops(harness: WorkerHarness) -> None:
     break_queue(harness, "broken")
     settings = {"run_retry_delay": 300, "broker_reconnect_delay": 60, "broker_reconnect_delay_max": 60}
     worker = harness.worker(children=2, options=["-Q", "broken"], settings={**settings, "stalled_interval": 600})
@@ -51,11 +49,11 @@ def test_a_worker_that_leaves_a_queue_alone_for_long_asks_no_more_and_stops_at_o
     before = harness.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     harness.worker(children=1, options=["-Q", "default"])
     assert harness.app.send_task("quick", countdown=1).get(timeout=60) is None
-    assert harness.redis.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 20, "it does not spin"
+    assert harness.redis.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 20, "the worker does not spin"
     assert worker.stop(timeout=30) == 0
 
 
-def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
+def test_a_full_redis_is_logged_once_and_jobs_run_when_there_is_memory(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
@@ -65,11 +63,11 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     harness.wait_until_idle(1)
     job = harness.app.send_task("quick", countdown=1)
     harness.redis.config_set("maxmemory", "1")
-    refused = worker.wait_for_line("Redis error reply")[0]
-    assert "maxmemory" in refused["error"]
-    assert "queue" not in refused or refused["queue"] is None
+    line = worker.wait_for_line("Redis error reply")[0]
+    assert "maxmemory" in line["error"]
+    assert "queue" not in line or line["queue"] is None
     errors = harness.redis.info("commandstats")["cmdstat_evalsha"]
-    wait_until(lambda: tries(harness) >= errors["calls"] + 5, 60, "five more tries")
+    wait_until(lambda: script_calls(harness) >= errors["calls"] + 5, 60, "five more calls")
     assert len(worker.logged("Redis error reply")) == 1
     harness.redis.config_set("maxmemory", "0")
     assert job.get(timeout=60) is None
@@ -78,25 +76,25 @@ def test_a_full_redis_is_told_once_and_its_jobs_run_when_there_is_room(
     assert worker.stop() == 0
 
 
-def test_a_connection_that_breaks_after_error_replies_is_made_again_at_once(harness: WorkerHarness) -> None:
+def test_a_connection_that_breaks_after_error_replies_is_restored_immediately(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     worker = harness.worker(via=proxy, children=1, settings={"broker_reconnect_delay": 1})
     harness.wait_until_idle(1)
     proxy.inject_error("READONLY You can't write against a read only replica.", None, match="lockDuration")
     job = harness.app.send_task("quick")
-    proxy.wait_for(lambda seen: seen.injected >= 4, 60)  # a second between each two
+    proxy.wait_for(lambda proxy: proxy.injected >= 4, 60)  # with a second between them
     proxy.pass_all()
     proxy.reset()
     harness.wait_for_start(job, timeout=scale_to_load(5))
     assert worker.stop() == 0
 
 
-def tries(harness: WorkerHarness) -> int:
+def script_calls(harness: WorkerHarness) -> int:
     calls: int = harness.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
     return calls
 
 
-def test_a_worker_that_waits_for_a_full_redis_stops_at_once(
+def test_a_worker_that_waits_for_a_full_redis_stops_immediately(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory()
@@ -113,7 +111,7 @@ def test_a_worker_that_waits_for_a_full_redis_stops_at_once(
 ERROR_PAGE = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
 
-def test_a_worker_outlives_answers_that_are_not_redis_protocol(harness: WorkerHarness) -> None:
+def test_a_worker_survives_replies_that_are_not_redis_protocol(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     proxy.inject_reply(ERROR_PAGE, None)
     worker = harness.worker(via=proxy, children=2, settings={"broker_reconnect_delay": 0.05})
@@ -126,8 +124,8 @@ def test_a_worker_outlives_answers_that_are_not_redis_protocol(harness: WorkerHa
     proxy.inject_reply(ERROR_PAGE, None)
     harness.open_gate()
     following = harness.app.send_task("quick")
-    tries = proxy.injected
-    proxy.wait_for(lambda seen: seen.injected >= tries + 10, 60)
+    injected = proxy.injected
+    proxy.wait_for(lambda proxy: proxy.injected >= injected + 10, 60)
     proxy.pass_all()
     assert held.get(timeout=60) == "gate"
     assert following.get(timeout=60) is None
