@@ -1,4 +1,4 @@
-"""Backfills of gaps and replays of finished jobs, through a real session."""
+"""Backfills of gaps and replays of finished jobs, with a real session."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def jobs_of(spark: SparkSession, lake: LakeBuilder) -> list[dict[str, Any]]:
     return [row.asDict() for row in latest(read_table(spark, lake.layout, JOBS), JOBS).collect()]
 
 
-def gap(began: datetime) -> Mapping[str, Any]:
+def gap(since: datetime) -> Mapping[str, Any]:
     return {
         "after_id": "1-0", "first_id": "9-0", "lost": 40, "exact": True, "reason": "trimmed",
-        "after_at": began, "first_at": now(), "detected_at": now(),
+        "after_at": since, "first_at": now(), "detected_at": now(),
     }  # fmt: skip
 
 
 @pytest.fixture
-def cut(
+def known_incarnations(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> Mapping[str, str]:  # fmt: skip
-    """Seven jobs have ended within a gap, one of them is in a snapshot only; of two, incarnations were seen."""
-    began = now()
+    """Seven jobs have finished within a gap, one of them is only in a snapshot; two were added before the gap."""
+    start = now()
     add(queue, "known", "open", "hidden", "broken", "gone", "early", "again", "waiting")
     for _ in range(3):
         manual_worker.complete({"done": True})
@@ -73,27 +73,27 @@ def cut(
     assert [manual_worker.complete(), manual_worker.complete(), manual_worker.complete()] == ["gone", "early", "again"]
     snapshot(spark, lake.layout, source)
     queue.remove("gone")
-    redis_client.hset("bull:{mail}:early", "finishedOn", int((began - HOUR).timestamp() * 1000))
-    redis_client.zadd("bull:{mail}:completed", {"early": int((began - HOUR).timestamp() * 1000)})
-    lake.gaps([gap(began)])
-    incarnations = {"open": began, "again": began - 3 * HOUR}
+    redis_client.hset("bull:{mail}:early", "finishedOn", int((start - HOUR).timestamp() * 1000))
+    redis_client.zadd("bull:{mail}:completed", {"early": int((start - HOUR).timestamp() * 1000)})
+    lake.gaps([gap(start)])
+    incarnations = {"open": start, "again": start - 3 * HOUR}
     ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in incarnations.items()}
     lake.events([{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in ids.items()])
-    # What the stream knew: a complete job; one given up as open; an earlier incarnation of a reused id.
+    # Jobs derived from events: a complete job; a job given up as open; an earlier incarnation of a reused id.
     lake.jobs(
         [
             {"job_id": "known", "incarnation": "7-7", "name": "send", "state": "completed", "finished_at": now()},
-            {"job_id": "open", "incarnation": ids["open"], "name": "send", "state": "active", "as_of": began},
-            {"job_id": "again", "incarnation": ids["again"], "state": "completed", "finished_at": began - 2 * HOUR},
+            {"job_id": "open", "incarnation": ids["open"], "name": "send", "state": "active", "as_of": start},
+            {"job_id": "again", "incarnation": ids["again"], "state": "completed", "finished_at": start - 2 * HOUR},
         ]
     )
     return ids
 
 
-def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_once(
-    spark: SparkSession, lake: LakeBuilder, cut: Mapping[str, str], source: Mapping[str, str]
+def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
+    spark: SparkSession, lake: LakeBuilder, known_incarnations: Mapping[str, str], source: Mapping[str, str]
 ) -> None:
-    opened, old = cut["open"], cut["again"]
+    opened, old = known_incarnations["open"], known_incarnations["again"]
 
     def fill() -> BackfillReport:
         return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
@@ -122,49 +122,51 @@ def test_a_backfill_finds_every_job_of_a_gap_that_redis_or_a_snapshot_still_has_
     ]
     assert attempts[0]["run_ms"] >= 0
     assert fill().jobs == 0, "a second backfill finds nothing new"
-    assert [one.repaired_rows for one in find_gaps(lake.layout)] == [5]
+    assert [gap.repaired_rows for gap in find_gaps(lake.layout)] == [5]
     assert len(jobs_of(spark, lake)) == 7
 
 
-def test_an_end_from_an_old_snapshot_does_not_supersede_later_events(
+def test_an_outcome_in_an_old_snapshot_does_not_supersede_later_events(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
-    """Done within the gap, each was retried by hand and seen to fail, be removed or wait: no snapshot is of that."""
-    began, later = now(), now() + timedelta(minutes=5)
-    ids = [f"{told} {seen}" for told in ("failed", "removed", "waiting") for seen in ("whole", "without its beginning")]
+    """Each job completed within the gap and was retried manually; only events have its later state."""
+    start, later = now(), now() + timedelta(minutes=5)
+    ids = [f"{state} {history}" for state in ("failed", "removed", "waiting") for history in ("complete", "truncated")]
     add(queue, *ids)
     for _ in ids:
         manual_worker.complete()
     snapshot(spark, lake.layout, source)
     for job_id in ids:
         queue.remove(job_id)
-    lake.gaps([gap(began)])
-    incarnations = {job_id: f"{int(began.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "whole" in job_id}
+    lake.gaps([gap(start)])
+    incarnations = {
+        job_id: f"{int(start.timestamp() * 1000)}-{n}" for n, job_id in enumerate(ids) if "complete" in job_id
+    }
     lake.events(
         [{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in incarnations.items()]
     )
-    told = {job_id: job_id.partition(" ")[0] for job_id in ids}
+    states = {job_id: job_id.partition(" ")[0] for job_id in ids}
     ends = {"failed": later, "removed": None, "waiting": None}
     lake.jobs(
         {
-            "job_id": one,
-            "incarnation": incarnations.get(one),
+            "job_id": job_id,
+            "incarnation": incarnations.get(job_id),
             "state": state,
             "finished_at": ends[state],
             "as_of": later,
         }
-        for one, state in told.items()
+        for job_id, state in states.items()
     )
     report = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
-    assert {row["job_id"]: row["state"] for row in jobs_of(spark, lake)} == told
+    assert {row["job_id"]: row["state"] for row in jobs_of(spark, lake)} == states
     assert report.jobs == 0
 
 
-def test_a_stream_that_was_recreated_twice_has_two_gaps_after_its_beginning(
+def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip
-    """Gaps differ in when they were found; a job belongs to the first one in which it may have ended."""
+    """Two gaps begin at the same id, as of a recreated stream, and differ in when they were detected."""
     add(queue, "old", "new-1", "new-2", "new-3")
     for _ in range(4):
         manual_worker.complete()
@@ -176,23 +178,23 @@ def test_a_stream_that_was_recreated_twice_has_two_gaps_after_its_beginning(
         lake.gaps([{**lost, "first_id": f"{int(until.timestamp())}-0", "first_at": until, "detected_at": until}])
     report = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
     assert (report.gaps, report.jobs, report.repaired) == (2, 4, 2)
-    assert [one.repaired_rows for one in find_gaps(lake.layout)] == [1, 3]
+    assert [gap.repaired_rows for gap in find_gaps(lake.layout)] == [1, 3]
     rows = Pipeline(spark, lake.layout.root).gaps().orderBy("detected_at").collect()
     assert [row["repaired_rows"] for row in rows] == [1, 3]
 
 
-def test_without_a_gap_there_is_nothing_to_fill(
+def test_a_backfill_without_gaps_writes_nothing(
     spark: SparkSession, lake: LakeBuilder, source: Mapping[str, str]
 ) -> None:
     lake.gaps([gap(now() - HOUR)])
-    later = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
-    assert (later.gaps, later.jobs) == (0, 0)
+    report = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
+    assert (report.gaps, report.jobs) == (0, 0)
     assert not lake.layout.days(SNAPSHOTS)
     with pytest.raises(ConfigError, match="must be later than since"):
         backfill(spark, lake.layout, source, since=now(), until=now() - HOUR)
 
 
-def test_a_snapshot_of_some_states_since_a_time(
+def test_a_snapshot_is_restricted_by_states_and_time(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     add(queue, "a", "b", "c")
@@ -213,19 +215,19 @@ Replay = Callable[..., ReplayReport]
 def failed(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> Replay:
-    """Six jobs have failed: three are in Redis, one in a snapshot, one nowhere, and one was retried by hand."""
+    """Six failed jobs: three are in Redis, one in a snapshot, one is lost, and one was retried manually."""
     add(queue, "r1", "r2", priority=5, attempts=2, backoff={"type": "fixed", "delay": 1000})
     add(queue, "r3", "kept", "lost", "open")
     ids = [manual_worker.fail(f"no {n}") for n in range(6)]
     assert sorted(ids) == sorted(["r1", "r2", "r3", "kept", "lost", "open"])
-    done, made = now(), now()
+    finished, created = now(), now()
     lake.jobs(
         [
-            {"job_id": one, "incarnation": f"{n}-1", "name": "send", "state": "failed", "created_at": made,
-             "finished_at": done, "error_fingerprint": "no #", "final_reason": f"no {n}"}
-            for n, one in enumerate(ids)
+            {"job_id": job_id, "incarnation": f"{n}-1", "name": "send", "state": "failed", "created_at": created,
+             "finished_at": finished, "error_fingerprint": "no #", "final_reason": f"no {n}"}
+            for n, job_id in enumerate(ids)
         ]
-        + [{"job_id": "fine", "incarnation": "9-1", "name": "send", "state": "completed", "finished_at": done}]
+        + [{"job_id": "fine", "incarnation": "9-1", "name": "send", "state": "completed", "finished_at": finished}]
     )  # fmt: skip
     queue.remove("lost")
     snapshot(spark, lake.layout, source)
@@ -235,43 +237,50 @@ def failed(
     job.retry()
     assert manual_worker.acquire() == "open"
 
-    def run(where: str = "state = 'failed'", **more: Any) -> ReplayReport:
-        dry_run = more.pop("dry_run", False)
-        return replay(spark, lake.layout, source, ReplaySelection(where, **more), dry_run=dry_run)
+    def run(where: str = "state = 'failed'", **options: Any) -> ReplayReport:
+        dry_run = options.pop("dry_run", False)
+        return replay(spark, lake.layout, source, ReplaySelection(where, **options), dry_run=dry_run)
 
     return run
 
 
-def test_a_replay_is_shown_first_and_then_sends_each_job_once_as_it_was(
+def test_a_replay_sends_each_job_once_with_its_options_and_data(
     failed: Replay, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    shown = failed(dry_run=True)
-    assert (shown.selected, shown.ready, shown.open_again, shown.unknown, shown.unknown_ids) == (
+    preview = failed(dry_run=True)
+    assert (preview.selected, preview.ready, preview.open_again, preview.unknown, preview.unknown_ids) == (
         6, 4, 1, 1, ["mail/lost"],
     )  # fmt: skip
-    assert {row["job_id"] for row in shown.sample} == {"r1", "r2", "r3", "kept"}
+    assert {row["job_id"] for row in preview.sample} == {"r1", "r2", "r3", "kept"}
     assert redis_client.zcard("bull:{mail}:prioritized") == redis_client.llen("bull:{mail}:wait") == 0
     first = failed()
     assert (first.added, first.duplicated, first.unknown) == (4, 0, 1)
-    waiting = [str(one) for one in redis_client.lrange("bull:{mail}:wait", 0, -1) if not str(one).startswith("0:")]
-    prioritized = [str(one) for one in redis_client.zrange("bull:{mail}:prioritized", 0, -1)]
+    waiting = [
+        str(job_id) for job_id in redis_client.lrange("bull:{mail}:wait", 0, -1) if not str(job_id).startswith("0:")
+    ]
+    prioritized = [str(job_id) for job_id in redis_client.zrange("bull:{mail}:prioritized", 0, -1)]
     assert (len(waiting), len(prioritized)) == (2, 2)
-    assert all(one.startswith("s") and len(one) == 25 for one in waiting + prioritized)
-    for one in prioritized:
-        found: Any = redis_client.hgetall(f"bull:{{mail}}:{one}")
-        opts = json.loads(found["opts"])
-        assert (opts["priority"], opts["attempts"], opts["backoff"]["delay"], opts["jobId"]) == (5, 2, 1_000_000, one)
-        assert json.loads(found["data"])["to"] in {"r1", "r2"}
-        assert '"n":1.5,"list":[]' in found["data"]
+    assert all(job_id.startswith("s") and len(job_id) == 25 for job_id in waiting + prioritized)
+    for job_id in prioritized:
+        stored: Any = redis_client.hgetall(f"bull:{{mail}}:{job_id}")
+        opts = json.loads(stored["opts"])
+        assert (opts["priority"], opts["attempts"], opts["backoff"]["delay"], opts["jobId"]) == (
+            5,
+            2,
+            1_000_000,
+            job_id,
+        )
+        assert json.loads(stored["data"])["to"] in {"r1", "r2"}
+        assert '"n":1.5,"list":[]' in stored["data"]
     second = failed()
     assert (second.added, second.duplicated) == (0, 4)
     for _ in range(4):
         manual_worker.complete()
-    redis_client.delete(*[f"bull:{{mail}}:{one}" for one in waiting + prioritized])
-    assert failed(where="state   = 'failed'").added == 0, "the fence knows what has run and is gone"
+    redis_client.delete(*[f"bull:{{mail}}:{job_id}" for job_id in waiting + prioritized])
+    assert failed(where="state   = 'failed'").added == 0, "the fence contains the removed jobs"
 
 
-def test_a_replay_may_be_of_some_jobs_only_and_a_wrong_condition_sends_nothing(failed: Replay) -> None:
+def test_a_replay_is_restricted_by_condition_queue_and_limit(failed: Replay) -> None:
     assert failed("job_id IN ('r1', 'fine')", dry_run=True).selected == 2
     assert failed("job_id IN ('r1', 'fine') AND state = 'failed'", dry_run=True).selected == 1
     assert failed(queue="other").selected == 0

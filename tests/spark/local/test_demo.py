@@ -1,4 +1,4 @@
-"""``make demo-spark``: it ends well, and it touches only directories that it has made."""
+"""``make demo-spark`` succeeds, and changes only directories that it has created."""
 
 from __future__ import annotations
 
@@ -18,37 +18,43 @@ pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs", "400", "--root", "lake"]
 
 
-def run(where: Path, spark: Path) -> tuple[int, str]:
-    """Run the demo in a directory; what Spark needs besides is in another one."""
+def run(directory: Path, spark: Path) -> tuple[int, str]:
+    """Run the demo in a directory, with Spark's files in another one; return exit code and output."""
     conf = [word for name, value in settings(spark).items() for word in ("--conf", f"{name}={value}")]
     environ = {**os.environ, "SPARK_HOME": str(spark_home(spark / "home"))}
-    ran = subprocess.run(
-        [*DEMO, *conf], cwd=where, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    done = subprocess.run(
+        [*DEMO, *conf],
+        cwd=directory,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
-    return ran.returncode, ran.stdout
+    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="module")
-def spark_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_java()
     return tmp_path_factory.mktemp("spark-of-the-demo")
 
 
-def test_the_demo_checks_every_job_and_leaves_a_lake_and_a_report(
-    tmp_path: Path, spark_place: Path, session_id: str
+def test_the_demo_checks_every_job_and_writes_a_lake_and_a_report(
+    tmp_path: Path, spark_directory: Path, session_id: str
 ) -> None:
-    code, said = run(tmp_path, spark_place)
-    assert code == 0, said
-    assert "✓ The tables say of every job what became of it" in said
-    assert "lost" not in said
+    code, output = run(tmp_path, spark_directory)
+    assert code == 0, output
+    assert "✓ The tables say of every job what became of it" in output
+    assert "lost" not in output
     assert (tmp_path / "lake" / "report.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
-def test_the_demo_does_not_touch_a_directory_that_is_not_its_own(tmp_path: Path, spark_place: Path) -> None:
+def test_the_demo_does_not_change_a_directory_that_it_has_not_created(tmp_path: Path, spark_directory: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "mine").touch()
-    code, said = run(tmp_path, spark_place)
+    code, output = run(tmp_path, spark_directory)
     assert code == 1
-    assert "lake is not empty: choose another --root DIR" in said
+    assert "lake is not empty: choose another --root DIR" in output
     assert (tmp_path / "lake" / "mine").exists()

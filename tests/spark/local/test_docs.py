@@ -1,4 +1,4 @@
-"""The programs in the pages about Spark run, from top to bottom."""
+"""The programs in the documentation of Spark run, from top to bottom."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.parametrize("page", ["spark.md", "spark-tasks.md"])
-def test_every_snippet_runs(
+def test_every_program_of_a_page_runs(
     spark: SparkSession, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)
     (tmp_path / "orders").mkdir()
-    with Queue("mail", broker_url) as queue, Queue("billing", broker_url) as other:
+    with Queue("mail", broker_url) as queue, Queue("billing", broker_url) as billing:
         queue.add("mail.send", {"id": 7})
-        other.add("bill", {"id": 7})
-    there: dict[str, Any] = {"__name__": "docs"}
+        billing.add("bill", {"id": 7})
+    namespace: dict[str, Any] = {"__name__": "docs"}
     blocks = re.findall(r"^```py\n(.*?)^```", (DOCS / "how-to" / page).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     for number, block in enumerate(blocks):
         program = block.replace('"/data', f'"{tmp_path}')
-        # The format itself knows the environment in which Spark was started, where no server was known yet.
+        # The data source uses the environment in which Spark was started, before the server was started.
         program = program.replace('format("bulltask")', f'format("bulltask").option("url", "{broker_url}")')
         program = program.replace("OPTIONS (", f"OPTIONS (url '{broker_url}', ")
-        # No worker runs the jobs here, so do not wait for them.
+        # This test has no worker, so do not wait for jobs.
         program = program.replace("wait=60", "wait=0.1").replace("timeout=600", "timeout=1")
-        exec(compile(program, f"{page}, block {number}", "exec"), there)
+        exec(compile(program, f"{page}, block {number}", "exec"), namespace)
     for query in spark.streams.active:
         query.stop()

@@ -1,4 +1,4 @@
-"""Jobs from a DataFrame, through a real session: sent once, run by our worker, gathered."""
+"""Jobs from a DataFrame are sent once, run by a worker and gathered, with a real session."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ import bulltask
 
 @pytest.fixture
 def send(spark: SparkSession, broker_url: str) -> Callable[..., EnqueueReport]:
-    """Enqueue so many numbers."""
+    """Return a function that enqueues ``count`` numbers."""
 
-    def enqueued(count: int, **more: Any) -> EnqueueReport:
+    def send_numbers(count: int, **options: Any) -> EnqueueReport:
         frame = spark.range(count, numPartitions=2).withColumnRenamed("id", "n")
-        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **more)
+        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **options)
 
-    return enqueued
+    return send_numbers
 
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[WorkerHarness]:
-    made = WorkerHarness(broker_url, tmp_path, record_property)
-    yield made
-    made.close()
+    started = WorkerHarness(broker_url, tmp_path, record_property)
+    yield started
+    started.close()
 
 
 def states(gathered: DataFrame) -> dict[str, int]:
     return {row["state"]: row["count"] for row in gathered.groupBy("state").count().collect()}
 
 
-def test_1000_jobs_are_sent_run_by_our_worker_and_gathered(
+def test_1000_jobs_are_sent_run_by_a_worker_and_gathered(
     send: Callable[..., EnqueueReport], spark: SparkSession, harness: WorkerHarness, broker_url: str
 ) -> None:
     report = send(1_000)
@@ -61,8 +61,8 @@ def test_1000_jobs_are_sent_run_by_our_worker_and_gathered(
     assert states(gather(report, "default", url=broker_url)) == {"unfinished": 1_000}
     harness.worker(TASKS, settings={"log_level": "ERROR"})
     rows = gather(report, "default", wait=120, poll=0.2, url=broker_url).collect()
-    done = sorted(int(row["return_value"]) for row in rows if row["state"] == "completed")
-    assert done == [2 * n for n in range(1_000) if n % 100 != 99]
+    results = sorted(int(row["return_value"]) for row in rows if row["state"] == "completed")
+    assert results == [2 * n for n in range(1_000) if n % 100 != 99]
     assert {row["failed_reason"] for row in rows if row["state"] == "failed"} == {
         f"not {n}" for n in range(99, 1_000, 100)
     }
@@ -70,18 +70,18 @@ def test_1000_jobs_are_sent_run_by_our_worker_and_gathered(
     assert all(row["finished_at"] is not None for row in rows)
 
 
-def test_the_same_write_again_adds_nothing_even_when_its_jobs_are_gone(
+def test_a_repeated_write_adds_nothing_even_if_its_jobs_were_removed(
     send: Callable[..., EnqueueReport], redis_client: redis.Redis
 ) -> None:
     assert send(100, write_id="nightly").added == 100
     redis_client.delete(*redis_client.keys("bull:*"))
-    again = send(100, write_id="nightly")
-    assert (again.rows, again.added, again.duplicated) == (100, 0, 100)
+    repeated = send(100, write_id="nightly")
+    assert (repeated.rows, repeated.added, repeated.duplicated) == (100, 0, 100)
     assert not redis_client.exists(WAIT)
     assert send(120, write_id="nightly").added == 20
 
 
-def test_gather_has_a_row_for_every_id_whatever_its_job_did(spark: SparkSession, broker_url: str) -> None:
+def test_gather_returns_a_row_for_every_id_even_without_a_job(spark: SparkSession, broker_url: str) -> None:
     ids = spark.createDataFrame([("gone",), ("gone",), (None,)], "id string")
     rows = gather(ids, "default", wait=60, url=broker_url).collect()
     assert sorted((str(row["id"]), row["state"]) for row in rows) == [
@@ -89,24 +89,24 @@ def test_gather_has_a_row_for_every_id_whatever_its_job_did(spark: SparkSession,
     ]  # fmt: skip
 
 
-def test_equal_rows_are_one_job_or_a_job_each_or_refused(
+def test_equal_rows_are_merged_numbered_or_rejected(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:
     frame = spark.range(60).select(F.when(F.col("id") < 10, 1).otherwise(F.col("id")).alias("n")).repartition(4)
 
-    def send(**more: Any) -> EnqueueReport:
-        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **more)
+    def send(**options: Any) -> EnqueueReport:
+        return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **options)
 
     with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*10 rows have the same name 'double', data '{\"n\":1}'"):
         send(on_duplicate_rows="error")
     assert not redis_client.exists(WAIT)
-    assert (report := send(write_id="one")).added == 51
+    assert (report := send(write_id="merged")).added == 51
     assert report.duplicated == 9
     for added in (60, 0):
-        assert send(write_id="each", on_duplicate_rows="number").added == added
+        assert send(write_id="numbered", on_duplicate_rows="number").added == added
 
 
-def test_a_write_by_format_says_append_and_reaches_the_queue(
+def test_a_write_by_format_requires_the_mode_append(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:
     register(spark)
@@ -118,12 +118,12 @@ def test_a_write_by_format_says_append_and_reaches_the_queue(
         writer.mode("overwrite").save()
     writer.option("writeId", "one").mode("append").save()
     writer.option("writeId", "one").mode("append").save()
-    made = redis_client.lrange(WAIT, 0, -1)
-    assert len(made) == 50
-    assert json.loads(str(redis_client.hget(f"bull:{{default}}:{made[0]!s}", "data"))).keys() == {"n"}
+    job_ids = redis_client.lrange(WAIT, 0, -1)
+    assert len(job_ids) == 50
+    assert json.loads(str(redis_client.hget(f"bull:{{default}}:{job_ids[0]!s}", "data"))).keys() == {"n"}
 
 
-def test_a_stream_of_files_becomes_jobs_and_a_batch_that_runs_again_adds_none(
+def test_a_repeated_batch_of_a_stream_of_files_adds_no_jobs(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     register(spark)

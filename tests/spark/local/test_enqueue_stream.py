@@ -1,4 +1,4 @@
-"""``enqueue_stream`` through a real session: batches become jobs, again after a stop, and nothing twice."""
+"""``enqueue_stream`` with a real session: each row becomes one job, also over restarts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ SENT: dict[str, Any] = {"name": "send", "data": ["n", "who"]}
 class Feed:
     """A directory of files, read as a stream."""
 
-    def __init__(self, spark: SparkSession, place: Path) -> None:
-        self.place, self._spark, self._files = place, spark, 0
-        place.mkdir()
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self.directory, self._spark, self._files = directory, spark, 0
+        directory.mkdir()
 
     def add(self, *numbers: int) -> None:
-        """Add a file; it is there at once and whole."""
+        """Add a file in one step."""
         self._files += 1
-        made = self.place.with_name(f"{self._files}.json")
-        made.write_text("".join(json.dumps({"n": number, "who": None}) + "\n" for number in numbers))
-        made.rename(self.place / made.name)
+        file = self.directory.with_name(f"{self._files}.json")
+        file.write_text("".join(json.dumps({"n": number, "who": None}) + "\n" for number in numbers))
+        file.rename(self.directory / file.name)
 
     def rows(self) -> DataFrame:
-        return self._spark.readStream.schema("n int, who string").json(str(self.place))
+        return self._spark.readStream.schema("n int, who string").json(str(self.directory))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
     return Feed(spark, tmp_path / "in")
 
 
-def end(query: StreamingQuery) -> None:
+def wait_for_end(query: StreamingQuery) -> None:
     query.awaitTermination()
     assert query.exception() is None
 
@@ -61,42 +61,46 @@ def test_a_running_stream_sends_new_rows_with_the_options_of_its_jobs(
     try:
         for number in range(2):
             feed.add(number)
-            wait_until(lambda: redis_client.llen(WAIT) == number + 1, 120.0, "a job")  # noqa: B023 # called at once
+            wait_until(lambda: redis_client.llen(WAIT) == number + 1, 120.0, "a job")  # noqa: B023 # called in this iteration
     finally:
         query.stop()
     first: Any = redis_client.lrange(WAIT, -1, -1)
     job: Any = redis_client.hgetall(f"bull:{{mail}}:{first[0]}")
-    said = json.loads(job["opts"])
+    stored = json.loads(job["opts"])
     assert (job["name"], job["data"]) == ("send", '{"n":0,"who":null}')
-    assert (said["attempts"], said["backoff"], said["removeOnComplete"]) == (
+    assert (stored["attempts"], stored["backoff"], stored["removeOnComplete"]) == (
         4, {"type": "fixed", "delay": 2000}, {"age": 3600},
     )  # fmt: skip
 
 
-def test_a_stream_continues_from_its_checkpoint_and_a_new_one_with_its_write_id_adds_nothing(
+def test_a_stream_continues_from_its_checkpoint(
     feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    def run(checkpoint: str, **more: Any) -> None:
-        place = str(tmp_path / checkpoint)
-        end(enqueue_stream(feed.rows(), "mail", **SENT, checkpoint=place, available_now=True, url=broker_url, **more))
+    def run(checkpoint: str, **options: Any) -> None:
+        directory = str(tmp_path / checkpoint)
+        wait_for_end(
+            enqueue_stream(
+                feed.rows(), "mail", **SENT, checkpoint=directory, available_now=True, url=broker_url, **options
+            )
+        )
 
     feed.add(1, 2, 2)
     run("a", write_id="feed")
     assert redis_client.llen(WAIT) == 2
     feed.add(2, 3)
-    run("a", write_id="feed")  # 2 comes again in another batch, so it is another job
+    run("a", write_id="feed")  # 2 is in another batch again, so it is another job
     assert redis_client.llen(WAIT) == 4
     redis_client.delete(WAIT, *redis_client.keys("bull:{mail}:s*"))
     (tmp_path / "a" / "commits" / "1").unlink()
     (tmp_path / "a" / "commits" / ".1.crc").unlink(missing_ok=True)
     run("a", write_id="feed")
     assert redis_client.llen(WAIT) == 0
-    run("b", write_id="feed")  # one batch with all files: those of the first batch before are known, 3 is not
+    run("b", write_id="feed")  # one batch with all files: the rows of the earlier first batch are fenced, 3 is not
     assert redis_client.llen(WAIT) == 1
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "told"),
+    ("options", "error", "message"),
     [
         ({"on_duplicate_rows": "error"}, TypeError, "unknown option 'on_duplicate_rows'; known are opts"),
         ({"opts": {"job_id": "a"}}, ConfigError, "job_id belongs to one job"),
@@ -107,15 +111,15 @@ def test_a_stream_continues_from_its_checkpoint_and_a_new_one_with_its_write_id_
         ({"trigger": -1}, ConfigError, "trigger must be"),
     ],
 )
-def test_errors_are_raised_before_the_stream_starts(
-    more: Any, error: Any, told: str, feed: Feed, broker_url: str, tmp_path: Path
+def test_invalid_options_fail_before_the_stream_starts(
+    options: Any, error: Any, message: str, feed: Feed, broker_url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=told):
-        enqueue_stream(feed.rows(), "mail", **{**SENT, **more}, checkpoint=str(tmp_path / "c"), url=broker_url)
+    with pytest.raises(error, match=message):
+        enqueue_stream(feed.rows(), "mail", **{**SENT, **options}, checkpoint=str(tmp_path / "c"), url=broker_url)
     assert not (tmp_path / "c").exists()
 
 
-def test_tables_and_streams_are_not_accepted_for_each_other(
+def test_enqueue_rejects_streams_and_enqueue_stream_rejects_tables(
     feed: Feed, spark: SparkSession, broker_url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="enqueue_stream sends those of a stream"):

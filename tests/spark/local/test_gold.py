@@ -1,4 +1,4 @@
-"""Gold tables that Spark builds: each row equals what plain Python computes from the same history."""
+"""Each row of the gold tables that Spark builds equals the row that plain Python computes from the same history."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 DAYS = (date(2026, 11, 20), date(2026, 11, 21))
-TERMS = SLOConfig(
+SLO_CONFIG = SLOConfig(
     objectives=[
         Objective("wait", within=0.5, target=0.9),
-        Objective("wait", within=0.5, target=0.5, name="send"),  # the first one counts
+        Objective("wait", within=0.5, target=0.5, name="send"),  # the first matching objective applies
         Objective("wait", within=60, target=0.999, queue="{im*"),
         Objective("run", within=10, target=0.95, name="mail.*"),
         Objective("run", within=0.001, target=0.95, name="count [x]"),
@@ -58,19 +58,19 @@ GAPS: list[dict[str, Any]] = [
 
 
 SHAPES = {
-    "tail": lambda chance: int(chance.lognormvariate(5, 2)),
-    "even": lambda chance: chance.randint(0, 30_000),
-    "two": lambda chance: chance.choice((2, 302, 30_208)),
-    "waits of a second": lambda chance: chance.randint(990, 1_010),
+    "long tail": lambda rng: int(rng.lognormvariate(5, 2)),
+    "uniform": lambda rng: rng.randint(0, 30_000),
+    "three values": lambda rng: rng.choice((2, 302, 30_208)),
+    "around a second": lambda rng: rng.randint(990, 1_010),
 }
 
 
-def shaped(task: str, minute: datetime) -> list[int]:
-    chance = random.Random(f"{task}{minute}")
-    return [SHAPES[task](chance) for _ in range(500)]
+def shaped_values(task: str, minute: datetime) -> list[int]:
+    rng = random.Random(f"{task}{minute}")
+    return [SHAPES[task](rng) for _ in range(500)]
 
 
-def many(task: str, minute: datetime, values: list[int]) -> list[dict[str, Any]]:
+def attempts_with(task: str, minute: datetime, values: list[int]) -> list[dict[str, Any]]:
     return [
         {
             "queue": "q", "name": task, "job_id": f"{task} {minute:%M} {number}", "incarnation": "1-0", "attempt": 1,
@@ -81,32 +81,32 @@ def many(task: str, minute: datetime, values: list[int]) -> list[dict[str, Any]]
     ]  # fmt: skip
 
 
-def written(root: Path, history: History) -> LakeBuilder:
-    """Write a lake of a history, with other events and with rows that do not count any more."""
-    lake, chance = LakeBuilder(root), random.Random(5)
+def write_lake(root: Path, history: History) -> LakeBuilder:
+    """Write a history to a lake, with other events and with superseded rows."""
+    lake, rng = LakeBuilder(root), random.Random(5)
     others = [{**row, "event": event, "name": None} for row in history.added for event in ("waiting", "active")]
     lake.events([*({**row, "event": "added"} for row in history.added), *others])
-    stale = [row for row in history.attempts if row["started_at"] and row["ended_at"] and chance.random() < 0.3]
-    unended = {"ended_at": None, "run_ms": None, "outcome": "open"}
-    lake.attempts({**row, **unended, "as_of": row["started_at"] - timedelta(seconds=1)} for row in stale)
+    stale = [row for row in history.attempts if row["started_at"] and row["ended_at"] and rng.random() < 0.3]
+    unfinished = {"ended_at": None, "run_ms": None, "outcome": "open"}
+    lake.attempts({**row, **unfinished, "as_of": row["started_at"] - timedelta(seconds=1)} for row in stale)
     lake.attempts(history.attempts)
     earlier = {"state": "failed", "total_ms": 1}
     lake.jobs(
         {**row, **earlier, "finished_at": row["created_at"], "as_of": row["created_at"]}
         for row in history.jobs
-        if row["created_at"] and row["created_at"] < row["as_of"] and chance.random() < 0.3
+        if row["created_at"] and row["created_at"] < row["as_of"] and rng.random() < 0.3
     )
     lake.jobs(history.jobs)
     return lake.gaps(history.gaps)
 
 
 def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
-    """A table's rows as every reader of Parquet sees them."""
-    found = ds.dataset(layout.table(table), schema=arrow_schema(table), partitioning="hive")
-    return [plain(row) for row in found.to_table().to_pylist()]
+    """Return a table's rows as any Parquet reader returns them."""
+    dataset = ds.dataset(layout.table(table), schema=arrow_schema(table), partitioning="hive")
+    return [with_dicts(row) for row in dataset.to_table().to_pylist()]
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_dicts(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: dict(value) if name.endswith("_counts") else value for name, value in row.items()}
 
 
@@ -114,37 +114,37 @@ def in_order(rows: list[dict[str, Any]], table: Table) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [str(row[name]) for name in ("dt", *table.key)])
 
 
-def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]], table: Table) -> None:
-    """Each row has the values expected; percentiles are looked at apart from them."""
-    for is_row, should_be in zip(in_order(found, table), in_order(expected, table), strict=False):
-        known = {name: near(value) for name, value in should_be.items() if name in is_row}
-        assert {name: is_row[name] for name in known} == known
-    assert len(found) == len(expected)
+def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]], table: Table) -> None:
+    """Compare rows in the columns of ``expected``; percentiles are compared in other tests."""
+    for row, expected_row in zip(in_order(actual, table), in_order(expected, table), strict=False):
+        known = {name: approximately(value) for name, value in expected_row.items() if name in row}
+        assert {name: row[name] for name in known} == known
+    assert len(actual) == len(expected)
 
 
-def near(value: Any) -> Any:
+def approximately(value: Any) -> Any:
     return pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
 
 
-def about(values: list[int], share: float) -> Any:
-    """The exact percentile, within the 1 % and the rounding that are promised."""
-    exact = nearest_rank(values, share)
+def close_to_percentile(values: list[int], quantile: float) -> Any:
+    """Return the exact percentile with the guaranteed tolerance of 1 % and rounding."""
+    exact = nearest_rank(values, quantile)
     return None if exact is None else pytest.approx(exact, rel=0, abs=exact * 0.01 + 0.5)
 
 
 @pytest.fixture(scope="module")
 def history() -> History:
-    made = random_history(1, 1_200, at("2026-11-19 21:00"), at("2026-11-22 03:00"))
+    history = random_history(1, 1_200, at("2026-11-19 21:00"), at("2026-11-22 03:00"))
     detected = {"detected_at": at("2026-11-21 23:30"), "after_id": "1-0"}
     for minute in (at("2026-11-20 15:00"), at("2026-11-20 15:01")):
-        made.attempts += [row for task in SHAPES for row in many(task, minute, shaped(task, minute))]
-    made.gaps = [{**detected, **gap, "after_id": str(number)} for number, gap in enumerate(GAPS)]
-    return made
+        history.attempts += [row for task in SHAPES for row in attempts_with(task, minute, shaped_values(task, minute))]
+    history.gaps = [{**detected, **gap, "after_id": str(number)} for number, gap in enumerate(GAPS)]
+    return history
 
 
 @pytest.fixture(scope="module")
 def oracle(history: History) -> Oracle:
-    return Oracle(history, DAYS, TERMS)
+    return Oracle(history, DAYS, SLO_CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -159,56 +159,52 @@ def expected_capacity(oracle: Oracle, expected_minutes: list[dict[str, Any]]) ->
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history: History) -> Layout:
-    layout = written(tmp_path_factory.mktemp("gold"), history).layout
-    build_gold(spark, layout, [DAYS[1], DAYS[0]], TERMS)
+    layout = write_lake(tmp_path_factory.mktemp("gold"), history).layout
+    build_gold(spark, layout, [DAYS[1], DAYS[0]], SLO_CONFIG)
     return layout
 
 
-def test_every_minute_of_a_task_is_what_the_oracle_computes(
-    lake: Layout, expected_minutes: list[dict[str, Any]]
-) -> None:
+def test_task_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_minutes: list[dict[str, Any]]) -> None:
     assert len(expected_minutes) > 1_000
     assert_same(rows_of(lake, TASK_MINUTE), expected_minutes, TASK_MINUTE)
 
 
-def test_every_minute_of_a_queue_is_what_the_oracle_computes(
-    lake: Layout, expected_capacity: list[dict[str, Any]]
-) -> None:
+def test_capacity_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
     assert max(row["peak_workers"] for row in expected_capacity if row["queue"] == "mail") > 3
     assert_same(rows_of(lake, CAPACITY_MINUTE), expected_capacity, CAPACITY_MINUTE)
 
 
 @pytest.mark.parametrize("table", [ERRORS_DAY, SLO_DAY, COST_DAY], ids=lambda table: table.name)
-def test_every_row_of_a_day_is_what_the_oracle_computes(lake: Layout, oracle: Oracle, table: Table) -> None:
+def test_daily_tables_equal_the_rows_of_the_oracle(lake: Layout, oracle: Oracle, table: Table) -> None:
     expected = getattr(oracle, table.name)()
     assert len(expected) >= 10
     assert_same(rows_of(lake, table), expected, table)
 
 
-@pytest.mark.parametrize("share", [50, 95, 99])
-def test_percentiles_are_within_one_percent_of_the_exact_ones(
-    lake: Layout, expected_capacity: list[dict[str, Any]], expected_minutes: list[dict[str, Any]], share: int
+@pytest.mark.parametrize("percent", [50, 95, 99])
+def test_percentiles_are_exact_to_one_percent(
+    lake: Layout, expected_capacity: list[dict[str, Any]], expected_minutes: list[dict[str, Any]], percent: int
 ) -> None:
     pairs = zip(in_order(rows_of(lake, TASK_MINUTE), TASK_MINUTE), in_order(expected_minutes, TASK_MINUTE), strict=True)
-    seen = [(row[f"{metric}_p{share}"], exact[f"{metric}s"]) for row, exact in pairs for metric in ("wait", "run")]
-    if share == 95:
+    seen = [(row[f"{metric}_p{percent}"], exact[f"{metric}s"]) for row, exact in pairs for metric in ("wait", "run")]
+    if percent == 95:
         queues = in_order(expected_capacity, CAPACITY_MINUTE)
-        found = in_order(rows_of(lake, CAPACITY_MINUTE), CAPACITY_MINUTE)
-        seen += [(row["wait_p95"], exact["waits"]) for row, exact in zip(found, queues, strict=True)]
-    for told, values in seen:
-        assert told == about(values, share / 100)
+        built = in_order(rows_of(lake, CAPACITY_MINUTE), CAPACITY_MINUTE)
+        seen += [(row["wait_p95"], exact["waits"]) for row, exact in zip(built, queues, strict=True)]
+    for value, values in seen:
+        assert value == close_to_percentile(values, percent / 100)
     assert any(len(values) > 5 for _, values in seen)
 
 
-def test_gold_adds_up_to_what_was_written(lake: Layout, history: History) -> None:
+def test_sums_of_gold_equal_the_numbers_of_the_history(lake: Layout, history: History) -> None:
     minutes, days = rows_of(lake, TASK_MINUTE), {str(day) for day in DAYS}
 
     def sum_of(name: str) -> Any:
         return sum(row[name] for row in minutes)
 
-    def count(rows: list[dict[str, Any]], time: str, **wanted: str) -> int:
-        its = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-        return sum(row[time] is not None and str(row[time].date()) in days for row in its)
+    def count(rows: list[dict[str, Any]], time: str, **values: str) -> int:
+        matching = [row for row in rows if all(row[name] == value for name, value in values.items())]
+        return sum(row[time] is not None and str(row[time].date()) in days for row in matching)
 
     assert sum_of("enqueued") == count(history.added, "event_at") > 0
     assert sum_of("started") == count(history.attempts, "started_at")
@@ -221,61 +217,61 @@ def test_gold_adds_up_to_what_was_written(lake: Layout, history: History) -> Non
 
 
 @pytest.mark.parametrize(("unit", "by"), [("hour", ("queue", "name")), ("month", ())])
-def test_merged_minutes_are_their_hours_and_days(
+def test_merged_minutes_equal_the_sums_of_their_hour_or_month(
     spark: SparkSession, lake: Layout, expected_minutes: list[dict[str, Any]], unit: str, by: tuple[str, ...]
 ) -> None:
-    shape = {"hour": "%Y-%m-%d %H:00", "month": "%Y-%m-01 00:00"}[unit]
+    time_format = {"hour": "%Y-%m-%d %H:00", "month": "%Y-%m-01 00:00"}[unit]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in expected_minutes:
-        groups.setdefault((*(row[name] for name in by), at(row["minute"].strftime(shape))), []).append(row)
-    found = merge_minutes(read_table(spark, lake, TASK_MINUTE), unit, by).toArrow().to_pylist()
-    assert {(*(row[name] for name in by), row["since"]) for row in found} == set(groups)
-    for row in found:
-        its = groups[*(row[name] for name in by), row["since"]]
+        groups.setdefault((*(row[name] for name in by), at(row["minute"].strftime(time_format))), []).append(row)
+    merged = merge_minutes(read_table(spark, lake, TASK_MINUTE), unit, by).toArrow().to_pylist()
+    assert {(*(row[name] for name in by), row["since"]) for row in merged} == set(groups)
+    for row in merged:
+        minutes = groups[*(row[name] for name in by), row["since"]]
         for name in ("enqueued", "completed", "busy_ms"):
-            assert row[name] == sum(one[name] for one in its)
-        assert row["complete"] == all(one["complete"] for one in its)
-        assert dict(row["wait_counts"]) == merge_histograms(one["wait_counts"] for one in its)
-        runs = [run for one in its for run in one["runs"]]
-        assert row["run_p99"] == about(runs, 0.99)
+            assert row[name] == sum(minute[name] for minute in minutes)
+        assert row["complete"] == all(minute["complete"] for minute in minutes)
+        assert dict(row["wait_counts"]) == merge_histograms(minute["wait_counts"] for minute in minutes)
+        runs = [run for minute in minutes for run in minute["runs"]]
+        assert row["run_p99"] == close_to_percentile(runs, 0.99)
         assert row["wait_p50"] == percentile(dict(row["wait_counts"]), 0.5)
 
 
-def test_minutes_and_days_that_a_gap_touches_say_so_and_no_others(lake: Layout) -> None:
+def test_only_minutes_and_days_within_a_gap_are_incomplete(lake: Layout) -> None:
     minutes = rows_of(lake, TASK_MINUTE)
     lost = {row["minute"]: row["events_lost"] for row in minutes if row["queue"] == "mail" and not row["complete"]}
     assert lost == {
         at("2026-11-20 10:00"): 5, at("2026-11-20 10:01"): 5, at("2026-11-20 10:02"): 5,
         at("2026-11-20 23:58"): 7, at("2026-11-20 23:59"): 8, at("2026-11-21 00:00"): 7,
     }  # fmt: skip
-    alone = [row for row in minutes if row["queue"] == "lonely"]
-    assert [(row["name"], row["minute"], row["complete"]) for row in alone] == [(None, at("2026-11-20 05:00"), False)]
+    lonely = [row for row in minutes if row["queue"] == "lonely"]
+    assert [(row["name"], row["minute"], row["complete"]) for row in lonely] == [(None, at("2026-11-20 05:00"), False)]
     complete = {(row["queue"], row["dt"], row["complete"]) for row in rows_of(lake, SLO_DAY)}
-    assert {one for one in complete if one[0] != "mail"} >= {
+    assert {row for row in complete if row[0] != "mail"} >= {
         ("{images}", "2026-11-20", False), ("{images}", "2026-11-21", True), ("007", "2026-11-20", True),
         ("007", "2026-11-21", False),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("task", SHAPES)
-def test_percentiles_of_500_values_of_any_shape_are_near_the_exact_ones(lake: Layout, task: str) -> None:
+def test_percentiles_are_close_to_exact_ones_for_every_distribution(lake: Layout, task: str) -> None:
     rows = [row for row in rows_of(lake, TASK_MINUTE) if row["name"] == task and row["started"]]
     assert [row["started"] for row in rows] == [500, 500]
     for row in rows:
-        exact = shaped(task, row["minute"])
-        for share, most in ((50, 0.03), (95, 0.03), (99, 0.06)):
-            assert row[f"wait_p{share}"] == pytest.approx(nearest_rank(exact, share / 100), rel=most)
+        exact = shaped_values(task, row["minute"])
+        for percent, tolerance in ((50, 0.03), (95, 0.03), (99, 0.06)):
+            assert row[f"wait_p{percent}"] == pytest.approx(nearest_rank(exact, percent / 100), rel=tolerance)
 
 
 def contents(layout: Layout) -> dict[str, list[dict[str, Any]]]:
     return {table.name: in_order(rows_of(layout, table), table) for table in GOLD}
 
 
-def test_a_day_that_is_built_again_alone_and_in_another_zone_is_the_same(spark: SparkSession, lake: Layout) -> None:
+def test_a_rebuilt_day_is_the_same_in_another_time_zone(spark: SparkSession, lake: Layout) -> None:
     before = contents(lake)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        build_gold(spark, lake, [DAYS[1]], TERMS)
+        build_gold(spark, lake, [DAYS[1]], SLO_CONFIG)
         assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -283,15 +279,15 @@ def test_a_day_that_is_built_again_alone_and_in_another_zone_is_the_same(spark: 
     assert list(lake.internal("new").glob("*")) == []
 
 
-def test_a_day_that_has_become_empty_loses_its_rows_and_no_other_does(spark: SparkSession, tmp_path: Path) -> None:
+def test_rebuilding_an_empty_day_removes_only_the_rows_of_that_day(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
-    lake.attempts(many("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
+    lake.attempts(attempts_with("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
     build_gold(
         spark, lake.layout, DAYS, SLOConfig(objectives=[Objective("run", within=1, target=0.5)], price_per_hour=1)
     )
     days = {table.name: [row["dt"] for row in rows_of(lake.layout, table)] for table in GOLD}
     both = ["2026-11-20", "2026-11-21"]
-    assert {name: sorted(found) for name, found in days.items()} == {
+    assert {name: sorted(values) for name, values in days.items()} == {
         "task_minute": both, "capacity_minute": both, "errors_day": [], "slo_day": both[1:], "cost_day": both,
     }  # fmt: skip
     assert {row["dt"]: row["busy_s"] for row in rows_of(lake.layout, COST_DAY)} == {both[0]: 0.1, both[1]: 4.9}
@@ -308,6 +304,6 @@ def test_consecutive_days_are_built_together() -> None:
     assert [(span.first.day, span.last.day) for span in _spans(days)] == [(20, 22), (2, 2)]
 
 
-def test_the_last_day_of_the_year_9999_has_no_gold() -> None:
+def test_gold_of_the_last_day_of_the_year_9999_is_rejected() -> None:
     with pytest.raises(ConfigError, match="there is no gold of 9999-12-31"):
         list(_spans([date(2026, 11, 21), date.max]))

@@ -1,4 +1,4 @@
-"""Which row of a job gold counts when several days have rows of it: the same one, whatever days are built."""
+"""Gold counts each job and attempt once, even if it has rows in several days, whichever days are built."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 Rows = list[dict[str, Any]]
 
 EARLY, LATE = date(2026, 11, 11), date(2026, 11, 21)
-ALONE, TOGETHER = [DaySpan(EARLY, EARLY), DaySpan(LATE, LATE)], [DaySpan(EARLY, LATE)]
-THEN, NOW, FILLED = at("2026-11-11 10:00"), at("2026-11-21 12:00"), at("2026-11-22 08:00")
+SEPARATE, TOGETHER = [DaySpan(EARLY, EARLY), DaySpan(LATE, LATE)], [DaySpan(EARLY, LATE)]
+THEN, NOW, BACKFILLED_AT = at("2026-11-11 10:00"), at("2026-11-21 12:00"), at("2026-11-22 08:00")
 OPEN = {"ended_at": None, "outcome": "open"}
 
 
-def ran(job_id: str, started_at: datetime, **values: Any) -> dict[str, Any]:
-    ended = started_at + timedelta(seconds=1)
+def attempt(job_id: str, started_at: datetime, **values: Any) -> dict[str, Any]:
+    ended_at = started_at + timedelta(seconds=1)
     row = {"job_id": job_id, "incarnation": "5-0", "name": job_id, "outcome": "completed", "started_at": started_at}
-    return {**row, "ended_at": ended, "as_of": ended, **values}
+    return {**row, "ended_at": ended_at, "as_of": ended_at, **values}
 
 
 def job(job_id: str, finished_at: datetime | None, state: str = "completed", **values: Any) -> dict[str, Any]:
@@ -38,22 +38,22 @@ def job(job_id: str, finished_at: datetime | None, state: str = "completed", **v
     return {**row, "finished_at": finished_at, "as_of": finished_at, **values}
 
 
-FOUND: Any = {"source": "snapshot", "as_of": FILLED}
-"""Written by a backfill, which knows the end of a job that was in a gap."""
+BACKFILLED: Any = {"source": "snapshot", "as_of": BACKFILLED_AT}
+"""Columns of a row from a backfill, which adds the outcome of a job that finished within a gap."""
 
 ATTEMPTS_OF = {
-    "its end is in a snapshot": [ran("a", THEN, **OPEN, as_of=NOW), ran("a", THEN, **FOUND)],
-    "two have its number, and the first one is in a snapshot": [ran("b", NOW), ran("b", THEN, **FOUND)],
-    "two have its number, and the last one is in a snapshot": [ran("c", THEN), ran("c", NOW, **FOUND)],
-    "its beginning is unknown": [ran("d", THEN, incarnation=None), ran("d", NOW, incarnation=None)],
-    "it was given up and came up again": [ran("e", THEN, **OPEN, as_of=THEN), ran("e", THEN, ended_at=NOW, as_of=NOW)],
+    "end in a snapshot": [attempt("a", THEN, **OPEN, as_of=NOW), attempt("a", THEN, **BACKFILLED)],
+    "two attempts with one number, the first in a snapshot": [attempt("b", NOW), attempt("b", THEN, **BACKFILLED)],
+    "two attempts with one number, the last in a snapshot": [attempt("c", THEN), attempt("c", NOW, **BACKFILLED)],
+    "unknown incarnation": [attempt("d", THEN, incarnation=None), attempt("d", NOW, incarnation=None)],
+    "given up and continued": [attempt("e", THEN, **OPEN, as_of=THEN), attempt("e", THEN, ended_at=NOW, as_of=NOW)],
 }
 JOBS_OF = {
-    "it was removed, and had been done long before": [job("a", None, "removed", as_of=NOW), job("a", THEN, **FOUND)],
-    "it failed and was retried by hand": [job("b", THEN, "failed"), job("b", NOW)],
-    "it was given up and came up again": [job("c", None, "active", as_of=THEN), job("c", NOW)],
-    "it was done and is given up": [job("d", THEN), job("d", None, "waiting", as_of=NOW)],
-    "its beginning is unknown": [
+    "removed long after it completed": [job("a", None, "removed", as_of=NOW), job("a", THEN, **BACKFILLED)],
+    "failed and manually retried": [job("b", THEN, "failed"), job("b", NOW)],
+    "given up and continued": [job("c", None, "active", as_of=THEN), job("c", NOW)],
+    "completed, retried and given up": [job("d", THEN), job("d", None, "waiting", as_of=NOW)],
+    "unknown incarnation": [
         job("e", THEN, incarnation=None, created_at=None), job("e", NOW, incarnation=None, created_at=None)
     ],
 }  # fmt: skip
@@ -68,45 +68,45 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     return lake.gaps([{**gap, "detected_at": THEN + timedelta(hours=2), "lost": 9}]).layout
 
 
-def that_count(table: Table, rows: Rows) -> Rows:
-    """Of rows of one key, the one that counts, by what readers of the whole table do."""
-    whole = [{"queue": "mail", "attempt": 1, **row} for row in rows]
+def latest_of(table: Table, rows: Rows) -> Rows:
+    """Return the row that supersedes the others, as a reader of the whole table does."""
+    full_rows = [{"queue": "mail", "attempt": 1, **row} for row in rows]
     schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
-    found: Rows = latest_rows(pa.Table.from_pylist(whole, schema), table).to_pylist()
-    return found
+    latest: Rows = latest_rows(pa.Table.from_pylist(full_rows, schema), table).to_pylist()
+    return latest
 
 
-def happened(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What gold counts of rows, and the day of it."""
-    found = []
+def counted_events(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the events that gold counts, each with its day."""
+    events = []
     for row in rows:
-        over = row.get("finished_at") or (row["as_of"] if row.get("state") == "removed" else None)
-        moments = {"begun": row.get("started_at"), "ended": row.get("ended_at"), "over": over}
-        found += [(what, str(moment.date())) for what, moment in moments.items() if moment is not None]
-    return sorted(found)
+        finished_at = row.get("finished_at") or (row["as_of"] if row.get("state") == "removed" else None)
+        times = {"started": row.get("started_at"), "ended": row.get("ended_at"), "finished": finished_at}
+        events += [(event, str(time.date())) for event, time in times.items() if time is not None]
+    return sorted(events)
 
 
-@pytest.fixture(scope="module", params=[ALONE, TOGETHER], ids=["alone", "together"])
+@pytest.fixture(scope="module", params=[SEPARATE, TOGETHER], ids=["separate", "together"])
 def inputs(request: pytest.FixtureRequest, spark: SparkSession, layout: Layout) -> list[tuple[DaySpan, Rows, Rows]]:
-    """The attempts and the jobs that are read for some days, which are built each for itself or all at once."""
+    """The attempts and jobs that are read to build some days, separately or together."""
     read = [(span, read_inputs(spark, layout, span)) for span in request.param]
-    return [(span, one.attempts.toArrow().to_pylist(), one.jobs.toArrow().to_pylist()) for span, one in read]
+    return [(span, tables.attempts.toArrow().to_pylist(), tables.jobs.toArrow().to_pylist()) for span, tables in read]
 
 
-def counted(rows: Rows, name: str, span: DaySpan) -> list[tuple[str, str]]:
-    told = happened(row for row in rows if row["name"] == name)
-    return [(what, day) for what, day in told if str(span.first) <= day <= str(span.last)]
+def counted_within(rows: Rows, name: str, span: DaySpan) -> list[tuple[str, str]]:
+    events = counted_events(row for row in rows if row["name"] == name)
+    return [(event, day) for event, day in events if str(span.first) <= day <= str(span.last)]
 
 
 @pytest.mark.parametrize("case", ATTEMPTS_OF)
-def test_an_attempt_counts_once_whatever_days_are_built(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
+def test_an_attempt_is_counted_once_for_any_built_days(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
     rows = ATTEMPTS_OF[case]
-    found = [one for span, attempts, _ in inputs for one in counted(attempts, rows[0]["name"], span)]
-    assert sorted(found) == happened(that_count(ATTEMPTS, rows))
+    counted = [event for span, attempts, _ in inputs for event in counted_within(attempts, rows[0]["name"], span)]
+    assert sorted(counted) == counted_events(latest_of(ATTEMPTS, rows))
 
 
 @pytest.mark.parametrize("case", JOBS_OF)
-def test_a_job_counts_once_whatever_days_are_built(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
+def test_a_job_is_counted_once_for_any_built_days(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
     rows = JOBS_OF[case]
-    found = [one for span, _, jobs in inputs for one in counted(jobs, rows[0]["name"], span)]
-    assert sorted(found) == happened(that_count(JOBS, rows))
+    counted = [event for span, _, jobs in inputs for event in counted_within(jobs, rows[0]["name"], span)]
+    assert sorted(counted) == counted_events(latest_of(JOBS, rows))

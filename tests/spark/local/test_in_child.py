@@ -1,4 +1,4 @@
-"""What a child's Spark does around a task: groups, progress, and an end to all that the task has begun."""
+"""Spark in a child process sets job groups, reports progress, and cancels the Spark jobs that a task has left."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LONG_S = 600
 
 
 class Job:
-    """A running job, and what it reports."""
+    """A running job that records its progress in ``reports``."""
 
     def __init__(self, job_id: str) -> None:
-        self.told: list[Any] = []
-        self.sent_by_bulltask, self.has_reported = True, False
-        self.run = SparkRun(job_id, "mail", self.told.append, lambda: self.has_reported, lambda: self.sent_by_bulltask)
+        self.reports: list[Any] = []
+        self.has_lock, self.has_reported = True, False
+        self.run = SparkRun(job_id, "mail", self.reports.append, lambda: self.has_reported, lambda: self.has_lock)
 
 
 class Interrupted(BaseException):
@@ -50,7 +50,7 @@ def context(spark: SparkSession) -> SparkContext:
 @pytest.fixture
 def child(spark: SparkSession) -> Iterator[SparkInChild]:
     handler = signal.getsignal(signal.SIGINT)
-    yield SparkInChild("tests", None, {}, lambda: pytest.fail("the JVM lives"))
+    yield SparkInChild("tests", None, {}, lambda: pytest.fail("the JVM is running"))
     signal.signal(signal.SIGINT, handler)
 
 
@@ -59,7 +59,7 @@ def no_reporter(_: RunningJob) -> Any:
 
 
 def work_long(context: SparkContext) -> int:
-    """An action of ten minutes, two tasks at a time."""
+    """Run an action of ten minutes with two concurrent tasks."""
 
     def wait(part: Iterable[int]) -> Iterable[int]:
         threading.Event().wait(LONG_S)
@@ -68,15 +68,15 @@ def work_long(context: SparkContext) -> int:
     return context.parallelize(range(2), 2).mapPartitions(wait).count()
 
 
-def running(context: SparkContext) -> list[int]:
+def active_jobs(context: SparkContext) -> list[int]:
     return context.statusTracker().getActiveJobsIds()
 
 
-def wait_until_nothing_runs(context: SparkContext) -> None:
-    wait_until(lambda: not running(context), 60.0, "the end of Spark's jobs")
+def wait_until_idle(context: SparkContext) -> None:
+    wait_until(lambda: not active_jobs(context), 60.0, "the end of Spark's jobs")
 
 
-def test_the_job_group_is_the_jobs_id_with_the_tasks_name_and_none_afterwards(
+def test_the_job_group_of_a_task_is_its_job_id_and_is_reset_afterwards(
     context: SparkContext, child: SparkInChild
 ) -> None:
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -86,11 +86,11 @@ def test_the_job_group_is_the_jobs_id_with_the_tasks_name_and_none_afterwards(
     assert [context.getLocalProperty(name) for name in names[:2]] == [None, None]
 
 
-def test_a_task_that_is_called_directly_has_the_session_of_its_process(spark: SparkSession) -> None:
+def test_current_session_outside_a_job_is_the_session_of_the_process(spark: SparkSession) -> None:
     assert current_session() is spark
 
 
-def test_the_last_progress_says_that_all_stages_and_tasks_are_done_and_leaves_out_skipped_ones(
+def test_the_last_progress_counts_all_stages_and_tasks_but_skipped_ones(
     context: SparkContext, child: SparkInChild
 ) -> None:
     job = Job("counted")
@@ -98,21 +98,19 @@ def test_the_last_progress_says_that_all_stages_and_tasks_are_done_and_leaves_ou
         shuffled = context.parallelize(range(100), 4).map(lambda x: (x % 3, x)).reduceByKey(max, 2)
         assert shuffled.count() == 3
         assert shuffled.count() == 3  # its first stage is not run again
-    assert job.told[-1] == {"progress": 100.0, "stages": 3, "stages_done": 3, "tasks": 8, "tasks_done": 8}
+    assert job.reports[-1] == {"progress": 100.0, "stages": 3, "stages_done": 3, "tasks": 8, "tasks_done": 8}
 
 
-def test_a_job_that_is_run_again_counts_from_zero(context: SparkContext, child: SparkInChild) -> None:
+def test_the_progress_of_a_job_that_runs_again_starts_at_zero(context: SparkContext, child: SparkInChild) -> None:
     job = Job("again")
     for tasks in (3, 2):
         with child.run(job.run):
             context.parallelize(range(6), tasks).count()
-    assert [told["tasks"] for told in job.told if told["progress"] == 100.0] == [3, 2]
+    assert [report["tasks"] for report in job.reports if report["progress"] == 100.0] == [3, 2]
 
 
-def test_progress_is_reported_while_the_task_runs_and_only_when_it_has_changed(
-    context: SparkContext, child: SparkInChild
-) -> None:
-    job = Job("told")
+def test_progress_is_reported_only_when_it_has_changed(context: SparkContext, child: SparkInChild) -> None:
+    job = Job("changing")
 
     def wait(part: Iterable[int]) -> Iterable[int]:
         threading.Event().wait(1.5)
@@ -120,20 +118,20 @@ def test_progress_is_reported_while_the_task_runs_and_only_when_it_has_changed(
 
     with child.run(job.run):
         context.parallelize(range(6), 6).mapPartitions(wait).count()
-    assert job.told[-1]["tasks_done"] == 6
-    assert len(job.told) > 1
-    assert all(told != following for told, following in zip(job.told, job.told[1:], strict=False))
+    assert job.reports[-1]["tasks_done"] == 6
+    assert len(job.reports) > 1
+    assert all(report != following for report, following in zip(job.reports, job.reports[1:], strict=False))
 
 
-def test_progress_that_the_task_itself_reports_is_not_overwritten(context: SparkContext, child: SparkInChild) -> None:
-    job = Job("spoken")
+def test_progress_reported_by_the_task_is_not_overwritten(context: SparkContext, child: SparkInChild) -> None:
+    job = Job("reporting")
     with child.run(job.run):
         job.has_reported = True
         context.parallelize(range(2), 2).count()
-    assert job.told == []
+    assert job.reports == []
 
 
-def test_an_interrupt_ends_a_wait_for_spark_at_once_and_the_thread_may_go_on_with_spark(
+def test_an_interrupt_ends_an_action_and_the_thread_can_still_use_spark(
     context: SparkContext, child: SparkInChild
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -143,17 +141,17 @@ def test_an_interrupt_ends_a_wait_for_spark_at_once_and_the_thread_may_go_on_wit
     before = signal.signal(signal.SIGUSR2, interrupt)
     main, job = os.getpid(), Job("interrupted")
 
-    def when_it_runs() -> None:
-        wait_until(lambda: running(context), 60.0, "a job of Spark's")
+    def interrupt_running_job() -> None:
+        wait_until(lambda: active_jobs(context), 60.0, "a Spark job")
         os.kill(main, signal.SIGUSR2)
 
-    sender = threading.Thread(target=when_it_runs)
+    sender = threading.Thread(target=interrupt_running_job)
     try:
         with child.run(job.run):
             sender.start()
             with pytest.raises(Interrupted):
                 work_long(context)
-            wait_until_nothing_runs(context)
+            wait_until_idle(context)
             assert context.parallelize(range(5), 1).sum() == 10
             assert context.getLocalProperty("spark.jobGroup.id") == "interrupted"
     finally:
@@ -161,9 +159,9 @@ def test_an_interrupt_ends_a_wait_for_spark_at_once_and_the_thread_may_go_on_wit
         signal.signal(signal.SIGUSR2, before)
 
 
-@pytest.mark.parametrize("how", [None, ReleaseJob()], ids=["it returned", "it gave its job back"])
-def test_what_the_threads_of_a_task_have_left_running_is_cancelled_when_it_ends(
-    context: SparkContext, child: SparkInChild, how: Interrupt | None
+@pytest.mark.parametrize("interruption", [None, ReleaseJob()], ids=["returned", "released"])
+def test_spark_jobs_left_by_threads_of_a_task_are_cancelled_at_its_end(
+    context: SparkContext, child: SparkInChild, interruption: Interrupt | None
 ) -> None:
     failures: list[Py4JJavaError] = []
 
@@ -176,42 +174,42 @@ def test_what_the_threads_of_a_task_have_left_running_is_cancelled_when_it_ends(
     with suppress(ReleaseJob), child.run(Job("left").run):
         thread = InheritableThread(target=leave_running)
         thread.start()
-        wait_until(lambda: running(context), 60.0, "a job of Spark's")
-        if how is not None:
-            raise how
-    wait_until_nothing_runs(context)
+        wait_until(lambda: active_jobs(context), 60.0, "a Spark job")
+        if interruption is not None:
+            raise interruption
+    wait_until_idle(context)
     thread.join()
     assert "cancelled" in str(failures[0])
 
 
-def test_a_lost_lock_cancels_what_the_job_does_on_spark(context: SparkContext, child: SparkInChild) -> None:
+def test_a_lost_lock_cancels_the_spark_jobs_of_the_job(context: SparkContext, child: SparkInChild) -> None:
     job = Job("lost")
-    job.sent_by_bulltask = False
+    job.has_lock = False
     with pytest.raises(Py4JJavaError, match="cancelled"), child.run(job.run):
         work_long(context)
-    wait_until_nothing_runs(context)
-    assert job.told == [] or job.told[-1]["tasks_done"] == 0
+    wait_until_idle(context)
+    assert job.reports == [] or job.reports[-1]["tasks_done"] == 0
 
 
-def test_a_session_that_was_made_before_the_fork_is_refused_with_advice(spark: SparkSession, broker_url: str) -> None:
+def test_a_session_created_before_the_fork_is_rejected_with_advice(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"get it inside the task, with bulltask\.spark\.current_session"):
         tasks.inside(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
 
 
-def test_a_job_is_released_and_its_child_leaves_if_the_jvm_died_while_idle() -> None:
-    left: list[bool] = []
-    child = SparkInChild("tests", None, {}, lambda: left.append(True))
+def test_a_job_is_released_and_its_child_exits_if_the_jvm_died_while_idle() -> None:
+    exits: list[bool] = []
+    child = SparkInChild("tests", None, {}, lambda: exits.append(True))
     with subprocess.Popen(["true"]) as jvm:
         child._gateway = SimpleNamespace(proc=jvm)
     with pytest.raises(ReleaseJob), child.run(Job("late").run):
-        pytest.fail("it is not run")
-    assert left == [True]
+        pytest.fail("the job must not run")
+    assert exits == [True]
 
 
-def test_other_jobs_go_on_when_one_is_cancelled(context: SparkContext, child: SparkInChild) -> None:
-    found: list[int] = []
+def test_cancelling_the_spark_jobs_of_a_job_does_not_affect_others(context: SparkContext, child: SparkInChild) -> None:
+    counts: list[int] = []
     gate = threading.Event()
 
     def other() -> None:
@@ -222,14 +220,14 @@ def test_other_jobs_go_on_when_one_is_cancelled(context: SparkContext, child: Sp
             yield from part
 
         gate.set()
-        found.append(context.parallelize(range(7), 1).mapPartitions(wait).count())
+        counts.append(context.parallelize(range(7), 1).mapPartitions(wait).count())
 
     thread = threading.Thread(target=other)
     thread.start()
     gate.wait(60)
-    job = Job("one")
-    job.sent_by_bulltask = False
+    job = Job("cancelled")
+    job.has_lock = False
     with pytest.raises(Py4JJavaError, match="cancelled"), child.run(job.run):
         work_long(context)
     thread.join()
-    assert found == [7]
+    assert counts == [7]

@@ -1,4 +1,4 @@
-"""Rows of the lake through Spark: types that stay as they are, and the row that counts."""
+"""Spark reads the rows of a lake with their types, and the latest row of each key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bulltask.spark.tables.lake_tables import as_table, latest, read_table, spar
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_a_table_that_was_never_written_has_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_without_files_has_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = read_table(spark, Layout(tmp_path), JOBS)
     assert rows.schema == spark_schema(JOBS)
     assert rows.collect() == []
 
 
-def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_read_as_written_with_the_latest_row_per_key(spark: SparkSession, tmp_path: Path) -> None:
     layout = Layout(tmp_path)
 
     def job(incarnation: str | None, state: str, second: int) -> dict[str, object]:
@@ -36,8 +36,8 @@ def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: Spark
         }
         return names | keys | {"state": state, "as_of": as_of, "attempts": 1}
 
-    made = [job(None, "failed", 1), job(None, "completed", 2), job("5-0", "failed", 3)]
-    frame = as_table(spark.createDataFrame(made, spark_schema(JOBS)), JOBS)
+    jobs = [job(None, "failed", 1), job(None, "completed", 2), job("5-0", "failed", 3)]
+    frame = as_table(spark.createDataFrame(jobs, spark_schema(JOBS)), JOBS)
     frame.write.partitionBy(*JOBS.partitions).mode("append").parquet(str(layout.table(JOBS)))
     rows = read_table(spark, layout, JOBS)
     assert rows.schema.fieldNames() == spark_schema(JOBS).fieldNames()
@@ -46,7 +46,7 @@ def test_rows_come_back_as_they_went_and_the_latest_of_a_key_counts(spark: Spark
     assert kept == {(None, "completed"), ("5-0", "failed")}
 
 
-def test_arrow_and_spark_give_the_same_partition_the_same_directory(spark: SparkSession, tmp_path: Path) -> None:
+def test_arrow_and_spark_use_the_same_partition_directories(spark: SparkSession, tmp_path: Path) -> None:
     queues = [*(f"a{chr(code)}b" for code in range(1, 256)), "é \U0001f600"]
     frame = spark.createDataFrame([(queue, 1) for queue in queues], "queue string, one int")
     frame.coalesce(1).write.partitionBy("queue").parquet(str(tmp_path / "rows"))

@@ -1,4 +1,4 @@
-"""The lifecycle in Spark SQL equals the fold, for histories of every kind."""
+"""The lifecycle derived with Spark SQL equals the fold over events, for histories of every kind."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
-    """A frame by way of Arrow, which needs no Python worker."""
+    """Create a DataFrame from Arrow, which needs no Python worker."""
     return spark.createDataFrame(pa.Table.from_pylist(events, COLUMNS))
 
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    """A frame's rows; its times in microseconds."""
+    """Return the rows of a DataFrame, with times in microseconds."""
     times = {name: fn.col(name).cast("decimal(20,6)") for name, kind in frame.dtypes if kind == "timestamp"}
-    found = []
+    result = []
     for row in frame.withColumns(times).collect():
         values = row.asDict()
         for name in times:
             values[name] = None if values[name] is None else int(values[name] * 1_000_000)
-        found.append(tuple(values.values()))
-    return found
+        result.append(tuple(values.values()))
+    return result
 
 
 def assert_sql_is_fold(spark: SparkSession, events: list[LifecycleEvent]) -> tuple[int, int]:
     shuffled = random.Random(0).sample(events, len(events))
     frame = frame_of(spark, [asdict(event) for event in shuffled])
     jobs = lifecycle(events)
-    tried = [attempt_row(one) for job in jobs for one in job.attempts]
-    assert_same(rows(lifecycle_sql.attempts(frame)), tried)
+    attempts = [attempt_row(attempt) for job in jobs for attempt in job.attempts]
+    assert_same(rows(lifecycle_sql.attempts(frame)), attempts)
     assert_same(rows(lifecycle_sql.jobs(frame)), [job_row(job) for job in jobs])
-    return len(jobs), len(tried)
+    return len(jobs), len(attempts)
 
 
-def many(kind: str, tell: Callable[[int], list[LifecycleEvent]]) -> list[LifecycleEvent]:
-    """Two hundred histories, each in queues of its own."""
-    return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in tell(seed)]
+def histories_in_queues(kind: str, generate: Callable[[int], list[LifecycleEvent]]) -> list[LifecycleEvent]:
+    """Generate two hundred histories, each in separate queues."""
+    return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in generate(seed)]
 
 
 def test_sql_and_fold_agree_on_800_random_histories(
     spark: SparkSession, record_property: Callable[[str, object], None]
 ) -> None:
-    whole = many("whole", lambda seed: histories(seed, 4))
-    holes = many("holes", lambda seed: remove_ranges(histories(seed, 4), random.Random(seed)))
-    wild = many("noise", lambda seed: random_events(seed, 40))
-    late = many("far", lambda seed: far_future_histories(seed, 2))
-    jobs, tried = assert_sql_is_fold(spark, whole + holes + wild + late)
+    whole = histories_in_queues("whole", lambda seed: histories(seed, 4))
+    gaps = histories_in_queues("gaps", lambda seed: remove_ranges(histories(seed, 4), random.Random(seed)))
+    noise = histories_in_queues("noise", lambda seed: random_events(seed, 40))
+    far = histories_in_queues("far", lambda seed: far_future_histories(seed, 2))
+    jobs, attempts = assert_sql_is_fold(spark, whole + gaps + noise + far)
     record_property("jobs", jobs)
-    record_property("attempts", tried)
+    record_property("attempts", attempts)
     assert jobs > 2000
-    assert tried > 5000
+    assert attempts > 5000
 
 
-def test_rows_without_a_job_and_gap_rows_are_no_incarnations(spark: SparkSession) -> None:
-    odd = ("drained", "bulltask.gap", "paused", "added")
-    frame = frame_of(spark, [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": event} for event in odd])
+def test_events_without_a_job_and_gap_rows_derive_no_rows(spark: SparkSession) -> None:
+    kinds = ("drained", "bulltask.gap", "paused", "added")
+    frame = frame_of(spark, [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": kind} for kind in kinds])
     assert lifecycle_sql.attempts(frame).count() == 0
     assert lifecycle_sql.jobs(frame).count() == 0
 
 
 def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> None:
     rng = random.Random(5)
-    signs = [
+    parts = [
         "a",
         "'",
         '"',
@@ -95,15 +95,15 @@ def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> 
         "\x01",
         "\\ud83d",
     ]
-    texts = ["".join(rng.choices(signs, k=rng.randrange(12))) for _ in range(3000)]
+    texts = ["".join(rng.choices(parts, k=rng.randrange(12))) for _ in range(3000)]
     texts += [f'"{text}"' for text in texts] + [json.dumps(text, ensure_ascii=len(text) % 2 == 0) for text in texts]
     texts += [*REASONS, json.dumps('\\"' * 50_000), "'" * 50_000, "f" * 50_000 + "1", "\U0001f600" * 300]
     frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))
     plain = lifecycle_sql.plain_reason(fn.col("reason"))
-    found = frame.select(
+    derived = frame.select(
         "reason", plain.alias("plain"), lifecycle_sql.error_fingerprint(fn.col("reason")).alias("key")
     ).collect()
-    assert len(found) == len(texts) + 1
-    for row in found:
+    assert len(derived) == len(texts) + 1
+    for row in derived:
         assert row.plain == error_fingerprints.plain_reason(row.reason), repr(row.reason)[:200]
         assert row.key == error_fingerprints.error_fingerprint(row.reason), repr(row.reason)[:200]

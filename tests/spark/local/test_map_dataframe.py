@@ -1,4 +1,4 @@
-"""``task.map_dataframe``: calls of a task for the rows of a DataFrame, run by our worker, and their results."""
+"""``task.map_dataframe`` calls a task for each row of a DataFrame and returns the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def half(self, value, by=2):
 
 @pytest.fixture
 def half(app: App) -> Any:
-    """The task, as it is known where calls are made."""
+    """The task as declared in the process that calls it."""
 
     @app.task(name="half", bind=True, queue="sums", max_retries=6, retry_backoff=3, priority=7)
     def function(self: Context, value: float, by: int = 2) -> Any:
@@ -42,34 +42,34 @@ def half(app: App) -> Any:
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Any) -> Iterator[WorkerHarness]:
-    made = WorkerHarness(broker_url, tmp_path, record_property)
-    yield made
-    made.close()
+    started = WorkerHarness(broker_url, tmp_path, record_property)
+    yield started
+    started.close()
 
 
 def queued(redis_client: redis.Redis, queue: str = "sums") -> list[str]:
     return redis_client.zrange(f"bull:{{{queue}}}:prioritized", 0, -1)  # type: ignore[return-value]
 
 
-def test_each_row_comes_back_with_the_result_of_its_job(
+def test_each_row_is_returned_with_the_result_of_its_job(
     spark: SparkSession, half: Any, harness: WorkerHarness, redis_client: redis.Redis
 ) -> None:
-    """Also where the rows are others each time they are made."""
+    """The rows contain random values, which Spark must not compute again."""
     harness.worker(TASKS, options=["-Q", "sums"], settings={"log_level": "ERROR"})
     rows = spark.range(300, numPartitions=3).select(
         F.col("id"), F.when(F.col("id") % 50 == 49, -1.0).otherwise(F.rand()).alias("x"), F.lit("kept").alias("note")
     )
     mapped = half.map_dataframe(rows, {"value": "x", "by": F.lit(4)}, timeout=120, poll=0.2, result_prefix="job_")
     assert mapped.columns == ["id", "x", "note", "job_id", "job_state", "job_return_value", "job_failed_reason"]
-    for found in (mapped.collect(), mapped.where("id % 2 = 1").collect()):
-        good = [row for row in found if row["x"] >= 0]
+    for results in (mapped.collect(), mapped.where("id % 2 = 1").collect()):
+        good = [row for row in results if row["x"] >= 0]
         assert all(json.loads(row["job_return_value"]) == {"half": row["x"] / 4} for row in good)
         assert {row["job_state"] for row in good} == {"completed"}
-        bad = [row for row in found if row["x"] < 0]
+        bad = [row for row in results if row["x"] < 0]
         assert {(row["job_state"], row["job_failed_reason"]) for row in bad} == {("failed", "not -1.0")}
         # These six have the same arguments, so they are one job.
         assert len({row["job_id"] for row in bad}) == 1
-        assert len(good) + len(bad) == len(found)
+        assert len(good) + len(bad) == len(results)
     assert mapped.count() == 300
     assert redis_client.zcard("bull:{sums}:completed") == 294
 
@@ -81,10 +81,10 @@ def test_map_dataframe_sends_the_same_jobs_as_delay(
     mapped = half.map_dataframe(spark.createDataFrame([(1.5,)], "value double"), timeout=0)
     [row] = mapped.collect()
     assert (row["state"], row["return_value"], row["failed_reason"]) == ("unfinished", None, None)
-    jobs: Any = [redis_client.hgetall(f"bull:{{sums}}:{one}") for one in (sent.id, row["id"])]
+    jobs: Any = [redis_client.hgetall(f"bull:{{sums}}:{job_id}") for job_id in (sent.id, row["id"])]
     for job in jobs:
         del job["timestamp"]
-        job["opts"] = {name: said for name, said in json.loads(job["opts"]).items() if name != "jobId"}
+        job["opts"] = {name: value for name, value in json.loads(job["opts"]).items() if name != "jobId"}
     assert jobs[0] == jobs[1]
     assert jobs[0]["opts"]["attempts"] == 7
 
@@ -94,22 +94,22 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
 ) -> None:
     rows = spark.createDataFrame([(1.0,), (1.0,), (2.0,)], "value double")
 
-    def ids(**more: Any) -> list[str]:
-        return [row["id"] for row in half.map_dataframe(rows, timeout=0, **more).collect()]
+    def ids(**options: Any) -> list[str]:
+        return [row["id"] for row in half.map_dataframe(rows, timeout=0, **options).collect()]
 
-    one = ids(write_id="w1")
-    assert ids(write_id="w1") == one
-    assert len(set(one)) == 2 == len(queued(redis_client))
-    assert not set(one) & set(ids(options={"queue": "other"}))
+    first = ids(write_id="w1")
+    assert ids(write_id="w1") == first
+    assert len(set(first)) == 2 == len(queued(redis_client))
+    assert not set(first) & set(ids(options={"queue": "other"}))
     assert len(set(queued(redis_client, "other"))) == 2
-    each = ids(write_id="w1", on_duplicate_rows="number")
-    assert len(set(each)) == 3
+    numbered = ids(write_id="w1", on_duplicate_rows="number")
+    assert len(set(numbered)) == 3
     with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*2 rows have the same"):
         ids(on_duplicate_rows="error")
 
 
 @pytest.mark.parametrize(
-    ("columns", "more", "error", "told"),
+    ("columns", "options", "error", "message"),
     [
         (["value", "nothing"], {}, TypeError, r"columns value, nothing: .*half\(value.*'nothing'"),
         (["by"], {}, TypeError, r"missing a required argument: 'value'"),
@@ -126,16 +126,16 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
         (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),
     ],
 )
-def test_errors_are_raised_before_anything_is_sent(
-    spark: SparkSession, half: Any, redis_client: redis.Redis, *, columns: Any, more: Any, error: Any, told: str
+def test_invalid_columns_and_options_fail_before_anything_is_sent(
+    spark: SparkSession, half: Any, redis_client: redis.Redis, *, columns: Any, options: Any, error: Any, message: str
 ) -> None:
     rows = spark.createDataFrame([(1.0, 2, 3, "a")], "value double, by int, nothing int, x_state string")
-    with pytest.raises(error, match=told):
-        half.map_dataframe(rows, columns, **more)
+    with pytest.raises(error, match=message):
+        half.map_dataframe(rows, columns, **options)
     assert redis_client.keys("*") == []
 
 
-def test_a_task_without_parameters_is_called_for_the_rows(
+def test_a_task_without_parameters_is_called_for_each_row(
     spark: SparkSession, app: App, redis_client: redis.Redis
 ) -> None:
     @app.task(name="tick")
@@ -146,8 +146,8 @@ def test_a_task_without_parameters_is_called_for_the_rows(
     assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
 
 
-def test_an_error_in_a_row_says_how_to_resume(spark: SparkSession, half: Any) -> None:
+def test_the_error_of_an_invalid_row_contains_the_write_id(spark: SparkSession, half: Any) -> None:
     rows = spark.createDataFrame([(2**60,)], "value long")
-    with pytest.raises(Exception, match=r"beyond .*2\^53-1(?s:.*)BULLTASK_WRITE_ABORTED.* The write w1 ") as told:
+    with pytest.raises(Exception, match=r"beyond .*2\^53-1(?s:.*)BULLTASK_WRITE_ABORTED.* The write w1 ") as caught:
         half.map_dataframe(rows, write_id="w1")
-    assert "The write w1 has failed" in told.value.__notes__[0]
+    assert "The write w1 has failed" in caught.value.__notes__[0]

@@ -1,4 +1,4 @@
-"""``bulltask pipeline``: the commands that need a session, one after the other, in the session of the tests."""
+"""The commands of ``bulltask pipeline`` that need a Spark session; they use the shared session of the tests."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(spark: SparkSession, broker_url: str) -> Run:
-    """Run a command; it uses the session that is there."""
+    """Return a function that runs a command in the shared session."""
 
-    def ran(*words: str) -> Result:
+    def invoke(*words: str) -> Result:
         return CliRunner().invoke(main, ["-b", broker_url, "pipeline", *words])
 
-    return ran
+    return invoke
 
 
 @pytest.fixture
 def manual_worker(broker_url: str) -> Iterator[ManualWorker]:
     with Queue("mail", broker_url) as queue:
         broker: Broker = queue.context.broker
-        made = ManualWorker(broker, broker.keys("mail"))
-        yield made
-        made.close()
+        worker = ManualWorker(broker, broker.keys("mail"))
+        yield worker
+        worker.close()
 
 
-def ok(result: Result, code: int = 0) -> str:
+def output_of(result: Result, code: int = 0) -> str:
     assert result.exit_code == code, result.output
     return result.output
 
@@ -61,24 +61,24 @@ def ok(result: Result, code: int = 0) -> str:
 CONF = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2")
 
 
-def test_rows_of_a_file_become_jobs_and_their_results_another_file(
+def test_submit_and_gather_send_jobs_and_write_their_results(
     run: Run, spark: SparkSession, tmp_path: Path, manual_worker: ManualWorker
 ) -> None:
     rows = str(tmp_path / "rows")
     spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
     words = ("submit", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
-    assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in ok(run(*words))
-    assert "3 rows: 0 jobs added, 3 duplicates" in ok(run(*words))
+    assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in output_of(run(*words))
+    assert "3 rows: 0 jobs added, 3 duplicates" in output_of(run(*words))
     manual_worker.complete("done")
-    found = ok(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
-    assert [line.split() for line in found.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
+    summary = output_of(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
+    assert [line.split() for line in summary.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
     assert spark.read.parquet(str(tmp_path / "out")).where("state = 'completed'").first()["return_value"] == '"done"'  # type: ignore[index]
-    wrong = run("submit", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
-    assert "has no column 'm'" in ok(wrong, 1)
-    assert "either --name or --name-col" in ok(run("submit", rows, "--queue", "mail", "--data-cols", "n"), 2)
+    failed = run("submit", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
+    assert "has no column 'm'" in output_of(failed, 1)
+    assert "either --name or --name-col" in output_of(run("submit", rows, "--queue", "mail", "--data-cols", "n"), 2)
 
 
-def test_a_stopped_run_ends_after_its_batch_and_the_next_one_continues(
+def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(
     run: Run, tmp_path: Path, redis_client: redis.Redis
 ) -> None:
     root, events = str(tmp_path / "lake"), "bull:{mail}:events"
@@ -87,7 +87,7 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_one_continues(
         redis_client.xadd(events, {"event": "paused"})
     ledger, port, scraped = Ledger(Layout(root)), pick_port(), list[str]()
 
-    def end() -> None:
+    def scrape_and_stop() -> None:
         try:
             wait_until(lambda: ledger.head() is not None, 120, "the first batch")
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=50) as reply:
@@ -95,46 +95,44 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_one_continues(
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    asking = threading.Thread(target=end)
-    asking.start()
-    found = ok(run("run", "--root", root, "--trigger", "0.2s", "--metrics-port", str(port), *CONF))
-    asking.join()
+    stopper = threading.Thread(target=scrape_and_stop)
+    stopper.start()
+    printed = output_of(run("run", "--root", root, "--trigger", "0.2s", "--metrics-port", str(port), *CONF))
+    stopper.join()
     assert 'bulltask_pipeline_lag_events{queue="mail"} 0.0' in scraped[0]
-    assert "10 events" in found
-    assert "stopping after this batch" in found
+    assert "10 events" in printed
+    assert "stopping after this batch" in printed
     redis_client.xtrim(events, maxlen=0, approximate=False)
     for _ in range(30):
         redis_client.xadd(events, {"event": "paused"})
     redis_client.xtrim(events, maxlen=20, approximate=False)
-    assert "10 LOST" in ok(run("run", "--root", root, "--once", *CONF), 3)
-    assert "1 gap, 10 events lost" in ok(run("gaps", "--root", root), 3)
-    ok(run("run", "--root", root, "--once", *CONF))
+    assert "10 LOST" in output_of(run("run", "--root", root, "--once", *CONF), 3)
+    assert "1 gap, 10 events lost" in output_of(run("gaps", "--root", root), 3)
+    output_of(run("run", "--root", root, "--once", *CONF))
     redis_client.xadd(events, {"event": "paused"})
     redis_client.xtrim(events, maxlen=0, approximate=False)
-    failed = ok(run("run", "--root", root, "--once", "--on-loss", "fail", *CONF), 4)
+    failed = output_of(run("run", "--root", root, "--once", "--on-loss", "fail", *CONF), 4)
     assert "Error: [BULLTASK_EVENTS_LOST] queue={mail}" in failed
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_foreign_queues_that_a_lake_cannot_hold_do_not_block_others(
-    run: Run, tmp_path: Path, redis_client: redis.Redis
-) -> None:
+def test_skipped_queues_do_not_block_other_queues(run: Run, tmp_path: Path, redis_client: redis.Redis) -> None:
     root = tmp_path / "lake"
     fill(redis_client, 20, "mail")
     write_skipped_queues(redis_client)
-    ok(run("run", "--root", str(root), "--once", *CONF))
+    output_of(run("run", "--root", str(root), "--once", *CONF))
     fill(redis_client, 20, "mail")
-    ok(run("run", "--root", str(root), "--once", *CONF))
+    output_of(run("run", "--root", str(root), "--once", *CONF))
     redis_client.hset("bull:{mail}:1", mapping={"name": "send", "timestamp": "1760000000000"})
     redis_client.zadd("bull:{mail}:completed", {"1": 1760000000000})
-    assert "1 job written to bronze.jobs" in ok(run("snapshot", "--root", str(root), *CONF))
+    assert "1 job written to bronze.jobs" in output_of(run("snapshot", "--root", str(root), *CONF))
     head = Ledger(Layout(root)).head()
     assert head is not None
     assert (head.queues["mail"].events, list(head.ends), head.lost) == (20, ["mail"], {})
     assert {path.name for path in (root / "bronze").glob("*/*/*")} == {"queue=mail"}
 
 
-def test_a_snapshot_is_written_and_a_replay_is_shown(
+def test_snapshot_replay_and_backfill_print_summaries(
     run: Run, tmp_path: Path, manual_worker: ManualWorker, broker_url: str
 ) -> None:
     with Queue("mail", broker_url) as queue:
@@ -143,12 +141,14 @@ def test_a_snapshot_is_written_and_a_replay_is_shown(
     manual_worker.fail("no")
     manual_worker.complete()
     LakeBuilder(tmp_path).jobs([])
-    assert "2 jobs written to bronze.jobs" in ok(run("snapshot", "--root", str(tmp_path), *CONF))
+    assert "2 jobs written to bronze.jobs" in output_of(run("snapshot", "--root", str(tmp_path), *CONF))
     words = ("replay", "--root", str(tmp_path), "--where", "state = 'failed'", *CONF)
-    assert "0 finished jobs selected" in ok(run(*words))
-    found = ok(run("backfill", "--root", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF))
-    assert found.startswith("0 gaps")
-    assert "must be later" in ok(
+    assert "0 finished jobs selected" in output_of(run(*words))
+    summary = output_of(
+        run("backfill", "--root", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF)
+    )
+    assert summary.startswith("0 gaps")
+    assert "must be later" in output_of(
         run("backfill", "--root", str(tmp_path), "--since", "2026-01-02", "--until", "2026-01-01"), 2
     )
 
@@ -161,13 +161,13 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
           "ended_at": at("2026-11-20 10:00"), "run_ms": 60_000}]
     )  # fmt: skip
     words = ("--root", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
-    assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in ok(run("build", "gold", *words))
+    assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in output_of(run("build", "gold", *words))
     assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
-    assert "events that it is derived from have expired" in ok(run("build", "silver", *words), 1)
+    assert "events that it is derived from have expired" in output_of(run("build", "silver", *words), 1)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line"),
     [
         ("Py4J\n  x.EventsLostError: [BULLTASK_EVENTS_LOST] queue=a\n at java", "[BULLTASK_EVENTS_LOST] queue=a"),
         ("\nfirst\nsecond", "first"),
@@ -177,14 +177,14 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
          "E: 2"),
     ],
 )  # fmt: skip
-def test_a_failed_stream_is_reported_by_its_most_telling_line(text: str, said: str) -> None:
-    assert run_command._first_line(text) == said
+def test_a_failed_stream_is_reported_by_the_line_of_its_cause(text: str, line: str) -> None:
+    assert run_command._first_line(text) == line
 
 
-def test_an_invalid_setting_is_wrong_usage_and_missing_java_is_one_line(
+def test_invalid_settings_and_missing_java_are_reported_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "must be NAME=VALUE" in ok(run("snapshot", "--root", str(tmp_path), "--conf", "nonsense"), 2)
+    assert "must be NAME=VALUE" in output_of(run("snapshot", "--root", str(tmp_path), "--conf", "nonsense"), 2)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert "Spark needs Java 17 or newer" in ok(run("snapshot", "--root", str(tmp_path)), 1)
+    assert "Spark needs Java 17 or newer" in output_of(run("snapshot", "--root", str(tmp_path)), 1)

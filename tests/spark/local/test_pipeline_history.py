@@ -1,4 +1,4 @@
-"""A lake over a gap: real jobs, the stream, a backfill, a replay; every job that is done is there once."""
+"""A lake with a gap, filled by the stream, a backfill and a replay, has every finished job once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def feed(pipeline: Pipeline) -> None:
     pipeline.run(available_now=True).awaitTermination()
 
 
-def known(pipeline: Pipeline) -> list[tuple[str, str, str]]:
+def jobs_in_lake(pipeline: Pipeline) -> list[tuple[str, str, str]]:
     rows = latest(read_table(pipeline.spark, pipeline.layout, JOBS), JOBS).collect()
     return sorted((row["job_id"], row["state"], row["source"]) for row in rows)
 
 
-def live_over_a_gap(pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, client: redis.Redis) -> None:
-    """Lost: the end of a2, all of b1 and b3, the beginning of b2; c1 comes after the gap."""
+def run_jobs_over_a_gap(pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, client: redis.Redis) -> None:
+    """Lose the last events of a2, all of b1 and b3, and the first events of b2; c1 comes after the gap."""
 
     def add(*ids: str) -> None:
         for job_id in ids:
@@ -57,43 +57,45 @@ def live_over_a_gap(pipeline: Pipeline, queue: Queue, manual_worker: ManualWorke
     feed(pipeline)
 
 
-def test_a_backfill_writes_each_finished_job_once_and_later_events_agree(
+def test_backfill_and_stream_write_each_finished_job_once(
     pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    live_over_a_gap(pipeline, queue, manual_worker, redis_client)
-    told = [("a1", "completed", "events"), ("b2", "completed", "events"), ("c1", "completed", "events")]
-    assert known(pipeline) == told
+    run_jobs_over_a_gap(pipeline, queue, manual_worker, redis_client)
+    from_events = [("a1", "completed", "events"), ("b2", "completed", "events"), ("c1", "completed", "events")]
+    assert jobs_in_lake(pipeline) == from_events
     now = datetime.now(UTC)
     assert pipeline.backfill(since=now - DAY, until=now + DAY).jobs == 3
-    hidden = [("a2", "completed", "snapshot"), ("b1", "completed", "snapshot"), ("b3", "failed", "snapshot")]
-    assert known(pipeline) == sorted(told + hidden)
+    from_snapshot = [("a2", "completed", "snapshot"), ("b1", "completed", "snapshot"), ("b3", "failed", "snapshot")]
+    assert jobs_in_lake(pipeline) == sorted(from_events + from_snapshot)
     assert manual_worker.complete() == "late"
     feed(pipeline)
-    every = sorted([*told, *hidden, ("late", "completed", "events")])
-    assert known(pipeline) == every
+    finished = sorted([*from_events, *from_snapshot, ("late", "completed", "events")])
+    assert jobs_in_lake(pipeline) == finished
     in_redis = {
-        str(one) for state in ("completed", "failed") for one in redis_client.zrange(f"bull:{{mail}}:{state}", 0, -1)
+        str(job_id)
+        for state in ("completed", "failed")
+        for job_id in redis_client.zrange(f"bull:{{mail}}:{state}", 0, -1)
     }
-    assert {job_id for job_id, _, _ in every} == in_redis
-    lost = read_table(pipeline.spark, pipeline.layout, JOBS).where("job_id IN ('a1', 'late')").select("ingest_id")
-    for row in lost.collect():
+    assert {job_id for job_id, _, _ in finished} == in_redis
+    batches = read_table(pipeline.spark, pipeline.layout, JOBS).where("job_id IN ('a1', 'late')").select("ingest_id")
+    for row in batches.collect():
         pipeline.layout.remove(row["ingest_id"], [JOBS])
-    assert len(known(pipeline)) < len(every)
+    assert len(jobs_in_lake(pipeline)) < len(finished)
     days = pipeline.layout.days(EVENTS)
     build_silver(pipeline.spark, pipeline.layout, days, max_open=DAY)
-    assert known(pipeline) == every
+    assert jobs_in_lake(pipeline) == finished
     report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
-    assert (report.files_after <= 1, known(pipeline)) == (True, every)
+    assert (report.files_after <= 1, jobs_in_lake(pipeline)) == (True, finished)
     [gap] = pipeline.gaps().collect()
     assert (gap["queue"], gap["reason"], gap["repaired_rows"]) == ("mail", "trimmed", 3)
     status = pipeline.status()
     assert (status.lost, status.writer_pid, status.queues[0].lag_events) == (gap["lost"], None, 0)
-    shown = pipeline.replay("state = 'failed'")
-    assert (shown.selected, shown.ready, shown.added) == (1, 1, 0)
+    preview = pipeline.replay("state = 'failed'")
+    assert (preview.selected, preview.ready, preview.added) == (1, 1, 0)
     assert pipeline.snapshot(["failed"]) == 1
 
 
-def test_silver_whose_events_have_expired_is_not_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_day_of_silver_with_expired_events_is_not_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
     lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])

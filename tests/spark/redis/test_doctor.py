@@ -93,9 +93,9 @@ def test_an_unreachable_server_is_reported_without_its_password(doctor: Doctor, 
 
 
 def test_every_dependency_is_listed_with_its_version(doctor: Doctor) -> None:
-    parts = {part["name"]: part["version"] for part in json.loads(doctor("--json").output)["parts"]}
-    assert parts.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
-    assert all(parts.values())
+    versions = {check["name"]: check["version"] for check in json.loads(doctor("--json").output)["requirements"]}
+    assert versions.keys() == {"java", "pyspark", "pyarrow", "numpy", "hiredis", "redis"}
+    assert all(versions.values())
 
 
 def test_the_table_of_sizes_needs_no_server(doctor: Doctor) -> None:
