@@ -1,4 +1,4 @@
-"""The archive of classes that the tests' JVMs begin with: they start without it, too."""
+"""JVMs of the tests start without the class data archive too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive"])
-def test_a_jvm_starts_without_a_warning_whatever_its_archive_path_holds(tmp_path: Path, content: bytes | None) -> None:
+def test_a_jvm_starts_without_a_warning_for_a_missing_or_invalid_archive(tmp_path: Path, content: bytes | None) -> None:
     need_java()
-    where = tmp_path / "classes.jsa"
+    archive = tmp_path / "classes.jsa"
     if content is not None:
-        where.write_bytes(content)
-    options = f"{QUICK} -XX:SharedArchiveFile={where} {ARCHIVED}".split()
+        archive.write_bytes(content)
+    options = f"{QUICK} -XX:SharedArchiveFile={archive} {ARCHIVED}".split()
     done = subprocess.run([java(), *options, "-version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert len(done.stderr.splitlines()) == 3, done.stderr

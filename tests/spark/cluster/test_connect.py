@@ -1,4 +1,4 @@
-"""Spark Connect: a client that has no Java and no py4j does what a session of its own would."""
+"""Spark Connect: a client without Java and py4j supports everything that a local session supports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import redis
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, EVENTS
 from bulltask.queue import Queue
-from tests.spark.cluster.checks import check_three_ways
-from tests.spark.cluster.environments import HERE, environment
+from tests.spark.cluster.check_report import check_reads_and_writes
+from tests.spark.cluster.python_environments import SITE_PACKAGES, environment
 from tests.spark.conftest import need_java, settings
 from tests.support.programs import ROOT
 from tests.support.spark_connect import ConnectServer
@@ -37,10 +37,10 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def thin_packages() -> Path:
-    """Where the thin client and what it needs are installed; make does it, unless they are there."""
+    """The directory with the thin client and its dependencies; ``make`` installs them if they are missing."""
     home = ROOT / ".venv" / "connect"
     with Path(__file__).with_name("requirements-connect.txt").open() as requirements:
-        fcntl.flock(requirements, fcntl.LOCK_EX)  # one of pytest-xdist's workers installs, the others wait
+        fcntl.flock(requirements, fcntl.LOCK_EX)  # one worker of pytest-xdist installs, the others wait
         stamp = [".venv/connect/installed.stamp"]
         done = subprocess.run(["make", *stamp], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -53,24 +53,24 @@ def server(
     thin_packages: Path, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConnectServer]:
     need_java()
-    place = tmp_path_factory.mktemp("connect")
-    # A server's own Python processes are clients too, where a stream has a function for each batch.
-    python = environment(place / "python", HERE, thin_packages, ROOT)
-    conf = {**settings(place), "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
-    # Its Python processes outlive a test, and work under its local directory: so that is not where tests work.
+    directory = tmp_path_factory.mktemp("connect")
+    # The server's Python processes are clients too if a stream calls a function for each batch.
+    python = environment(directory / "python", SITE_PACKAGES, thin_packages, ROOT)
+    conf = {**settings(directory), "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
+    # Python processes of the server outlive a test and use this directory: it must not be the directory of the test.
     with TemporaryDirectory(prefix="connect", ignore_cleanup_errors=True) as local:
         conf["spark.local.dir"] = local
-        with ConnectServer(spark_home(place / "home"), place, python, conf) as made:
-            session_processes.add(made.pid)
-            yield made
+        with ConnectServer(spark_home(directory / "home"), directory, python, conf) as started:
+            session_processes.add(started.pid)
+            yield started
 
 
 @pytest.fixture
 def run(server: ConnectServer, thin_packages: Path, tmp_path: Path) -> Run:
-    """Run a program of this directory by the thin client; return the JSON that it prints last."""
-    python = environment(tmp_path / "client", thin_packages, HERE, ROOT)
-    (own,) = (tmp_path / "client").glob("lib/python3.*/site-packages")
-    (own / "py4j.py").write_text("raise ModuleNotFoundError('no py4j', name='py4j')\n")
+    """Return a function that runs a program of this directory with the thin client and returns the JSON it prints."""
+    python = environment(tmp_path / "client", thin_packages, SITE_PACKAGES, ROOT)
+    (site_packages,) = (tmp_path / "client").glob("lib/python3.*/site-packages")
+    (site_packages / "py4j.py").write_text("raise ModuleNotFoundError('no py4j', name='py4j')\n")
 
     def run(program: str, *args: str) -> Any:
         done = subprocess.run(
@@ -87,26 +87,26 @@ def run(server: ConnectServer, thin_packages: Path, tmp_path: Path) -> Run:
 def test_a_thin_client_reads_streams_and_writes(
     run: Run, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    told = run("three_ways.py", broker_url, str(tmp_path / "rows"))
-    told.pop("homes")
-    check_three_ways(told, redis_client)
+    report = run("read_and_write.py", broker_url, str(tmp_path / "rows"))
+    report.pop("homes")
+    check_reads_and_writes(report, redis_client)
 
 
-def test_a_thin_client_feeds_a_lake_and_continues_the_stream_of_one_that_was_killed(
+def test_a_thin_client_continues_the_stream_of_a_killed_client(
     run: Run, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     root = str(tmp_path / "lake")
     with Queue("mail", broker_url) as queue:
         add(queue, 100)
-        assert run("leave_a_stream.py", broker_url, root) is True
+        assert run("abandon_stream.py", broker_url, root) is True
         add(queue, 100)
-        assert run("feed_a_lake.py", broker_url, root) == [200, 0, 0]
+        assert run("run_pipeline.py", broker_url, root) == [200, 0, 0]
     layout = Layout(root)
     entries: Any = redis_client.xrange("bull:{mail}:events")
-    found = ds.dataset(layout.table(EVENTS), format="parquet", ignore_prefixes=["_", "."]).to_table()["event_id"]
-    assert sorted(found.to_pylist()) == sorted(at for at, _ in entries)
+    ids = ds.dataset(layout.table(EVENTS), format="parquet", ignore_prefixes=["_", "."]).to_table()["event_id"]
+    assert sorted(ids.to_pylist()) == sorted(entry_id for entry_id, _ in entries)
     assert len(entries) >= 400
-    assert not layout.days(ATTEMPTS), "no job was taken"
+    assert not layout.days(ATTEMPTS), "no job was started"
 
 
 def add(queue: Queue, jobs: int) -> None:

@@ -1,4 +1,4 @@
-"""The example of the pipeline on a cluster whose executors are killed in mid-write: every job is there, once."""
+"""The pipeline example on a cluster whose executors are killed during a write has every job once."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ pytestmark = [
 log = logging.getLogger(__name__)
 
 
-def executors(place: Path) -> Iterator[int]:
-    """The processes of a cluster that run tasks; each works in a directory of its own below the cluster's."""
+def executors(directory: Path) -> Iterator[int]:
+    """Yield the executor processes of a cluster, whose working directories are below the cluster's directory."""
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         process = Path(entry.path)
         try:
-            ours = (process / "cwd").readlink().is_relative_to(place)
-            if ours and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
+            is_in_cluster = (process / "cwd").readlink().is_relative_to(directory)
+            if is_in_cluster and b"CoarseGrainedExecutorBackend" in (process / "cmdline").read_bytes():
                 yield int(entry.name)
         except OSError:
             continue
 
 
-def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_write_them(
+def test_every_job_is_in_the_tables_once_after_all_executors_were_killed(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     need_java()
     root = tmp_path / "lake"
-    said = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
-    conf = [word for name, value in said.items() for word in ("--conf", f"{name}={value}")]
+    conf_values = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
+    conf = [word for name, value in conf_values.items() for word in ("--conf", f"{name}={value}")]
     with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
         words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
         with run_example(broker_url, root, *words) as run:
@@ -66,9 +66,9 @@ def test_every_job_is_in_the_tables_once_when_the_executors_are_killed_that_writ
             sent = count_sent_jobs(redis_client)
             log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
             assert killed
-            assert sent < COUNT, "they had written all"
-            with run_worker(broker_url) as working:
+            assert sent < COUNT, "the executors were killed after they had written all jobs"
+            with run_worker(broker_url) as running_worker:
                 assert run.wait(600) == 0, root.with_suffix(".log").read_text()
-                assert working.poll() is None
-    assert "were there before" in root.with_suffix(".log").read_text(), "nothing was sent again"
+                assert running_worker.poll() is None
+    assert "were there before" in root.with_suffix(".log").read_text(), "no job was sent again"
     check_lake(root, redis_client, COUNT)

@@ -1,6 +1,7 @@
-"""Writes on a cluster: a task that hangs on one host is copied to another one, and an executor dies in mid-write.
+"""Writes on a cluster add every job once, although a task is executed twice.
 
-The first has sent a part of its jobs, the second sends all of them, and every job is there once.
+A task hangs on one host and is started on another one (speculation), or its executor is killed during the write. The
+first attempt has sent a part of its jobs, the second sends all of them.
 """
 
 from __future__ import annotations
@@ -53,54 +54,54 @@ URL, ROWS = sys.argv[1], 400
 HALF = ROWS // 2
 
 
-def data_of(number, end):
+def data_of(number, failure):
     task = TaskContext.get()
-    part, copy = task.partitionId(), task.attemptNumber()
-    if number % HALF == 0 or (part, copy, number) == (0, 0, HALF - 1):
-        with redis.Redis.from_url(URL) as plain:
-            plain.sadd("tries", f"{part}:{copy}")
-            # Until all jobs of the other part have been sent, and some of this one.
-            while part == 0 and (number or copy) and plain.llen("bull:{default}:wait") < HALF + 20:
-                plain.blpop("never", 0.1)
-            if number % HALF and end == "hang":
-                plain.blpop("never", 200)  # until Spark ends it, because the copy has won
+    partition, attempt = task.partitionId(), task.attemptNumber()
+    if number % HALF == 0 or (partition, attempt, number) == (0, 0, HALF - 1):
+        with redis.Redis.from_url(URL) as client:
+            client.sadd("attempts", f"{partition}:{attempt}")
+            # Wait until all jobs of the other partition have been sent, and some of this partition.
+            while partition == 0 and (number or attempt) and client.llen("bull:{default}:wait") < HALF + 20:
+                client.blpop("never", 0.1)
+            if number % HALF and failure == "hang":
+                client.blpop("never", 200)  # until Spark kills this attempt, because the other has finished
             elif number % HALF:
-                # This process is a child of Spark's Python daemon, which is one of the executor.
+                # This process is a child of Spark's Python daemon, which is a child of the executor.
                 executor = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
                 os.kill(executor, signal.SIGKILL)
-    # Long, as Spark hands rows over by the 64 kB.
+    # Long data, because Spark transfers rows in blocks of 64 kB.
     return json.dumps({"n": number, "text": "x" * 4_000})
 
 
 rows = spark.range(ROWS, numPartitions=2)
-made = F.udf(data_of, "string", useArrow=False)
-told = []
-with redis.Redis.from_url(URL, decode_responses=True) as plain:
-    for way, end in (("enqueue", "hang"), ("format", "hang"), ("enqueue", "kill")):
-        plain.flushdb()
-        data, report = made("id", F.lit(end)), [ROWS, None, None]
-        if way == "enqueue":
-            found = enqueue(rows, "default", name="count", data=data, url=URL)
-            report = [found.rows, found.added, found.duplicated]
+data_column = F.udf(data_of, "string", useArrow=False)
+reports = []
+with redis.Redis.from_url(URL, decode_responses=True) as client:
+    for method, failure in (("enqueue", "hang"), ("format", "hang"), ("enqueue", "kill")):
+        client.flushdb()
+        data, report = data_column("id", F.lit(failure)), [ROWS, None, None]
+        if method == "enqueue":
+            written = enqueue(rows, "default", name="count", data=data, url=URL)
+            report = [written.rows, written.added, written.duplicated]
         else:
             jobs = rows.select(F.lit("count").alias("name"), data.alias("data"))
             jobs.write.format("bulltask").option("url", URL).option("queue", "default").mode("append").save()
-        told.append([report, plain.lrange("bull:{default}:wait", 0, -1), sorted(plain.smembers("tries"))])
-print(json.dumps(told))
+        reports.append([report, client.lrange("bull:{default}:wait", 0, -1), sorted(client.smembers("attempts"))])
+print(json.dumps(reports))
 """
 
 
-def test_tasks_that_hang_or_die_on_one_host_run_on_another_and_each_job_is_added_once(
+def test_each_job_is_added_once_if_tasks_hang_or_executors_are_killed(
     broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     if shutil.which("java") is None:
         pytest.fail("the Spark tests need Java (a JRE, 17 or newer)")
     with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
-        told: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
-    assert len(told) == 3
-    for _, jobs, tries in told:
-        assert {"0:0", "0:1"} <= set(tries), "nothing ran again"
+        reports: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
+    assert len(reports) == 3
+    for _, jobs, attempts in reports:
+        assert {"0:0", "0:1"} <= set(attempts), "no task ran again"
         assert len(set(jobs)) == len(jobs) == 400
-    for (rows, added, duplicated), _, _ in (told[0], told[2]):
+    for (rows, added, duplicated), _, _ in (reports[0], reports[2]):
         assert rows == added + duplicated == 400
-        assert duplicated >= 20, "the second has found nothing that the first had sent"
+        assert duplicated >= 20, "the second attempt has found no jobs of the first one"

@@ -67,7 +67,7 @@ def test_each_row_is_returned_with_the_result_of_its_job(
         assert {row["job_state"] for row in good} == {"completed"}
         bad = [row for row in results if row["x"] < 0]
         assert {(row["job_state"], row["job_failed_reason"]) for row in bad} == {("failed", "not -1.0")}
-        # These six have the same arguments, so they are one job.
+        # These six rows have the same arguments, so they have one job.
         assert len({row["job_id"] for row in bad}) == 1
         assert len(good) + len(bad) == len(results)
     assert mapped.count() == 300

@@ -1,7 +1,7 @@
-"""A driver that is killed at any moment leaves the same tables as one that runs undisturbed.
+"""A driver that is killed at any moment leaves the same tables as one that is not interrupted.
 
-Three times in the suite; ``BULLTASK_KILLS=10`` for more of it.
-``--log-cli-level=WARNING`` shows what each kill has hit.
+The suite kills three drivers; set ``BULLTASK_KILLS=10`` for more. ``--log-cli-level=WARNING`` shows each interrupted
+step.
 """
 
 from __future__ import annotations
@@ -89,49 +89,52 @@ print("done", flush=True)
 
 
 @dataclass(frozen=True)
-class Aim:
-    """A moment at which to kill.
+class KillPoint:
+    """A moment at which a driver is killed.
 
     Attributes:
-        pattern: before a file operation of the driver's, as `kill_before` takes it; what follows needs none.
-        least, most: which of these operations.
-        staged: or when a directory of that name is among what is staged; "" waits for the batch to begin.
-        done: or when so many batches more are done.
-        seconds: and then so much later at the most.
-        hits: the step that this operation belongs to.
+        pattern: A file operation of the driver, before which `kill_before` kills it. Without a pattern, the other
+            attributes define the moment.
+        first, last: The range from which the number of the operation is drawn.
+        staged: Wait for a directory of this name in the staging area; "" waits for the start of a batch.
+        batches: Wait until this number of further batches are finished.
+        seconds: The maximum random delay after that.
+        step: The step of a batch to which the operation belongs.
     """
 
     pattern: str = ""
-    least: int = 1
-    most: int = 1
+    first: int = 1
+    last: int = 1
     staged: str = ""
-    done: int = 0
+    batches: int = 0
     seconds: float = 0.0
-    hits: str = ""
+    step: str = ""
 
 
-AIMS = [
-    Aim(staged="read", seconds=0.3),  # Redis is read
-    Aim(r"os\.rename \S+/read/", 1, 2, hits="bronze"),
-    Aim(staged=EVENTS.full_name, seconds=0.5),
-    Aim(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 1, 10, hits="publish"),
-    Aim(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 2, 3, hits="publish"),
-    Aim(r"os\.rename \S+ \S+_pipeline/(batches/|head\.json)", 2, 2, hits="ledger"),
-    Aim(r"os\.remove \S+publishing\.json", hits="ledger"),
-    Aim(r"shutil\.rmtree \S+_pipeline/staging", 2, 2, hits="commit"),  # the first one is at the batch's begin
-    Aim(done=1, seconds=0.2),
-    Aim(seconds=3),
+KILL_POINTS = [
+    KillPoint(staged="read", seconds=0.3),  # Redis is read
+    KillPoint(r"os\.rename \S+/read/", 1, 2, step="bronze"),
+    KillPoint(staged=EVENTS.full_name, seconds=0.5),
+    KillPoint(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 1, 10, step="publish"),
+    KillPoint(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 2, 3, step="publish"),
+    KillPoint(r"os\.rename \S+ \S+_pipeline/(batches/|head\.json)", 2, 2, step="ledger"),
+    KillPoint(r"os\.remove \S+publishing\.json", step="ledger"),
+    KillPoint(
+        r"shutil\.rmtree \S+_pipeline/staging", 2, 2, step="commit"
+    ),  # the first removal is at the start of the batch
+    KillPoint(batches=1, seconds=0.2),
+    KillPoint(seconds=3),
 ]
 
 
 @pytest.fixture
-def unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python processes that a JVM starts end with it, a moment later: do not count them as left over."""
+def without_session_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not count Python processes of a JVM as left over: they end shortly after it."""
     monkeypatch.delenv(SESSION_VARIABLE)
 
 
-def line_of(driver: Program) -> str:
-    """The next line that is no talk of the JVM's."""
+def read_output(driver: Program) -> str:
+    """Return the next line that the program has printed; skip the JVM's log."""
     while line := driver.read_line():
         if line.isdecimal() or line == "done":
             return line
@@ -139,155 +142,158 @@ def line_of(driver: Program) -> str:
 
 
 def kill(driver: Program, jvm: int, rng: random.Random) -> None:
-    """Kill the driver alone, so that its JVM runs until it notices, or both."""
+    """Kill the driver with its JVM, or the driver alone, whose JVM ends a little later."""
     if rng.random() < 0.5:
         os.kill(jvm, signal.SIGKILL)
     driver.send(signal.SIGKILL)
 
 
-def killed_at(aim: Aim, rng: random.Random, layout: Layout, program: str, *words: str) -> None:
-    """Run a driver and kill it."""
+def run_and_kill(point: KillPoint, rng: random.Random, layout: Layout, program: str, *words: str) -> None:
+    """Run a driver and kill it at the given point."""
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
-    left = set(layout.internal("staging").glob("*"))  # by drivers that were killed before
+    leftover = set(layout.internal("staging").glob("*"))  # of drivers that were killed before
 
-    def is_there() -> bool:
-        found = Ledger(layout).head()
-        staged = (place for place in layout.internal("staging").glob("*") if place not in left)
-        has_begun = any((place / aim.staged).exists() for place in staged)
-        return (0 if found is None else found.number) >= before + aim.done and (aim.done > 0 or has_begun)
+    def is_reached() -> bool:
+        current = Ledger(layout).head()
+        staged = (directory for directory in layout.internal("staging").glob("*") if directory not in leftover)
+        has_staged = any((directory / point.staged).exists() for directory in staged)
+        return (0 if current is None else current.number) >= before + point.batches and (
+            point.batches > 0 or has_staged
+        )
 
-    when = [aim.pattern, rng.randint(aim.least, aim.most)] if aim.pattern else None
+    when = [point.pattern, rng.randint(point.first, point.last)] if point.pattern else None
     conf = json.dumps(settings(layout.root.parent))
     with run_program(program, str(layout.root), conf, json.dumps(when), *words) as driver:
-        jvm = int(line_of(driver))
-        if aim.pattern:
-            assert driver.process.wait(300) == -signal.SIGKILL, f"nothing of the kind was done: {aim}"
+        jvm = int(read_output(driver))
+        if point.pattern:
+            assert driver.process.wait(300) == -signal.SIGKILL, f"the driver has not reached {point}"
         else:
-            wait_until(is_there, 300.0, f"the moment {aim}")
-            threading.Event().wait(rng.uniform(0, aim.seconds))
+            wait_until(is_reached, 300.0, f"{point}")
+            threading.Event().wait(rng.uniform(0, point.seconds))
             kill(driver, jvm, rng)
         wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
 
 
-def ran_to_its_end(layout: Layout, program: str, *words: str) -> None:
+def run_to_completion(layout: Layout, program: str, *words: str) -> None:
     with run_program(program, str(layout.root), json.dumps(settings(layout.root.parent)), "null", *words) as driver:
-        jvm = int(line_of(driver))
-        assert line_of(driver) == "done"
+        jvm = int(read_output(driver))
+        assert read_output(driver) == "done"
         driver.close_stdin(100)
         wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
 
 
-def aims(rng: random.Random) -> Iterator[Aim]:
-    """All aims in any order, and then again."""
+def kill_points(rng: random.Random) -> Iterator[KillPoint]:
+    """Yield all kill points in random order, repeatedly."""
     while True:
-        yield from rng.sample(AIMS, len(AIMS))
+        yield from rng.sample(KILL_POINTS, len(KILL_POINTS))
 
 
 def arrow_ids(layout: Layout) -> Counter[tuple[str, str]]:
-    way = ds.partitioning(partition_schema(EVENTS), flavor="hive")
-    table = ds.dataset(layout.table(EVENTS), format="parquet", partitioning=way).to_table(["queue", "event_id"])
+    partitioning = ds.partitioning(partition_schema(EVENTS), flavor="hive")
+    table = ds.dataset(layout.table(EVENTS), format="parquet", partitioning=partitioning).to_table(
+        ["queue", "event_id"]
+    )
     return Counter(zip(table["queue"].to_pylist(), table["event_id"].to_pylist(), strict=True))
 
 
 def rows(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
-    """The rows that count; under which batch they were written is another matter."""
-    found = latest(read_table(spark, layout, table), table).drop("ingest_id").toArrow()
-    return set(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    """Return the latest row of each key, without the id of its batch."""
+    current = latest(read_table(spark, layout, table), table).drop("ingest_id").toArrow()
+    return set(zip(*(column.to_pylist() for column in current.columns), strict=True))
 
 
 def gold_days(layout: Layout) -> dict[tuple[str, str], list[str]]:
-    """Of each gold table and day, its rows as Arrow sees them: all columns, in any order."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Read the rows of each gold table and day with Arrow; they are sorted."""
+    days: dict[tuple[str, str], list[str]] = {}
     for table in GOLD:
         for row in (
             ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
         ):
-            found.setdefault((table.name, row["dt"]), []).append(repr(row))
-    return {place: sorted(rows) for place, rows in found.items()}
+            days.setdefault((table.name, row["dt"]), []).append(repr(row))
+    return {key: sorted(rows) for key, rows in days.items()}
 
 
 def history(seed: int, jobs: int) -> list[LifecycleEvent]:
-    """What jobs of three queues went through, at either side of a midnight."""
-    told = [replace(one, queue=f"q{n}") for n in range(3) for one in histories(3 * seed + n, jobs)]
-    middle = sorted(one.event_ms for one in told)[len(told) // 2]
-    return [replace(one, event_ms=one.event_ms + MIDNIGHT_MS - middle) for one in told]
+    """Generate events of jobs in three queues, before and after midnight."""
+    events = [replace(event, queue=f"q{n}") for n in range(3) for event in histories(3 * seed + n, jobs)]
+    middle_ms = sorted(event.event_ms for event in events)[len(events) // 2]
+    return [replace(event, event_ms=event.event_ms + MIDNIGHT_MS - middle_ms) for event in events]
 
 
-def calmly(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
-    """Make bronze, silver and gold without a disturbance.
+def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
+    """Write bronze, silver and gold without interruption.
 
-    In batches that end where those of `OPTIONS` do: a job that is given up at the end of one and goes on in a later
-    one has a row of each moment.
+    Use the batch limits of `OPTIONS`: a job that is given up in one batch and continues in a later one has two rows.
     """
     options: PipelineOptions = {**OPTIONS, "url": url}
     Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
-    return built(spark, Layout(root), slo_config)
+    return build_gold(spark, Layout(root), slo_config)
 
 
-def built(spark: SparkSession, layout: Layout, slo_config: SLOConfig) -> Layout:
+def build_gold(spark: SparkSession, layout: Layout, slo_config: SLOConfig) -> Layout:
     Pipeline(spark, layout.root).build("gold", days=layout.days(EVENTS), slo_config=slo_config)
     return layout
 
 
-def test_the_tables_of_a_driver_that_is_killed_are_those_of_one_that_is_not(
+def test_the_tables_of_a_killed_driver_equal_those_of_an_uninterrupted_one(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,
     tmp_path: Path,
-    unmarked: None,
+    without_session_variable: None,
     rng: random.Random,
 ) -> None:
     events = history(rng.randrange(10**6), 24 + 8 * KILLS)
     write_events(redis_client, events)
-    layout, hit = Layout(tmp_path / "lake"), Counter[str]()
+    layout, kills = Layout(tmp_path / "lake"), Counter[str]()
     words = (broker_url, json.dumps(OPTIONS))
-    for number, aim in zip(range(KILLS), aims(rng), strict=False):
-        killed_at(aim, rng, layout, STREAM, *words)
-        seen, shown = interrupted_step(layout)
-        # What an earlier kill has left of the same batch may look like another step from outside.
-        step = aim.hits or seen
-        log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, shown)
-        hit[step] += 1
-    log.warning("kills by step: %s", ", ".join(f"{step} {hit[step]}" for step in STEPS))
-    ran_to_its_end(layout, STREAM, *words)
-    calm = calmly(spark, tmp_path / "calm", broker_url, TERMS)
-    expected = Counter((one.queue, one.event_id) for one in events)
+    for number, point in zip(range(KILLS), kill_points(rng), strict=False):
+        run_and_kill(point, rng, layout, STREAM, *words)
+        observed, files = interrupted_step(layout)
+        # Leftovers of an earlier kill in the same batch may look like another step.
+        step = point.step or observed
+        log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, files)
+        kills[step] += 1
+    log.warning("kills by step: %s", ", ".join(f"{step} {kills[step]}" for step in STEPS))
+    run_to_completion(layout, STREAM, *words)
+    undisturbed = write_undisturbed(spark, tmp_path / "undisturbed", broker_url, TERMS)
+    expected = Counter((event.queue, event.event_id) for event in events)
     assert arrow_ids(layout) == expected
     by_spark = read_table(spark, layout, EVENTS).select("queue", "event_id").collect()
     assert Counter((row.queue, row.event_id) for row in by_spark) == expected
     for table in (ATTEMPTS, JOBS):
-        assert rows(spark, layout, table) == rows(spark, calm, table)
-    gold = gold_days(built(spark, layout, TERMS))
-    assert gold == gold_days(calm)
+        assert rows(spark, layout, table) == rows(spark, undisturbed, table)
+    gold = gold_days(build_gold(spark, layout, TERMS))
+    assert gold == gold_days(undisturbed)
     assert {name for name, _ in gold} == {table.name for table in GOLD}
-    log.warning("equal: %d events, rows of gold %s", len(events), {place: len(found) for place, found in gold.items()})
+    log.warning("equal: %d events, rows of gold %s", len(events), {key: len(rows) for key, rows in gold.items()})
     assert not layout.internal("publishing.json").exists()
 
 
-def test_a_killed_build_of_gold_leaves_old_or_new_rows_of_each_day(
+def test_a_killed_build_of_gold_leaves_old_or_new_rows_for_each_day(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,
     tmp_path: Path,
-    unmarked: None,
+    without_session_variable: None,
     rng: random.Random,
 ) -> None:
     write_events(redis_client, history(rng.randrange(10**6), 40))
-    layout = calmly(spark, tmp_path / "lake", broker_url, SLOConfig())
+    layout = write_undisturbed(spark, tmp_path / "lake", broker_url, SLOConfig())
     old, slo_config = gold_days(layout), SLOConfig(price_per_hour=PRICES)
     words = (json.dumps(PRICES), *(day.isoformat() for day in layout.days(EVENTS)))
-    shutil.copytree(layout.root, tmp_path / "calm")
-    new = gold_days(built(spark, Layout(tmp_path / "calm"), slo_config))
+    shutil.copytree(layout.root, tmp_path / "undisturbed")
+    new = gold_days(build_gold(spark, Layout(tmp_path / "undisturbed"), slo_config))
     assert old != new
     for number in range(max(1, KILLS // 3)):
-        # Each day of each table is moved away and put into its place: five tables, two days, twenty moves and more.
-        aim = Aim(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
-        killed_at(aim, rng, layout, BUILD, *words)
-        moves, seen = finish_intents(layout), gold_days(layout)
-        log.warning("kill %d of a build: %d moves were left to do", number + 1, moves)
-        assert seen.keys() == old.keys()
-        assert all(rows in (old[place], new[place]) for place, rows in seen.items())
-        assert not any(any(layout.internal(room).glob("*")) for room in ("new", "trash"))
-    ran_to_its_end(layout, BUILD, *words)
+        # Each day of each table is moved away and replaced: five tables, two days, at least twenty moves.
+        point = KillPoint(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
+        run_and_kill(point, rng, layout, BUILD, *words)
+        moves, days = finish_intents(layout), gold_days(layout)
+        log.warning("kill %d of a build: %d moves were unfinished", number + 1, moves)
+        assert days.keys() == old.keys()
+        assert all(rows in (old[key], new[key]) for key, rows in days.items())
+        assert not any(any(layout.internal(directory).glob("*")) for directory in ("new", "trash"))
+    run_to_completion(layout, BUILD, *words)
     assert gold_days(layout) == new

@@ -1,4 +1,4 @@
-"""Reads by functions: what they hand to the source, and what they refuse."""
+"""The read functions ``jobs()``, ``events()``, ``counts()`` and ``stream_events()`` with a real session."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def mail(broker_url: str) -> Iterator[Queue]:
         yield queue
 
 
-def test_jobs_events_and_counts_of_some_queues(
+def test_jobs_events_and_counts_are_read_by_functions(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis
 ) -> None:
     jobs = bulltask.spark.jobs(spark, ["mail"], ["waiting", "delayed"], columns=["state", "id"], url=broker_url)
-    found = [tuple(row) for row in jobs.collect()]
+    rows = [tuple(row) for row in jobs.collect()]
     assert jobs.columns == ["state", "id"]
-    assert set(found) == {(state, job) for state in ("wait", "delayed") for job in ids_in_redis(redis_client, state)}
-    assert len(found) == 50
+    assert set(rows) == {(state, job) for state in ("wait", "delayed") for job in ids_in_redis(redis_client, state)}
+    assert len(rows) == 50
     events = bulltask.spark.events(spark, columns=["event_id", "event"], url=broker_url)
     entries: Any = redis_client.xrange(f"{BASE}events")
-    assert {row.event_id for row in events.collect()} == {entry for entry, _ in entries}
+    assert {row.event_id for row in events.collect()} == {entry_id for entry_id, _ in entries}
     counts = bulltask.spark.counts(spark, "mail", url=broker_url).where("jobs > 0")
     assert {row.state: row.jobs for row in counts.collect()} == {"wait": 30, "delayed": 20}
 
 
-def test_a_stream_ends_at_a_loss_or_shows_it(
+def test_a_stream_fails_at_a_loss_or_returns_a_gap_row(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run(on_loss: Any) -> None:
@@ -66,7 +66,7 @@ def test_a_stream_ends_at_a_loss_or_shows_it(
     assert sum(written.values()) == before + 5
 
 
-def test_wrong_arguments_are_refused_before_anything_is_read(spark: SparkSession) -> None:
+def test_invalid_arguments_are_rejected_before_anything_is_read(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="jobs have no column 'nmae'; did you mean 'name'"):
         bulltask.spark.jobs(spark, columns=["nmae"])
     with pytest.raises(TypeError, match=r"no argument 'uri'.*'url'"):

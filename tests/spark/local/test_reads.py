@@ -1,4 +1,4 @@
-"""Reads through a real session: batch and stream, and what a DataFrame may be used for."""
+"""Batch and stream reads by ``format("bulltask")``, with a real session."""
 
 from __future__ import annotations
 
@@ -30,63 +30,63 @@ def mail(broker_url: str) -> Iterator[Queue]:
 
 
 def jobs(spark: SparkSession, url: str, **options: Any) -> DataFrame:
-    made = {"url": url, "queue": "mail", "state": "wait,delayed", "minRowsPerPartition": "10", **options}
-    return spark.read.format("bulltask").options(**made).load()
+    values = {"url": url, "queue": "mail", "state": "wait,delayed", "minRowsPerPartition": "10", **options}
+    return spark.read.format("bulltask").options(**values).load()
 
 
-def test_jobs_are_read_in_parallel_and_a_dataframe_serves_several_queries(
+def test_a_dataframe_is_read_in_parallel_by_several_queries(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis
 ) -> None:
     frame = jobs(spark, broker_url, numPartitions=3)
 
-    late = frame.where(col("state") == "delayed")
-    assert sorted(row.id for row in late.select("id").collect()) == sorted(ids_in_redis(redis_client, "delayed"))
+    delayed = frame.where(col("state") == "delayed")
+    assert sorted(row.id for row in delayed.select("id").collect()) == sorted(ids_in_redis(redis_client, "delayed"))
     assert sorted(row.id for row in frame.collect()) == sorted(
         ids_in_redis(redis_client, "wait") + ids_in_redis(redis_client, "delayed")
     )
-    assert late.unionAll(frame.where(col("state") == "wait")).count() == 50
+    assert delayed.unionAll(frame.where(col("state") == "wait")).count() == 50
 
 
-def test_filters_that_redis_applies_give_the_same_rows(spark: SparkSession, broker_url: str, mail: Queue) -> None:
+def test_pushed_down_filters_return_the_same_rows(spark: SparkSession, broker_url: str, mail: Queue) -> None:
     def ids(pushdown: bool) -> list[str]:
         frame = jobs(spark, broker_url, queue="*", pushdown=pushdown)
-        chosen = frame.where((col("state") == "wait") & col("queue").isin("mail", "other"))
-        return sorted(row.id for row in chosen.collect())
+        filtered = frame.where((col("state") == "wait") & col("queue").isin("mail", "other"))
+        return sorted(row.id for row in filtered.collect())
 
     assert len(ids(pushdown=True)) == 30
     assert ids(pushdown=True) == ids(pushdown=False)
 
 
-def test_few_columns_of_a_view_in_sql(spark: SparkSession, broker_url: str, mail: Queue) -> None:
+def test_an_sql_view_may_declare_a_part_of_the_columns(spark: SparkSession, broker_url: str, mail: Queue) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW mail (id STRING, data STRING) "
         f"USING bulltask OPTIONS (url '{broker_url}', queue 'mail', state 'wait')"
     )
-    found = spark.sql("SELECT min(data) AS least, count(DISTINCT id) AS jobs FROM mail").collect()
+    result = spark.sql("SELECT min(data) AS smallest, count(DISTINCT id) AS jobs FROM mail").collect()
 
-    assert [tuple(row) for row in found] == [('{"n":0}', 30)]
+    assert [tuple(row) for row in result] == [('{"n":0}', 30)]
 
 
-def test_counts_and_events_are_tables_too(
+def test_counts_and_events_are_read_as_tables(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis
 ) -> None:
-    counts = jobs_of(spark, broker_url, table="counts").where("jobs > 0").collect()
-    events = jobs_of(spark, broker_url, table="events", eventsPerPartition="40")
+    counts = read_table(spark, broker_url, table="counts").where("jobs > 0").collect()
+    events = read_table(spark, broker_url, table="events", eventsPerPartition="40")
 
     assert sorted((row.state, row.jobs) for row in counts) == [("delayed", 20), ("wait", 30)]
     assert events.count() == redis_client.xlen(STREAM)
 
 
-def jobs_of(spark: SparkSession, url: str, **options: str) -> DataFrame:
+def read_table(spark: SparkSession, url: str, **options: str) -> DataFrame:
     return spark.read.format("bulltask").options(url=url, queue="mail", **options).load()
 
 
-def test_a_stream_brings_every_event_once_over_restarts(
+def test_a_stream_reads_every_event_once_over_restarts(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run() -> None:
-        made = {"url": broker_url, "queue": "mail", "table": "events", "maxEventsPerTrigger": "60"}
-        events = spark.readStream.format("bulltask").options(**made).load()
+        options = {"url": broker_url, "queue": "mail", "table": "events", "maxEventsPerTrigger": "60"}
+        events = spark.readStream.format("bulltask").options(**options).load()
         writer = events.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer.trigger(availableNow=True).start(str(tmp_path / "events")).awaitTermination()
 
@@ -100,13 +100,13 @@ def test_a_stream_brings_every_event_once_over_restarts(
     assert written() == sorted(entry_id for entry_id, _ in entries)
 
 
-def test_no_password_is_shown_by_a_plan_or_an_error(
+def test_plans_and_errors_do_not_contain_the_password(
     spark: SparkSession, broker_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = jobs(spark, broker_url.replace("redis://", "redis://user:s3cret@"))
     frame.explain(True)
 
-    with pytest.raises(PySparkException, match="rejected the login") as refused:
+    with pytest.raises(PySparkException, match="rejected the login") as caught:
         frame.count()
 
-    assert "s3cret" not in str(refused.value) + capsys.readouterr().out
+    assert "s3cret" not in str(caught.value) + capsys.readouterr().out

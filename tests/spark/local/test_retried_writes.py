@@ -1,4 +1,4 @@
-"""Tasks that die after sending a part of their jobs: the next attempt adds the rest, errors say how to resume."""
+"""If a Spark task fails after sending some of its jobs, the next attempt or write adds the missing jobs."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 ROWS = 300
 WAIT = "bull:{default}:wait"
-AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 Fail = Callable[..., Column]
 
 
 @pytest.fixture
 def fail(broker_url: str) -> Fail:
-    """A column that makes the last row fail, once a part of the others has been sent: in some tries, or in each."""
+    """Return a function that creates a data column; its last row fails in the first ``failures`` attempts."""
 
-    def column(tries: int) -> Column:
-        def checked(number: int) -> str:
+    def column(failures: int) -> Column:
+        def data_or_fail(number: int) -> str:
             context = TaskContext.get()
             assert context is not None
-            if number == ROWS - 1 and context.attemptNumber() < tries:
-                with redis.Redis.from_url(broker_url) as plain:
-                    wait_until(lambda: plain.llen(WAIT) > 0, 60.0, "jobs of this task")
-                raise RuntimeError("this task dies here")
-            # Long, as Spark hands rows over by the 64 kB.
+            if number == ROWS - 1 and context.attemptNumber() < failures:
+                with redis.Redis.from_url(broker_url) as client:
+                    wait_until(lambda: client.llen(WAIT) > 0, 60.0, "a part of the jobs")
+                raise RuntimeError("the data column fails")
+            # Long data, because Spark transfers rows in blocks of 64 kB.
             return f'{{"n":{number},"text":"{"x" * 4_000}"}}'
 
-        return F.udf(checked, "string", useArrow=False)("id")
+        return F.udf(data_or_fail, "string", useArrow=False)("id")
 
     return column
 
 
 @pytest.fixture
 def rows(spark: SparkSession) -> Iterator[DataFrame]:
-    """Rows in one task, that are handed to the sink by twenty."""
-    before = spark.conf.get(AT_ONCE)
-    spark.conf.set(AT_ONCE, "20")
+    """Rows of one task, which the sink receives in batches of twenty."""
+    before = spark.conf.get(ROWS_PER_BATCH)
+    spark.conf.set(ROWS_PER_BATCH, "20")
     yield spark.range(ROWS, numPartitions=1)
-    spark.conf.set(AT_ONCE, str(before))
+    spark.conf.set(ROWS_PER_BATCH, str(before))
 
 
 def write_by_enqueue(rows: DataFrame, data: Column, url: str) -> EnqueueReport:
@@ -67,16 +67,16 @@ def write_by_format(rows: DataFrame, data: Column, url: str) -> None:
 
 
 @contextmanager
-def harness_of(broker_url: str, tmp_path: Path, record: Any) -> Iterator[WorkerHarness]:
-    made = WorkerHarness(broker_url, tmp_path, record)
+def start_harness(broker_url: str, tmp_path: Path, record: Any) -> Iterator[WorkerHarness]:
+    started = WorkerHarness(broker_url, tmp_path, record)
     try:
-        yield made
+        yield started
     finally:
-        made.close()
+        started.close()
 
 
 @pytest.mark.parametrize("write", [write_by_enqueue, write_by_format])
-def test_a_task_that_dies_after_a_part_was_sent_runs_again_and_adds_the_rest(
+def test_the_next_attempt_of_a_failed_task_adds_the_missing_jobs(
     write: Callable[..., Any], rows: DataFrame, fail: Fail, broker_url: str, redis_client: redis.Redis
 ) -> None:
     report = write(rows, fail(1), broker_url)
@@ -88,15 +88,15 @@ def test_a_task_that_dies_after_a_part_was_sent_runs_again_and_adds_the_rest(
 
 
 @pytest.mark.parametrize("write", [write_by_enqueue, write_by_format])
-def test_when_all_attempts_fail_the_same_write_adds_what_is_missing(
+def test_the_same_write_adds_the_missing_jobs_after_all_attempts_failed(
     write: Callable[..., Any], rows: DataFrame, fail: Fail, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    with pytest.raises(Exception, match="this task dies here") as told:
+    with pytest.raises(Exception, match="the data column fails") as caught:
         write(rows, fail(2), broker_url)
     sent = redis_client.lrange(WAIT, 0, -1)
     assert 20 <= len(sent) < ROWS
     if write is write_by_enqueue:
-        assert "The write w1 has failed; the jobs that it has sent stay" in told.value.__notes__[0]
+        assert "The write w1 has failed; the jobs that it has sent stay" in caught.value.__notes__[0]
     report = write(rows, fail(0), broker_url)
     jobs = redis_client.lrange(WAIT, 0, -1)
     assert len(set(jobs)) == len(jobs) == ROWS
@@ -106,17 +106,17 @@ def test_when_all_attempts_fail_the_same_write_adds_what_is_missing(
 def test_an_invalid_row_fails_the_write_and_names_the_write_id(
     rows: DataFrame, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    bad = F.when(F.col("id") == ROWS - 1, "{").otherwise(F.to_json(F.struct("id")))
+    invalid = F.when(F.col("id") == ROWS - 1, "{").otherwise(F.to_json(F.struct("id")))
     with pytest.raises(Exception, match=r"not valid JSON(?s:.*)BULLTASK_WRITE_ABORTED\] The write w1 has failed"):
-        write_by_format(rows, bad, broker_url)
+        write_by_format(rows, invalid, broker_url)
     assert 20 <= redis_client.llen(WAIT) < ROWS
 
 
-def test_jobs_that_have_run_and_were_removed_do_not_run_again(
+def test_jobs_that_ran_and_were_removed_do_not_run_again(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path, record_property: Any
 ) -> None:
     rows, runs = spark.range(50), 0
-    with harness_of(broker_url, tmp_path, record_property) as harness:
+    with start_harness(broker_url, tmp_path, record_property) as harness:
         harness.worker(
             "@app.task(name='count')\ndef count(id):\n    record('ran', n=id)\n", settings={"log_level": "ERROR"}
         )

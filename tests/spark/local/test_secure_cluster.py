@@ -1,4 +1,4 @@
-"""Everything at once through a real session: a Redis Cluster, TLS with certificates, and a user of few rights each."""
+"""A real session with a Redis Cluster, TLS with client certificates, and users with minimal grants."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def urls(tls_cluster: Cluster, certificates: Certificates) -> Iterator[dict[str, str]]:
-    """One of the nodes, for who only reads and for who only writes."""
+    """URLs of one node, for a user that only reads and a user that only writes."""
     users = {"reader": READER, "writer": WRITER}
     for client in tls_cluster.clients:
         for name, grants in users.items():
             client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *grants.words(cluster=True))
-    place = f"localhost:{tls_cluster.tls_ports[0]}/0?{certificates.query()}"
-    yield {name: f"rediss://{name}:secret@{place}" for name in users}
+    address = f"localhost:{tls_cluster.tls_ports[0]}/0?{certificates.query()}"
+    yield {name: f"rediss://{name}:secret@{address}" for name in users}
     for client in tls_cluster.clients:
         client.acl_deluser(*users)
 
@@ -47,14 +47,14 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     assert (report.rows, report.added) == (20, 20)
     with allow_cluster(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(queues[0]))
-        for number in range(15):  # the first ten are those of the write
+        for number in range(15):  # the first ten are jobs of the write
             manual_worker.complete(number)
         manual_worker.close()
 
     source = {"url": urls["reader"], "queue": "*"}
     jobs = spark.read.format("bulltask").options(**source, state="wait,completed").load()
-    found = {row["queue"]: row["count"] for row in jobs.groupBy("queue").count().collect()}
-    assert found == dict(zip(queues, (30, 10, 10), strict=True))
+    counts = {row["queue"]: row["count"] for row in jobs.groupBy("queue").count().collect()}
+    assert counts == dict(zip(queues, (30, 10, 10), strict=True))
 
     stream = spark.readStream.format("bulltask").options(**source, table="events", maxEventsPerTrigger="60").load()
     writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -63,6 +63,12 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     added = [(row["queue"], row["job_id"]) for row in events if row["event"] == "added"]
     assert len(added) == len(set(added)) == 50
 
-    ended = gather(report, queues[0], url=urls["reader"]).collect()
-    assert sorted(row["return_value"] for row in ended if row["state"] == "completed") == ["10", "11", "12", "13", "14"]
-    assert sum(row["state"] == "unfinished" for row in ended) == 15
+    results = gather(report, queues[0], url=urls["reader"]).collect()
+    assert sorted(row["return_value"] for row in results if row["state"] == "completed") == [
+        "10",
+        "11",
+        "12",
+        "13",
+        "14",
+    ]
+    assert sum(row["state"] == "unfinished" for row in results) == 15

@@ -1,4 +1,4 @@
-"""A real session: its settings, and that options are checked wherever they come from."""
+"""A real session has the required settings, and options of the data source are always checked."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_a_session_has_the_settings_that_the_tables_need(spark: SparkSession) ->
     assert spark.sparkContext.uiWebUrl is None
 
 
-def test_sparks_workers_run_the_python_of_this_process(spark: SparkSession) -> None:
+def test_python_workers_of_spark_run_the_python_of_this_process(spark: SparkSession) -> None:
     executable = udf(lambda _: sys.executable, useArrow=False)
     assert spark.range(1).select(executable("id")).collect()[0][0] == sys.executable
 
 
-def test_a_registered_source_is_read_by_its_name(spark: SparkSession, mail: str) -> None:
+def test_a_registered_source_is_read_by_its_default_name(spark: SparkSession, mail: str) -> None:
     jobs = spark.read.format("bulltask").options(url=mail, queue="mail", state="wait").load()
     assert {(job.name, job.data) for job in jobs.collect()} == {("send", '{"to":"a"}'), ("send", '{"to":"b"}')}
 
 
-def test_a_source_may_be_registered_by_another_name(spark: SparkSession, mail: str) -> None:
+def test_a_source_may_be_registered_by_a_custom_name(spark: SparkSession, mail: str) -> None:
     register(spark, "jobs_of_bulltask")
     jobs = spark.read.format("jobs_of_bulltask").options(url=mail, queue="mail", state="wait").load()
     assert jobs.count() == 2
@@ -57,7 +57,7 @@ def test_a_view_in_sql_is_read(spark: SparkSession, mail: str) -> None:
     spark.catalog.dropTempView("mails")
 
 
-def test_an_sql_table_whose_options_do_not_arrive_is_an_error(spark: SparkSession) -> None:
+def test_an_sql_table_without_its_options_is_an_error(spark: SparkSession) -> None:
     spark.sql("CREATE TABLE mails USING bulltask OPTIONS (queue 'mail')")
     try:
         with pytest.raises(PySparkException, match=r"\[BULLTASK_OPTION_MISSING\] option queue is missing.*VIEW"):
@@ -69,7 +69,9 @@ def test_an_sql_table_whose_options_do_not_arrive_is_an_error(spark: SparkSessio
 @pytest.mark.parametrize(
     ("name", "value", "code"), [("colour", "red", "UNKNOWN"), ("batch", "0", "INVALID"), ("state", "done", "INVALID")]
 )
-def test_a_wrong_option_ends_a_query_before_it_begins(spark: SparkSession, name: str, value: str, code: str) -> None:
+def test_an_invalid_option_fails_a_query_before_it_starts(
+    spark: SparkSession, name: str, value: str, code: str
+) -> None:
     tracker = spark.sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup())
     with pytest.raises(PySparkException, match=rf"\[BULLTASK_OPTION_{code}\].*{name}"):
@@ -77,7 +79,7 @@ def test_a_wrong_option_ends_a_query_before_it_begins(spark: SparkSession, name:
     assert set(tracker.getJobIdsForGroup()) == before
 
 
-def test_the_password_is_in_no_plan_and_in_no_error(spark: SparkSession, mail: str) -> None:
+def test_plans_and_errors_do_not_contain_the_password(spark: SparkSession, mail: str) -> None:
     url = mail.replace("redis://", "redis://:very-secret@")
     jobs = spark.read.format("bulltask").options(url=url, queue="mail").load()
     assert "very-secret" not in jobs._jdf.queryExecution().toString()

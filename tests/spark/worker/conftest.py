@@ -1,4 +1,4 @@
-"""Real workers whose tasks have Spark: each of their children that runs such a task starts a JVM."""
+"""Real workers for tasks with ``spark=True``; each child that runs such a task starts a JVM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bulltask.spark import current_session
 
 
 def processes():
-    """The JVM, and this child."""
+    """Return the process ids of JVM, child and supervisor."""
     context = current_session().sparkContext
     return {"jvm": context._gateway.proc.pid, "child": os.getpid(), "supervisor": os.getppid()}
 
@@ -46,7 +46,7 @@ def stop_it(self):
 
 @app.task(bind=True, spark=True, name="work_long", max_retries=1, retry_backoff=0.01)
 def work_long(self, gate):
-    """An action that ends when the gate opens; or at once, when that has happened."""
+    """Run an action that waits until the gate is open."""
     spark, url = current_session(), os.environ["JOURNAL_URL"]
 
     def wait(part):
@@ -62,21 +62,21 @@ def work_long(self, gate):
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
-    """Everything that a test with real workers needs; ended after it."""
-    made = WorkerHarness(broker_url, tmp_path, record_property)
-    yield made
-    made.close()
+    """A harness for real workers, which are stopped after the test."""
+    started = WorkerHarness(broker_url, tmp_path, record_property)
+    yield started
+    started.close()
 
 
 @pytest.fixture
 def spark_worker(harness: WorkerHarness, tmp_path: Path) -> Callable[..., Worker]:
-    """Start a worker with one child, whose JVM starts quickly; takes more settings of bulltask."""
+    """Return a function that starts a worker with one child and a fast-starting JVM, with further settings."""
     need_java()
     home = spark_home(tmp_path / "home")
 
-    def start(**more: Any) -> Worker:
+    def start(**options: Any) -> Worker:
         conf = {**settings(tmp_path / "spark"), "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
-        said = {"spark_master": "local[2]", "spark_conf": json.dumps(conf), **more}
-        return harness.worker(SPARK_TASKS, children=1, settings=said, environ={"SPARK_HOME": str(home)})
+        worker_settings = {"spark_master": "local[2]", "spark_conf": json.dumps(conf), **options}
+        return harness.worker(SPARK_TASKS, children=1, settings=worker_settings, environ={"SPARK_HOME": str(home)})
 
     return start

@@ -1,4 +1,4 @@
-"""A revoked job's work on Spark is cancelled, and its child's session serves the next one."""
+"""Revoking a job cancels its Spark jobs; the child's session stays usable."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-PATIENCE = 120.0
+TIMEOUT_S = 120.0
 
 
-def test_what_a_revoked_job_does_on_spark_ends_and_the_next_task_works_in_the_same_jvm(
+def test_revoking_a_job_cancels_its_spark_jobs_and_keeps_the_jvm(
     harness: WorkerHarness, spark_worker: Callable[..., Worker]
 ) -> None:
     worker = spark_worker()
     job = harness.app.send_task("work_long", kwargs={"gate": "never"})
-    run = harness.wait_for_start(job, 1, PATIENCE)
-    tasks = [int(entry["pid"]) for entry in harness.journal.wait_for(2, PATIENCE, what="on spark", gate="never")]
+    run = harness.wait_for_start(job, 1, TIMEOUT_S)
+    tasks = [int(entry["pid"]) for entry in harness.journal.wait_for(2, TIMEOUT_S, what="on spark", gate="never")]
 
     assert job.revoke(terminate=True) == "terminating"
     with pytest.raises(TaskRevokedError):
-        job.get(timeout=PATIENCE)
+        job.get(timeout=TIMEOUT_S)
     harness.report(spark_tasks_gone_s=round(max(wait_until_exited(pid, 60) for pid in tasks), 2))
-    after = harness.app.send_task("add_up", kwargs={"numbers": 1000}).get(timeout=PATIENCE)
+    after = harness.app.send_task("add_up", kwargs={"numbers": 1000}).get(timeout=TIMEOUT_S)
     assert (after["total"], after["jvm"], after["child"]) == (499_500, int(run["jvm"]), int(run["child"]))
-    assert harness.start_count(job) == 1, "it has an attempt left, which is not made"
+    assert harness.start_count(job) == 1, "a revoked job is not retried"
     assert not harness.redis.exists(harness.keys.revoked)
-    assert worker.stop(PATIENCE) == 0
+    assert worker.stop(TIMEOUT_S) == 0

@@ -1,4 +1,4 @@
-"""What users do with a pipeline, through Spark Connect too. Arguments: the URL of Redis and the lake's directory."""
+"""Run the main operations of a pipeline with Spark Connect. Arguments: the URL of Redis and the lake's directory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bulltask.spark import Pipeline, current_session, session
 
 
 def main(url: str, root: str) -> None:
-    spark = session("feeding")
+    spark = session("pipeline")
     assert current_session() is spark
     pipeline = Pipeline(spark, root, url=url, max_events_per_trigger=300)
     pipeline.run(available_now=True).awaitTermination()
-    pipeline.run(available_now=True).awaitTermination()  # nothing new
+    pipeline.run(available_now=True).awaitTermination()  # no new events
     snapshots = pipeline.snapshot(["wait"])
     pipeline.build("gold", days=[datetime.now(UTC).date()])
     json.dump([snapshots, pipeline.gaps().count(), pipeline.status().lost], sys.stdout)
