@@ -132,7 +132,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/revoking.md": {},
     "docs/how-to/schedules.md": {},
     "docs/how-to/time-limits.md": {
-        name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_what_is_there")
+        name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_partial_result")
     },
     "docs/reference/workers.md": {},
     "docs/how-to/observability.md": {"pager": FakeLibrary("pager")},
