@@ -1,4 +1,4 @@
-"""Fixtures of tests of the lake."""
+"""Fixtures for tests of the lake."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.support.lake import LakeBuilder
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LakeBuilder:
-    """An empty one."""
+    """Return a builder for an empty lake."""
     return LakeBuilder(tmp_path)

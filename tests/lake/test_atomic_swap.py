@@ -1,4 +1,4 @@
-"""Directories are swapped so that a kill -9 between any two steps neither loses nor doubles a row."""
+"""Directories are swapped so that a kill -9 between any two steps neither loses nor duplicates a row."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.tables import EVENTS
 from tests.support.lake import LakeBuilder
 
-KILLED = """
+KILLED_COMPACTION = """
 import os, signal, sys
 from datetime import date
 from bulltask.lake.compaction import compact
 from bulltask.lake.layout import Layout
 
-left = int(sys.argv[3])
+remaining = int(sys.argv[3])
 
-def reached(step):
-    global left
+def on_step(step):
+    global remaining
     if step == sys.argv[2]:
-        left -= 1
-        if not left:
+        remaining -= 1
+        if not remaining:
             os.kill(os.getpid(), signal.SIGKILL)
 
-compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), on_step=reached)
+compact(Layout(sys.argv[1]), "bronze.events", before=date(2026, 11, 23), on_step=on_step)
 """
 
-SWAPPED = """
+KILLED_SWAP = """
 import os, signal, sys
 from pathlib import Path
 from bulltask.lake.layout import Layout
 from bulltask.lake.atomic_swap import AtomicSwap
 
-def reached(step):
+def on_step(step):
     if step == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 root = Path(sys.argv[1])
-with AtomicSwap(Layout(root), reached) as swaps:
+with AtomicSwap(Layout(root), on_step) as swaps:
     new = swaps.new_directory()
     new.mkdir()
     (new / "rows").write_text("new")
@@ -55,56 +55,56 @@ with AtomicSwap(Layout(root), reached) as swaps:
 """
 
 
-def killed(program: str, *words: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", program, *words], check=False, timeout=50)
-    assert ran.returncode == -signal.SIGKILL
+def run_killed(program: str, *args: str) -> None:
+    run = subprocess.run([sys.executable, "-c", program, *args], check=False, timeout=50)
+    assert run.returncode == -signal.SIGKILL
 
 
 def ids(root: Path) -> list[str]:
-    """As any reader of Parquet would find them."""
+    """Return the event ids as any reader of Parquet finds them."""
     partitions = ds.partitioning(partition_schema(EVENTS), flavor="hive")
-    found = ds.dataset(str(Layout(root).table(EVENTS)), arrow_schema(EVENTS), "parquet", partitioning=partitions)
-    return sorted(found.to_table(["event_id"])["event_id"].to_pylist())
+    dataset = ds.dataset(str(Layout(root).table(EVENTS)), arrow_schema(EVENTS), "parquet", partitioning=partitions)
+    return sorted(dataset.to_table(["event_id"])["event_id"].to_pylist())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("which", [1, 2])
-def test_a_kill_at_any_step_of_a_compaction_loses_and_doubles_nothing(tmp_path: Path, step: str, which: int) -> None:
+@pytest.mark.parametrize("occurrence", [1, 2])
+def test_a_kill_during_a_compaction_loses_and_duplicates_no_row(tmp_path: Path, step: str, occurrence: int) -> None:
     lake = LakeBuilder(tmp_path)
     for batch in range(3):
         for queue in ("mail", "{other}"):
             lake.events([{"event_id": f"1795305600{batch}00-{n}", "queue": queue, "event": "added"} for n in range(5)])
     before = ids(tmp_path)
     assert len(before) == 30
-    killed(KILLED, str(tmp_path), step, str(which))
+    run_killed(KILLED_COMPACTION, str(tmp_path), step, str(occurrence))
     finish_intents(lake.layout)
     assert ids(tmp_path) == before
     assert not list(lake.layout.internal("intents").glob("*.json"))
-    for room in ("new", "trash"):
-        assert not list(lake.layout.internal(room).glob("*")), room
+    for folder in ("new", "trash"):
+        assert not list(lake.layout.internal(folder).glob("*")), folder
     compact(lake.layout, "bronze.events", before=max(lake.layout.days(EVENTS)).replace(year=2030))
     assert ids(tmp_path) == before
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_directory_that_replaces_itself_is_the_old_or_the_new_one_after_a_kill(tmp_path: Path, step: str) -> None:
+def test_a_replaced_directory_is_the_old_or_the_new_one_after_a_kill(tmp_path: Path, step: str) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     (day / "rows").write_text("old")
-    killed(SWAPPED, str(tmp_path), step)
+    run_killed(KILLED_SWAP, str(tmp_path), step)
     finish_intents(Layout(tmp_path))
     assert (day / "rows").read_text() == ("old" if step == "written" else "new")
     assert [path.name for path in day.iterdir()] == ["rows"]
 
 
-def test_without_intents_there_is_nothing_to_finish(tmp_path: Path) -> None:
-    assert finish_intents(Layout(tmp_path / "nowhere")) == 0
-    assert not (tmp_path / "nowhere").exists()
+def test_finish_intents_does_nothing_without_intents(tmp_path: Path) -> None:
+    assert finish_intents(Layout(tmp_path / "missing")) == 0
+    assert not (tmp_path / "missing").exists()
 
 
-def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None:
+def test_finish_intents_keeps_the_new_files_of_a_running_swap(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     with AtomicSwap(layout) as swaps:
         (new := swaps.new_directory()).mkdir()
@@ -114,13 +114,13 @@ def test_the_new_files_of_one_who_still_writes_them_stay(tmp_path: Path) -> None
 
 
 def test_a_swap_waits_until_no_reader_holds_swaps(tmp_path: Path) -> None:
-    layout, place = Layout(tmp_path), tmp_path / "gold" / "day"
-    place.mkdir(parents=True)
+    layout, day = Layout(tmp_path), tmp_path / "gold" / "day"
+    day.mkdir(parents=True)
     waits, done = threading.Event(), threading.Event()
 
     def replace() -> None:
         with AtomicSwap(layout, lambda step: waits.set() if step == "written" else None) as swaps:
-            swaps.swap(None, None, [place])
+            swaps.swap(None, None, [day])
         done.set()
 
     with hold_swaps(layout), hold_swaps(layout):
@@ -128,26 +128,26 @@ def test_a_swap_waits_until_no_reader_holds_swaps(tmp_path: Path) -> None:
         thread.start()
         waits.wait(50)
         assert not done.wait(0.3)
-        assert place.exists()
+        assert day.exists()
     thread.join(50)
     assert done.is_set()
-    assert not place.exists()
+    assert not day.exists()
 
 
 def test_the_swap_of_a_killed_command_is_completed_before_a_reader_holds_swaps(tmp_path: Path) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
-    killed(SWAPPED, str(tmp_path), "moved-away")
+    run_killed(KILLED_SWAP, str(tmp_path), "moved-away")
     assert not day.exists()
     with hold_swaps(Layout(tmp_path)):
         assert (day / "rows").read_text() == "new"
 
 
 @pytest.mark.parametrize("step", ["intended", "moved-away"])
-def test_the_next_swap_completes_unfinished_ones_first(tmp_path: Path, step: str) -> None:
+def test_the_next_swap_completes_unfinished_swaps_first(tmp_path: Path, step: str) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     (day / "rows").write_text("old")
-    killed(SWAPPED, str(tmp_path), step)
+    run_killed(KILLED_SWAP, str(tmp_path), step)
     with AtomicSwap(Layout(tmp_path)):
         assert (day / "rows").read_text() == "new"

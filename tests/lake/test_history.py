@@ -1,4 +1,4 @@
-"""One job whole, and numbers over jobs, from the lake."""
+"""The history of a single job, and statistics of jobs, from the lake."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def history(lake: LakeBuilder) -> History:
     return History(lake.layout.root)
 
 
-def retried(lake: LakeBuilder) -> None:
-    """Job 7 of mail stalled, failed, and was completed on the next day by a retry; its id had an older incarnation."""
+def add_retried_job(lake: LakeBuilder) -> None:
+    """Add job 7 of mail, which stalled, failed, and was completed by a retry a day later; its id was used before."""
     incarnation, later = f"{MS}-0", DAY + timedelta(days=1)
     lake.events(
         [
@@ -54,71 +54,70 @@ def retried(lake: LakeBuilder) -> None:
 
 
 def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: LakeBuilder) -> None:
-    retried(lake)
-    found = history(lake).job("7", "mail")
-    assert found is not None
-    assert (found.id, found.queue) == ("7", "mail")
-    assert [(job.state, job.incarnation) for job in found.incarnations] == [
+    add_retried_job(lake)
+    record = history(lake).job("7", "mail")
+    assert record is not None
+    assert (record.id, record.queue) == ("7", "mail")
+    assert [(job.state, job.incarnation) for job in record.incarnations] == [
         ("completed", f"{MS}-0"),
         ("removed", "5-0"),
     ]
-    assert found.job is found.incarnations[0]
-    assert [(one.attempt, one.outcome, one.wait, one.run, one.reason) for one in found.attempts] == [
+    assert record.job is record.incarnations[0]
+    assert [(each.attempt, each.outcome, each.wait, each.run, each.reason) for each in record.attempts] == [
         (1, "stalled", None, 1.5, None),
         (2, "failed", 0.001, None, "no"),
         (3, "completed", None, None, None),
     ]
-    assert [event.event for event in found.events] == ["added", "waiting", "failed", "active", "completed"]
-    assert [event.id.rpartition("-")[2] for event in found.events] == ["0", "1", "0", "9", "10"]
-    assert (found.events[0].name, found.events[2].reason, found.events[4].return_value) == ("send", '"no"', "1")
-    assert found.events[2].at == at("2026-11-20 10:00", 9)
-    assert found.snapshot is not None
-    assert (found.snapshot.state, found.snapshot.data, found.snapshot.returnvalue) == ("completed", {"to": "ada"}, [1])
+    assert [event.event for event in record.events] == ["added", "waiting", "failed", "active", "completed"]
+    assert [event.id.rpartition("-")[2] for event in record.events] == ["0", "1", "0", "9", "10"]
+    assert (record.events[0].name, record.events[2].reason, record.events[4].return_value) == ("send", '"no"', "1")
+    assert record.events[2].at == at("2026-11-20 10:00", 9)
+    assert record.snapshot is not None
+    snapshot = record.snapshot
+    assert (snapshot.state, snapshot.data, snapshot.returnvalue) == ("completed", {"to": "ada"}, [1])
 
 
-def test_malformed_json_of_a_snapshot_is_no_value_and_its_text_is_there(lake: LakeBuilder) -> None:
+def test_malformed_json_in_a_snapshot_is_returned_as_text_only(lake: LakeBuilder) -> None:
     lake.snapshots([{"id": "1", "data": "{", "stacktrace": '["a", 1, "b"]', "delay_ms": 1500, "snapshot_at": DAY}])
-    found = history(lake).job("1")
-    assert found is not None
-    assert found.snapshot is not None
-    assert (found.snapshot.data, found.snapshot.data_text, found.snapshot.opts) == (None, "{", None)
-    assert (found.snapshot.stacktrace, found.snapshot.delay, found.job) == (("a", "b"), 1.5, None)
+    record = history(lake).job("1")
+    assert record is not None
+    assert record.snapshot is not None
+    assert (record.snapshot.data, record.snapshot.data_text, record.snapshot.opts) == (None, "{", None)
+    assert (record.snapshot.stacktrace, record.snapshot.delay, record.job) == (("a", "b"), 1.5, None)
 
 
-def test_a_job_that_is_not_done_is_known_by_its_events(lake: LakeBuilder) -> None:
+def test_an_unfinished_job_has_events_only(lake: LakeBuilder) -> None:
     lake.events([{"event_id": f"{MS}-0", "event": "added", "job_id": "1"}])
-    found = history(lake).job("1")
-    assert found is not None
-    assert (found.job, found.attempts, found.snapshot, len(found.events)) == (None, (), None, 1)
+    record = history(lake).job("1")
+    assert record is not None
+    assert (record.job, record.attempts, record.snapshot, len(record.events)) == (None, (), None, 1)
 
 
-def test_an_id_of_several_queues_needs_the_queue(lake: LakeBuilder) -> None:
-    retried(lake)
+def test_a_job_id_in_several_queues_requires_a_queue(lake: LakeBuilder) -> None:
+    add_retried_job(lake)
     with pytest.raises(ConfigError, match=r"several queues have a job '7': mail, other; choose one"):
         history(lake).job("7")
-    found = history(lake).job("7", "{other}")  # as BullMQ spells it
-    assert found is not None
-    assert (found.incarnations, len(found.attempts)) == ((), 1)
+    record = history(lake).job("7", "{other}")  # with the hash tag
+    assert record is not None
+    assert (record.incarnations, len(record.attempts)) == ((), 1)
 
 
-def test_an_unknown_job_is_none_and_an_unknown_queue_an_error(lake: LakeBuilder) -> None:
-    retried(lake)
+def test_an_unknown_job_is_none_but_an_unknown_queue_is_an_error(lake: LakeBuilder) -> None:
+    add_retried_job(lake)
     assert history(lake).job("9") is None
     assert history(lake).job("9", "mail") is None
     with pytest.raises(ConfigError, match=re.escape("no data of queue 'mial'; did you mean 'mail'?")):
         history(lake).job("7", "mial")
 
 
-def test_the_days_and_queues_are_those_of_the_jobs(lake: LakeBuilder) -> None:
-    retried(lake)
+def test_days_and_queues_with_jobs_are_listed(lake: LakeBuilder) -> None:
+    add_retried_job(lake)
     lake.jobs([{"job_id": "1", "state": "failed", "finished_at": DAY, "queue": "{a}"}])
     assert history(lake).days() == [date(2026, 11, 1), date(2026, 11, 20), date(2026, 11, 21)]
     assert history(lake).queues() == ["mail", "{a}"]
 
 
-def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
-    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_counted_once_also_in_several_passes(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_stats, "_ROWS_PER_PASS", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
@@ -126,11 +125,11 @@ def test_jobs_are_counted_once_also_where_the_count_takes_several_passes(
         JobCount(queue="mail", name="send", state="completed", jobs=40),
         JobCount(queue="mail", name="send", state="failed", jobs=60),
     ]
-    assert [one.jobs for one in history(lake).counts(until=date(2026, 11, 21))] == [60]
+    assert [count.jobs for count in history(lake).counts(until=date(2026, 11, 21))] == [60]
 
 
 def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
-    """Attempts of three hours of two days, whose runs are long at times."""
+    """Add attempts in three hours of two days, some with long runs."""
     rng, hours = random.Random(4), [DAY, at("2026-11-20 23:00"), at("2026-11-21 00:00")]
     rows = [
         {
@@ -152,27 +151,27 @@ def hour(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0, microsecond=0)
 
 
-def test_the_ends_of_attempts_are_counted_by_hour_and_by_day(lake: LakeBuilder) -> None:
+def test_ended_attempts_are_counted_by_hour_and_by_day(lake: LakeBuilder) -> None:
     rows = attempts(lake)
     ended = [hour(row["ended_at"]) for row in rows if row["outcome"] == "completed"]
-    assert history(lake).rate() == [RatePoint(one, ended.count(one)) for one in sorted(set(ended))]
-    mine = [row for row in rows if row["outcome"] == "failed" and row["queue"] == "mail" and row["name"] == "send"]
+    assert history(lake).rate() == [RatePoint(start, ended.count(start)) for start in sorted(set(ended))]
+    selected = [row for row in rows if row["outcome"] == "failed" and row["queue"] == "mail" and row["name"] == "send"]
     days = history(lake).rate("failed", every="day", queue="mail", name="send", since=at("2026-11-20 12:00"))
     assert [(point.at, point.attempts) for point in days] == [
         (
             at("2026-11-20"),
-            sum(row["ended_at"] >= at("2026-11-20 12:00") and row["ended_at"].day == 20 for row in mine),
+            sum(row["ended_at"] >= at("2026-11-20 12:00") and row["ended_at"].day == 20 for row in selected),
         ),
-        (at("2026-11-21"), sum(row["ended_at"].day == 21 for row in mine)),
+        (at("2026-11-21"), sum(row["ended_at"].day == 21 for row in selected)),
     ]
     assert history(lake).rate(until=at("2026-11-20 10:00")) == []
 
 
-def nearest(values: list[int], percentile: float) -> int:
+def nearest_rank(values: list[int], percentile: float) -> int:
     return sorted(values)[max(0, -int(-len(values) * percentile // 100) - 1)]
 
 
-def test_percentiles_are_right_to_one_in_a_hundred(lake: LakeBuilder) -> None:
+def test_percentiles_are_accurate_to_one_percent(lake: LakeBuilder) -> None:
     rows = attempts(lake)
     points = history(lake).latency(percentiles=(0, 1, 50, 95, 99, 100))
     assert [point.at for point in points] == sorted({hour(row["ended_at"]) for row in rows})
@@ -180,11 +179,11 @@ def test_percentiles_are_right_to_one_in_a_hundred(lake: LakeBuilder) -> None:
         runs = [row["run_ms"] for row in rows if hour(row["ended_at"]) == point.at]
         assert point.attempts == len(runs)
         for percentile, seconds in point.percentiles.items():
-            exact = nearest(runs, percentile)
+            exact = nearest_rank(runs, percentile)
             assert abs(seconds * 1000 - exact) <= 0.01 * exact + 0.5, percentile
 
 
-def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(lake: LakeBuilder) -> None:
+def test_percentiles_of_the_whole_period_are_a_single_point(lake: LakeBuilder) -> None:
     rows = attempts(lake)
     (point,) = history(lake).latency("wait", (50,), every=None, queue="mail", since=date(2026, 11, 20))
     waits = [row["wait_ms"] for row in rows if row["wait_ms"] is not None and row["queue"] == "mail"]
@@ -197,7 +196,7 @@ def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(la
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("query", "message"),
     [
         (lambda lake: lake.rate(every="week"), "'hour' or 'day', not 'week'"),
         (lambda lake: lake.latency("total"), "'wait' or 'run', not 'total'"),
@@ -205,7 +204,7 @@ def test_the_percentiles_of_the_whole_time_are_one_point_of_what_was_measured(la
         (lambda lake: lake.latency(every="week"), "not 'week'"),
     ],
 )
-def test_invalid_arguments_of_statistics_are_rejected(lake: LakeBuilder, ask: Any, said: str) -> None:
+def test_invalid_arguments_of_statistics_are_rejected(lake: LakeBuilder, query: Any, message: str) -> None:
     attempts(lake)
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        ask(history(lake))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        query(history(lake))

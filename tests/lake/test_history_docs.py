@@ -1,4 +1,4 @@
-"""What docs/how-to/history.md shows runs, on a lake."""
+"""docs/how-to/history.md: its program runs, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     lake.attempts([{"job_id": "a", "outcome": "failed", "ended_at": now, "wait_ms": 1000}])
     assert "/data/lake" in program
     exec(compile(program.replace("/data/lake", str(tmp_path)), PAGE.name, "exec", dont_inherit=True), {})
-    said = capsys.readouterr().out
-    assert "failed ['failed'] []" in said
-    assert "{'to': 'ada'}" in said
-    assert "percentiles={50: 0.993, 95: 0.993}" in said
+    output = capsys.readouterr().out
+    assert "failed ['failed'] []" in output
+    assert "{'to': 'ada'}" in output
+    assert "percentiles={50: 0.993, 95: 0.993}" in output
 
 
-def test_the_page_names_every_filter() -> None:
+def test_the_page_documents_every_filter() -> None:
     table = PAGE.read_text().partition("| filter | meaning |")[2].partition("\n\n")[0]
     first = " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 1)
     assert set(re.findall(r"`(\w+)`", first)) == set(JobFilter.__annotations__)
 
 
-def test_the_page_names_every_option_of_the_commands_and_no_other() -> None:
+def test_the_documented_options_match_the_commands() -> None:
     table = PAGE.read_text().partition("| option | of | meaning |")[2].partition("\n\n")[0]
-    said: dict[str, set[str]] = {"show": set(), "list": set(), "serve": set()}
+    documented: dict[str, set[str]] = {"show": set(), "list": set(), "serve": set()}
     for row in table.splitlines():
         if row.count("|") > 3 and not row.startswith("|-"):
             names, of = row.split("|")[1:3]
             for command in of.split(","):
-                said[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
+                documented[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
     for name, module in {"show": show, "list": list_jobs, "serve": serve}.items():
         options = [option for option in module.command.params if isinstance(option, click.Option)]
-        assert said[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}
+        assert documented[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

@@ -1,4 +1,4 @@
-"""Arrow is imported when the history is used; without it, one error says what to install."""
+"""pyarrow is imported only when the history is used. Without pyarrow, the error names the package to install."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import pytest
 
 import bulltask.lake
 
-WITHOUT = """
+WITHOUT_PYARROW = """
 import sys
 
-class Nothing:
+class BlockPyarrow:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "pyarrow":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Nothing())
+sys.meta_path.insert(0, BlockPyarrow())
+"""
+
+IMPORT = """
+try:
+    from bulltask.lake import History
+except ImportError as exc:
+    print(repr(exc))
 """
 
 
 def output(program: str) -> str:
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.strip()
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
 
 
 @pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.layout, bulltask.lake.records"])
-def test_modules_that_need_no_arrow_do_not_import_it(program: str) -> None:
+def test_modules_that_need_no_arrow_do_not_import_pyarrow(program: str) -> None:
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 
 
@@ -39,20 +46,18 @@ def test_the_history_needs_no_spark() -> None:
     assert output(program) == "[]"
 
 
-def test_without_the_extra_the_error_names_it() -> None:
-    said = output(
-        WITHOUT + "try:\n    from bulltask.lake import History\nexcept ImportError as exc:\n    print(repr(exc))"
-    )
-    assert "MissingExtraError" in said
-    assert "bulltask.lake.History needs pyarrow, which is not installed: pip install 'bulltask[history]'" in said
+def test_the_error_without_pyarrow_names_the_extra() -> None:
+    text = output(WITHOUT_PYARROW + IMPORT)
+    assert "MissingExtraError" in text
+    assert "bulltask.lake.History needs pyarrow, which is not installed: pip install 'bulltask[history]'" in text
 
 
 @pytest.mark.parametrize("name", bulltask.lake.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_is_available(name: str) -> None:
     assert getattr(bulltask.lake, name).__name__ == name
     assert name in dir(bulltask.lake)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = bulltask.lake.nothing

@@ -1,4 +1,4 @@
-"""The lakes that tests build are those that the pipeline writes."""
+"""The lakes that tests build have the format of the pipeline."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from tests.support.lake import LakeBuilder, at
 
 def rows(lake: LakeBuilder, table: Table) -> list[dict]:
     partitions = ds.partitioning(partition_schema(table), flavor="hive")
-    place = str(lake.layout.table(table))
-    found = ds.dataset(place, arrow_schema(table), format="parquet", partitioning=partitions)
-    read: list[dict] = found.to_table().to_pylist()
+    dataset = ds.dataset(str(lake.layout.table(table)), arrow_schema(table), format="parquet", partitioning=partitions)
+    read: list[dict] = dataset.to_table().to_pylist()
     return read
 
 
-def test_rows_are_read_as_they_were_written_with_the_partitions_that_their_times_say(tmp_path: Path) -> None:
+def test_rows_are_read_back_with_the_partitions_of_their_times(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     end = at("2026-11-22 00:00", -1)
     lake.jobs([{"job_id": "1", "state": "failed", "finished_at": end, "queue": "a{b}%"}])
@@ -34,7 +33,7 @@ def test_rows_are_read_as_they_were_written_with_the_partitions_that_their_times
     assert lake.layout.days(JOBS) == [date(2026, 11, 21)]
 
 
-def test_an_event_has_what_its_id_says(tmp_path: Path) -> None:
+def test_the_time_of_an_event_is_read_from_its_id(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest="x-1")
     (row,) = rows(lake, EVENTS)
@@ -43,7 +42,7 @@ def test_an_event_has_what_its_id_says(tmp_path: Path) -> None:
     assert (row["dt"], row["ingest_id"]) == ("2026-11-22", "x-1")
 
 
-def test_gold_is_by_day_alone(tmp_path: Path) -> None:
+def test_gold_tables_are_partitioned_by_day_only(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.gold("task_minute", [{"queue": "mail", "name": "send", "minute": at("2026-11-22 10:00"), "complete": True}])
     lake.gold("cost_day", [{"queue": "mail", "name": "send", "dt": date(2026, 11, 22), "cost": Decimal("1.5")}])
@@ -52,7 +51,7 @@ def test_gold_is_by_day_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.full_name)
-def test_a_misspelled_column_and_a_row_without_a_day_are_refused(tmp_path: Path, table: Table) -> None:
+def test_an_unknown_column_and_a_row_without_a_day_are_rejected(tmp_path: Path, table: Table) -> None:
     lake = LakeBuilder(tmp_path)
     with pytest.raises(ValueError, match="has no stat"):
         lake.write(table, [{"stat": "failed"}])

@@ -1,4 +1,4 @@
-"""The ledger of a lake's batches: what is done, and how long it is remembered."""
+"""The ledger of a lake's batches: which batches are done, and which records are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Ten records are kept, and five more may be there."""
+    """Return a ledger that reduces its records to ten when it has more than 15."""
     monkeypatch.setattr(ledger_module, "_MAX_RECORDS", 10)
     monkeypatch.setattr(ledger_module, "_CLEANUP_SLACK", 5)
     return Ledger(Layout(tmp_path))
@@ -35,9 +35,7 @@ def records_in(root: Path) -> int:
     return len(list(Layout(root).internal("batches").iterdir()))
 
 
-def test_the_last_records_are_kept_and_a_batch_stays_known_when_its_record_is_gone(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_batch_stays_done_after_its_record_was_removed(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(15))
     assert records_in(tmp_path) == 15
     finish(ledger, QUERY, range(15, 16))
@@ -52,7 +50,7 @@ def test_the_last_records_are_kept_and_a_batch_stays_known_when_its_record_is_go
     assert not ledger.has(ingest_id(NEXT_QUERY, 30))
 
 
-def test_a_batch_that_was_killed_before_it_became_the_head_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_batch_that_was_killed_before_the_head_was_written_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(1))
     before = Layout(tmp_path).internal("head.json").read_text()
     finish(ledger, QUERY, range(1, 2))
@@ -63,7 +61,7 @@ def test_a_batch_that_was_killed_before_it_became_the_head_is_not_done(ledger: L
     assert not ledger.has(ingest_id(QUERY, 0))
 
 
-def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_ledger_in_the_old_format_finds_batches_by_their_records(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(3))
     for path in [*Layout(tmp_path).internal("batches").iterdir(), Layout(tmp_path).internal("head.json")]:
         stored = json.loads(path.read_text())
@@ -74,30 +72,30 @@ def test_a_ledger_of_before_knows_its_batches_by_their_records(ledger: Ledger, t
     assert [record.number for record in ledger.records()] == [3, 2, 1]
 
 
-def test_a_record_is_read_as_it_was_written_with_that_of_each_queue(ledger: Ledger) -> None:
+def test_a_record_is_read_back_with_the_records_of_its_queues(ledger: Ledger) -> None:
     queues = {"mail": QueueRecord(300, "1-0", "9-0", lost=5, gaps=1)}
     record = BatchRecord(ingest_id(QUERY, 0), queues=queues, ends={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2)
     ledger.finish(record)
     assert ledger.head() == ledger.get(record.ingest) == record
 
 
-def test_a_batch_is_being_published_until_it_is_the_head(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_batch_is_being_published_until_the_head_is_written(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.publishing() is None
     ingest = ingest_id(QUERY, 0)
     ledger.announce(ingest)
     assert ledger.publishing() == ingest
     head = Layout(tmp_path).internal("head.json")
-    head.mkdir()  # so that it cannot be written, as if somebody had pulled the plug
+    head.mkdir()  # makes writing the head fail, as a power failure would
     with pytest.raises(IsADirectoryError):
         ledger.finish(BatchRecord(ingest))
     head.rmdir()
-    assert ledger.publishing() == ingest, "its files must still be known to be nobody's"
+    assert ledger.publishing() == ingest, "its files must not count yet"
     finish(ledger, QUERY, range(1))
     assert ledger.publishing() is None
 
 
 @pytest.mark.parametrize("version", [None, 2])
-def test_a_record_of_another_version_is_refused(ledger: Ledger, tmp_path: Path, version: int | None) -> None:
+def test_a_record_of_another_version_is_rejected(ledger: Ledger, tmp_path: Path, version: int | None) -> None:
     finish(ledger, QUERY, range(1))
     head = Layout(tmp_path).internal("head.json")
     head.write_text(json.dumps({**json.loads(head.read_text()), "version": version}))

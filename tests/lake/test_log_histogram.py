@@ -1,7 +1,8 @@
-"""Log histograms: percentiles near the exact ones, and histograms that add up."""
+"""Log histograms: accurate percentiles, and exact sums of histograms."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -24,51 +25,51 @@ def counts_of(values: list[int]) -> dict[int, int]:
     return merge_histograms({bucket_of(value): 1} for value in values)
 
 
-def nearest_rank(values: list[int], share: float) -> int:
-    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
+def nearest_rank(values: list[int], fraction: float) -> int:
+    return sorted(values)[max(math.ceil(fraction * len(values)), 1) - 1]
 
 
 @pytest.mark.parametrize("ms", [*range(51)])
-def test_up_to_50_ms_a_value_is_exact(ms: int) -> None:
+def test_values_up_to_50_ms_are_exact(ms: int) -> None:
     assert bucket_value(bucket_of(ms)) == ms
 
 
 @pytest.mark.parametrize("ms", [51, 99, 100, *BORDERS, 86_400_000])
-def test_a_longer_value_comes_back_within_one_percent(ms: int) -> None:
+def test_longer_values_are_accurate_to_one_percent(ms: int) -> None:
     assert abs(bucket_value(bucket_of(ms)) - ms) <= ms * 0.01 + 0.5
 
 
-def test_a_wait_that_clocks_make_negative_is_none() -> None:
+def test_negative_values_count_as_zero() -> None:
     assert bucket_of(-30) == bucket_of(0) == ZERO
     assert percentile(counts_of([-30, 0]), 0.99) == 0
 
 
 @pytest.mark.parametrize("shape", ["even", "tail", "steps"])
-@pytest.mark.parametrize("share", [0.5, 0.95, 0.99, 1.0])
-def test_a_percentile_is_within_one_percent_of_the_exact_one(shape: str, share: float) -> None:
-    chance = random.Random(shape)
+@pytest.mark.parametrize("fraction", [0.5, 0.95, 0.99, 1.0])
+def test_percentiles_are_accurate_to_one_percent(shape: str, fraction: float) -> None:
+    rng = random.Random(shape)
     draw = {
-        "even": lambda: chance.randint(0, 10_000),
-        "tail": lambda: int(chance.lognormvariate(5, 2)),
-        "steps": lambda: chance.choice([3, 250, 30_000]),
+        "even": lambda: rng.randint(0, 10_000),
+        "tail": lambda: int(rng.lognormvariate(5, 2)),
+        "steps": lambda: rng.choice([3, 250, 30_000]),
     }[shape]
     values = [draw() for _ in range(2_000)]
-    exact = nearest_rank(values, share)
-    assert abs((percentile(counts_of(values), share) or 0) - exact) <= exact * 0.01 + 0.5
+    exact = nearest_rank(values, fraction)
+    assert abs((percentile(counts_of(values), fraction) or 0) - exact) <= exact * 0.01 + 0.5
 
 
 def test_an_hour_is_exactly_the_sum_of_its_minutes() -> None:
-    chance = random.Random(7)
-    minutes = [[int(chance.expovariate(0.001)) for _ in range(chance.randint(0, 40))] for _ in range(60)]
+    rng = random.Random(7)
+    minutes = [[int(rng.expovariate(0.001)) for _ in range(rng.randint(0, 40))] for _ in range(60)]
     hour = merge_histograms([*map(counts_of, minutes), None, [(ZERO, 0)]])
-    assert {one: count for one, count in hour.items() if count} == counts_of([one for all_ in minutes for one in all_])
+    assert {bucket: count for bucket, count in hour.items() if count} == counts_of([*itertools.chain(*minutes)])
 
 
-def test_pairs_as_arrow_gives_them_are_added_up_too() -> None:
+def test_histograms_may_be_pairs_as_arrow_returns_them() -> None:
     assert merge_histograms([[(5, 1), (7, 2)], {7: 1}]) == {5: 1, 7: 3}
 
 
-def test_mean_and_variance_are_those_of_the_values() -> None:
+def test_mean_and_variance_are_close_to_those_of_the_values() -> None:
     values = [int(random.Random(seed).lognormvariate(6, 1)) for seed in range(3_000)]
     mean, variance = mean_and_variance(counts_of(values))
     assert mean == pytest.approx(statistics.mean(values), rel=0.01)
