@@ -27,24 +27,24 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LakeBuilder:
-    made = LakeBuilder(tmp_path)
+    lake = LakeBuilder(tmp_path)
     for batch in range(3):
-        made.events([{"event_id": f"{1795305600000 + batch}-{n}", "event": "added"} for n in range(5)])
-    return made
+        lake.events([{"event_id": f"{1795305600000 + batch}-{n}", "event": "added"} for n in range(5)])
+    return lake
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    def ran(command: str, *words: str) -> Result:
-        return CliRunner().invoke(main, ["pipeline", command, "--root", str(tmp_path), *words])
+    def invoke(command: str, *args: str) -> Result:
+        return CliRunner().invoke(main, ["pipeline", command, "--root", str(tmp_path), *args])
 
-    return ran
+    return invoke
 
 
 def test_compact_prints_each_table(lake: LakeBuilder, run: Run) -> None:
-    found = run("compact", "--before", "2027-01-01", "--json")
-    assert found.exit_code == 0, found.output
-    [events] = [one for one in json.loads(found.output) if one["partitions"]]
+    result = run("compact", "--before", "2027-01-01", "--json")
+    assert result.exit_code == 0, result.output
+    [events] = [table for table in json.loads(result.output) if table["partitions"]]
     assert (events["table"], events["files_before"], events["files_after"]) == ("bronze.events", 3, 1)
     assert "silver.jobs" in run("compact", "--before", "2027-01-01").output
 
@@ -58,7 +58,7 @@ def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["gaps"],
         ["report"],
@@ -68,17 +68,17 @@ def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
         ["backfill", "--since", "2026-11-21", "--until", "2026-11-22"],
         ["replay", "--where", "true"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda args: args[0],
 )
-def test_without_a_lake_every_command_fails_and_creates_nothing(tmp_path: Path, words: list[str]) -> None:
-    nowhere = tmp_path / "nowhere"
-    found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *words, "--root", str(nowhere)])
-    assert found.exit_code == 1
-    assert found.output.startswith(f"Error: there is no lake in {nowhere} (no bronze/ or silver/)")
-    assert not nowhere.exists()
+def test_every_command_fails_and_creates_nothing_without_a_lake(tmp_path: Path, args: list[str]) -> None:
+    missing = tmp_path / "missing"
+    result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *args, "--root", str(missing)])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: there is no lake in {missing} (no bronze/ or silver/)")
+    assert not missing.exists()
 
 
-def test_the_status_of_a_lake_that_does_not_exist_yet(tmp_path: Path, lake: LakeBuilder) -> None:
+def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
     def status(root: Path) -> str:
         return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--root", str(root)]).output
 
@@ -87,27 +87,27 @@ def test_the_status_of_a_lake_that_does_not_exist_yet(tmp_path: Path, lake: Lake
     assert "no Redis answers at redis://127.0.0.1:1" in status(tmp_path)
 
 
-def test_a_lake_of_another_bulltask_is_no_traceback(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
+def test_a_lake_of_another_version_is_a_one_line_error(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
     head = lake.layout.internal("head.json")
     head.parent.mkdir()
     head.write_text('{"version": 2, "ingest": "3f0c2a91-00000000"}')
-    found = run("status", "-b", "redis://127.0.0.1:1")
-    assert found.exit_code == 1
-    assert found.output == (
+    result = run("status", "-b", "redis://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert result.output == (
         "Error: the record of a batch has version 2, but this bulltask reads 1: the lake was written by "
         "another version of bulltask; use that version or a newer one\n"
     )
 
 
-def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
-    found = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
-    assert found.exit_code == 1
-    assert "no Redis answers at redis://127.0.0.1:1" in found.output
-    assert "No queues found" not in found.output
+def test_doctor_reports_an_unreachable_redis() -> None:
+    result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
+    assert result.exit_code == 1
+    assert "no Redis answers at redis://127.0.0.1:1" in result.output
+    assert "No queues result" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["build", "gold", "--days", "2026-11-22..2026-11-20"], "'2026-11-22..2026-11-20' ends before it begins"),
         (["build", "gold", "--days", "2026-13-01"], "invalid day '2026-13-01': write it like 2026-11-22"),
@@ -116,16 +116,16 @@ def test_a_redis_that_cannot_be_reached_is_not_one_without_queues() -> None:
         (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
     ],
 )
-def test_an_invalid_time_is_a_one_line_error(run: Run, words: list[str], message: str) -> None:
-    found = run(*words)
-    assert found.exit_code == 2
-    assert message in found.output
+def test_an_invalid_time_is_a_one_line_error(run: Run, args: list[str], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_each_option_has_a_metavar_and_each_duration_a_default() -> None:
-    """A duration has a unit in its default; the group's help says how all of them are written."""
-    told = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
-    assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in told
+    """The help of the command group describes the format of durations."""
+    text = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
+    assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in text
     for name, module in {**pipeline.COMMANDS, **job.COMMANDS}.items():
         for param in importlib.import_module(module).command.params:
             if not isinstance(param, click.Option):
@@ -137,66 +137,66 @@ def test_each_option_has_a_metavar_and_each_duration_a_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["--before", "yesterday"], "invalid day 'yesterday': write it like 2026-11-22"),
         (["--before", "2027-01-01", "--tables", "silver.job"], "did you mean 'silver.jobs'"),
     ],
 )
-def test_an_invalid_argument_is_a_one_line_error(run: Run, words: list[str], message: str) -> None:
-    found = run("expire", *words)
-    assert found.exit_code in {1, 2}
-    assert message in found.output
-    assert "Traceback" not in found.output
+def test_an_invalid_argument_is_a_one_line_error(run: Run, args: list[str], message: str) -> None:
+    result = run("expire", *args)
+    assert result.exit_code in {1, 2}
+    assert message in result.output
+    assert "Traceback" not in result.output
 
 
-def test_without_arrow_a_command_names_the_smallest_extra_that_has_it(tmp_path: Path) -> None:
+def test_the_error_without_pyarrow_names_the_smallest_extra(tmp_path: Path) -> None:
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nfrom bulltask.cli.main import main\n"
         f"main(['pipeline', 'compact', '--root', {str(tmp_path)!r}, '--before', '2026-11-22'])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
-    assert ran.returncode == 1
-    assert ran.stderr.strip() == "Error: pyarrow is not installed: pip install 'bulltask[history]'"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 1
+    assert run.stderr.strip() == "Error: pyarrow is not installed: pip install 'bulltask[history]'"
 
 
-def test_a_command_of_spark_names_the_extra_of_spark_though_arrow_is_missing_too(tmp_path: Path) -> None:
+def test_the_error_of_a_spark_command_names_the_spark_extra(tmp_path: Path) -> None:
     program = (
         "import sys\nfor name in ('pyarrow', 'pyspark'): sys.modules[name] = None\n"
         "from bulltask.cli.main import main\n"
         f"main(['-b', 'redis://127.0.0.1:1', 'pipeline', 'run', '--root', {str(tmp_path)!r}])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
-    assert ran.returncode == 1
-    assert ran.stderr.strip().endswith("pip install 'bulltask[spark]'")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 1
+    assert run.stderr.strip().endswith("pip install 'bulltask[spark]'")
 
 
-def test_times_days_and_lengths_are_read_as_people_write_them() -> None:
+def test_times_days_and_durations_are_parsed() -> None:
     assert options.moment("2026-11-22T14:00") == datetime(2026, 11, 22, 14, tzinfo=UTC)
     assert options.moment("2026-11-22T14:00+01:00") == datetime(2026, 11, 22, 13, tzinfo=UTC)
-    assert [str(one) for one in options.days("2026-11-29..2026-12-01")] == ["2026-11-29", "2026-11-30", "2026-12-01"]
-    assert [str(one) for one in options.days("2026-11-29")] == ["2026-11-29"]
+    assert [str(day) for day in options.days("2026-11-29..2026-12-01")] == ["2026-11-29", "2026-11-30", "2026-12-01"]
+    assert [str(day) for day in options.days("2026-11-29")] == ["2026-11-29"]
     assert [options.seconds(text) for text in ("90", "1.5s", "15m", "12h", "7d")] == [90, 1.5, 900, 43_200, 604_800]
-    for read, text in [(options.days, "2026-11-22..2026-11-21"), (options.moment, "noon"), (options.seconds, "-1s")]:
+    for parse, text in [(options.days, "2026-11-22..2026-11-21"), (options.moment, "noon"), (options.seconds, "-1s")]:
         with pytest.raises(click.BadParameter):
-            read(text)
+            parse(text)
 
 
 @pytest.mark.parametrize(
     "root", ["s3a://bucket/lake", "gs://bucket/lake", "hdfs://head:9000/lake", "file:///data/lake"]
 )
-def test_a_root_that_is_a_url_is_refused_and_makes_no_directory(
+def test_a_root_that_is_a_url_is_rejected_and_creates_no_directory(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (
+    for args in (
         ["pipeline", "run", "--root", root],
         ["pipeline", "gaps", "--root", root],
         ["job", "list", "--lake", root],
     ):
-        found = CliRunner().invoke(main, words)
-        assert found.exit_code == 2, found.output
-        assert f"{root} is a URL" in found.output
+        result = CliRunner().invoke(main, args)
+        assert result.exit_code == 2, result.output
+        assert f"{root} is a URL" in result.output
     with pytest.raises(ConfigError, match="object stores are not supported yet"):
         History(root)
     with pytest.raises(ConfigError, match="object stores are not supported yet"):

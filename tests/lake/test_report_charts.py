@@ -1,4 +1,4 @@
-"""Where things of a chart go, and how values are written."""
+"""Positions in a chart, and the formatting of values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR = Axis(NOON, 1, 60)
     ("minutes", "step", "points"),
     [(1, 1, 1), (240, 1, 240), (241, 2, 121), (1440, 10, 144), (10_080, 60, 168), (366 * 1440, 1440, 366)],
 )
-def test_an_axis_has_few_points_and_each_is_a_part_of_a_day(minutes: int, step: int, points: int) -> None:
+def test_an_axis_has_few_points_and_its_step_divides_a_day(minutes: int, step: int, points: int) -> None:
     midnight = NOON // 1440 * 1440
     assert Axis.over(midnight, midnight + minutes - 1) == Axis(midnight, step, points)
 
@@ -38,10 +38,10 @@ def test_an_axis_has_a_point_for_each_of_its_minutes(first: int, length: int) ->
     assert 1440 % axis.step == 0
 
 
-def test_a_line_is_made_of_steps_and_has_holes() -> None:
-    found = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
-    assert found.curves[0].path == "M0.0 100H200V0H600M800.0 50H1000"
-    assert [(tick.position, tick.text) for tick in found.y_ticks] == [
+def test_a_line_has_steps_and_gaps() -> None:
+    result = chart("Jobs", "jobs", Axis(NOON, 1, 5), [Series("a", [0, 4, 4, None, 2])])
+    assert result.curves[0].path == "M0.0 100H200V0H600M800.0 50H1000"
+    assert [(tick.position, tick.text) for tick in result.y_ticks] == [
         (0, "0"),
         (25, "1"),
         (50, "2"),
@@ -50,23 +50,23 @@ def test_a_line_is_made_of_steps_and_has_holes() -> None:
     ]
 
 
-def test_what_is_below_zero_is_shown_below_a_line_at_zero() -> None:
-    found = chart("Backlog", "jobs", HOUR, [Series("a", [-50.0, 100.0] * 30)])
-    assert (found.y_ticks[0].text, found.y_ticks[-1].text) == ("-50", "100")
-    assert found.zero == pytest.approx(100 / 3, abs=0.01)
+def test_negative_values_are_drawn_below_a_line_at_zero() -> None:
+    result = chart("Backlog", "jobs", HOUR, [Series("a", [-50.0, 100.0] * 30)])
+    assert (result.y_ticks[0].text, result.y_ticks[-1].text) == ("-50", "100")
+    assert result.zero == pytest.approx(100 / 3, abs=0.01)
 
 
 def test_durations_are_on_a_logarithmic_axis_with_whole_units() -> None:
-    found = chart("Wait", "ms", HOUR, [Series("a", [0.0, 45.0, 70_000.0, None] * 15)])
-    texts = [tick.text for tick in found.y_ticks]
+    result = chart("Wait", "ms", HOUR, [Series("a", [0.0, 45.0, 70_000.0, None] * 15)])
+    texts = [tick.text for tick in result.y_ticks]
     assert texts == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min"]
-    assert found.unit == "log scale"
+    assert result.unit == "log scale"
 
 
-def test_a_line_without_values_is_left_out_and_the_others_keep_their_looks() -> None:
-    found = chart("Wait", "ms", HOUR, [Series("a", [None] * 60), Series("b", [1.0] * 60)])
-    assert [(curve.label, curve.style) for curve in found.curves] == [("b", 1)]
-    assert [line["label"] for line in found.payload["lines"]] == ["b"]
+def test_a_line_without_values_is_omitted_and_others_keep_their_style() -> None:
+    result = chart("Wait", "ms", HOUR, [Series("a", [None] * 60), Series("b", [1.0] * 60)])
+    assert [(curve.label, curve.style) for curve in result.curves] == [("b", 1)]
+    assert [line["label"] for line in result.payload["lines"]] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_line_without_values_is_left_out_and_the_others_keep_their_looks() -> 
         (Axis(NOON, 720, 40), 2.5, ["23 Nov", "30 Nov", "7 Dec"]),
     ],
 )
-def test_ticks_of_time_are_round(axis: Axis, first: float, texts: list[str]) -> None:
+def test_ticks_of_time_have_round_values(axis: Axis, first: float, texts: list[str]) -> None:
     ticks = chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
     assert ([tick.text for tick in ticks][: len(texts)], ticks[0].position) == (texts, first)
     assert len(ticks) <= 10
@@ -91,32 +91,32 @@ def test_ticks_of_time_are_round(axis: Axis, first: float, texts: list[str]) -> 
     ),
     st.sampled_from(["ms", "jobs"]),
 )
-def test_every_value_is_within_the_drawing(values: list[float | None], unit: str) -> None:
+def test_every_value_is_within_the_chart(values: list[float | None], unit: str) -> None:
     if unit == "ms":
         values = [None if value is None else abs(value) % 5e9 for value in values]
-    found = chart("Jobs", unit, Axis(NOON, 1, len(values)), [Series("a", values)])
+    result = chart("Jobs", unit, Axis(NOON, 1, len(values)), [Series("a", values)])
     heights = [
-        float(part.split("H")[0].split(" ")[-1]) for part in found.curves[0].path.replace("V", "M").split("M")[1:]
+        float(part.split("H")[0].split(" ")[-1]) for part in result.curves[0].path.replace("V", "M").split("M")[1:]
     ]
     assert all(-0.1 <= height <= 100.1 for height in heights)
-    assert all(-0.01 <= tick.position <= 100.01 for tick in found.y_ticks)
+    assert all(-0.01 <= tick.position <= 100.01 for tick in result.y_ticks)
 
 
-def test_lost_time_is_marked_once_and_wide_enough_to_be_seen() -> None:
+def test_bands_of_lost_events_are_merged_and_have_a_minimum_width() -> None:
     axis = Axis(NOON, 1, 1000)
     minutes = [NOON + 10, NOON + 11, NOON + 12, NOON + 500, NOON - 5, NOON + 2000]
     assert bands(axis, minutes) == [(1.0, 0.4), (50.0, 0.4)]
     assert bands(Axis(NOON, 1, 10), [NOON + 8, NOON + 9]) == [(80.0, 20.0)]
 
 
-def test_percentiles_beside_each_other_share_one_axis() -> None:
+def test_ranges_of_percentiles_share_one_axis() -> None:
     counts = [{bucket_of(10): 50, bucket_of(100): 50}, {bucket_of(1000): 1}, {}]
     aggregates = [TaskAggregate([("q", str(n))], str(n), Counter(), sizes) for n, sizes in enumerate(counts)]
-    found = ranges(aggregates, "wait")
-    assert found
-    assert [row.label for row in found.rows] == ["0", "1"]
-    assert [tick.text for tick in found.ticks] == ["10 ms", "100 ms", "1 s", "10 s"][: len(found.ticks)]
-    assert found.rows[0].positions == pytest.approx([0, 50, 50], abs=1)
+    result = ranges(aggregates, "wait")
+    assert result
+    assert [row.label for row in result.rows] == ["0", "1"]
+    assert [tick.text for tick in result.ticks] == ["10 ms", "100 ms", "1 s", "10 s"][: len(result.ticks)]
+    assert result.rows[0].positions == pytest.approx([0, 50, 50], abs=1)
     assert ranges(aggregates[2:], "wait") is None
 
 
@@ -150,7 +150,7 @@ def test_percentiles_beside_each_other_share_one_axis() -> None:
         (False, Unit.FLAG, "no"),
     ],
 )
-def test_values_are_short_and_have_their_unit(value: object, unit: Unit, text: str) -> None:
+def test_values_are_formatted_with_their_unit(value: object, unit: Unit, text: str) -> None:
     assert format_value(value, unit) == text
 
 

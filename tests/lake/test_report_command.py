@@ -24,48 +24,48 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LakeBuilder:
-    made = LakeBuilder(tmp_path / "lake")
+    lake = LakeBuilder(tmp_path / "lake")
     for queue in ("images", "mail"):
         counts: dict[str, Any] = {"enqueued": 60, "finished": 60, "completed": 58, "failed": 2}
-        made.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
+        lake.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
         busy = {"arrivals": 60, "departures": 60, "busy_workers": 1.0, "peak_workers": 4, "capacity": 4}
-        made.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
-        of = {"queue": queue, "name": "=send()", "dt": "2026-11-22"}
-        made.gold(
-            "cost_day", [{**of, "jobs": 60, "attempts": 60, "busy_s": 60.0, "wasted_s": 0.0, "cost": Decimal("0.3")}]
+        lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
+        key = {"queue": queue, "name": "=send()", "dt": "2026-11-22"}
+        lake.gold(
+            "cost_day", [{**key, "jobs": 60, "attempts": 60, "busy_s": 60.0, "wasted_s": 0.0, "cost": Decimal("0.3")}]
         )
-        seen = {
+        times = {
             "first_seen": at("2026-11-22 10:00"),
             "last_seen": at("2026-11-22 10:00"),
             "sample_job_ids": ["j1", "j2"],
         }
-        made.gold(
+        lake.gold(
             "errors_day",
-            [{**of, "error_fingerprint": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **seen}],
+            [{**key, "error_fingerprint": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **times}],
         )
-        judged = {"metric": "run", "objective_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
-        made.gold("slo_day", [{**of, **judged}])
-    return made
+        slo = {"metric": "run", "objective_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
+        lake.gold("slo_day", [{**key, **slo}])
+    return lake
 
 
 @pytest.fixture
 def run(lake: LakeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
 
-    def ran(*words: str) -> Result:
-        return CliRunner().invoke(main, ["pipeline", "report", "--root", str(lake.layout.root), *words])
+    def invoke(*args: str) -> Result:
+        return CliRunner().invoke(main, ["pipeline", "report", "--root", str(lake.layout.root), *args])
 
-    return ran
+    return invoke
 
 
-def test_the_page_is_a_file_and_the_command_says_which(run: Run) -> None:
-    found = run()
-    assert (found.exit_code, found.output) == (0, "Report on 2026-11-22 written to bulltask-report-2026-11-22.html\n")
+def test_the_command_writes_a_page_and_prints_its_file_name(run: Run) -> None:
+    result = run()
+    assert (result.exit_code, result.output) == (0, "Report on 2026-11-22 written to bulltask-report-2026-11-22.html\n")
     assert Path("bulltask-report-2026-11-22.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in Path().iterdir() if path.is_file()] == ["bulltask-report-2026-11-22.html"]
 
 
-def test_markdown_goes_to_the_terminal_and_a_file_s_ending_says_its_format(run: Run) -> None:
+def test_the_format_is_chosen_by_an_option_or_by_the_file_extension(run: Run) -> None:
     assert run("--format", "md").output.startswith("# Jobs, 22 November 2026\n")
     assert run("--days", "2026-11-21..2026-11-22", "-o", "week.md").exit_code == 0
     assert Path("week.md").read_text().startswith("# Jobs, 21 November to 22 November 2026\n")
@@ -75,7 +75,7 @@ def test_markdown_goes_to_the_terminal_and_a_file_s_ending_says_its_format(run: 
 
 
 @pytest.mark.parametrize("topic", ["slo", "capacity", "cost", "errors"])
-def test_a_topic_is_a_table_for_people_and_for_programs(run: Run, topic: str) -> None:
+def test_a_topic_is_printed_in_every_format(run: Run, topic: str) -> None:
     rows = json.loads(run(topic, "--format", "json").output)
     assert [row["queue"] for row in rows] == ["images", "mail"]
     assert [row["queue"] for row in csv.DictReader(io.StringIO(run(topic, "--format", "csv").output))] == [
@@ -89,7 +89,7 @@ def test_a_topic_is_a_table_for_people_and_for_programs(run: Run, topic: str) ->
     assert [row["queue"] for row in json.loads(run(topic, "--format", "json", "--queues", "mail").output)] == ["mail"]
 
 
-def test_values_for_programs_are_whole(run: Run) -> None:
+def test_values_in_json_are_not_rounded(run: Run) -> None:
     [cost, _] = json.loads(run("cost", "--format", "json").output)
     assert (cost["cost"], Decimal(cost["per_job"]), cost["busy_s"], cost["wasted"]) == (
         "0.300000",
@@ -105,24 +105,24 @@ def test_values_for_programs_are_whole(run: Run) -> None:
 
 
 def test_control_characters_and_formulas_are_escaped(run: Run) -> None:
-    shown = run("errors").output
-    assert "\x1b" not in shown
-    assert "no \\x1b[31manswer" in shown
+    output = run("errors").output
+    assert "\x1b" not in output
+    assert "no \\x1b[31manswer" in output
     assert {row["name"] for row in csv.DictReader(io.StringIO(run("errors", "--format", "csv").output))} == {"'=send()"}
     assert {row["name"] for row in json.loads(run("errors", "--format", "json").output)} == {"=send()"}
 
 
 @pytest.mark.parametrize("kind", ["table", "md", "csv", "json"])
-def test_no_table_has_control_characters(run: Run, lake: LakeBuilder, kind: str) -> None:
+def test_no_table_contains_control_characters(run: Run, lake: LakeBuilder, kind: str) -> None:
     evil = "\x1b[31m \x9b2J \u202e \r\n \x07"
     lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_fingerprint": evil, "count": 1,
                               "sample_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
-    shown = run("errors", "--format", kind).output
-    assert not set(shown) & {"\x1b", "\x9b", "\u202e", "\r", "\x07"}
+    output = run("errors", "--format", kind).output
+    assert not set(output) & {"\x1b", "\x9b", "\u202e", "\r", "\x07"}
     if kind == "json":
-        assert evil in {row["name"] for row in json.loads(shown)}
+        assert evil in {row["name"] for row in json.loads(output)}
     else:
-        assert "\\x1b[31m \\x9b2J \\u202e \\r\\n \\x07" in shown.replace("&#91;", "[").replace("&#92;", "\\")
+        assert "\\x1b[31m \\x9b2J \\u202e \\r\\n \\x07" in output.replace("&#91;", "[").replace("&#92;", "\\")
 
 
 def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
@@ -138,70 +138,70 @@ def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
 def test_lost_events_are_reported_on_standard_error(run: Run, lake: LakeBuilder) -> None:
     lost = {"lost": 5, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
-    found = run("cost", "--format", "json")
-    assert found.exit_code == 0
-    assert json.loads(found.stdout)
-    assert found.stderr.startswith("Incomplete: 2 minutes. Events of mail were lost: 5.")
+    result = run("cost", "--format", "json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)
+    assert result.stderr.startswith("Incomplete: 2 minutes. Events of mail were lost: 5.")
 
 
-def test_a_queue_may_be_spelled_as_bullmq_does(run: Run) -> None:
-    found = run("errors", "--format", "json", "--queues", "{mail}")
-    assert [row["queue"] for row in json.loads(found.stdout)] == ["mail"]
+def test_a_queue_may_be_named_with_its_hash_tag(run: Run) -> None:
+    result = run("errors", "--format", "json", "--queues", "{mail}")
+    assert [row["queue"] for row in json.loads(result.stdout)] == ["mail"]
 
 
-def test_a_day_without_data_is_no_error(run: Run) -> None:
-    found = run("--day", "2026-11-20")
-    assert found.exit_code == 0
-    assert "No jobs on 20 November 2026. The lake has days" in found.stderr
-    assert "from 2026-11-22 to 2026-11-22" in found.stderr
+def test_a_day_without_data_is_not_an_error(run: Run) -> None:
+    result = run("--day", "2026-11-20")
+    assert result.exit_code == 0
+    assert "No jobs on 20 November 2026. The lake has days" in result.stderr
+    assert "from 2026-11-22 to 2026-11-22" in result.stderr
     assert json.loads(run("errors", "--day", "2026-11-20", "--format", "json").stdout) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("args", "code", "message"),
     [
         (["--format", "csv"], 2, "--format of the whole report must be html or md; csv needs a topic"),
         (["cost", "--format", "html"], 2, "must be table, json, csv, md, not html"),
         (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),
         (["--target", "1.5"], 1, "target must be more than 0 and less than 1"),
-        (["-o", "no/such/place.html"], 1, "no/such/place.html cannot be written"),
+        (["-o", "no/such/folder.html"], 1, "no/such/folder.html cannot be written"),
         (["costs"], 2, "'costs' is not one of"),
         (["--queues", "mial"], 1, "has no data of queue 'mial'; did you mean 'mail'? It has mail, images"),
         (["cost", "--queues", "mail,xyz"], 1, "has no data of queue 'xyz'. It has images, mail"),
     ],
 )
-def test_an_invalid_call_names_the_error(run: Run, words: list[str], code: int, message: str) -> None:
-    found = run(*words)
-    assert (found.exit_code, message in found.stderr) == (code, True), found.stderr
+def test_invalid_arguments_are_rejected_with_a_message(run: Run, args: list[str], code: int, message: str) -> None:
+    result = run(*args)
+    assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
 
 
-def test_without_a_lake_or_without_events_there_is_an_error(tmp_path: Path) -> None:
-    def ran(root: Path) -> Result:
+def test_a_missing_or_empty_lake_is_an_error(tmp_path: Path) -> None:
+    def invoke(root: Path) -> Result:
         return CliRunner().invoke(main, ["pipeline", "report", "--root", str(root)])
 
-    assert "there is no lake" in ran(tmp_path / "nowhere").stderr
+    assert "there is no lake" in invoke(tmp_path / "missing").stderr
     (tmp_path / "bronze").mkdir()
-    found = ran(tmp_path)
-    assert (found.exit_code, "has no events yet" in found.stderr) == (1, True)
+    result = invoke(tmp_path)
+    assert (result.exit_code, "has no events yet" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "pyarrow"])
-def test_without_its_extra_the_error_names_it(lake: LakeBuilder, missing: str) -> None:
+def test_the_error_without_a_dependency_names_the_extra(lake: LakeBuilder, missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from bulltask.cli.main import main; main(sys.argv[1:])"
-    words = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", "-"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert found.returncode == 1
-    assert f"the report needs {missing}, which is not installed: pip install 'bulltask[report]'" in found.stderr
+    args = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", "-"]
+    result = subprocess.run(args, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert f"the report needs {missing}, which is not installed: pip install 'bulltask[report]'" in result.stderr
 
 
-def test_neither_spark_nor_numpy_is_needed(lake: LakeBuilder, tmp_path: Path) -> None:
+def test_the_report_needs_neither_spark_nor_numpy(lake: LakeBuilder, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['numpy'] = sys.modules['pyspark'] = None;"  # Arrow takes numpy where there is one
+        "import sys; sys.modules['numpy'] = sys.modules['pyspark'] = None;"  # Arrow imports numpy if it is installed
         "from bulltask.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
         "print([name for name in ('pyspark', 'py4j') if sys.modules.get(name)])"
     )
     out = str(tmp_path / "page.html")
-    words = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", out]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert found.stdout.endswith("page.html\n[]\n")
+    args = [sys.executable, "-c", code, "pipeline", "report", "--root", str(lake.layout.root), "-o", out]
+    result = subprocess.run(args, capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("page.html\n[]\n")

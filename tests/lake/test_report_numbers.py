@@ -1,4 +1,4 @@
-"""The numbers of a report: known tables in, known numbers out."""
+"""The numbers of a report on tables with known rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
 
 
-def as_dicts(grid: tables.ReportTable) -> list[dict[str, Any]]:
-    return [dict(zip((column.name for column in grid.columns), row, strict=True)) for row in grid.rows]
+def as_dicts(table: tables.ReportTable) -> list[dict[str, Any]]:
+    return [dict(zip((column.name for column in table.columns), row, strict=True)) for row in table.rows]
 
 
 def slo_row(dt: str, good: int, complete: bool = True) -> dict[str, Any]:
@@ -57,13 +57,13 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
     }
 
 
-def test_without_a_price_the_headline_has_the_time_of_the_workers(lake: LakeBuilder) -> None:
+def test_the_headline_without_a_price_shows_the_worker_time(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
     last = build_report(lake).figures[-1]
     assert (last.label, last.value, last.detail) == ("Worker time", "1 min", "25 % wasted")
 
 
-def test_percentiles_of_a_task_are_those_of_all_its_minutes_not_a_mean_of_theirs(lake: LakeBuilder) -> None:
+def test_percentiles_of_a_task_are_computed_over_all_minutes(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", waits=[10] * 99, runs=[1]), task_minute("10:01", waits=[40_000], runs=[1])]
     lake.gold("task_minute", rows)
     [task] = by_task(read(lake.layout, DAY))
@@ -71,12 +71,12 @@ def test_percentiles_of_a_task_are_those_of_all_its_minutes_not_a_mean_of_theirs
     assert task.wait(1.0) == pytest.approx(40_000, rel=0.01)
 
 
-def test_a_chart_has_the_percentile_of_each_point_and_a_hole_where_nothing_began(lake: LakeBuilder) -> None:
+def test_a_chart_of_percentiles_has_gaps_without_attempts(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], enqueued=2)])
     assert values(build_report(lake), "wait") == {"send": [20, None, 50]}
 
 
-def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_together(lake: LakeBuilder) -> None:
+def test_the_busiest_tasks_have_lines_and_the_other_tasks_share_one(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", f"t{n}", runs=[1000 * (10 - n)], waits=[10 + n]) for n in range(9)]
     lake.gold("task_minute", [*rows, task_minute("10:01", None, runs=[1], waits=[40])])
     shown = values(build_report(lake), "wait")
@@ -84,7 +84,7 @@ def test_the_busiest_tasks_have_lines_and_the_last_line_is_of_all_others_togethe
     assert shown == {**alone, "4 others": [18, 40]}
 
 
-def test_rates_are_per_minute_whatever_a_point_covers(lake: LakeBuilder) -> None:
+def test_rates_are_per_minute_for_every_step_of_the_axis(lake: LakeBuilder) -> None:
     rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
     lake.gold("task_minute", rows)
     report = build_report(lake)
@@ -92,13 +92,13 @@ def test_rates_are_per_minute_whatever_a_point_covers(lake: LakeBuilder) -> None
     assert values(report, "throughput")["added"] == [6] * 144
 
 
-def test_the_axis_covers_what_happened_not_the_whole_day(lake: LakeBuilder) -> None:
+def test_the_axis_covers_only_the_time_with_data(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("13:02", finished=1)]).gold("capacity_minute", [queue_minute("13:05")])
     report = build_report(lake)
     assert (report.covered, report.data.axis and report.data.axis.points) == ("13:02 to 13:06 UTC", 4)
 
 
-def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
+def test_several_days_share_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("00:00", enqueued=60), task_minute(at("2026-11-24 23:59"), enqueued=60)])
     report = build_report(lake, period("2026-11-21..2026-11-25"))
     assert report.data.axis
@@ -107,7 +107,7 @@ def test_several_days_are_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
     assert report.covered == "2026-11-22 00:00 to 2026-11-25 00:00 UTC"
 
 
-def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
+def test_a_report_includes_only_the_requested_queues(lake: LakeBuilder) -> None:
     for queue in ("mail", "{other}"):
         lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1)])
         lake.gold("capacity_minute", [queue_minute("10:00", queue=queue)])
@@ -120,7 +120,7 @@ def test_only_the_queues_that_were_asked_for_count(lake: LakeBuilder) -> None:
     assert [gap.queue for gap in report.data.gaps] == ["{other}"]
 
 
-def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) -> None:
+def test_tasks_after_the_fourteenth_are_added_up_in_one_row(lake: LakeBuilder) -> None:
     lake.gold(
         "task_minute", [task_minute("10:00", f"t{n:03}", runs=[1000 + n], waits=[n], finished=1) for n in range(200)]
     )
@@ -135,12 +135,12 @@ def test_beyond_fifteen_tasks_the_others_are_added_up_in_one(lake: LakeBuilder) 
     assert [curve.others for curve in report.charts["wait"].curves] == [False] * 6 + [True]
 
 
-def test_a_task_of_two_queues_is_named_with_its_queue(lake: LakeBuilder) -> None:
+def test_a_task_in_two_queues_is_named_with_its_queue(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1) for queue in ("a", "b")])
     assert sorted(task.label for task in by_task(read(lake.layout, DAY))) == ["send (a)", "send (b)"]
 
 
-def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_is(lake: LakeBuilder) -> None:
+def test_a_row_without_a_task_name_counts_only_if_attempts_ran(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", None, complete=False), task_minute("10:00", finished=1)])
     assert [task.label for task in by_task(read(lake.layout, DAY))] == ["send"]
     lake.gold("task_minute", [task_minute("10:01", None, runs=[5])])
@@ -149,69 +149,66 @@ def test_a_row_that_only_marks_a_gap_is_no_task_and_one_without_a_name_that_ran_
 
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
-    [found] = as_dicts(sections.slo(read(lake.layout, period("2026-11-21..2026-11-22"))))
-    assert (found["total"], found["good"], found["complete"]) == (2000, 1985, False)
-    assert found["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
+    [row] = as_dicts(sections.slo(read(lake.layout, period("2026-11-21..2026-11-22"))))
+    assert (row["total"], row["good"], row["complete"]) == (2000, 1985, False)
+    assert row["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
 
-def test_the_objective_with_the_least_budget_comes_first(lake: LakeBuilder) -> None:
+def test_the_objective_with_the_lowest_budget_comes_first(lake: LakeBuilder) -> None:
     rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
     lake.gold("slo_day", rows)
-    found = as_dicts(sections.slo(read(lake.layout, DAY)))
-    assert [(row["name"], round(row["budget_left"], 2)) for row in found] == [("over", -9.0), ("fine", 1.0)]
+    result = as_dicts(sections.slo(read(lake.layout, DAY)))
+    assert [(row["name"], round(row["budget_left"], 2)) for row in result] == [("over", -9.0), ("fine", 1.0)]
 
 
-def test_costs_of_several_days_add_up_and_one_without_a_price_has_none(lake: LakeBuilder) -> None:
+def test_costs_of_several_days_are_added_up(lake: LakeBuilder) -> None:
     lake.gold("cost_day", [cost_row("2026-11-21"), cost_row("2026-11-22"), cost_row("2026-11-22", "free", None)])
-    dear, free = sections.costs(read(lake.layout, period("2026-11-21..2026-11-22")))
-    assert (dear.jobs, dear.cost, dear.per_job, dear.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
+    paid, free = sections.costs(read(lake.layout, period("2026-11-21..2026-11-22")))
+    assert (paid.jobs, paid.cost, paid.per_job, paid.wasted) == (200, Decimal(3), Decimal("0.015"), 0.25)
     assert (free.name, free.cost, free.per_job) == ("free", None, None)
 
 
-def failed(name: str, key: str, count: int, first: str, last: str, *ids: str) -> dict[str, Any]:
-    seen = {"first_seen": at(f"2026-11-{first}"), "last_seen": at(f"2026-11-{last}"), "dt": f"2026-11-{last[:2]}"}
+def error_row(name: str, key: str, count: int, first: str, last: str, *ids: str) -> dict[str, Any]:
+    times = {"first_seen": at(f"2026-11-{first}"), "last_seen": at(f"2026-11-{last}"), "dt": f"2026-11-{last[:2]}"}
     return {
         "queue": "mail",
         "name": name,
         "error_fingerprint": key,
         "count": count,
         "sample_job_ids": list(ids),
-        **seen,
+        **times,
     }
 
 
-def test_failures_of_several_days_and_tasks_come_by_reason(lake: LakeBuilder) -> None:
+def test_failures_of_several_days_and_tasks_are_grouped_by_reason(lake: LakeBuilder) -> None:
     rows = [
-        failed("send", "no answer", 3, "21 10:00", "21 11:00", "old"),
-        failed("send", "no answer", 4, "22 09:00", "22 12:00", "new", "newer"),
-        failed("send", "refused", 1, "22 10:00", "22 10:00", "x"),
-        failed("pay", "no answer", 2, "22 08:00", "22 13:00", "p"),
+        error_row("send", "no answer", 3, "21 10:00", "21 11:00", "old"),
+        error_row("send", "no answer", 4, "22 09:00", "22 12:00", "new", "newer"),
+        error_row("send", "refused", 1, "22 10:00", "22 10:00", "x"),
+        error_row("pay", "no answer", 2, "22 08:00", "22 13:00", "p"),
     ]
     lake.gold("errors_day", rows)
     report = build_report(lake, period("2026-11-21..2026-11-22"))
     first = report.failures[0]
-    assert (first.name, first.count, first.fraction, first.sample_job_ids) == (
-        "send",
-        7,
-        7 / 8,
-        ["new", "newer", "old"],
-    )
+    assert (first.name, first.count, first.fraction) == ("send", 7, 7 / 8)
+    assert first.sample_job_ids == ["new", "newer", "old"]
     assert (first.first_seen, first.last_seen) == (at("2026-11-21 10:00"), at("2026-11-22 12:00"))
     by_reason = [
-        (one.error_fingerprint, one.count, one.fraction, [task.name for task in one.tasks]) for one in report.reasons
+        (reason.error_fingerprint, reason.count, reason.fraction, [task.name for task in reason.tasks])
+        for reason in report.reasons
     ]
     assert by_reason == [("no answer", 9, 0.9, ["send", "pay"]), ("refused", 1, 0.1, ["send"])]
     assert report.reasons[0].last_seen == at("2026-11-22 13:00")
 
 
-def test_more_than_ten_reasons_leave_a_count_of_the_others(lake: LakeBuilder) -> None:
-    lake.gold("errors_day", [failed("send", f"e{n}", 100 - n, "22 10:00", "22 10:00") for n in range(13)])
+def test_reasons_after_the_tenth_are_only_counted(lake: LakeBuilder) -> None:
+    lake.gold("errors_day", [error_row("send", f"e{n}", 100 - n, "22 10:00", "22 10:00") for n in range(13)])
     report = build_report(lake)
-    assert ([one.count for one in report.reasons][:2], len(report.reasons)) == ([100, 99], 10)
+    assert ([reason.count for reason in report.reasons][:2], len(report.reasons)) == ([100, 99], 10)
     assert report.reasons_left == (3, 90 + 89 + 88)
 
 
-def test_means_of_a_queue_are_over_all_minutes_peaks_over_none(lake: LakeBuilder) -> None:
+def test_means_of_a_queue_are_over_all_minutes(lake: LakeBuilder) -> None:
     busy = {"busy_workers": 3.0, "utilisation": 0.75, "capacity": 4, "peak_workers": 5, "wait_p95": 700}
     rows = [
         queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6, **busy),
@@ -227,10 +224,10 @@ def test_means_of_a_queue_are_over_all_minutes_peaks_over_none(lake: LakeBuilder
     assert values(build_report(lake), "backlog") == {"mail": [6, 6, 6, 0]}
 
 
-def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder) -> None:
+def test_the_backlog_is_unknown_after_the_first_lost_event(lake: LakeBuilder) -> None:
     rows = [
         queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6),
-        queue_minute("10:01", arrivals=3, departures=8_000, backlog_delta=-7_997, complete=False),  # behind a backfill
+        queue_minute("10:01", arrivals=3, departures=8_000, backlog_delta=-7_997, complete=False),  # after a backfill
         queue_minute("10:03", departures=6, backlog_delta=-6),
         queue_minute("10:02", queue="images", arrivals=2, backlog_delta=2),
     ]
@@ -240,7 +237,7 @@ def test_the_backlog_is_not_known_from_the_first_lost_event_on(lake: LakeBuilder
     assert any("its backlog is unknown" in note for note in notes(report))
 
 
-def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
+def test_a_gap_of_one_queue_ends_the_line_of_several_queues(lake: LakeBuilder) -> None:
     busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
     idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
     lines = values(build_report(lake.gold("capacity_minute", busy + idle)), "backlog")
@@ -248,18 +245,18 @@ def test_of_queues_that_share_a_line_one_gap_ends_it(lake: LakeBuilder) -> None:
     assert lines["q0"] == [1, 1]
 
 
-def gap(after: str | None, first: str | None, found: str, **values: Any) -> dict[str, Any]:
-    times = {"after_at": after, "first_at": first, "detected_at": found}
+def gap(after: str | None, first: str | None, detected: str, **values: Any) -> dict[str, Any]:
+    times = {"after_at": after, "first_at": first, "detected_at": detected}
     moments = {name: text and at(f"2026-11-{text}") for name, text in times.items()}
     return {"after_id": after or "0-0", "lost": 10, "exact": True, "reason": "trimmed", **moments, **values}
 
 
-def test_minutes_of_a_gap_and_those_that_gold_calls_incomplete_count_once_each(lake: LakeBuilder) -> None:
+def test_incomplete_minutes_of_gaps_and_of_gold_are_counted_once(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:01", complete=False), task_minute("10:07", complete=False)])
     lake.gaps([gap("22 10:00", "22 10:02", "22 10:03")])
-    found = incomplete_minutes(read(lake.layout, DAY))
+    incomplete = incomplete_minutes(read(lake.layout, DAY))
     begin = int(at("2026-11-22 10:00").timestamp()) // 60
-    assert {queue: sorted(minutes) for queue, minutes in found.items()} == {
+    assert {queue: sorted(minutes) for queue, minutes in incomplete.items()} == {
         "mail": [begin, begin + 1, begin + 2, begin + 7]
     }
 
@@ -267,16 +264,16 @@ def test_minutes_of_a_gap_and_those_that_gold_calls_incomplete_count_once_each(l
 @pytest.mark.parametrize(
     ("times", "minutes"),
     [
-        (("21 23:00", "22 00:01", "22 00:05"), 2),  # begins the day before: only this day's minutes
-        (("22 23:58", "24 10:00", "24 10:05"), 2),  # found two days later
-        (("21 10:00", None, "21 10:05"), 0),  # over before the day
-        (("21 10:00", "21 23:59", "22 00:05"), 0),  # only found in it
-        (("23 00:00", "23 00:05", "23 00:06"), 0),  # behind the day
-        ((None, "22 10:00", "22 10:05"), 1),  # nobody knows when it began
-        (("22 10:00", None, "22 10:05"), 6),  # nothing behind it yet
+        (("21 23:00", "22 00:01", "22 00:05"), 2),  # starts on the day before: only this day's minutes count
+        (("22 23:58", "24 10:00", "24 10:05"), 2),  # detected two days later
+        (("21 10:00", None, "21 10:05"), 0),  # ends before the day
+        (("21 10:00", "21 23:59", "22 00:05"), 0),  # only detected on this day
+        (("23 00:00", "23 00:05", "23 00:06"), 0),  # after the day
+        ((None, "22 10:00", "22 10:05"), 1),  # the start is unknown
+        (("22 10:00", None, "22 10:05"), 6),  # the end is not known yet
     ],
 )
-def test_a_gap_counts_where_it_touches_the_day(
+def test_only_the_minutes_of_a_gap_on_the_reported_day_count(
     lake: LakeBuilder, times: tuple[str | None, str | None, str], minutes: int
 ) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap(*times)])
@@ -294,11 +291,11 @@ def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
     assert "Events of mail were lost: at least 15." in alert.text
     lake.gaps([gap("22 10:02", "22 10:04", "22 10:05", queue="images")])
     [alert] = build_report(lake).alerts
-    assert alert.title == "Incomplete: 5 minutes"  # of time: two queues' minutes are not added up
+    assert alert.title == "Incomplete: 5 minutes"  # the minutes of two queues are not added up
     assert "Events of images, mail were lost: at least 25." in alert.text
 
 
-def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
+def test_repaired_jobs_are_shown_with_their_gap(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
     repair = {"repaired_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
     rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
@@ -306,7 +303,7 @@ def test_repaired_jobs_stand_with_their_gap(lake: LakeBuilder) -> None:
     assert [row["repaired_rows"] for row in as_dicts(sections.gaps(read(lake.layout, DAY)))] == [3]
 
 
-def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuilder) -> None:
+def test_an_alert_lists_days_without_gold_with_the_command_to_build_them(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
     [alert] = build_report(lake, period("2026-11-20..2026-11-22")).alerts
@@ -314,14 +311,14 @@ def test_days_with_events_and_no_gold_are_named_with_the_command(lake: LakeBuild
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
 
 
-def test_of_many_days_without_gold_the_first_are_named(lake: LakeBuilder) -> None:
+def test_an_alert_lists_only_the_first_days_without_gold(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")} for day in range(14, 20)])
     [alert] = build_report(lake, period("2026-11-14..2026-11-22")).alerts
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
-def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> None:
+def test_the_alert_for_a_day_without_data_names_the_days_of_the_lake(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     report = build_report(lake, period("2026-11-25"))
     assert report.empty
@@ -331,7 +328,7 @@ def test_the_alert_for_a_day_without_data_says_what_to_do(lake: LakeBuilder) -> 
     assert alert.text == "The lake has days from 2026-11-22 to 2026-11-22."
 
 
-def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None:
+def test_the_alerts_for_an_unbuilt_day_name_the_command_to_build_it(lake: LakeBuilder) -> None:
     lake.events([{"event_id": "1795305600000-0", "event": "added"}])
     day = str(lake.layout.days(EVENTS)[0])
     [empty, unbuilt] = build_report(lake, period(day)).alerts
@@ -340,12 +337,12 @@ def test_a_day_that_is_not_built_says_how_to_build_it(lake: LakeBuilder) -> None
     assert "build gold" in unbuilt.text
 
 
-def test_no_lake_is_an_error(tmp_path: Path) -> None:
+def test_a_report_without_a_lake_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="there is no lake"):
-        read(Layout(tmp_path / "nowhere"), DAY)
+        read(Layout(tmp_path / "missing"), DAY)
 
 
-def load(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+def load_rows(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
     tasks = [
         task_minute(f"10:{n:02}", queue=queue, enqueued=rate, completed=rate, finished=rate, runs=[1000] * rate)
         for n in range(30)
@@ -353,20 +350,20 @@ def load(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict
     return tasks, [queue_minute(f"10:{n:02}", queue=queue, busy_workers=rate / 60, peak_workers=2) for n in range(30)]
 
 
-def test_workers_are_recommended_for_all_queues_and_for_each(lake: LakeBuilder) -> None:
+def test_workers_are_recommended_for_all_queues_and_for_each_queue(lake: LakeBuilder) -> None:
     for queue, rate in (("mail", 60), ("images", 600)):
-        tasks, queues = load(queue, rate)
+        tasks, queues = load_rows(queue, rate)
         lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     report = build_report(lake)
     assert report.recommendations.overall
-    together, each = report.recommendations.overall, report.recommendations.by_queue
-    assert together.load == pytest.approx(11 * 1.2, rel=0.02)
-    assert each["mail"].load == pytest.approx(1.2, rel=0.02)
-    assert each["mail"].workers + each["images"].workers >= together.workers >= 14
+    overall, by_queue_name = report.recommendations.overall, report.recommendations.by_queue
+    assert overall.load == pytest.approx(11 * 1.2, rel=0.02)
+    assert by_queue_name["mail"].load == pytest.approx(1.2, rel=0.02)
+    assert by_queue_name["mail"].workers + by_queue_name["images"].workers >= overall.workers >= 14
 
 
-def test_the_recommendation_is_of_the_busiest_day(lake: LakeBuilder) -> None:
-    tasks, queues = load("mail", 600)
+def test_the_recommendation_is_based_on_the_busiest_day(lake: LakeBuilder) -> None:
+    tasks, queues = load_rows("mail", 600)
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
     lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, finished=1, completed=1, runs=[5])])
     report = build_report(lake, period("2026-11-22..2026-11-23"))

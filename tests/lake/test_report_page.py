@@ -1,4 +1,4 @@
-"""The page and the Markdown of a report: whole, self-contained, and nobody else's text is markup in them."""
+"""The HTML page and the Markdown of a report: complete, self-contained, and with all data escaped."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
     return make_report(lake.layout, period(days), created_at=datetime(2026, 11, 23, tzinfo=UTC))
 
 
-def full(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
-    """A report with something in every section."""
+def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
+    """Return a report with data in every section."""
     waits, runs = [10, 20, 3000], [100, 200, 4000]
     counts = {"enqueued": 5, "finished": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
     lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
     busy = {"busy_workers": 1.5, "utilisation": 0.5, "capacity": 3, "peak_workers": 2, "backlog_delta": 2}
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
-    of = {"queue": queue, "name": name, "dt": "2026-11-22"}
-    seen = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
+    key = {"queue": queue, "name": name, "dt": "2026-11-22"}
+    times = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
     ids = {"sample_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
-    lake.gold("errors_day", [{**of, "error_fingerprint": reason, "count": 1, **seen, **ids}])
-    judged = {"metric": "wait", "objective_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
-    lake.gold("slo_day", [{**of, **judged}])
-    spent = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
-    lake.gold("cost_day", [{**of, **spent}])
+    lake.gold("errors_day", [{**key, "error_fingerprint": reason, "count": 1, **times, **ids}])
+    slo = {"metric": "wait", "objective_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
+    lake.gold("slo_day", [{**key, **slo}])
+    cost = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
+    lake.gold("cost_day", [{**key, **cost}])
     lost = {"lost": 7, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
     lake.gaps([{"queue": queue, "after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
     return build_report(lake)
 
 
-class Parsed(HTMLParser):
-    """A page taken apart: its text, its tags, its scripts; a tag that is not closed fails the test."""
+class ParsedPage(HTMLParser):
+    """The texts, tags and scripts of a page. A tag that is not closed fails the test."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Parsed(HTMLParser):
 
 
 def test_a_page_has_every_section(lake: LakeBuilder) -> None:
-    text = Parsed(html(full(lake))).text
+    text = ParsedPage(html(full_report(lake))).text
     for expected in (
         "Jobs, 22 November 2026", "queue mail · 10:00 to 10:01 UTC · created 2026-11-23 00:00:00 UTC",
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
@@ -100,12 +100,12 @@ def test_a_page_has_every_section(lake: LakeBuilder) -> None:
 
 
 def test_a_page_is_well_formed_and_its_data_is_json(lake: LakeBuilder) -> None:
-    page = Parsed(html(full(lake)))
+    page = ParsedPage(html(full_report(lake)))
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     links = [attrs["href"] or "" for tag, attrs in page.tags if tag == "a"]
-    assert sorted(links) == sorted(f"#{one}" for one in ids)
+    assert sorted(links) == sorted(f"#{target}" for target in ids)
     payloads = [json.loads(script) for script in page.scripts[:-1]]
-    assert len(payloads) == 5, "all but the backlog, which nobody knows behind the gap"
+    assert len(payloads) == 5, "all charts but the backlog, which is unknown after the gap"
     assert payloads[0] == {
         "start": at("2026-11-22 10:00").timestamp(),
         "step": 60,
@@ -118,40 +118,40 @@ def test_a_page_is_well_formed_and_its_data_is_json(lake: LakeBuilder) -> None:
     }
 
 
-def test_a_page_asks_nobody_for_anything(lake: LakeBuilder) -> None:
-    text = html(full(lake))
-    page = Parsed(text)
+def test_a_page_loads_no_other_resources(lake: LakeBuilder) -> None:
+    text = html(full_report(lake))
+    page = ParsedPage(text)
     assert not re.search(r"https?:|url\(|@import|//[a-z]", text.replace("// A cursor", "").replace("data:", ""))
     loading = {"src", "srcset", "action", "background", "poster", "data"}
     assert [attrs for tag, attrs in page.tags if loading & attrs.keys() or tag in {"link", "base", "iframe"}] == []
 
 
-def test_no_script_but_the_page_s_own_may_run(lake: LakeBuilder) -> None:
-    page = Parsed(html(full(lake)))
+def test_the_security_policy_allows_only_the_script_of_the_page(lake: LakeBuilder) -> None:
+    page = ParsedPage(html(full_report(lake)))
     [policy] = [attrs["content"] or "" for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs]
     kinds = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
     assert kinds == ["application/json"] * 5 + [None]
-    own = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
-    assert f"script-src 'sha256-{own}'" in policy
+    digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'")
     assert [name for _, attrs in page.tags for name in attrs if name.startswith("on")] == []
 
 
-def test_names_and_reasons_are_text_in_a_page(lake: LakeBuilder) -> None:
-    plain = Parsed(html(full(LakeBuilder(lake.layout.root / "plain"))))
-    page = Parsed(html(full(lake, EVIL, EVIL.replace("/", "_"), EVIL)))
+def test_names_and_reasons_are_escaped_in_a_page(lake: LakeBuilder) -> None:
+    plain = ParsedPage(html(full_report(LakeBuilder(lake.layout.root / "plain"))))
+    page = ParsedPage(html(full_report(lake, EVIL, EVIL.replace("/", "_"), EVIL)))
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
     assert "<script>alert('x')</script>" in page.text
     assert "{{ 7*7 }}" in page.text
     assert "\\u202eevil" in page.text
-    assert "\u202e" not in html(full(LakeBuilder(lake.layout.root / "again"), EVIL))
+    assert "\u202e" not in html(full_report(LakeBuilder(lake.layout.root / "other"), EVIL))
     payload = json.loads(page.scripts[1])
     assert payload["lines"][0]["label"] == EVIL
 
 
-def test_names_and_reasons_are_text_in_markdown(lake: LakeBuilder) -> None:
-    plain = markdown(full(LakeBuilder(lake.layout.root / "plain")))
-    text = markdown(full(lake, EVIL, EVIL.replace("/", "_"), EVIL))
+def test_names_and_reasons_are_escaped_in_markdown(lake: LakeBuilder) -> None:
+    plain = markdown(full_report(LakeBuilder(lake.layout.root / "plain")))
+    text = markdown(full_report(lake, EVIL, EVIL.replace("/", "_"), EVIL))
     assert not re.search(r"[<>`\[\]]|http://", text.replace("> **", "").replace("\n>", ""))
     assert [line.count("|") for line in text.splitlines()] == [line.count("|") for line in plain.splitlines()]
     assert "&#60;script&#62;alert('x')" in text
@@ -161,7 +161,7 @@ def test_names_and_reasons_are_text_in_markdown(lake: LakeBuilder) -> None:
 
 
 def test_markdown_has_every_section(lake: LakeBuilder) -> None:
-    text = markdown(full(lake))
+    text = markdown(full_report(lake))
     for expected in (
         "# Jobs, 22 November 2026",
         "> **Incomplete: 1 minute**",
@@ -177,28 +177,28 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
         assert expected in text, expected
 
 
-def test_two_hundred_tasks_make_a_page_of_fifteen(lake: LakeBuilder) -> None:
+def test_a_page_about_200_tasks_shows_15_rows(lake: LakeBuilder) -> None:
     rows = [
         task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], finished=1, retried=1)
         for n in range(200)
     ]
     lake.gold("task_minute", rows)
     text = html(build_report(lake))
-    page = Parsed(text)
+    page = ParsedPage(text)
     assert "186 others" in page.text
-    assert page.text.count("task-199") == page.text.count("task-198") == 5  # both ranges, two legends, the retries
+    assert page.text.count("task-199") == page.text.count("task-198") == 5  # two ranges, two legends, the retries
     assert "task-000" not in text
     assert len(text) < 150_000
 
 
-def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> None:
+def test_long_tables_are_truncated_and_name_the_command_for_the_rest(lake: LakeBuilder) -> None:
     lost = {"lost": 1, "exact": True, "reason": "trimmed", "after_at": at("2026-11-22 10:00")}
     gaps = [{"after_id": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
-    judged = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
-    slos = [{**judged, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
+    slo = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
+    slos = [{**slo, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps(gaps).gold("slo_day", slos)
     report = build_report(lake)
-    for text in (Parsed(html(report)).text, markdown(report)):
+    for text in (ParsedPage(html(report)).text, markdown(report)):
         assert "40 others: bulltask pipeline report slo" in text
         assert "30 others: bulltask pipeline gaps" in text
         assert len(re.findall(r"task-\d\d", text)) == 20
@@ -206,9 +206,9 @@ def test_long_tables_are_cut_and_say_where_the_rest_is(lake: LakeBuilder) -> Non
         assert "task-09" not in text
 
 
-def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
+def test_a_page_about_one_task_has_all_sections(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, finished=1, completed=1)])
-    text = Parsed(html(build_report(lake))).text
+    text = ParsedPage(html(build_report(lake))).text
     for expected in (
         "No jobs failed.",
         "No attempts were retried",
@@ -219,46 +219,46 @@ def test_one_task_makes_a_whole_page(lake: LakeBuilder) -> None:
         assert expected in text, expected
 
 
-def test_minutes_in_which_jobs_were_only_added_make_a_page(lake: LakeBuilder) -> None:
+def test_a_page_can_be_created_without_attempts(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", enqueued=3)])
-    text = Parsed(html(build_report(lake))).text
+    text = ParsedPage(html(build_report(lake))).text
     assert "No attempts started or ended." in text
     assert "No attempts ran." in text
     assert "| added | █ | at most 3 |" in markdown(build_report(lake))
 
 
 @pytest.mark.parametrize("make", [html, markdown])
-def test_a_day_without_data_says_what_to_do_and_nothing_else(make: Callable[[Report], str], lake: LakeBuilder) -> None:
+def test_the_page_of_a_day_without_data_contains_only_advice(make: Callable[[Report], str], lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     text = make(build_report(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text
     assert "The lake has days from 2026-11-22 to 2026-11-22" in text
     assert "Throughput" not in text
-    lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # of 25 November
+    lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # on 25 November
     text = make(build_report(lake, "2026-11-25"))
     assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
 
 
-def test_a_page_without_gaps_says_so(lake: LakeBuilder) -> None:
+def test_a_page_without_gaps_has_no_alert(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     page = html(build_report(lake))
     assert "no events of this time" in page
     assert 'class="alert' not in page
 
 
-def test_a_reason_as_long_as_a_book_is_cut(lake: LakeBuilder) -> None:
-    page = html(full(lake, reason="x" * 1_000_000))
+def test_a_very_long_reason_is_truncated(lake: LakeBuilder) -> None:
+    page = html(full_report(lake, reason="x" * 1_000_000))
     assert len(page) < 4_000_000
     assert "x" * 5_000 not in re.search(r"<pre>(.*?)</pre>", page, re.DOTALL)[1]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("letters", [120, 5_000])
-def test_a_long_name_is_shortened_and_breaks_where_a_line_ends(lake: LakeBuilder, letters: int) -> None:
-    """A browser has shown it: the style lets every text break, and no name is longer than a few lines of a phone."""
-    report = full(lake, name="com.example." + "n" * letters, queue="queue." + "q" * 240)
-    page, text = Parsed(html(report)), markdown(report)
+def test_a_long_name_is_shortened_and_may_wrap(lake: LakeBuilder, letters: int) -> None:
+    """The style lets all text wrap, and no name takes more than a few lines on a phone."""
+    report = full_report(lake, name="com.example." + "n" * letters, queue="queue." + "q" * 240)
+    page, text = ParsedPage(html(report)), markdown(report)
     shown = [*page.texts, *text.splitlines(), *(attrs.get("aria-label") or "" for _, attrs in page.tags)]
     assert not any(re.search("n{121}|q{121}", line) for line in shown)
     assert any(line.startswith("com.example.nnn") and "n…n" in line for line in shown)
     assert re.search(r"body \{[^}]*overflow-wrap: anywhere", html(report))
-    assert sections.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "for programs it is whole"
+    assert sections.cost(report.costs).rows[0][1] == "com.example." + "n" * letters, "tables have the full name"

@@ -1,4 +1,4 @@
-"""The tables of a report, at their edges: no job, no price, no time, half a gap."""
+"""Edge cases of a report's tables: no job, no price, no time, an inexact gap."""
 
 from __future__ import annotations
 
@@ -29,40 +29,41 @@ def data(lake: LakeBuilder, days: Period = DAY) -> ReportData:
     return read(lake.layout, days)
 
 
-def column(grid: tables.ReportTable, name: str) -> list[Any]:
-    place = [one.name for one in grid.columns].index(name)
-    return [row[place] for row in grid.rows]
+def column(table: tables.ReportTable, name: str) -> list[Any]:
+    index = [column.name for column in table.columns].index(name)
+    return [row[index] for row in table.rows]
 
 
-def test_the_most_expensive_task_comes_first_and_a_task_without_jobs_has_no_cost_per_job(lake: LakeBuilder) -> None:
+def test_costs_are_sorted_and_tasks_without_jobs_have_no_cost_per_job(lake: LakeBuilder) -> None:
     row = {"queue": "mail", "dt": "2026-11-22", "attempts": 1, "jobs": 1, "busy_s": 10.0, "wasted_s": 5.0}
     lake.gold(
         "cost_day",
         [
             {**row, "name": "long", "busy_s": 99.0, "cost": Decimal(1)},
-            {**row, "name": "dear", "cost": Decimal(2)},
+            {**row, "name": "costly", "cost": Decimal(2)},
             {**row, "name": "no-job", "jobs": 0, "busy_s": 0.5, "wasted_s": 0.25, "cost": Decimal("0.5")},
         ],
     )
-    found = sections.costs(data(lake))
-    assert [(one.name, one.per_job) for one in found] == [("dear", Decimal(2)), ("long", Decimal(1)), ("no-job", None)]
-    assert [one.wasted for one in found] == [0.5, 5 / 99, 0.5]
+    costs = sections.costs(data(lake))
+    assert [cost.name for cost in costs] == ["costly", "long", "no-job"]
+    assert [cost.per_job for cost in costs] == [Decimal(2), Decimal(1), None]
+    assert [cost.wasted for cost in costs] == [0.5, 5 / 99, 0.5]
 
 
-def test_tasks_that_only_stalled_are_among_the_retries(lake: LakeBuilder) -> None:
+def test_the_table_of_retries_includes_tasks_that_only_stalled(lake: LakeBuilder) -> None:
     counts: list[dict[str, Any]] = [{name: 1} for name in ("retried", "stalled", "waiting_children")]
-    lake.gold("task_minute", [task_minute("10:00", *one, **one) for one in counts])
+    lake.gold("task_minute", [task_minute("10:00", *count, **count) for count in counts])
     assert set(column(sections.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
 
 
-def test_a_lower_bound_is_marked_as_such(lake: LakeBuilder) -> None:
+def test_an_inexact_gap_is_shown_as_a_lower_bound(lake: LakeBuilder) -> None:
     gap = {"lost": 1, "reason": "gone", "after_at": at("2026-11-22 10:00"), "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{**gap, "after_id": "1-0", "exact": False}, {**gap, "after_id": "2-0", "exact": True, "lost": 2}])
     shown = sections.gaps(data(lake))
     assert sorted(zip(column(shown, "lost"), column(shown, "exact"), strict=True)) == [(1, "at least"), (2, "exact")]
 
 
-def test_of_the_jobs_that_failed_alike_five_are_named_the_latest_first(lake: LakeBuilder) -> None:
+def test_a_failure_lists_the_ids_of_its_five_latest_jobs(lake: LakeBuilder) -> None:
     row = {"queue": "mail", "name": "send", "error_fingerprint": "no", "count": 3}
     for day, ids in ((21, ["c", "b", "a"]), (22, ["f", "e", "d"])):
         lake.gold("errors_day", [{**row, "last_seen": at(f"2026-11-{day}"), "sample_job_ids": ids}])
@@ -70,20 +71,20 @@ def test_of_the_jobs_that_failed_alike_five_are_named_the_latest_first(lake: Lak
     assert failure.sample_job_ids == ["f", "e", "d", "c", "b"]
 
 
-def test_a_minute_that_only_the_queue_s_table_calls_incomplete_is_incomplete(lake: LakeBuilder) -> None:
+def test_a_minute_that_is_only_incomplete_in_the_capacity_table_counts(lake: LakeBuilder) -> None:
     lake.gold("capacity_minute", [queue_minute("10:07", complete=False)])
     assert data(lake).incomplete == {"mail": {int(at("2026-11-22 10:07").timestamp()) // 60}}
 
 
-def test_days_without_gold_tables_are_known(lake: LakeBuilder) -> None:
+def test_days_without_gold_tables_are_listed(lake: LakeBuilder) -> None:
     for day in (20, 22):
         lake.attempts([{"job_id": "1", "outcome": "failed", "ended_at": at(f"2026-11-{day}")}])
-    found = data(lake, period("2026-11-20..2026-11-22"))
-    assert found.unbuilt == [date(2026, 11, 20)]
-    assert found.day_range == (date(2026, 11, 20), date(2026, 11, 22))
+    result = data(lake, period("2026-11-20..2026-11-22"))
+    assert result.unbuilt == [date(2026, 11, 20)]
+    assert result.day_range == (date(2026, 11, 20), date(2026, 11, 22))
 
 
-def test_gold_was_built_when_its_last_day_was(lake: LakeBuilder) -> None:
+def test_the_build_time_of_gold_is_that_of_its_last_day(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute(at("2026-11-21 10:00"), finished=1)])
     for day, built in ((21, 2_000), (22, 1_000)):
         os.utime(lake.layout.day(TASK_MINUTE, date(2026, 11, day)), (built, built))

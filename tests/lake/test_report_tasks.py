@@ -1,4 +1,4 @@
-"""What a report shows of its tasks: which of them, how many attempts, in which charts."""
+"""The tasks of a report: their selection, attempts and charts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
 
 
-def test_an_attempt_that_waits_for_children_is_an_attempt_and_others_of_several_queues_are_of_none(
-    lake: LakeBuilder,
-) -> None:
+def test_attempts_of_all_outcomes_are_counted(lake: LakeBuilder) -> None:
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
     shown = top_with_others(by_task(read(lake.layout, DAY)))
-    assert [(one.queue, one.attempts) for one in shown[:2]] == [("q0", 15), ("q1", 15)]
+    assert [(task.queue, task.attempts) for task in shown[:2]] == [("q0", 15), ("q1", 15)]
     assert (shown[-1].label, shown[-1].queue, shown[-1].attempts) == ("3 others", None, 45)
     assert len(shown) == MAX_TASKS
 
 
-def test_a_task_of_which_nothing_happened_has_no_line(lake: LakeBuilder) -> None:
+def test_a_task_without_activity_has_no_line(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1), task_minute("10:00", "idle")])
     assert read(lake.layout, DAY).shown == [("mail", "send")]
 
 
-def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:
+def test_workers_are_recommended_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
     other = at("2026-11-21 10:00")
     lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
@@ -39,12 +37,12 @@ def test_workers_are_counted_for_the_day_with_the_most_work(lake: LakeBuilder) -
     assert recommendations.peak_minute == at("2026-11-22 10:00")
 
 
-def test_the_chart_of_runs_is_of_runs(lake: LakeBuilder) -> None:
+def test_the_charts_of_waits_and_of_runs_differ(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
     assert (values(build_report(lake), "wait"), values(build_report(lake), "run")) == ({"send": [20]}, {"send": [50]})
 
 
-def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(lake: LakeBuilder) -> None:
+def test_the_throughput_chart_is_shown_also_without_added_or_ended_jobs(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20])])
     report = build_report(lake)
     assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
@@ -52,6 +50,6 @@ def test_the_throughput_is_charted_also_where_no_job_was_added_and_none_ended(la
 
 
 @pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])
-def test_a_day_ends_at_24_not_at_0(lake: LakeBuilder, minute: str, covered: str) -> None:
+def test_the_covered_time_of_a_day_ends_at_24_00(lake: LakeBuilder, minute: str, covered: str) -> None:
     lake.gold("task_minute", [task_minute(minute, finished=1)])
     assert build_report(lake).covered == covered

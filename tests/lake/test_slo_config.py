@@ -1,4 +1,4 @@
-"""Objectives, prices and capacities: from code and from a file, and what is said of wrong ones."""
+"""Objectives, prices and capacities from code and from a file, and their validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bulltask.lake.slo_config import Objective, SLOConfig, read_slo_config
 GOOD: dict[str, Any] = {"metric": "wait", "within": 2.0, "target": 0.99}
 
 
-def written(path: Path, text: str) -> Path:
+def write(path: Path, text: str) -> Path:
     path.write_text(text, "utf-8")
     return path
 
@@ -36,13 +36,13 @@ def test_a_file_is_equivalent_to_code(tmp_path: Path) -> None:
         target = 0.9
         name = "mail.*"
     """
-    found = read_slo_config(written(tmp_path / "slo.toml", text))
-    assert found.objectives == (
+    config = read_slo_config(write(tmp_path / "slo.toml", text))
+    assert config.objectives == (
         Objective("wait", within=2, target=0.99, queue="emails"),
         Objective("total", within=0.5, target=0.9, name="mail.*"),
     )
-    assert found.prices == {"images": Decimal("0.9"), "*": Decimal("0.1")}
-    assert found.capacities == {"*": 16}
+    assert config.prices == {"images": Decimal("0.9"), "*": Decimal("0.1")}
+    assert config.capacities == {"*": 16}
 
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
@@ -51,23 +51,23 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
 @pytest.mark.parametrize(
     "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
 )
-def test_the_examples_of_the_module_and_of_the_page_are_right(tmp_path: Path, example: str) -> None:
-    found = read_slo_config(written(tmp_path / "slo.toml", example))
-    assert found.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
-    assert (found.prices, found.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
+def test_the_examples_of_the_module_and_of_the_page_are_valid(tmp_path: Path, example: str) -> None:
+    config = read_slo_config(write(tmp_path / "slo.toml", example))
+    assert config.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
+    assert (config.prices, config.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
 
 
-def test_nothing_given_is_no_objective_no_price_and_no_capacity(tmp_path: Path) -> None:
-    for empty in (SLOConfig(), read_slo_config(written(tmp_path / "slo.toml", ""))):
+def test_an_empty_configuration_has_no_objectives_prices_or_capacities(tmp_path: Path) -> None:
+    for empty in (SLOConfig(), read_slo_config(write(tmp_path / "slo.toml", ""))):
         assert (empty.objectives, empty.prices, empty.capacities) == ((), {}, {})
 
 
-def test_a_length_of_time_may_be_a_timedelta() -> None:
+def test_the_duration_of_an_objective_may_be_a_timedelta() -> None:
     assert Objective("run", within=timedelta(minutes=1), target=0.5).within_ms == 60_000
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("fields", "message"),
     [
         ({"metric": "waits"}, r"metric must be one of wait, run, total, not 'waits'; did you mean 'wait'"),
         ({"within": 0}, r"within must be at least 0.001 s, not 0"),
@@ -78,13 +78,13 @@ def test_a_length_of_time_may_be_a_timedelta() -> None:
         ({"name": 7}, r"name must be a string"),
     ],
 )
-def test_an_invalid_objective_is_named(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Objective(**GOOD | wrong)
+def test_an_invalid_field_of_an_objective_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Objective(**GOOD | fields)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("fields", "message"),
     [
         ({"price_per_hour": -1}, "price_per_hour must be a number from 0"),
         ({"price_per_hour": {"mail": "much"}}, "price_per_hour of 'mail' must be a number from 0"),
@@ -95,13 +95,13 @@ def test_an_invalid_objective_is_named(wrong: dict[str, Any], said: str) -> None
         ({"objectives": [GOOD]}, "objectives must be instances of"),
     ],
 )
-def test_an_invalid_configuration_is_named(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        SLOConfig(**wrong)
+def test_an_invalid_field_of_a_configuration_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SLOConfig(**fields)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[objective]]\nmetric='wait'\nwithin=2\n", r"objective 1: target is missing"),
         ("[[objective]]\nmetric='wait'\nwithin=2\ntraget=0.9\n", r"objective 1: 'traget' is unknown.*'target'"),
@@ -116,12 +116,12 @@ def test_an_invalid_configuration_is_named(wrong: dict[str, Any], said: str) -> 
         ("capacity = ", r"at end of document"),
     ],
 )
-def test_an_invalid_file_is_named_with_its_error(tmp_path: Path, text: str, said: str) -> None:
-    path = written(tmp_path / "slo.toml", text)
-    with pytest.raises(ConfigError, match=rf"^{path}: .*{said}"):
+def test_an_invalid_file_is_rejected_with_its_name_and_error(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "slo.toml", text)
+    with pytest.raises(ConfigError, match=rf"^{path}: .*{message}"):
         read_slo_config(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml.*No such file"):
         read_slo_config(tmp_path / "none.toml")

@@ -1,4 +1,4 @@
-"""Files of a batch on their way into the tables."""
+"""Files of a batch, from staging to the tables."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def gaps(*rows: tuple[str, str, int]) -> pa.Table:
-    made = [{"dt": dt, "queue": queue, "lost": lost, "after_id": "0-0", "detected_at": AT} for dt, queue, lost in rows]
-    return pa.Table.from_pylist(made, arrow_schema(GAPS))
+    fields = {"after_id": "0-0", "detected_at": AT}
+    records = [{"dt": dt, "queue": queue, "lost": lost, **fields} for dt, queue, lost in rows]
+    return pa.Table.from_pylist(records, arrow_schema(GAPS))
 
 
 def test_rows_in_any_order_are_published_as_one_file_for_each_day_and_queue(tmp_path: Path) -> None:
@@ -39,11 +40,11 @@ def test_rows_in_any_order_are_published_as_one_file_for_each_day_and_queue(tmp_
     ]
     assert pq.read_schema(layout.table(GAPS) / files[0]).names == [column.name for column in GAPS.columns]
     reader = TableReader(layout)
-    rows = reader.over(GAPS, reader.days(GAPS), lambda batches: [row for one in batches for row in one.to_pylist()])
+    rows = reader.over(GAPS, reader.days(GAPS), lambda batches: [row for batch in batches for row in batch.to_pylist()])
     assert sorted((row["dt"], row["queue"], row["lost"]) for row in rows) == sorted(written)
 
 
-def test_no_rows_are_no_files(tmp_path: Path) -> None:
+def test_a_batch_without_rows_publishes_no_files(tmp_path: Path) -> None:
     staging = Staging(Layout(tmp_path), "3f0c2a91-00000001")
     staging.write(GAPS, gaps())
     staging.publish((GAPS,))
@@ -51,19 +52,19 @@ def test_no_rows_are_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queue", [string.printable, "é \U0001f600", "{mail}", "100%", "a=b", "x+y z"])
-def test_a_partitions_name_says_its_value_and_is_one_directory(queue: str) -> None:
+def test_a_partition_name_is_one_directory_and_encodes_its_value(queue: str) -> None:
     name = partition_name("queue", queue)
     assert "/" not in name
     assert partition_value(name) == queue
 
 
-def test_a_new_try_starts_empty_and_publishes_all_tables(tmp_path: Path) -> None:
+def test_a_repeated_batch_starts_empty_and_publishes_all_tables(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     Staging(layout, "3f0c2a91-00000001").write(GAPS, gaps(("2026-11-22", "b", 1)))
-    again = Staging(layout, "3f0c2a91-00000001")
+    repeated = Staging(layout, "3f0c2a91-00000001")
     assert list(tmp_path.rglob("*.parquet")) == []
-    again.write(GAPS, gaps(("2026-11-22", "b", 1)))
+    repeated.write(GAPS, gaps(("2026-11-22", "b", 1)))
     jobs = [{"dt": "2026-11-22", "queue": "b", "job_id": "1", "as_of": AT}]
-    again.write(JOBS, pa.Table.from_pylist(jobs, arrow_schema(JOBS)))
-    again.publish((GAPS, JOBS))
+    repeated.write(JOBS, pa.Table.from_pylist(jobs, arrow_schema(JOBS)))
+    repeated.publish((GAPS, JOBS))
     assert [len(list(layout.table(table).rglob("*.parquet"))) for table in (GAPS, JOBS)] == [1, 1]

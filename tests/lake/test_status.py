@@ -1,4 +1,4 @@
-"""The status of a pipeline, put together from the ledger's head and from what Redis says."""
+"""The status of a pipeline, from the ledger's head and the streams in Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bulltask.lake.stream_retention import StreamRetention
 
 HEAD = BatchRecord(
     "3f0c2a91-00000001", number=2, queues={"mail": QueueRecord(events=3, lost=1)}, ends={"mail": "9-0"},
-    lost={"mail": 4, "gone": 7}, steps_ms={"bronze": 1_200, "publish": 300},
+    lost={"mail": 4, "deleted": 7}, steps_ms={"bronze": 1_200, "publish": 300},
 )  # fmt: skip
 
 
@@ -19,23 +19,24 @@ HEAD = BatchRecord(
     [
         (10_000, 200, 10.0, 980.0),
         (10_000, 10_000, 10.0, 0.0),
-        (100, 150, 10.0, 0.0),  # Redis trims when it likes: a stream may be longer than its limit
-        (100, 0, None, None),  # nobody knows how soon, where the rate is not known
+        (100, 150, 10.0, 0.0),  # Redis trims approximately: a stream may be longer than its limit
+        (100, 0, None, None),  # unknown without a rate
     ],
 )
-def test_a_ring_holds_for_as_long_as_it_has_room(
+def test_the_headroom_of_a_queue_depends_on_its_lag_limit_and_rate(
     limit: int, behind: int, rate: float | None, left_s: float | None
 ) -> None:
-    found = status_of("/data/lake", HEAD, {"mail": Lag(StreamRetention("mail", behind, limit, rate), behind, 1.0)})
-    assert {one.queue: one.headroom_s for one in found.queues} == {"mail": left_s, "gone": None}
+    status = status_of("/data/lake", HEAD, {"mail": Lag(StreamRetention("mail", behind, limit, rate), behind, 1.0)})
+    assert {queue.queue: queue.headroom_s for queue in status.queues} == {"mail": left_s, "deleted": None}
 
 
-def test_a_status_adds_up_what_was_ever_lost_and_the_steps_of_the_last_batch() -> None:
-    found = status_of("/data/lake", HEAD, {})
-    assert (found.batches, found.events, found.lost, found.batch_s) == (2, 3, 11, 1.5)
-    assert [(one.queue, one.last_id, one.lost) for one in found.queues] == [("gone", None, 7), ("mail", "9-0", 4)]
+def test_the_status_adds_up_lost_events_and_the_steps_of_the_last_batch() -> None:
+    status = status_of("/data/lake", HEAD, {})
+    assert (status.batches, status.events, status.lost, status.batch_s) == (2, 3, 11, 1.5)
+    queues = [(queue.queue, queue.last_id, queue.lost) for queue in status.queues]
+    assert queues == [("deleted", None, 7), ("mail", "9-0", 4)]
 
 
-def test_before_the_first_batch_there_is_nothing_to_add_up() -> None:
-    found = status_of("/data/lake", None, {})
-    assert (found.batches, found.written_at, found.batch_s, found.lost, found.queues) == (0, None, None, 0, [])
+def test_the_status_before_the_first_batch_is_empty() -> None:
+    status = status_of("/data/lake", None, {})
+    assert (status.batches, status.written_at, status.batch_s, status.lost, status.queues) == (0, None, None, 0, [])

@@ -1,4 +1,4 @@
-"""The lake's tables and directories: what all who write and read them rely on."""
+"""The lake's tables and directories, on which all writers and readers rely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
 
 @every_table
-def test_a_table_has_each_column_once_and_its_key_among_them(table: Table) -> None:
+def test_a_table_has_unique_columns_which_include_its_key(table: Table) -> None:
     names = [column.name for column in table.columns]
     assert len(set(names + list(table.partitions))) == len(names) + len(table.partitions)
     assert set(table.key) <= {*names, *table.partitions}
@@ -25,7 +25,7 @@ def test_a_table_has_each_column_once_and_its_key_among_them(table: Table) -> No
 
 
 @every_table
-def test_arrow_and_spark_have_the_same_columns_of_the_same_types(table: Table) -> None:
+def test_arrow_and_spark_have_the_same_columns_and_types(table: Table) -> None:
     from bulltask.spark.tables.lake_tables import spark_schema  # noqa: PLC0415 - imports pyspark
 
     kinds = {
@@ -37,27 +37,27 @@ def test_arrow_and_spark_have_the_same_columns_of_the_same_types(table: Table) -
     assert arrow == [(field.name, field.dataType.simpleString()) for field in spark_schema(table).fields]
 
 
-def test_tables_and_directories_can_be_named_without_arrow() -> None:
+def test_tables_and_layout_do_not_import_pyarrow() -> None:
     program = "import bulltask.lake.tables, bulltask.lake.layout, sys; print('pyarrow' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
-    assert ran.stdout.strip() == "False"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    assert run.stdout.strip() == "False"
 
 
-def test_a_batch_that_runs_again_writes_under_the_same_name_and_a_new_checkpoint_under_another() -> None:
+def test_the_ingest_id_consists_of_the_query_and_the_batch() -> None:
     assert ingest_id("3f0c2a91-77aa-4c1e-a0f0-000000000000", 17) == "3f0c2a91-00000017"
     assert ingest_id("4f0c2a91-77aa-4c1e-a0f0-000000000000", 17) != ingest_id("3f0c2a91-77aa-4c1e-a0f0-0000000000", 17)
 
 
-def test_the_files_of_one_write_are_found_and_removed_and_no_others(tmp_path: Path) -> None:
+def test_only_the_files_of_the_given_ingest_id_are_removed(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     kept = layout.day(EVENTS, date(2026, 11, 22)) / "queue=%7Bmail%7D" / "ingest_id=b"
-    gone = [kept.parent / "ingest_id=a", layout.day(ATTEMPTS, date(2026, 11, 21)) / "queue=x" / "ingest_id=a"]
+    removed = [kept.parent / "ingest_id=a", layout.day(ATTEMPTS, date(2026, 11, 21)) / "queue=x" / "ingest_id=a"]
     minutes = layout.day(TASK_MINUTE, date(2026, 11, 22))
-    for path in (kept, *gone, minutes, layout.table(EVENTS) / "_temporary" / "queue=x" / "ingest_id=a"):
+    for path in (kept, *removed, minutes, layout.table(EVENTS) / "_temporary" / "queue=x" / "ingest_id=a"):
         path.mkdir(parents=True)
-    assert list(layout.written_directories(EVENTS, "a")) == [gone[0]]
+    assert list(layout.written_directories(EVENTS, "a")) == [removed[0]]
     layout.remove("a")
-    assert [path.exists() for path in (kept, *gone, minutes)] == [True, False, False, True]
+    assert [path.exists() for path in (kept, *removed, minutes)] == [True, False, False, True]
     assert (layout.table(EVENTS) / "_temporary").exists()
     assert layout.days(EVENTS) == [date(2026, 11, 22)]
     assert partition_value(kept.parent.name) == "{mail}"
