@@ -59,8 +59,8 @@ class BatchLake:
 
     def _look_up(self, jobs: pa.Table) -> pa.Table | None:
         self.looked_up += jobs.num_rows
-        found = self.bronze.join(jobs, ["queue", "job_id"], join_type="left semi")
-        return found if found.num_rows else None
+        earlier = self.bronze.join(jobs, ["queue", "job_id"], join_type="left semi")
+        return earlier if earlier.num_rows else None
 
 
 def split_randomly(events: list[LifecycleEvent], pieces: int, rng: random.Random) -> list[list[LifecycleEvent]]:

@@ -19,13 +19,13 @@ class Generation:
 
     Attributes:
         ids: The ids of all entries that were added.
-        known: The number of entries at the time of a reader's last look.
-        looked: Whether a reader has seen this stream.
+        known: The number of entries when a reader last read the stream's state.
+        is_known: Whether a reader has read the state of this stream.
     """
 
     ids: list[StreamId] = field(default_factory=list)
     known: int = 0
-    looked: bool = False
+    is_known: bool = False
 
 
 class RandomStreams:
@@ -50,7 +50,7 @@ class RandomStreams:
         """Create a queue, mostly with some events."""
         self.generations[queue] = [Generation()]
         self.add(queue)
-        self.generations[queue][0].looked = True  # no reader can confuse it with an older generation
+        self.generations[queue][0].is_known = True  # no reader can confuse it with an older generation
 
     def add(self, queue: str) -> None:
         """Add up to eight events in one or several milliseconds, sometimes with BullMQ's trimming."""
@@ -61,7 +61,7 @@ class RandomStreams:
                 self._ms += rng.randrange(3)
                 last = generation.ids[-1] if generation.ids else BEGINNING
                 entry = StreamId(self._ms, last.seq + 1 if last.ms == self._ms else 0)
-                max_length = rng.randrange(12) if generation.looked and rng.random() < 0.1 else None
+                max_length = rng.randrange(12) if generation.is_known and rng.random() < 0.1 else None
                 words = {"event": "stalled", "jobId": str(number)}
                 pipe.xadd(_key(queue), words, id=str(entry), maxlen=max_length, approximate=False)  # type: ignore[arg-type]
                 generation.ids.append(entry)
@@ -69,7 +69,7 @@ class RandomStreams:
 
     def trim(self, queue: str) -> None:
         """Remove the oldest entries, unless no reader has seen this generation yet."""
-        if self.generations[queue][-1].looked:
+        if self.generations[queue][-1].is_known:
             self._client.xtrim(_key(queue), maxlen=self._rng.randrange(10), approximate=False)
 
     def delete(self, queue: str) -> None:
@@ -96,11 +96,11 @@ class RandomStreams:
         """Return the current generation and number of entries of each queue."""
         return {queue: (generations[-1], len(generations[-1].ids)) for queue, generations in self.generations.items()}
 
-    def mark_read(self, found: dict[str, tuple[Generation, int]], *, counting: bool = True) -> None:
+    def mark_read(self, current: dict[str, tuple[Generation, int]], *, counting: bool = True) -> None:
         """Record what a reader has seen, unless the stream was deleted in the meantime."""
-        for queue, (generation, count) in found.items():
+        for queue, (generation, count) in current.items():
             if generation is self.generations[queue][-1]:
-                generation.looked = generation.looked or count > 0
+                generation.is_known = generation.is_known or count > 0
                 generation.known = max(generation.known, count) if counting else generation.known
 
     def lost_unread(self, queue: str) -> int:

@@ -83,22 +83,22 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     jobs = [(row["queue"], row["job_id"], row["name"], row["state"]) for row in rows_of(layout, JOBS)]
     assert Counter(jobs) == Counter((*key, name, expected_state(name, order)) for key, (name, order) in known.items())
     attempts = [(row["queue"], row["job_id"], row["outcome"]) for row in rows_of(layout, ATTEMPTS)]
-    wanted = [(*key, outcome) for key, call in known.items() for outcome in expected_outcomes(*call)]
-    more = Counter(attempts) - Counter(wanted)
-    assert not Counter(wanted) - Counter(attempts)
-    assert {outcome for _, _, outcome in more} <= {"stalled", "retry"}
-    assert more.total() < count / 10
+    expected = [(*key, outcome) for key, call in known.items() for outcome in expected_outcomes(*call)]
+    additional = Counter(attempts) - Counter(expected)
+    assert not Counter(expected) - Counter(attempts)
+    assert {outcome for _, _, outcome in additional} <= {"stalled", "retry"}
+    assert additional.total() < count / 10
     events = Counter((row["queue"], row["event_id"]) for row in rows_of(layout, EVENTS))
     assert events == Counter((queue, entry) for queue in set(QUEUES.values()) for entry in _entries(client, queue))
     minutes = rows_of(layout, TASK_MINUTE)
     for name in QUEUES:
         calls = [expected_outcomes(*call) for call in known.values() if call[0] == name]
-        wanted_sums = Counter({"enqueued": len(calls), "finished": len(calls)})
-        wanted_sums.update({"retry": "retried"}.get(one, one) for call in calls for one in call)
-        additional = [key for key in more.elements() if known[key[0], key[1]][0] == name]
-        wanted_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in additional)
-        found = {column: sum(row[column] for row in minutes if row["name"] == name) for column in wanted_sums}
-        assert found == wanted_sums, name
+        expected_sums = Counter({"enqueued": len(calls), "finished": len(calls)})
+        expected_sums.update({"retry": "retried"}.get(outcome, outcome) for call in calls for outcome in call)
+        additional_of_task = [key for key in additional.elements() if known[key[0], key[1]][0] == name]
+        expected_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in additional_of_task)
+        sums = {column: sum(row[column] for row in minutes if row["name"] == name) for column in expected_sums}
+        assert sums == expected_sums, name
     failed = sum(expected_outcomes(*call).count("failed") for call in known.values())
     assert sum(row["count"] for row in rows_of(layout, ERRORS_DAY)) == failed > 0
 
@@ -123,27 +123,29 @@ def expected_outcomes(name: str, order: int) -> list[str]:
 
 def jobs_in(client: redis.Redis) -> dict[tuple[str, str], tuple[str, int]]:
     """Return the name and order number of each finished job in Redis, by queue and id."""
-    found: dict[tuple[str, str], tuple[str, int]] = {}
+    jobs: dict[tuple[str, str], tuple[str, int]] = {}
     for queue in set(QUEUES.values()):
-        ids: list[Any] = [one for end in ("completed", "failed") for one in client.zrange(_key(queue, end), 0, -1)]
+        ids: list[Any] = [
+            job_id for end in ("completed", "failed") for job_id in client.zrange(_key(queue, end), 0, -1)
+        ]
         with client.pipeline(transaction=False) as pipe:
             for job_id in ids:
                 pipe.hmget(_key(queue, job_id), "name", "data")
             for job_id, (name, data) in zip(ids, pipe.execute(), strict=True):
-                found[queue, job_id] = name, json.loads(data)["order"]
-    return found
+                jobs[queue, job_id] = name, json.loads(data)["order"]
+    return jobs
 
 
 def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = (
+    rows: list[dict[str, Any]] = (
         ds.dataset(layout.table(table), arrow_schema(table), "parquet", partitioning="hive").to_table().to_pylist()
     )
-    return found
+    return rows
 
 
 def _entries(client: redis.Redis, queue: str) -> list[str]:
     entries: Any = client.xrange(_key(queue, "events"))
-    return [entry for entry, _ in entries]
+    return [entry_id for entry_id, _ in entries]
 
 
 def _key(queue: str, name: str) -> str:

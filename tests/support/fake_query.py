@@ -35,19 +35,20 @@ class FakeQuery:
         return self._json(self.reader.latestOffset(self.offset, limit))
 
     def read(self, end: Any) -> list[dict[str, Any]]:
-        found = []
+        rows = []
         for part in self.reader.partitions(self.offset, end):
-            reader, piece = cloudpickle.loads(cloudpickle.dumps((self.reader, part)))
-            for batch in reader.read(piece):
-                found += batch.to_pylist()
-        return found
+            reader, partition = cloudpickle.loads(cloudpickle.dumps((self.reader, part)))
+            for batch in reader.read(partition):
+                rows += batch.to_pylist()
+        return rows
 
     def batch(self, max_rows: int | None = None) -> bool:
+        """Plan and read a batch; return whether the offset has advanced."""
         end = self.plan(max_rows)
-        moved: bool = end != self.offset
+        progressed: bool = end != self.offset
         self.rows += self.read(end)
         self.offset = end
-        return moved
+        return progressed
 
     def run_until_idle(self) -> None:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""The gold tables computed row by row in plain Python from their definitions; and random histories."""
+"""The gold tables, computed row by row in plain Python from their definitions, and random histories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["History", "Oracle", "random_history"]
 
 Row = dict[str, Any]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
-ENDED = {
+COUNTER_OF_OUTCOME = {
     "completed": "completed", "failed": "failed", "retry": "retried", "stalled": "stalled",
     "waiting-children": "waiting_children",
 }  # fmt: skip
@@ -28,7 +28,7 @@ ENDED = {
 
 @dataclass
 class History:
-    """Rows of bronze and silver, only the latest of each key."""
+    """Rows of bronze and silver; only the latest row of each key."""
 
     added: list[Row] = field(default_factory=list)
     attempts: list[Row] = field(default_factory=list)
@@ -49,7 +49,7 @@ def day_of(at: datetime) -> str:
 
 
 def overlap(row: Row, start: datetime, length: timedelta) -> int:
-    """Return for how many milliseconds of a minute or a day an attempt ran."""
+    """Return how many milliseconds of a minute or a day an attempt ran."""
     if row["started_at"] is None or row["ended_at"] is None:
         return 0
     return max(ms(min(row["ended_at"], start + length) - max(row["started_at"], start)), 0)
@@ -66,15 +66,15 @@ def steps_of(row: Row) -> Iterable[datetime]:
 
 def overlapping_gaps(gaps: list[Row], queue: str, start: datetime, length: timedelta) -> list[Row]:
     """Return the gaps of a queue that overlap a minute or a day."""
-    found = []
+    overlapping = []
     for gap in gaps:
         until = gap["first_at"] or gap["detected_at"]
         since = gap["after_at"]
         if since is not None:
             until = max(until, since)
         if gap["queue"] == queue and until >= start and (since is None or since < start + length):
-            found.append(gap)
-    return found
+            overlapping.append(gap)
+    return overlapping
 
 
 def makes_row(gap: Row, minute: datetime) -> bool:
@@ -88,10 +88,10 @@ def nearest_rank(values: Sequence[int], fraction: float) -> int | None:
 
 
 def counts(values: Iterable[int]) -> dict[int, int]:
-    found: defaultdict[int, int] = defaultdict(int)
+    buckets: defaultdict[int, int] = defaultdict(int)
     for value in values:
-        found[bucket_of(value)] += 1
-    return dict(sorted(found.items()))
+        buckets[bucket_of(value)] += 1
+    return dict(sorted(buckets.items()))
 
 
 class Oracle:
@@ -114,24 +114,24 @@ class Oracle:
 
     def _keys(self) -> set[tuple[str, str | None, datetime]]:
         """Return every minute of a task that has a row."""
-        mean_and_variance = [(row, row["event_at"]) for row in self.history.added]
-        mean_and_variance += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
-        mean_and_variance += [(row, step) for row in self.history.attempts for step in steps_of(row)]
-        mean_and_variance += [(row, finished_or_removed_at(row)) for row in self.history.jobs]
-        keys = {(row["queue"], row["name"], minute_of(at)) for row, at in mean_and_variance if self.has(at)}
+        times = [(row, row["event_at"]) for row in self.history.added]
+        times += [(row, row[end]) for row in self.history.attempts for end in ("started_at", "ended_at")]
+        times += [(row, step) for row in self.history.attempts for step in steps_of(row)]
+        times += [(row, finished_or_removed_at(row)) for row in self.history.jobs]
+        keys = {(row["queue"], row["name"], minute_of(at)) for row, at in times if self.has(at)}
         for start in (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in self.days):
             for minute in (start + number * MINUTE for number in range(1440)):
                 keys |= {(gap["queue"], None, minute) for gap in self.history.gaps if makes_row(gap, minute)}
         return keys
 
     def _minute(self, queue: str, name: str | None, minute: datetime) -> Row:
-        def its(rows: list[Row]) -> list[Row]:
+        def of_task(rows: list[Row]) -> list[Row]:
             return [row for row in rows if (row["queue"], row["name"]) == (queue, name)]
 
         def at(value: datetime | None) -> bool:
             return value is not None and minute_of(value) == minute
 
-        attempts, jobs = its(self.history.attempts), its(self.history.jobs)
+        attempts, jobs = of_task(self.history.attempts), of_task(self.history.jobs)
         started = [row for row in attempts if at(row["started_at"])]
         ended = [row for row in attempts if at(row["ended_at"])]
         waits = [row["wait_ms"] for row in started if row["wait_ms"] is not None]
@@ -140,9 +140,9 @@ class Oracle:
         wasted = [row for row in attempts if row["outcome"] in {"failed", "retry", "stalled"}]
         return {
             "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
-            "enqueued": sum(at(row["event_at"]) for row in its(self.history.added)),
+            "enqueued": sum(at(row["event_at"]) for row in of_task(self.history.added)),
             "started": len(started),
-            **{counter: sum(row["outcome"] == word for row in ended) for word, counter in ENDED.items()},
+            **{counter: sum(row["outcome"] == word for row in ended) for word, counter in COUNTER_OF_OUTCOME.items()},
             "finished": sum(at(row["finished_at"]) for row in jobs),
             "removed": sum(row["state"] == "removed" and at(row["as_of"]) for row in jobs),
             "busy_ms": sum(overlap(row, minute, MINUTE) for row in attempts),
@@ -157,18 +157,20 @@ class Oracle:
         for row in minutes:
             of_queue[row["queue"], row["minute"]].append(row)
         rows = []
-        for (queue, minute), its in of_queue.items():
-            total = {name: sum(row[name] for row in its) for name in ("enqueued", "finished", "removed", "busy_ms")}
+        for (queue, minute), tasks in of_queue.items():
+            total = {name: sum(row[name] for row in tasks) for name in ("enqueued", "finished", "removed", "busy_ms")}
             departed = total["finished"] + total["removed"]
             rows.append({
                 "queue": queue, "minute": minute, "dt": day_of(minute),
                 "arrivals": total["enqueued"], "departures": departed, "backlog_delta": total["enqueued"] - departed,
                 "busy_workers": total["busy_ms"] / 60_000, "peak_workers": self._peak(queue, minute),
-                "complete": all(row["complete"] for row in its),
-                "waits": [wait for row in its for wait in row["waits"]],
+                "complete": all(row["complete"] for row in tasks),
+                "waits": [wait for row in tasks for wait in row["waits"]],
             })  # fmt: skip
         for row in rows:
-            same_day = [one["peak_workers"] for one in rows if (one["queue"], one["dt"]) == (row["queue"], row["dt"])]
+            same_day = [
+                other["peak_workers"] for other in rows if (other["queue"], other["dt"]) == (row["queue"], row["dt"])
+            ]
             capacities = self.slo_config.capacities
             row["capacity"] = capacities.get(row["queue"], capacities.get("*")) or max(same_day) or None
             row["utilisation"] = row["busy_workers"] / row["capacity"] if row["capacity"] else None
@@ -176,10 +178,10 @@ class Oracle:
 
     def _peak(self, queue: str, minute: datetime) -> int:
         """Return the maximum number of concurrent attempts, checked at the start of each."""
-        its = [row for row in self.history.attempts if row["queue"] == queue and overlap(row, minute, MINUTE)]
-        starts, ends = (sorted(row[end] for row in its) for end in ("started_at", "ended_at"))
-        mean_and_variance = {max(start, minute) for start in starts}
-        return max((bisect_right(starts, at) - bisect_right(ends, at) for at in mean_and_variance), default=0)
+        attempts = [row for row in self.history.attempts if row["queue"] == queue and overlap(row, minute, MINUTE)]
+        starts, ends = (sorted(row[end] for row in attempts) for end in ("started_at", "ended_at"))
+        times = {max(start, minute) for start in starts}
+        return max((bisect_right(starts, at) - bisect_right(ends, at) for at in times), default=0)
 
     def errors_day(self) -> list[Row]:
         kinds: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
@@ -189,16 +191,16 @@ class Oracle:
                 task = day_of(row["ended_at"]), row["queue"], row["name"]
                 kinds[*task, row["error_fingerprint"]].append(row)
                 of_task[task] += 1
-        found = []
+        errors = []
         for (dt, queue, name, key), rows in kinds.items():
             newest = sorted(rows, key=lambda row: (-row["ended_at"].timestamp(), row["job_id"]))
-            found.append({
+            errors.append({
                 "dt": dt, "queue": queue, "name": name, "error_fingerprint": key, "count": len(rows),
                 "fraction": len(rows) / of_task[dt, queue, name],
                 "first_seen": newest[-1]["ended_at"], "last_seen": newest[0]["ended_at"],
                 "sample_reason": newest[0]["reason"], "sample_job_ids": [row["job_id"] for row in newest[:5]],
             })  # fmt: skip
-        return found
+        return errors
 
     def slo_day(self) -> list[Row]:
         attempts, jobs = self.history.attempts, self.history.jobs
@@ -217,11 +219,13 @@ class Oracle:
         return [self._slo(key, good) for key, good in kinds.items()]
 
     def _objectives(self, row: Row, metric: str) -> dict[int, float]:
-        found: dict[int, float] = {}
-        for one in self.slo_config.objectives:
-            if one.metric == metric and matches(row["queue"], one.queue) and matches(row["name"], one.name):
-                found.setdefault(one.within_ms, one.target)
-        return found
+        targets: dict[int, float] = {}
+        for objective in self.slo_config.objectives:
+            if objective.metric != metric:
+                continue
+            if matches(row["queue"], objective.queue) and matches(row["name"], objective.name):
+                targets.setdefault(objective.within_ms, objective.target)
+        return targets
 
     def _slo(self, key: tuple[Any, ...], good: list[bool]) -> Row:
         queue, name, metric, limit, target, dt = key
@@ -236,14 +240,14 @@ class Oracle:
         return not overlapping_gaps(self.history.gaps, queue, datetime.fromisoformat(dt).replace(tzinfo=UTC), DAY)
 
     def cost_day(self) -> list[Row]:
-        found = []
+        costs = []
         rows = self.history.attempts + self.history.jobs
         for queue, name in {(row["queue"], row["name"]) for row in rows}:
             for dt in self.days:
                 row = self._cost(queue, name, dt)
                 if row["jobs"] or row["attempts"] or row["busy_s"]:
-                    found.append(row)
-        return found
+                    costs.append(row)
+        return costs
 
     def _cost(self, queue: str, name: str | None, dt: str) -> Row:
         start = datetime.fromisoformat(dt).replace(tzinfo=UTC)
@@ -326,14 +330,14 @@ def _attempt(rng: random.Random, now: datetime, attempt: int) -> Row:
     outcome = rng.choice(OUTCOMES) if rng.random() < 0.5 else "completed"
     started = now + timedelta(milliseconds=min(wait or 0, 3_600_000))
     ended = None if outcome == "open" else started + timedelta(milliseconds=run)
-    unseen = ended is not None and rng.random() < 0.05  # its start was lost in a gap
-    if unseen:
+    start_lost = ended is not None and rng.random() < 0.05  # the start of the attempt was lost in a gap
+    if start_lost:
         wait = None
-    length = None if unseen or ended is None else run
+    length = None if start_lost or ended is None else run
     reason = rng.choice(("timeout after 3 s", "no such 'user_7'", None)) if outcome == "failed" else None
     key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
     return {
-        "attempt": attempt, "outcome": outcome, "started_at": None if unseen else started,
+        "attempt": attempt, "outcome": outcome, "started_at": None if start_lost else started,
         "ended_at": ended, "wait_ms": wait, "run_ms": length, "reason": reason, "error_fingerprint": key,
         "as_of": ended or started,
     }  # fmt: skip

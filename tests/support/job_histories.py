@@ -50,11 +50,11 @@ class HistoryWriter:
             yield
             if rng.random() < 0.2:
                 self.write(job_id, rng.choice(["progress", "duplicated", "deduplicated"]))
-            fate = rng.choice(OUTCOMES)
-            steps = fate(self, job_id)
+            outcome = rng.choice(OUTCOMES)
+            steps = outcome(self, job_id)
             next(steps)
             yield
-            if fate in FINISHING and rng.random() < 0.7:
+            if outcome in FINISHING and rng.random() < 0.7:
                 break
             yield from steps
             yield
@@ -63,13 +63,13 @@ class HistoryWriter:
 
     def _add(self, job_id: str) -> None:
         self.write(job_id, "added", name=self._rng.choice(["mail", "report"]))
-        how = self._rng.choice(["waiting", "waiting", "delayed", "waiting-children"])
-        self.write(job_id, how, same_script=True)
-        if how == "delayed":
+        state = self._rng.choice(["waiting", "waiting", "delayed", "waiting-children"])
+        self.write(job_id, state, same_script=True)
+        if state == "delayed":
             if self._rng.random() < 0.3:
                 self.write(job_id, "delayed")  # changeDelay
             self.write(job_id, "waiting", prev="delayed")
-        elif how == "waiting-children":
+        elif state == "waiting-children":
             self.write(job_id, "waiting", prev="waiting-children")
 
     def complete(self, job_id: str) -> Iterator[None]:
@@ -124,14 +124,14 @@ def histories(seed: int, jobs: int) -> list[LifecycleEvent]:
     rng = random.Random(seed)
     writer = HistoryWriter(f"queue-{seed % 3}", rng)
     waiting = [f"{seed}-{number}" for number in range(jobs)]
-    living: dict[str, Iterator[None]] = {}
-    while waiting or living:
-        if waiting and (not living or rng.random() < 0.3):
+    running: dict[str, Iterator[None]] = {}
+    while waiting or running:
+        if waiting and (not running or rng.random() < 0.3):
             job_id = waiting.pop()
-            living[job_id] = writer.incarnation(job_id)
-        job_id = rng.choice(list(living))
-        if next(living[job_id], writer) is writer or rng.random() < 0.03:
-            del living[job_id]
+            running[job_id] = writer.incarnation(job_id)
+        job_id = rng.choice(list(running))
+        if next(running[job_id], writer) is writer or rng.random() < 0.03:
+            del running[job_id]
             if rng.random() < 0.2:
                 waiting.append(job_id)
     return writer.events
@@ -168,5 +168,5 @@ def far_future_histories(seed: int, jobs: int) -> list[LifecycleEvent]:
     """Return histories around the end of the year 9999, or at the last millisecond that a column can hold."""
     events = histories(seed, jobs)
     last = max(event.event_ms for event in events)
-    by = 2**63 - 1 - last if seed % 2 else MAX_TIME_MS - (events[0].event_ms + last) // 2
-    return [replace(event, event_ms=event.event_ms + by) for event in events]
+    shift_ms = 2**63 - 1 - last if seed % 2 else MAX_TIME_MS - (events[0].event_ms + last) // 2
+    return [replace(event, event_ms=event.event_ms + shift_ms) for event in events]

@@ -101,15 +101,15 @@ class LakeBuilder:
             values = {**default, **row}
             values["dt"] = str(values.get("dt") or _day(table, values))
             files[self._directory(table, values)].append(values)
-        for directory, found in files.items():
-            self._file(table, directory, found)
+        for directory, directory_rows in files.items():
+            self._write_file(table, directory, directory_rows)
         return self
 
     def _directory(self, table: Table, values: Row) -> Path:
-        place = self.layout.table(table)
-        return place.joinpath(*(f"{name}={encode_partition(values[name])}" for name in table.partitions))
+        directory = self.layout.table(table)
+        return directory.joinpath(*(f"{name}={encode_partition(values[name])}" for name in table.partitions))
 
-    def _file(self, table: Table, directory: Path, rows: list[Row]) -> None:
+    def _write_file(self, table: Table, directory: Path, rows: list[Row]) -> None:
         fields = list(arrow_schema(table))[: -len(partition_schema(table))]
         columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in fields]
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,8 +141,8 @@ _DAYS: Final[Mapping[str, Callable[[Row], Any]]] = {
 
 
 def _day(table: Table, row: Row) -> date:
-    moment = _DAYS[table.full_name](row) if table.full_name in _DAYS else None
-    if moment is None:
+    time = _DAYS[table.full_name](row) if table.full_name in _DAYS else None
+    if time is None:
         raise ValueError(f"this row of {table.full_name} has no day: add dt='2026-11-22'")
-    day: date = moment.astimezone(UTC).date()
+    day: date = time.astimezone(UTC).date()
     return day

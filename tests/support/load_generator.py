@@ -62,23 +62,23 @@ class LoadGenerator:
     def wait_for(self, count: int) -> None:
         """Wait until ``count`` jobs have finished."""
         with self._changed:
-            over = self._changed.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
+            reached = self._changed.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
         assert self._failure is None, self._failure
-        assert over, f"only {len(self.finished)} of {count} jobs have finished"
+        assert reached, f"only {len(self.finished)} of {count} jobs have finished"
 
     def _move(self) -> None:
         client = self._broker.client()
         try:
             client.connect()
-            held = list[str]()
+            active_ids = list[str]()
             while not self._stop.is_set():
-                calls = self._calls(held)
+                calls = self._calls(active_ids)
                 replies: list[Any] = client.run_many(calls)
                 with self._changed:
-                    self.finished += held
+                    self.finished += active_ids
                     self.added += replies[len(calls) - self._concurrency :]
                     self._changed.notify_all()
-                held = [one.job_id for one in replies[: len(calls) - self._concurrency] if one.job_id]
+                active_ids = [reply.job_id for reply in replies[: len(calls) - self._concurrency] if reply.job_id]
         except BaseException as exc:  # noqa: BLE001 - raised again in the test's thread
             with self._changed:
                 self._failure = exc
@@ -86,21 +86,21 @@ class LoadGenerator:
         finally:
             client.close()
 
-    def _calls(self, held: Sequence[str]) -> list[Call[Any]]:
+    def _calls(self, active_ids: Sequence[str]) -> list[Call[Any]]:
         """Finish the active jobs, acquire the next ones, and add as many."""
         keys, now_ms, first = self._keys, self._broker.clock.now_ms(), len(self.added)
         calls: list[Call[Any]] = [
             move_to_finished(
                 keys,
-                one,
+                job_id,
                 self._options,
                 _FAILS if number % 5 == 0 else _COMPLETES,
                 fetch_next=True,
                 now_ms=now_ms,
             )
-            for number, one in enumerate(held)
+            for number, job_id in enumerate(active_ids)
         ]
-        calls += [move_to_active(keys, self._options, now_ms) for _ in range(self._concurrency - len(held))]
+        calls += [move_to_active(keys, self._options, now_ms) for _ in range(self._concurrency - len(active_ids))]
         for number in range(first, first + self._concurrency):
             job = NewJob(keys.queue, f"m{number}", "send", b"{}", _KINDS[number % len(_KINDS)])
             calls.append(add_job(keys, job, now_ms))

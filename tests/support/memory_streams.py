@@ -73,7 +73,9 @@ class MemoryStreams:
             self.meanwhile()
             stream = self.streams[question.queue]
             max_entries = self.page if question.max_entries is None else min(self.page, question.max_entries)
-            found = [one for one, _ in stream.entries if question.after < one <= question.until][:max_entries]
-            more = len(found) == self.page != question.max_entries
-            answers.append(ScanResult(found[-1] if found else None, len(found), stream.state(), more))
+            ids = [entry_id for entry_id, _ in stream.entries if question.after < entry_id <= question.until][
+                :max_entries
+            ]
+            more = len(ids) == self.page != question.max_entries
+            answers.append(ScanResult(ids[-1] if ids else None, len(ids), stream.state(), more))
         return answers

@@ -25,12 +25,12 @@ def add(queue: Queue, count: int, **options: Any) -> list[str]:
 def ids_in_redis(client: redis.Redis, state: str) -> list[str]:
     """Return the ids of the jobs in a state."""
     key = BASE + state
-    return [str(one) for one in (client.zrange(key, 0, -1) if state in _SETS else client.lrange(key, 0, -1))]
+    return [str(job_id) for job_id in (client.zrange(key, 0, -1) if state in _SETS else client.lrange(key, 0, -1))]
 
 
 def age_jobs(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
     """Change when jobs finished: the n-th newest of a state ``hours(n)`` hours before the newest."""
     for number, job_id in enumerate(reversed(ids_in_redis(client, state))):
-        ended = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
-        client.zadd(BASE + state, {job_id: ended})
-        client.hset(BASE + job_id, "finishedOn", ended)
+        finished_ms = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
+        client.zadd(BASE + state, {job_id: finished_ms})
+        client.hset(BASE + job_id, "finishedOn", finished_ms)

@@ -29,12 +29,12 @@ def at(ms: int | None) -> int | None:
     return None if ms is None else min(ms, MAX_TIME_MS) * 1000
 
 
-def attempt_row(one: AttemptRow) -> Row:
+def attempt_row(row: AttemptRow) -> Row:
     """Return the queue and the columns of ``silver.attempts``."""
     return (
-        one.queue, one.job_id, one.incarnation, one.attempt, one.name, at(one.queued_ms), at(one.started_ms),
-        at(one.ended_ms), one.wait_ms, one.run_ms, one.outcome, one.reason, one.error_fingerprint, None, "events",
-        one.as_of_us,
+        row.queue, row.job_id, row.incarnation, row.attempt, row.name, at(row.queued_ms), at(row.started_ms),
+        at(row.ended_ms), row.wait_ms, row.run_ms, row.outcome, row.reason, row.error_fingerprint, None, "events",
+        row.as_of_us,
     )  # fmt: skip
 
 
@@ -51,12 +51,13 @@ def arrow_rows(table: pa.Table) -> list[Row]:
     """Return the rows of a silver table with the same order of columns."""
     names = ["queue", *(name for name in table.column_names if name not in {"queue", "dt"})]
     columns = (table[name] for name in names)
-    plain = (one.cast(NUMBER) if pa.types.is_timestamp(one.type) else one for one in columns)
-    return list(zip(*(one.to_pylist() for one in plain), strict=True))
+    plain = (column.cast(NUMBER) if pa.types.is_timestamp(column.type) else column for column in columns)
+    return list(zip(*(column.to_pylist() for column in plain), strict=True))
 
 
-def assert_same(found: Sequence[Row], expected: Sequence[Row]) -> None:
-    found, expected = sorted(found, key=repr), sorted(expected, key=repr)
-    for is_row, should_be in zip(found, expected, strict=False):
-        assert is_row == should_be
-    assert len(found) == len(expected)
+def assert_same(actual: Sequence[Row], expected: Sequence[Row]) -> None:
+    """Compare rows in any order; the first difference fails."""
+    actual, expected = sorted(actual, key=repr), sorted(expected, key=repr)
+    for row, expected_row in zip(actual, expected, strict=False):
+        assert row == expected_row
+    assert len(actual) == len(expected)

@@ -103,8 +103,8 @@ class SparkCluster:
     def _status(self) -> dict[str, Any] | None:
         try:
             with urlopen(f"http://{HOSTS[0]}:{self._web_port}/json/", timeout=10) as page:
-                found: dict[str, Any] = json.load(page)
-                return found
+                status: dict[str, Any] = json.load(page)
+                return status
         except (URLError, ConnectionError, TimeoutError, ValueError):  # not ready, or an HTML error page
             return None
 

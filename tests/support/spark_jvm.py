@@ -28,14 +28,14 @@ def java_options(parent: Path | None = None) -> str:
     Args:
         parent: The JVM's temporary directory is created in this directory; /tmp by default.
     """
-    options, found = QUICK, archive()
+    options, path = QUICK, archive()
     if parent is not None and " " not in str(parent):  # options are split at spaces
         scratch = parent / "java"
         scratch.mkdir(parents=True, exist_ok=True)
         options += f" -Djava.io.tmpdir={scratch}"
-    if " " in str(found) or not found.is_file():
+    if " " in str(path) or not path.is_file():
         return options
-    return f"{options} -XX:SharedArchiveFile={found} {ARCHIVED}"
+    return f"{options} -XX:SharedArchiveFile={path} {ARCHIVED}"
 
 
 def thin_home(home: Path) -> Path:
