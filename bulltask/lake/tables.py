@@ -4,7 +4,7 @@ Spark's and Arrow's schemas and the documentation's tables are generated from th
 nor Arrow.
 
 ``bronze`` tables have the events as they were read, ``silver`` tables the jobs and attempts derived from them, ``gold``
-tables figures for people. Times are UTC. The time of an event is from Redis' clock, a time of a job's hash from the
+tables aggregates for reports. Times are UTC. The time of an event is from Redis' clock, a time of a job's hash from the
 clock of the client that wrote it.
 """
 
@@ -107,7 +107,7 @@ EVENTS: Final = Table(
         event_seq long second part of event_id: numbers the entries of a millisecond
         event_at time event_ms as a time; at most the end of the year 9999
         event text added, waiting, active, completed, failed, delayed, stalled, ... as BullMQ writes it
-        job_id text the job; none for drained, paused, resumed, cleaned
+        job_id text the job; null for drained, paused, resumed, cleaned
         name text name of the task; only added has it
         prev text previous state of the job
         delay_until time when a delayed job is due
@@ -128,11 +128,11 @@ GAPS: Final = Table(
         _KINDS,
         """
         after_id text id of the last event before the gap
-        first_id text id of the first event after it; none if there is none yet
+        first_id text id of the first event after the gap; null if there is no event yet
         lost long number of lost events
         exact flag whether lost is exact or a lower bound
         reason text trimmed, at-read, gone, recreated or rolled-back
-        after_at time time of after_id; none if the gap begins with the stream
+        after_at time time of after_id; null if the gap begins with the stream
         first_at time time of first_id
         detected_at time when the batch that detected it was written
         """,
@@ -195,17 +195,17 @@ ATTEMPTS: Final = Table(
         _KINDS,
         """
         job_id text id of the job
-        incarnation text id of the event that added the job, as a job id can be used again; none if it is missing
+        incarnation text id of the added event, as a job id can be used again; null if the event is missing
         attempt int number of the attempt, from 1
-        name text name of the task; none if the event that added the job is missing
-        queued_at time since when it waited; none if unknown, like the next two
+        name text name of the task; null if the added event is missing
+        queued_at time when it began to wait; null if unknown, like the next two
         started_at time when a worker acquired it
         ended_at time when it ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
         outcome text completed, failed, retry, stalled, waiting-children, or open if its end is unknown
         reason text reason of a final failure; events do not contain the reason of a retried attempt
-        error_fingerprint text first line of reason with # for quotes, numbers and hex
+        error_fingerprint text first line of reason with # for quoted text, numbers and hex
         worker text name of the worker, from a snapshot
         source text events or snapshot
         as_of time time of the last event that the row contains; of rows with one key, the latest counts
@@ -226,7 +226,7 @@ JOBS: Final = Table(
         name text name of the task
         created_at time when it was added
         first_started_at time when a worker first acquired it
-        finished_at time when it ended; none for a removed job and for one that is no longer followed
+        finished_at time when it ended; null for a removed job and for a job that the pipeline no longer follows
         state text completed, failed, removed, or the last known state of a job without events for max_open
         attempts int number of attempts, including released ones
         stalls int number of stalled attempts
@@ -252,7 +252,7 @@ TASK_MINUTE: Final = Table(
         _KINDS,
         """
         queue text queue of the jobs
-        name text name of the task; none for jobs whose added event is missing, and in each minute that a gap touches
+        name text name of the task; null for jobs whose added event is missing, and in each minute that a gap touches
         minute time start of the minute
         enqueued long jobs added
         started long attempts started
@@ -281,7 +281,7 @@ TASK_MINUTE: Final = Table(
 ERRORS_DAY: Final = Table(
     "gold",
     "errors_day",
-    "one kind of failure of one task on one day",
+    "failures of one task with one fingerprint on one day",
     _BY_DAY,
     ("queue", "name", "error_fingerprint"),
     _columns(
@@ -289,9 +289,9 @@ ERRORS_DAY: Final = Table(
         """
         queue text queue of the jobs
         name text name of the task
-        error_fingerprint text kind of failure, as in silver.attempts
+        error_fingerprint text fingerprint of the failures, as in silver.attempts
         count long final failures; events do not contain the reasons of retried attempts
-        share double share of all failures of the task on that day, 0 to 1
+        fraction double fraction of all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
         sample_reason text full reason of the last failure
@@ -316,7 +316,7 @@ CAPACITY_MINUTE: Final = Table(
         busy_workers double mean number of running attempts
         peak_workers long maximum number of running attempts
         capacity long maximum number of running attempts: as configured, else the peak of the day
-        utilisation double busy_workers / capacity; none without a capacity
+        utilisation double busy_workers / capacity; null without a capacity
         wait_p95 long 95th percentile of the waits of the attempts started, milliseconds, within 1 %
         complete flag no gap of the queue touches the minute
         """,
@@ -334,12 +334,12 @@ SLO_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         metric text wait (of first attempts started), run (of attempts ended) or total (of jobs ended)
-        objective_ms long longest good duration in milliseconds
-        target double share that should be good, 0 to 1
+        objective_ms long maximum good duration in milliseconds
+        target double fraction that should be good, 0 to 1
         total long number of measured durations
-        good long number of good ones; for total, a failed job is not good
+        good long number of good durations; for total, a failed job is not good
         attainment double good / total
-        budget_left double remaining share of the error budget: 1 - (1 - attainment) / (1 - target); overspent below 0
+        budget_left double remaining error budget, 1 or less: 1 - (1 - attainment) / (1 - target); negative if overspent
         complete flag no gap of the queue touches the day
         """,
     ),
@@ -359,8 +359,8 @@ COST_DAY: Final = Table(
         attempts long attempts that ended
         busy_s double total seconds that attempts ran
         wasted_s double part of busy_s of attempts that ended in a retry, a stall or a failure
-        cost money busy_s times the price of a worker's second; none without a price, like the next
-        cost_per_job money cost / jobs; none without jobs
+        cost money busy_s times the price of a worker's second; null without a price, like the next
+        cost_per_job money cost / jobs; null without jobs
         complete flag no gap of the queue touches the day
         """,
     ),

@@ -1,6 +1,6 @@
 """The data pipeline on Spark: rows become jobs, and jobs' events become tables. Needs the extra ``spark`` and Java 17.
 
-Importing this package imports nothing of Spark: each name is looked up when it is first used.
+Importing this package does not import Spark: each name is looked up when it is first used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MODULES: Final = {
     "session": "bulltask.spark.connector.session",
     "stream_events": "bulltask.spark.connector.read",
 }
-"""The module of each public name. No submodule may have the same name: it would replace the name once it is imported.
+"""The module of each public name. No submodule may have such a name, because its import would replace the name.
 """
 
 

@@ -1,7 +1,7 @@
-"""What a Redis user must be allowed for Spark's reads and writes, and nothing else (ACL).
+"""The minimal ACL grants of Redis users for Spark's reads and writes.
 
-These lists exist only here: the documentation prints them, and a test runs users that have exactly these grants. The
-reader needs Redis 7.0 for ``%R~`` and for scripts that run read-only.
+The documentation prints these lists, and a test runs users that have exactly these grants. The reader needs Redis 7.0
+for ``%R~`` and for scripts that run read-only.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ _CLUSTER: Final = ("cluster|slots", "asking")
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What one kind of user may do.
+    """The grants of a Redis user.
 
     Attributes:
         access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
-        commands: By Redis' names, with the subcommand if only that is needed.
+        commands: The names of Redis commands, with the subcommand if only that is needed.
     """
 
     access: str
     commands: tuple[str, ...]
 
-    def words(self, prefix: str = "bull", *, cluster: bool = False) -> list[str]:
-        """Return the rules for ``ACL SETUSER name on >password``.
+    def rules(self, prefix: str = "bull", *, cluster: bool = False) -> list[str]:
+        """Return the rules for ``ACL SETUSER name on >password …``.
 
         Args:
             prefix: The setting ``prefix``.
-            cluster: The servers are a cluster; each of its nodes needs the user.
+            cluster: Whether the servers are a cluster. Each node needs the user.
         """
-        own = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
-        keys = [f"{self.access}{prefix}:*", f"{self.access}{own}"]
+        bulltask_keys = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
+        keys = [f"{self.access}{prefix}:*", f"{self.access}{bulltask_keys}"]
         allowed = (*self.commands, *(_CLUSTER if cluster else ()))
         return ["resetkeys", *keys, "resetchannels", "-@all", *(f"+{name}" for name in allowed)]
 
@@ -62,7 +62,7 @@ READER: Final = Grants(
         "zrangebyscore",
     ),
 )
-"""For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline's reads: this user cannot change anything."""
+"""For ``spark.read``, ``spark.readStream``, ``gather`` and the pipeline's reads: this user cannot write."""
 
 WRITER: Final = Grants(
     "~",
@@ -92,4 +92,4 @@ WRITER: Final = Grants(
         "zrevrangebyscore",
     ),
 )
-"""For ``df.write``, ``df.writeStream`` and ``enqueue``: what BullMQ's scripts that add jobs use, with all options."""
+"""For ``df.write``, ``df.writeStream`` and ``enqueue``: the commands of BullMQ's scripts that add jobs."""

@@ -1,4 +1,4 @@
-"""The data pipeline: a lake of tables, fed by a stream of the events of many queues."""
+"""The data pipeline: a stream that writes the events of many queues into a lake of tables."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ _BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag")
 
 _POLL_S: Final = 0.5
 
-_RUNNING: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
-"""The last query of this process for each lake, and its lock."""
+_RUNNING_QUERIES: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
+"""The last query of this process for each lake, and the query's lock."""
 
 
 class PipelineOptions(TypedDict, total=False):
     """Further arguments of `Pipeline`.
 
     Attributes:
-        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
-        trigger: How often a batch starts, in Spark's syntax; ``10 seconds`` if omitted.
+        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
+        trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
         on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
-            continues, ``fail`` ends the stream; ``gap`` if omitted.
-        max_open: How long a job may have no event until it is written in its last known state; 7 days if omitted.
-        max_events_per_trigger: Events of a batch, for all queues together; 200,000 if omitted.
-        align: Read no queue beyond the time of the slowest that has more; on if omitted.
-        starting: Where to begin with an empty lake: ``earliest`` or ``latest``; ``earliest`` if omitted.
-        metrics_port: Serve ``/metrics`` for Prometheus on this port while the stream runs; off if omitted.
-        metrics_host: The address for it; ``127.0.0.1`` if omitted.
+            continues, ``fail`` ends the stream; default: ``gap``.
+        max_open: The time without events after which a job is written in its last known state; default: 7 days.
+        max_events_per_trigger: The maximum number of events of a batch, over all queues; default: 200,000.
+        align: Read no queue beyond the time of the slowest queue with more events; default: on.
+        starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
+        metrics_port: Serve ``/metrics`` for Prometheus on this port while the stream runs; default: off.
+        metrics_host: The address to bind the metrics port to; default: ``127.0.0.1``.
     """
 
     url: str | SecretUrl | None
@@ -79,13 +79,13 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class Pipeline:
-    """One lake: the stream that feeds it, and commands on its tables.
+    """A lake: the stream that writes to it, and commands on its tables.
 
     Args:
         spark: The session, ideally from `bulltask.spark.session`.
-        root: Directory of the lake, under a path that the driver and all executors share.
-        queues: Whose events: names, or ``*`` for all of the prefix, including those that appear later.
-        more: See `PipelineOptions`.
+        root: The directory of the lake, with the same path on the driver and all executors.
+        queues: Names of queues, or ``*`` for all queues of the prefix, including queues that are created later.
+        more: The options of `PipelineOptions`.
 
     Raises:
         TypeError: An option is unknown.
@@ -102,7 +102,7 @@ class Pipeline:
     ) -> None:
         if unknown := sorted(set(more) - set(PipelineOptions.__annotations__)):
             known = ", ".join(PipelineOptions.__annotations__)
-            raise TypeError(f"unknown option {unknown[0]!r}; known are queues, {known}")
+            raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
         check_local(root)
         self.spark, self.layout = spark, Layout(Path(root).absolute())
         self._queues, self._more = queues, more
@@ -111,68 +111,68 @@ class Pipeline:
         self._starting = choice("earliest", "latest")(more.get("starting", "earliest"), "starting")
 
     def run(self, *, available_now: bool = False) -> StreamingQuery:
-        """Feed the bronze and silver tables from the queues' events, each event exactly once.
+        """Write the queues' events to the bronze and silver tables, each event exactly once.
 
-        The stream continues where the last one ended, however it ended.
+        The stream continues where the previous stream ended, also after a crash.
 
         Args:
-            available_now: End when everything is read that is there now, instead of running until it is stopped.
+            available_now: Read the currently available events and end, instead of running until the stream is stopped.
 
         Returns:
-            The running query; ``awaitTermination()`` waits for its end. Its own ``stop()`` interrupts the batch that is
-            being written, which loses nothing; :meth:`stop` waits for the batch.
+            The running query; ``awaitTermination()`` waits for its end. ``query.stop()`` interrupts the current batch,
+            without losing events; :meth:`stop` waits for the batch.
 
         Raises:
-            LakeInUseError: Another stream feeds this lake.
+            LakeInUseError: Another stream writes to this lake.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.layout.root)
         with ExitStack() as stack:
-            held = stack.enter_context(RunLock(self.layout))
+            lock = stack.enter_context(RunLock(self.layout))
             finish_intents(self.layout)
             self._serve_metrics(stack)
             query = self._start(available_now)
-            _RUNNING[self.layout.root] = query, held
-            until_end = stack.pop_all()
-        threading.Thread(target=_close_at_end, args=(query, until_end), name="bulltask-pipeline", daemon=True).start()
+            _RUNNING_QUERIES[self.layout.root] = query, lock
+            at_end = stack.pop_all()
+        threading.Thread(target=_close_at_end, args=(query, at_end), name="bulltask-pipeline", daemon=True).start()
         return query
 
-    def stop(self, within: Duration | None = None) -> None:
-        """Stop the stream that this process feeds the lake with, after the batch that is being written.
+    def stop(self, timeout: Duration | None = None) -> None:
+        """Stop the stream of this process after the current batch.
 
         Args:
-            within: How long to wait for the batch (seconds or ``timedelta``), without limit if omitted; after that it
+            timeout: How long to wait for the batch (seconds or ``timedelta``); default: no limit. After that the batch
                 is interrupted, and the next stream writes it again.
 
         Raises:
-            ConfigError: ``within`` is not a duration.
+            ConfigError: ``timeout`` is not a duration.
         """
-        ends_ms = None if within is None else mono_ms() + to_ms(within, "within")
-        query, _ = _RUNNING.get(self.layout.root, (None, None))
+        deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
+        query, _ = _RUNNING_QUERIES.get(self.layout.root, (None, None))
         if query is not None:
-            stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, ends_ms))
+            stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, deadline_ms))
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
-        """Write the jobs that Redis has now to ``bronze.jobs``: with their data, options and stack traces.
+        """Write the jobs that are in Redis to ``bronze.jobs``, with their data, options and stack traces.
 
         Args:
-            states: Of the jobs.
+            states: The states of the jobs.
             since: Only jobs that finished at this time or later.
 
         Returns:
-            How many there were.
+            The number of jobs.
         """
         return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
-        """Write to silver what is still known of jobs that ended in gaps: the last attempt of each.
+        """Recover jobs that ended in gaps: write the last attempt of each job to silver, as far as it is known.
 
-        Repeating it adds nothing.
+        Repeating a backfill adds nothing.
 
         Args:
-            since: Gaps that touch this time or later.
-            until: And before this time.
-            queues: Only gaps of these.
+            since: Only gaps that end at this time or later.
+            until: Only gaps that begin before this time.
+            queues: Only gaps of these queues.
 
         Raises:
             ConfigError: ``until`` is not later than ``since``.
@@ -184,18 +184,18 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days again and replace those that exist, also while the stream runs.
+        """Build the tables of a layer for some days and replace existing rows, also while the stream runs.
 
-        Gold is always built like this. A day may be built any number of times: its rows change until the attempts that
-        began in it have ended. Silver is written by the stream; rebuild it if a lake was damaged.
+        Gold is always built with this method. A day may be built any number of times: its rows change until the
+        attempts that began on it have ended. The stream writes silver; rebuild silver if a lake was damaged.
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
-            days: Which, UTC.
-            slo_config: For gold: objectives, prices and capacities (`bulltask.lake.slo_config`); none by default.
+            days: The days (UTC).
+            slo_config: Objectives, prices and capacities for gold (`bulltask.lake.slo_config`); default: none.
 
         Raises:
-            ConfigError: There is no such layer.
+            ConfigError: The layer does not exist.
             LakeError: Events that silver is derived from have expired.
         """
         if choice("silver", "gold")(layer, "layer") == "gold":
@@ -204,15 +204,15 @@ class Pipeline:
             build_silver(self.spark, self.layout, days, max_open=timedelta(milliseconds=self._max_open_ms))
 
     def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
-        """Merge the files of a table's past days into few; in silver without the rows that were superseded.
+        """Merge the files of a table's past days into few files; superseded rows of silver are dropped.
 
         Args:
-            table: By its full name: ``silver.jobs``.
-            before: Days before this one, UTC.
-            target_mb: Approximate size of a file in megabytes.
+            table: The full name of the table, like ``silver.jobs``.
+            before: Compact days (UTC) before this one.
+            target_mb: The target size of a file in megabytes.
 
         Raises:
-            ConfigError: There is no such table of bronze or silver, or the size is invalid.
+            ConfigError: The table is not a table of bronze or silver, or the size is invalid.
         """
         return compact(self.layout, table, before=before, target_mb=target_mb)
 
@@ -235,25 +235,25 @@ class Pipeline:
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
-        """Return ``bronze.gaps`` with ``repaired_rows``: how many jobs backfills have found; null without one."""
+        """Return ``bronze.gaps`` with ``repaired_rows``: the number of recovered jobs; null without a backfill."""
         key = list(GAPS.key)
         repairs = read_table(self.spark, self.layout, REPAIRS).groupBy(key)
         repaired = repairs.agg(fn.sum("repaired_rows").alias("repaired_rows"))
         return read_table(self.spark, self.layout, GAPS).join(repaired, key, "left")
 
     def status(self) -> PipelineStatus:
-        """Return how far the lake is behind its queues, how long streams keep unread events, and what was lost."""
+        """Return how far the lake is behind its queues, how long streams keep unread events, and the lost events."""
         return pipeline_status(self.layout, self._broker_options())
 
-    def _serve_metrics(self, until: ExitStack) -> None:
+    def _serve_metrics(self, at_end: ExitStack) -> None:
         if (port := self._more.get("metrics_port")) is not None:
             from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
             host = self._more.get("metrics_host", "127.0.0.1")
-            until.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
+            at_end.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
 
     def _broker_options(self) -> dict[str, str]:
-        """Return the options of the source that say where the queues are."""
+        """Return the source options with the location of the queues."""
         return {name: text for name, text in self._source().items() if name in _BROKER_OPTIONS}
 
     def _start(self, available_now: bool) -> StreamingQuery:
@@ -278,52 +278,52 @@ class Pipeline:
             "alignQueues": str(more.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
             "gapRows": str(self._on_loss == "gap").lower(),
-            "startingOffsets": self._begin(),
+            "startingOffsets": self._starting_offsets(),
         }
 
-    def _begin(self) -> str:
-        """Return where a new checkpoint begins: after what is in the lake."""
+    def _starting_offsets(self) -> str:
+        """Return where a new checkpoint begins: after the last events in the lake."""
         head = Ledger(self.layout).head()
         return self._starting if head is None else json.dumps(dict(head.ends))
 
 
 def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:
-    """Stop a query when it has written its current batch; an interruption loses nothing.
+    """Stop a query after its current batch. An interrupted batch loses no events.
 
     Args:
-        query: May have ended.
-        is_urgent: Waits for at most the given seconds and returns whether to stop waiting for the batch.
+        query: The query, which may have ended.
+        is_urgent: A function that waits for at most the given seconds and returns whether to interrupt the batch.
     """
-    last = _number(query)
-    # The next batch may have begun by then: one that is not finished leaves nothing in the tables.
-    while query.isActive and query.status["isTriggerActive"] and _number(query) == last:
+    last_batch = _last_batch(query)
+    # The next batch may have begun by then: an unfinished batch leaves nothing in the tables.
+    while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == last_batch:
         if is_urgent(_POLL_S):
             break
     query.stop()
 
 
-def _number(query: StreamingQuery) -> int:
+def _last_batch(query: StreamingQuery) -> int:
     """Return the number of the last finished batch; -1 before the first."""
     progress = query.lastProgress
     return -1 if progress is None else int(progress["batchId"])
 
 
-def _ended_or_timed_out(query: StreamingQuery, wait_s: float, ends_ms: int | None) -> bool:
+def _ended_or_timed_out(query: StreamingQuery, wait_s: float, deadline_ms: int | None) -> bool:
     """Wait, and return whether the query has ended or the time is up."""
-    left_s = wait_s if ends_ms is None else min(wait_s, (ends_ms - mono_ms()) / 1000)
-    with suppress(PySparkException):  # the caller of run() sees how it ended
-        return left_s < 0.001 or bool(query.awaitTermination(left_s))  # type: ignore[arg-type]  # it takes parts of seconds
+    left_s = wait_s if deadline_ms is None else min(wait_s, (deadline_ms - mono_ms()) / 1000)
+    with suppress(PySparkException):  # the caller of run() gets the error
+        return left_s < 0.001 or bool(query.awaitTermination(left_s))  # type: ignore[arg-type]  # it accepts fractions of seconds
     return True
 
 
 def _release_ended(root: Path) -> None:
-    """Release the lock of a query that has just ended, before its thread does."""
-    query, lock = _RUNNING.get(root, (None, None))
+    """Release the lock of a query that has just ended, before its thread releases it."""
+    query, lock = _RUNNING_QUERIES.get(root, (None, None))
     if query is not None and lock is not None and not query.isActive:
         lock.release()
 
 
-def _close_at_end(query: StreamingQuery, held: ExitStack) -> None:
-    """Release what a query holds when it ends; the caller of ``run()`` sees how it ended."""
-    with held, suppress(PySparkException):
+def _close_at_end(query: StreamingQuery, resources: ExitStack) -> None:
+    """Release the resources of a query when it ends."""
+    with resources, suppress(PySparkException):
         query.awaitTermination()

@@ -22,4 +22,4 @@ def test_the_tables_of_options_and_of_the_lake_are_up_to_date() -> None:
 def test_the_documented_acl_grants_match_the_code(user: str, grants: Grants) -> None:
     match = re.search(rf"^ACL SETUSER {user} on >password (.*)$", (DOCS / "how-to/spark.md").read_text(), re.MULTILINE)
     assert match is not None
-    assert match[1].split() == grants.words()
+    assert match[1].split() == grants.rules()

@@ -1,4 +1,4 @@
-"""The data source ``bulltask``: it hands out a reader or writer for what Spark requests."""
+"""The data source ``bulltask``: the factory of its readers and writers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ __all__ = ["BulltaskSource"]
 class BulltaskSource(DataSource):
     """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
 
-    A reader accepts filters only if asked to (``pushdown=true``; why not always:
-    :mod:`bulltask.spark.source.pushdown`). Spark refuses such a reader while
-    ``spark.sql.python.filterPushdown.enabled`` is off, so it is a class of its own.
+    A reader accepts filters only with ``pushdown=true``; :mod:`bulltask.spark.source.pushdown` has the reasons. Spark
+    rejects such a reader while ``spark.sql.python.filterPushdown.enabled`` is off, so it is a separate class.
     """
 
     @classmethod
@@ -47,7 +46,7 @@ class BulltaskSource(DataSource):
         """Return all columns of the table.
 
         Raises:
-            ConfigError: There is no such table.
+            ConfigError: The table does not exist.
         """
         return TABLES[table_of(self.options)]
 
@@ -55,7 +54,7 @@ class BulltaskSource(DataSource):
         """Return the reader of the table.
 
         Args:
-            schema: All columns, or those that the user selected.
+            schema: All columns, or the columns that the user selected.
 
         Raises:
             ConfigError: An option or a column is unknown, invalid or missing.
@@ -75,15 +74,17 @@ class BulltaskSource(DataSource):
         """Return the reader of a stream of events; the other tables cannot be streamed.
 
         Args:
-            schema: All columns, or those that the user selected.
+            schema: All columns, or the columns that the user selected.
 
         Raises:
             ConfigError: An option or a column is unknown, invalid or missing.
         """
-        if table_of(self.options) != "events":  # Spark asks for the columns before it says that this is a stream
+        if (
+            table_of(self.options) != "events"
+        ):  # Spark requests the columns before it passes the information that this is a stream
             raise ConfigError(
-                "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs to know their columns "
-                "first: add option('table', 'events')"
+                "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs their columns first: "
+                "add option('table', 'events')"
             )
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
@@ -91,8 +92,8 @@ class BulltaskSource(DataSource):
         """Return the writer of a batch: each row becomes a job.
 
         Args:
-            schema: Of the rows.
-            overwrite: The mode is ``overwrite``, which is rejected.
+            schema: The schema of the rows.
+            overwrite: Whether the mode is ``overwrite``, which is rejected.
 
         Raises:
             ConfigError: An option or a column is invalid.
@@ -100,5 +101,5 @@ class BulltaskSource(DataSource):
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Return the writer of a stream: :meth:`writer` for each of its batches."""
+        """Return the writer of a stream, which writes each batch like :meth:`writer`."""
         return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)

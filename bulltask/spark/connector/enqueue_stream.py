@@ -23,12 +23,12 @@ __all__ = ["EnqueueStreamOptions", "enqueue_stream"]
 class EnqueueStreamOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue_stream``, in addition to :class:`bulltask.spark.sink.enqueue.WriteArguments`.
 
-    ``write_id`` takes the place of the query's id in the jobs' ids: with one, a new checkpoint of the same source adds
-    nothing that was added before. Times in ``opts`` are durations, not points in time.
+    ``write_id`` replaces the query's id in the jobs' ids: with a write id, a new checkpoint of the same source adds no
+    job twice. Times in ``opts`` are durations, not points in time.
 
     Attributes:
-        trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; ``"5 seconds"`` if omitted.
-        available_now: Send what is there now, in batches, and end.
+        trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; default: ``"5 seconds"``.
+        available_now: Send the currently available rows in batches, and end.
     """
 
     trigger: Duration | str
@@ -47,19 +47,19 @@ def enqueue_stream(
 ) -> StreamingQuery:
     """Start a query that adds a job to a queue for each row of a streaming DataFrame.
 
-    Each batch is a write of its own, whose id is derived from the query and the batch: a batch that Spark runs again
-    after a crash adds what is missing, and the same row in a later batch is another job. Rows of one batch with equal
-    name and data are one job.
+    Each batch is a separate write with an id that is derived from the query and the batch. A batch that Spark runs
+    again after a crash adds only missing jobs, and the same row in a later batch is another job. Rows of one batch with
+    equal name and data are one job.
 
     Args:
         df: The rows, from ``spark.readStream``.
-        queue: The queue, named as everywhere in bulltask.
-        name: The name of all jobs (for a bulltask worker, the task's name); or a column with names.
-        data: A column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
+        queue: The queue's name.
+        name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or names of columns,
             which become an object.
-        checkpoint: Where Spark stores its progress; with the same location the query continues where it was.
+        checkpoint: The directory for Spark's progress; with the same directory the query continues where it ended.
         job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
-        more: See :class:`EnqueueStreamOptions`.
+        more: The options of :class:`EnqueueStreamOptions`.
 
     Returns:
         The running query. ``query.stop()`` ends it.
@@ -72,7 +72,7 @@ def enqueue_stream(
     if not df.isStreaming:
         raise ConfigError("enqueue_stream needs a stream (spark.readStream); enqueue sends the rows of a table")
     rows = standard_rows(df, name, data, job_id)
-    options = write_options(queue, more) | {"jobOpts": _plain(more.get("opts", {}))}
+    options = write_options(queue, more) | {"jobOpts": _encode_opts(more.get("opts", {}))}
     JobsStreamWriter(read_options(WriteOptions, options), rows.schema, overwrite=False)  # report errors now
     register(df.sparkSession)
     writer = rows.writeStream.format("bulltask").outputMode("append").options(**options)
@@ -86,15 +86,15 @@ def _interval(trigger: Duration | str) -> str:
     return trigger if isinstance(trigger, str) else f"{to_ms(trigger, 'trigger')} milliseconds"
 
 
-def _plain(opts: Mapping[str, Any]) -> str:
-    """Return job options as JSON: Spark creates the writer again for each batch, from strings."""
+def _encode_opts(opts: Mapping[str, Any]) -> str:
+    """Return job options as JSON: Spark creates the writer again for each batch from string options."""
 
-    def plain(value: object) -> object:
+    def encode(value: object) -> object:
         if isinstance(value, timedelta):
             return value.total_seconds()
         raise ConfigError(
-            f"opts of a stream are numbers, strings, durations and mappings of these, not {value!r}: they are the "
-            "same for every batch"
+            f"opts of a stream must be numbers, strings, durations or mappings of these, not {value!r}: they are "
+            "the same for every batch"
         )
 
-    return json.dumps(dict(opts), default=plain)
+    return json.dumps(dict(opts), default=encode)

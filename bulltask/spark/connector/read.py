@@ -18,7 +18,7 @@ from bulltask.spark.source.schemas import TABLES
 
 __all__ = ["counts", "events", "jobs", "stream_events"]
 
-_LOSS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
+_LOSS_OPTIONS: Final = {"fail": ("true", "false"), "gap": ("false", "true")}
 
 
 def jobs(
@@ -30,22 +30,23 @@ def jobs(
     partitions: int | None = None,
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the jobs of some queues, as Redis has them when the rows are needed.
+    """Return the jobs of some queues, as they are in Redis when Spark reads the rows.
 
     Args:
         spark: The session.
-        queues: Names, or ``*`` for all.
+        queues: Names of queues, or ``*`` for all.
         states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``, ``completed``,
             ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
-        columns: Those to read; fewer are faster, and Spark does not tell a Python source which ones a query needs.
-        partitions: Maximum number of tasks; 2 for each core by default.
-        where: See `BrokerOptions`.
+        columns: The columns to read. Fewer columns are faster, and Spark does not pass a query's columns to a source in
+            Python.
+        partitions: The maximum number of tasks; default: 2 for each core.
+        where: The options of `BrokerOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, a row for each job.
 
     Raises:
-        ConfigError: There is no such column. Other invalid arguments are reported when the rows are needed.
+        ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
     """
     more = {"state": ",".join([states] if isinstance(states, str) else states)}
     if partitions is not None:
@@ -60,30 +61,30 @@ def events(
     columns: Sequence[str] | None = None,
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the events that the queues' streams hold: the newest 10,000 of a queue, unless it keeps more.
+    """Return the events in the queues' event streams, by default the newest 10,000 of each queue.
 
     Args:
         spark: The session.
-        queues: Names, or ``*`` for all.
-        columns: Those to read.
-        where: See `BrokerOptions`.
+        queues: Names of queues, or ``*`` for all.
+        columns: The columns to read.
+        where: The options of `BrokerOptions`.
 
     Returns:
         The table ``events`` of ``format("bulltask")``, a row for each event.
 
     Raises:
-        ConfigError: There is no such column.
+        ConfigError: A column does not exist.
     """
     return _batch(spark, "events", columns, _options(queues, where))
 
 
 def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpack[BrokerOptions]) -> DataFrame:
-    """Return how many jobs each queue has in each state: ``queue``, ``state``, ``jobs``.
+    """Return the number of jobs of each queue in each state: ``queue``, ``state``, ``jobs``.
 
     Args:
         spark: The session.
-        queues: Names, or ``*`` for all.
-        where: See `BrokerOptions`.
+        queues: Names of queues, or ``*`` for all.
+        where: The options of `BrokerOptions`.
     """
     return _batch(spark, "counts", None, _options(queues, where))
 
@@ -102,13 +103,13 @@ def stream_events(
 
     Args:
         spark: The session.
-        queues: Names, or ``*`` for all, including those that appear later.
+        queues: Names of queues, or ``*`` for all, including queues that are created later.
         starting: Where a new checkpoint begins.
-        max_events_per_trigger: For all queues together; ``None``: no limit.
-        align: Read no queue beyond the time of the slowest that has more, so that watermarks drop nothing.
-        on_loss: If events were trimmed before they were read, ``fail`` ends the query, and ``gap`` emits a row
-            ``bulltask.gap``.
-        where: See `BrokerOptions`.
+        max_events_per_trigger: The maximum number of events of a batch, over all queues; ``None`` for no limit.
+        align: Read no queue beyond the time of the slowest queue with more events, so that watermarks drop nothing.
+        on_loss: What to do if events were trimmed before they were read: ``fail`` ends the query, and ``gap`` emits a
+            row ``bulltask.gap``.
+        where: The options of `BrokerOptions`.
 
     Returns:
         The streaming DataFrame.
@@ -116,34 +117,34 @@ def stream_events(
     Raises:
         ConfigError: ``on_loss`` is invalid.
     """
-    fail, rows = _LOSS[choice(*_LOSS)(on_loss, "on_loss")]
-    more = {
+    fail, rows = _LOSS_OPTIONS[choice(*_LOSS_OPTIONS)(on_loss, "on_loss")]
+    options = {
         "startingOffsets": starting,
         "maxEventsPerTrigger": str(max_events_per_trigger).lower(),  # the option's value for no limit is "none"
         "alignQueues": str(align).lower(),
         "failOnDataLoss": fail,
         "gapRows": rows,
     }
-    reader: DataStreamReader = _ready(spark).readStream.format("bulltask")
-    return reader.options(**_options(queues, where), table="events", **more).load()
+    reader: DataStreamReader = _registered(spark).readStream.format("bulltask")
+    return reader.options(**_options(queues, where), table="events", **options).load()
 
 
 def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
-    reader: DataFrameReader = _ready(spark).read.format("bulltask").options(table=table, **options)
-    return (reader if columns is None else reader.schema(_some(table, columns))).load()
+    reader: DataFrameReader = _registered(spark).read.format("bulltask").options(table=table, **options)
+    return (reader if columns is None else reader.schema(_select(table, columns))).load()
 
 
-def _ready(spark: SparkSession) -> SparkSession:
+def _registered(spark: SparkSession) -> SparkSession:
     register(spark)
     return spark
 
 
-def _some(table: str, columns: Sequence[str]) -> StructType:
-    every = {field.name: field for field in TABLES[table].fields}
+def _select(table: str, columns: Sequence[str]) -> StructType:
+    fields = {field.name: field for field in TABLES[table].fields}
     for name in columns:
-        if name not in every:
-            raise ConfigError(f"{table} have no column {name!r}{did_you_mean(name, every)}")
-    return StructType([every[name] for name in columns])
+        if name not in fields:
+            raise ConfigError(f"{table} have no column {name!r}{did_you_mean(name, fields)}")
+    return StructType([fields[name] for name in columns])
 
 
 def _options(queues: str | Sequence[str], where: BrokerOptions) -> dict[str, str]:

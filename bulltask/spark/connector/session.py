@@ -1,4 +1,4 @@
-"""A Spark session with the settings that the pipeline needs, and with bulltask's data source."""
+"""Spark sessions with the settings that the pipeline needs and with bulltask's data source."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from bulltask.spark.connector.data_source import BulltaskSource
 __all__ = ["PUSHDOWN", "register", "session"]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""While this is off, which is Spark's default, Spark refuses to read from a source that accepts filters."""
+"""While this setting is off (Spark's default), Spark rejects reads from a source that accepts filters."""
 
-_NEEDED: Final[Mapping[str, str]] = {
+_REQUIRED_CONF: Final[Mapping[str, str]] = {
     PUSHDOWN: "true",
     "spark.sql.session.timeZone": "UTC",
-    # Other programs read Spark's default type only as nanoseconds without a time zone.
+    # Other programs read Spark's default type as nanoseconds without a time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A batch that is written again must replace only itself.
+    # A batch that is written again must replace only its own partitions.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
 
-_LOCAL: Final[Mapping[str, str]] = {
+_LOCAL_CONF: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
 }
-"""Settings of a session in this process: no look-up of this machine's name, and few partitions for small tables."""
+"""Settings of a session in this process: no lookup of this machine's name, and few partitions for small tables."""
 
 
 def session(
@@ -45,16 +45,16 @@ def session(
 ) -> SparkSession:
     """Return a session with the settings that the pipeline needs and with the source ``bulltask``.
 
-    An existing session is used, because Spark has one in each process.
+    If the process already has a session, it is used, because Spark has one session per process.
 
     Args:
-        app: Its name, in Spark's user interface and logs.
-        master: Where it runs: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; by default what
-            ``spark-submit`` or the environment's ``SPARK_REMOTE`` says, else ``local[*]``.
-        ui: Serve Spark's user interface; with Spark Connect, the server decides.
-        shuffle_partitions: Partitions of a shuffled table; by default 4 in this process, Spark's default on a cluster.
-        conf: Further settings of Spark, which override the others. With Spark Connect only those that a session may
-            set.
+        app: The application's name in Spark's user interface and logs.
+        master: Spark's master: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; default: the
+            master of ``spark-submit`` or of the environment's ``SPARK_REMOTE``, else ``local[*]``.
+        ui: Whether to serve Spark's user interface; ignored with Spark Connect.
+        shuffle_partitions: The partitions of a shuffled table; default: 4 with a local master, else Spark's default.
+        conf: Further settings of Spark, which override the settings above. With Spark Connect, only settings that a
+            session may set.
 
     Returns:
         The session. ``session().stop()`` ends it.
@@ -62,7 +62,7 @@ def session(
     Raises:
         MissingExtraError: A package that Spark Connect needs is not installed.
     """
-    # Without it Spark's Python workers are the `python3` of PATH, which may lack packages that this process has.
+    # Otherwise Spark's Python workers use the `python3` of PATH, which may lack packages that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     server = _remote_server(master)
     builder = SparkSession.builder.appName(app)
@@ -75,22 +75,22 @@ def session(
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()
-    except ImportError as exc:  # only the Connect client checks for packages; it names the first
+    except ImportError as exc:  # only the Connect client checks for packages; the error names the first
         raise MissingExtraError(f"Spark Connect: pip install 'pyspark[connect]' 'pandas<3' ({exc})") from exc
     register(spark)
     return spark
 
 
 def _remote_server(master: str | None) -> str | None:
-    """Return the address of the Spark Connect server, if one is to be used."""
-    said = os.environ.get("SPARK_REMOTE", "") if master is None else master
-    return said if said.startswith("sc://") else None
+    """Return the address of the Spark Connect server; ``None`` without Spark Connect."""
+    address = os.environ.get("SPARK_REMOTE", "") if master is None else master
+    return address if address.startswith("sc://") else None
 
 
 def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, str]:
-    settings = dict(_NEEDED)
+    settings = dict(_REQUIRED_CONF)
     if master is not None and master.startswith("local"):
-        settings |= _LOCAL
+        settings |= _LOCAL_CONF
     if shuffle_partitions is not None:
         settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
     return settings
@@ -99,21 +99,21 @@ def _settings(master: str | None, shuffle_partitions: int | None) -> dict[str, s
 def register(spark: SparkSession, name: str = "bulltask") -> None:
     """Register ``format("bulltask")`` with a session.
 
-    A read with ``pushdown`` needs a setting of the session that is off by default; it is turned on here.
+    A read with ``pushdown`` needs a setting of the session that is off by default; this function turns it on.
 
     Args:
         spark: The session.
-        name: The format's name, if another one is needed.
+        name: The format's name.
     """
     spark.conf.set(PUSHDOWN, "true")
     archive = getattr(bulltask.__loader__, "archive", None)
     if archive is not None and not is_remote():
-        _find_in(archive, spark)
+        _add_to_pythonpath(archive, spark)
     spark.dataSource.register(_source(name))
 
 
-def _find_in(archive: str, spark: SparkSession) -> None:
-    """Make all of Spark's Python processes find bulltask where this one has it, in a zip archive (``--py-files``).
+def _add_to_pythonpath(archive: str, spark: SparkSession) -> None:
+    """Add bulltask's zip archive (``--py-files``) to the path of all of Spark's Python processes.
 
     Spark adds such files to the path of executors and of this process, but not of the process that plans a stream.
     """
@@ -126,5 +126,5 @@ def _find_in(archive: str, spark: SparkSession) -> None:
 def _source(name: str) -> type[DataSource]:
     if name == BulltaskSource.name():
         return BulltaskSource
-    # Spark asks the class for its name. This one is pickled by value, because it is not in a module.
+    # Spark calls the class method `name`. The class is pickled by value, because it is not in a module.
     return type("NamedSource", (BulltaskSource,), {"name": classmethod(lambda _: name)})

@@ -1,4 +1,4 @@
-"""Build the gold tables of some days again from bronze and silver."""
+"""Build the gold tables of some days from bronze and silver."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from bulltask.spark.tables.lake_tables import as_table, day_of, latest, read_tab
 __all__ = ["GoldInputs", "build_gold", "derived_tables", "minute_table", "read_inputs"]
 
 _DAY: Final = timedelta(days=1)
-_OF_ATTEMPTS: Final = (
+_ATTEMPT_COLUMNS: Final = (
     "queue", "job_id", "incarnation", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome",
     "reason", "error_fingerprint",
 )  # fmt: skip
-_OF_JOBS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
+_JOB_COLUMNS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -50,7 +50,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class GoldInputs:
-    """The rows that gold is built from: the latest versions, of some days and the days around them."""
+    """The rows that gold is built from: the latest rows of some days and of the days around them."""
 
     added: DataFrame
     attempts: DataFrame
@@ -59,20 +59,20 @@ class GoldInputs:
 
 
 def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
-    """Build all gold tables of some days (UTC) again and replace those that exist.
+    """Build all gold tables of some days (UTC) and replace existing rows.
 
-    A day without data gets tables without rows. Other days are not touched: an attempt that runs over midnight counts
-    in each of its days when that day is built. A day may be built any number of times; its rows change until all
-    attempts that began in it have ended, because an attempt is recorded when it ends.
+    A day without data gets empty tables. Other days are not changed: an attempt that runs over midnight counts in each
+    of its days when that day is built. A day may be built any number of times; its rows change until all attempts that
+    began on it have ended, because an attempt is recorded when it ends.
 
     Args:
         spark: A session, ideally from `bulltask.spark.session`.
         layout: The lake.
-        days: Which, in any order.
-        slo_config: Objectives, prices and capacities; none by default.
+        days: The days, in any order.
+        slo_config: Objectives, prices and capacities; default: none.
 
     Raises:
-        ConfigError: One of the days is 9999-12-31.
+        ConfigError: The days include 9999-12-31.
     """
     with AtomicSwap(layout) as swaps, _in_utc(spark):
         for span in _spans(days):
@@ -82,57 +82,57 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_co
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
                 for table, frame in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
                     written[table] = _write_table(frame, table, swaps.new_directory())
-            # All tables are complete before the first one becomes visible.
-            for table, place in written.items():
-                _swap_days(layout, swaps, table, place, span)
+            # All tables are complete before the first table becomes visible.
+            for table, directory in written.items():
+                _swap_days(layout, swaps, table, directory, span)
 
 
 def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
     """Read the rows that the gold tables of some days are built from.
 
-    A row may be superseded by one of any other day. Rows in earlier days can only supersede if a backfill wrote them,
-    and backfills only write days with gaps. Rows in later days are filtered by their beginning while the files are
-    read, unless the beginning can differ between versions of a row: for incarnations and attempts whose beginning was
-    not seen. One more day on either side allows for clocks that differ.
+    A row may be superseded by a row of any other day. Rows of earlier days can only supersede if a backfill wrote them,
+    and backfills only write days with gaps. Rows of later days are filtered by their start time while the files are
+    read, except where rows with the same key can have different start times: incarnations and attempts whose start
+    is unknown. One more day on either side allows for clocks that differ.
     """
     before, after = str(span.first - _DAY), fn.lit(span.end + _DAY)
 
-    def rows(table: Table, began: str, over: Column) -> DataFrame:
-        is_found, is_near = fn.col("source") == "snapshot", fn.col("dt") >= before
-        if filled := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
-            is_near |= fn.col("dt").isin(*map(str, filled)) & is_found
-        began_early = fn.col(began).isNull() | (fn.col(began) < after)
-        known = began_early | is_found | fn.col("incarnation").isNull()
+    def rows(table: Table, started: str, ended_at: Column) -> DataFrame:
+        is_snapshot, is_near = fn.col("source") == "snapshot", fn.col("dt") >= before
+        if backfilled_days := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
+            is_near |= fn.col("dt").isin(*map(str, backfilled_days)) & is_snapshot
+        starts_early = fn.col(started).isNull() | (fn.col(started) < after)
+        known = starts_early | is_snapshot | fn.col("incarnation").isNull()
         return latest(read_table(spark, layout, table).where(is_near & known), table).where(
-            (over >= fn.lit(span.start)) & _began_before(fn.col(began), span)
+            (ended_at >= fn.lit(span.start)) & _starts_before(fn.col(started), span)
         )
 
     days = fn.col("dt").between(str(span.first), str(span.last))
     added = read_table(spark, layout, EVENTS).where(days & (fn.col("event") == "added"))
     return GoldInputs(
         added.select("queue", "name", "event_at"),
-        rows(ATTEMPTS, "started_at", fn.coalesce("ended_at", "started_at")).select(*_OF_ATTEMPTS),
-        rows(JOBS, "created_at", fn.coalesce("finished_at", "as_of")).select(*_OF_JOBS),
+        rows(ATTEMPTS, "started_at", fn.coalesce("ended_at", "started_at")).select(*_ATTEMPT_COLUMNS),
+        rows(JOBS, "created_at", fn.coalesce("finished_at", "as_of")).select(*_JOB_COLUMNS),
         _gaps(read_table(spark, layout, GAPS), span),
     )
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the gaps that touch some days. Usually there are none; an empty frame then makes Spark's plan shorter."""
-    until = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
-    since = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
-    touching = gaps.where(until & since)
+    """Return the gaps that touch some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
+    ends_late = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
+    starts_early = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
+    touching = gaps.where(ends_late & starts_early)
     return gaps.where(fn.lit(False)) if touching.isEmpty() else touching
 
 
-def _began_before(began: Column, span: DaySpan) -> Column:
-    return began.isNull() | (began < fn.lit(span.end))
+def _starts_before(started: Column, span: DaySpan) -> Column:
+    return started.isNull() | (started < fn.lit(span.end))
 
 
 def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Build ``gold.task_minute`` of some days."""
-    happened = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
-    minutes = task_minutes(happened, inputs.gaps, span)
+    facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
+    minutes = task_minutes(facts, inputs.gaps, span)
     return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
 
 
@@ -142,7 +142,7 @@ def derived_tables(
     """Build the other gold tables of some days.
 
     Args:
-        inputs: The rows that they are built from.
+        inputs: The rows that the tables are built from.
         minutes: Rows of ``gold.task_minute`` of these days.
         span: The days.
         slo_config: Objectives, prices and capacities.
@@ -160,10 +160,12 @@ def derived_tables(
 
 
 def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
-    """Join consecutive days: they are built together."""
+    """Yield spans of consecutive days, which are built together."""
     ordered = sorted(set(days))
     if date.max in ordered:
-        raise ConfigError(f"there is no gold of {date.max}: that day holds events with times after the year 9999")
+        raise ConfigError(
+            f"gold cannot be built for {date.max}: events with times after the year 9999 are stored on that day"
+        )
     start = 0
     for index, day in enumerate(ordered):
         if index + 1 == len(ordered) or ordered[index + 1] - day > _DAY:
@@ -171,18 +173,18 @@ def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
             start = index + 1
 
 
-def _write_table(frame: DataFrame, table: Table, place: Path) -> Path:
-    """Write a table's rows, one file for each day, in the order of their key."""
-    in_order = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
-    in_order.write.partitionBy("dt").parquet(str(place))
-    return place
+def _write_table(frame: DataFrame, table: Table, directory: Path) -> Path:
+    """Write a table's rows, one file for each day, sorted by key."""
+    ordered = frame.repartition("dt").sortWithinPartitions("dt", *table.key)
+    ordered.write.partitionBy("dt").parquet(str(directory))
+    return directory
 
 
-def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, place: Path, span: DaySpan) -> None:
-    """Replace old days by new ones; a day without rows replaces the old one too."""
+def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path, span: DaySpan) -> None:
+    """Replace old days by new days; a day without rows also replaces the old day."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
-        new = place / day.name
+        new = directory / day.name
         new.mkdir(parents=True, exist_ok=True)
         swaps.swap(new, day, [day] if day.exists() else [])
 
@@ -202,7 +204,7 @@ def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Make days UTC and files portable, whatever the session's settings are."""
+    """Override the session's settings, so that days are UTC and files portable."""
     before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
     try:
         for name, value in _SETTINGS.items():

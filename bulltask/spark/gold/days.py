@@ -1,4 +1,4 @@
-"""The gold tables of days: failures, objectives, costs."""
+"""The gold tables by day: failures, objectives, costs."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
         attempts: The latest rows of ``silver.attempts``.
         span: The days.
     """
-    kinds = ("dt", "queue", "name", "error_fingerprint")
+    keys = ("dt", "queue", "name", "error_fingerprint")
     failures = attempts.where((fn.col("outcome") == "failed") & span.holds(fn.col("ended_at"))).withColumn(
         "dt", day_of(fn.col("ended_at"))
     )
-    newest = Window.partitionBy(*kinds).orderBy(fn.desc("ended_at"), "job_id", "incarnation")
-    sample = fn.when(fn.col("place") <= _SAMPLES, fn.struct("place", "job_id"))
-    of_task = Window.partitionBy("dt", "queue", "name")
+    newest = Window.partitionBy(*keys).orderBy(fn.desc("ended_at"), "job_id", "incarnation")
+    sample = fn.when(fn.col("rank") <= _SAMPLES, fn.struct("rank", "job_id"))
+    by_task = Window.partitionBy("dt", "queue", "name")
     return (
-        failures.withColumn("place", fn.row_number().over(newest))
-        .groupBy(*kinds)
+        failures.withColumn("rank", fn.row_number().over(newest))
+        .groupBy(*keys)
         .agg(
             fn.count("*").alias("count"),
             fn.min("ended_at").alias("first_seen"),
             fn.max("ended_at").alias("last_seen"),
-            fn.min_by("reason", "place").alias("sample_reason"),
+            fn.min_by("reason", "rank").alias("sample_reason"),
             fn.array_sort(fn.collect_list(sample))["job_id"].alias("sample_job_ids"),
         )
-        .withColumn("fraction", fn.col("count") / fn.sum("count").over(of_task))
+        .withColumn("fraction", fn.col("count") / fn.sum("count").over(by_task))
     )
 
 
@@ -60,60 +60,68 @@ def slo_days(
         jobs: The latest rows of ``silver.jobs``.
         gaps: Rows of ``bronze.gaps``.
         span: The days.
-        objectives: The objectives; without any, there are no rows.
+        objectives: The objectives; without objectives there are no rows.
     """
     objectives = list(objectives)
-    measured = _measured(attempts, jobs, span).where(fn.lit(bool(objectives)))
-    targets = fn.filter(fn.array(*_targets(objectives)), lambda wanted: wanted["target"].isNotNull())
-    met = (fn.col("ms") <= fn.col("objective_ms")) & fn.col("may_be_good")
-    total, good = fn.count("*"), fn.count_if(met)
+    durations = _durations(attempts, jobs, span).where(fn.lit(bool(objectives)))
+    targets = fn.filter(fn.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
+    is_good = (fn.col("ms") <= fn.col("objective_ms")) & fn.col("may_be_good")
+    total, good = fn.count("*"), fn.count_if(is_good)
     missed = 1 - fn.col("attainment")
     return (
-        measured.select("*", fn.inline(targets))
+        durations.select("*", fn.inline(targets))
         .groupBy("dt", "queue", "name", "metric", "objective_ms", "target")
         .agg(total.alias("total"), good.alias("good"))
         .withColumn("attainment", fn.col("good") / fn.col("total"))
         .withColumn("budget_left", 1 - missed / (1 - fn.col("target")))
         .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", fn.col("touched").isNull())
+        .withColumn("complete", fn.col("has_gap").isNull())
     )
 
 
-def _measured(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
-    """List every measured duration: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
+def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame:
+    """Return all measured durations: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
 
-    def lengths(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
+    def select_durations(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
         ms = fn.col(f"{metric}_ms")
         return rows.where(span.holds(fn.col(at)) & ms.isNotNull()).select(
             "queue", "name", day_of(fn.col(at)).alias("dt"), fn.lit(metric.value).alias("metric"),
             ms.alias("ms"), good.alias("may_be_good"),
         )  # fmt: skip
 
-    waits = lengths(attempts.where("attempt = 1"), Metric.WAIT, "started_at", fn.lit(True))
-    runs = lengths(attempts, Metric.RUN, "ended_at", fn.lit(True))
-    totals = lengths(jobs, Metric.TOTAL, "finished_at", fn.col("state") == "completed")
+    waits = select_durations(attempts.where("attempt = 1"), Metric.WAIT, "started_at", fn.lit(True))
+    runs = select_durations(attempts, Metric.RUN, "ended_at", fn.lit(True))
+    totals = select_durations(jobs, Metric.TOTAL, "finished_at", fn.col("state") == "completed")
     return waits.unionByName(runs).unionByName(totals)
 
 
 def _targets(objectives: Iterable[Objective]) -> list[Column]:
-    """Return the objectives as structs of a time and a target, null if the objective does not apply to a row."""
+    """Return the objectives as structs of a duration and a target, which is null if the objective does not apply."""
     targets: dict[tuple[str, int], list[Column]] = {}
-    for one in objectives:
-        is_its = (fn.col("metric") == str(one.metric)) & _like("queue", one.queue) & _like("name", one.name)
-        targets.setdefault((one.metric, one.within_ms), []).append(fn.when(is_its, fn.lit(float(one.target))))
-    wanted = [
-        fn.struct(fn.lit(ms).cast("long").alias("objective_ms"), fn.coalesce(*of_tasks).alias("target"))
-        for (_, ms), of_tasks in targets.items()
+    for objective in objectives:
+        applies = (
+            (fn.col("metric") == str(objective.metric))
+            & _matches("queue", objective.queue)
+            & _matches("name", objective.name)
+        )
+        targets.setdefault((objective.metric, objective.within_ms), []).append(
+            fn.when(applies, fn.lit(float(objective.target)))
+        )
+    structs = [
+        fn.struct(fn.lit(ms).cast("long").alias("objective_ms"), fn.coalesce(*target_columns).alias("target"))
+        for (_, ms), target_columns in targets.items()
     ]
-    nothing = fn.struct(fn.lit(None).cast("long").alias("objective_ms"), fn.lit(None).cast("double").alias("target"))
-    return [*wanted, nothing]
+    null_struct = fn.struct(
+        fn.lit(None).cast("long").alias("objective_ms"), fn.lit(None).cast("double").alias("target")
+    )
+    return [*structs, null_struct]
 
 
-def _like(column: str, pattern: str) -> Column:
+def _matches(column: str, pattern: str) -> Column:
     if pattern == EVERY:  # also matches rows without a name
         return fn.lit(True)
-    text = ".*".join(map(re.escape, pattern.split(EVERY)))
-    return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{text}\z"), fn.lit(False))
+    regex = ".*".join(map(re.escape, pattern.split(EVERY)))
+    return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{regex}\z"), fn.lit(False))
 
 
 def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
@@ -123,7 +131,7 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
         minutes: Rows of ``gold.task_minute`` of the span.
         gaps: Rows of ``bronze.gaps``.
         span: The days.
-        prices: Of an hour of a worker, by queue and ``*``; other queues have no costs.
+        prices: The price of a worker's hour, by queue and ``*``; other queues have no costs.
     """
     ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
     cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)
@@ -146,11 +154,11 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
             }
         )
         .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", fn.col("touched").isNull())
+        .withColumn("complete", fn.col("has_gap").isNull())
     )
 
 
 def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """List the queues' days that gaps touch."""
+    """Return the days of each queue that gaps touch."""
     day = day_of(fn.timestamp_millis("step"))
-    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), fn.lit(True).alias("touched")).distinct()
+    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), fn.lit(True).alias("has_gap")).distinct()

@@ -1,10 +1,10 @@
-"""What happened in which minute: the facts that the gold tables of minutes aggregate.
+"""The facts that the gold tables by minute aggregate.
 
-A fact says that something (``kind``) happened in a minute, how often or for how long (``amount``), and for waits and
-runs in which class of the histogram. So all sums need a single shuffle of little more data than the result has.
+A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for waits and runs the histogram
+``bucket``. So all sums need a single shuffle, of little more data than the result has.
 
-Much of this is SQL text: each Python call on a column is a call into the JVM and back, and hundreds of them take longer
-than the work itself.
+Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of calls take longer than
+the work itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COUNTERS: Final = (
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
 
-_ENDED: Final = {
+_COUNTER_OF_OUTCOME: Final = {
     "completed": "completed",
     "failed": "failed",
     "retry": "retried",
@@ -71,35 +71,35 @@ class DaySpan:
         return int(self.end.timestamp()) * 1000
 
     def holds(self, at: Column) -> Column:
-        """Return whether a time is in these days."""
+        """Return a column: whether a time is in these days."""
         return (at >= fn.lit(self.start)) & (at < fn.lit(self.end))
 
 
 def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return what happened in the minutes of some days.
+    """Return the facts of the minutes of some days.
 
     Args:
-        added: The events ``added`` of `bulltask.lake.tables.EVENTS`.
+        added: The ``added`` events of ``bronze.events``.
         attempts: The latest rows of ``silver.attempts``.
         jobs: The latest rows of ``silver.jobs``.
         gaps: Rows of ``bronze.gaps``.
-        span: The days. Rows of other days are left out.
+        span: The days. Rows of other days are omitted.
 
     Returns:
         ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``bucket``, ``amount``.
     """
-    enqueued = _fact(_minute("unix_millis(event_at)"), "'enqueued'")
-    over_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
-    over = _fact(_minute(f"unix_millis({over_at})"), "if(finished_at is null, 'removed', 'finished')")
+    enqueued = _fact_sql(_minute_sql("unix_millis(event_at)"), "'enqueued'")
+    ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
+    ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
     all_facts = [
-        _flatten(_of_attempts(attempts, span)),
+        _flatten(_attempt_facts(attempts, span)),
         _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
-        _flatten(jobs.where(span.holds(fn.expr(over_at))).selectExpr("queue", "name", f"{over} as fact")),
-        # A minute with lost events has a row, even if all its events are lost.
+        _flatten(jobs.where(span.holds(fn.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
+        # A minute with lost events has a row even if all its events are lost.
         _flatten(
             gap_steps(gaps, span, MINUTE_MS)
-            .where("from_seen")
-            .selectExpr("queue", "cast(null as string) as name", f"{_fact('step', _text('gap'), '0')} as fact")
+            .where("creates_rows")
+            .selectExpr("queue", "cast(null as string) as name", f"{_fact_sql('step', _quote('gap'), '0')} as fact")
         ),
     ]
     return reduce(DataFrame.unionByName, all_facts)
@@ -109,20 +109,20 @@ def _flatten(facts: DataFrame) -> DataFrame:
     return facts.select("queue", "name", "fact.*")
 
 
-def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Return for each attempt its start, its end, and how long it ran in each minute."""
-    at_start, at_end = _minute("started"), _minute("ended")
-    counter = "".join(f" when {_text(outcome)} then {_text(name)}" for outcome, name in _ENDED.items())
+def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
+    """Return the facts of attempts: start, end, and the run time in each minute."""
+    at_start, at_end = _minute_sql("started"), _minute_sql("ended")
+    counter = "".join(f" when {_quote(outcome)} then {_quote(name)}" for outcome, name in _COUNTER_OF_OUTCOME.items())
     single = ", ".join([
-        _fact(at_start, _text("started")),
-        _fact(at_start, "if(wait_ms is not null, 'waited', null)", "1", _class_of("wait_ms")),
-        _fact(at_end, f"case outcome {counter} end"),
-        _fact(at_end, "if(run_ms is not null, 'ran', null)", "1", _class_of("run_ms")),
+        _fact_sql(at_start, _quote("started")),
+        _fact_sql(at_start, "if(wait_ms is not null, 'waited', null)", "1", _bucket_sql("wait_ms")),
+        _fact_sql(at_end, f"case outcome {counter} end"),
+        _fact_sql(at_end, "if(run_ms is not null, 'ran', null)", "1", _bucket_sql("run_ms")),
     ])  # fmt: skip
-    is_told = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
-    busy, wasted = (_fact("piece.step", _text(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms"))
-    all_ = f"""concat(
-        filter(array({single}), fact -> {is_told}),
+    is_wanted = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
+    busy, wasted = (_fact_sql("piece.step", _quote(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms"))
+    facts = f"""concat(
+        filter(array({single}), fact -> {is_wanted}),
         transform(pieces, piece -> {busy}),
         transform(if({_WASTED}, pieces, slice(pieces, 1, 0)), piece -> {wasted})
     )"""
@@ -130,34 +130,34 @@ def _of_attempts(attempts: DataFrame, span: DaySpan) -> DataFrame:
         "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
         "unix_millis(ended_at) as ended",
     )  # fmt: skip
-    cut = timed.selectExpr("*", f"{split_steps('started', 'ended', span, MINUTE_MS)} as pieces")
-    return cut.selectExpr("queue", "name", f"explode({all_}) as fact")
+    split = timed.selectExpr("*", f"{split_steps('started', 'ended', span, MINUTE_MS)} as pieces")
+    return split.selectExpr("queue", "name", f"explode({facts}) as fact")
 
 
 def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
-    """Split the time between two moments (milliseconds) at the whole minutes or days of a span, in SQL.
+    """Return SQL that splits the time between two moments (milliseconds) at the minutes or days of a span.
 
     Returns:
-        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if one of the two
-        moments is unknown, or the time does not touch the span.
+        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
+        moment is unknown or the time does not touch the span.
     """
-    first = f"greatest({_floor(started, step_ms)}, {span.start_ms}L)"
-    last = f"least({_floor(ended, step_ms)}, {span.end_ms - step_ms}L)"
+    first = f"greatest({_floor_sql(started, step_ms)}, {span.start_ms}L)"
+    last = f"least({_floor_sql(ended, step_ms)}, {span.end_ms - step_ms}L)"
     # sequence() would also count backwards, and greatest() and least() ignore nulls.
-    is_in = f"{started} is not null and {ended} is not null and {first} <= {last}"
-    steps = f"if({is_in}, sequence({first}, greatest({first}, {last}), {step_ms}L), cast(array() as array<bigint>))"
+    overlaps = f"{started} is not null and {ended} is not null and {first} <= {last}"
+    steps = f"if({overlaps}, sequence({first}, greatest({first}, {last}), {step_ms}L), cast(array() as array<bigint>))"
     piece = f"'step', step, 'from', greatest({started}, step), 'to', least({ended}, step + {step_ms}L)"
     return f"transform({steps}, step -> named_struct({piece}))"
 
 
 def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
-    """Return which minutes or days of a span the gaps touch.
+    """Return the minutes or days of a span that gaps touch.
 
-    A gap without a known end touches everything up to its detection. One without a known beginning touches everything
-    before its end, but creates rows (``from_seen``) only from its end on.
+    A gap without a known end touches all minutes up to its detection. A gap without a known beginning touches all
+    minutes before its end, but creates rows (``creates_rows``) only from its end on.
 
     Returns:
-        ``queue``, ``step`` (its first millisecond), ``lost``, ``from_seen``: a row for each gap and step.
+        ``queue``, ``step`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and step.
     """
     ends = gaps.selectExpr(
         "queue", "lost", "unix_millis(after_at) as since",
@@ -166,27 +166,27 @@ def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
     )  # fmt: skip
     touched = split_steps("coalesce(since, 0L)", "until", span, step_ms)
     rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")
-    from_seen = f"since is not null or {_floor('until', step_ms)} = piece.step"
-    return rows.selectExpr("queue", "piece.step as step", "lost", f"{from_seen} as from_seen")
+    creates_rows = f"since is not null or {_floor_sql('until', step_ms)} = piece.step"
+    return rows.selectExpr("queue", "piece.step as step", "lost", f"{creates_rows} as creates_rows")
 
 
-def _floor(ms: str, step_ms: int) -> str:
+def _floor_sql(ms: str, step_ms: int) -> str:
     return f"({ms} - {ms} % {step_ms}L)"
 
 
-def _minute(ms: str) -> str:
-    return _floor(ms, MINUTE_MS)
+def _minute_sql(ms: str) -> str:
+    return _floor_sql(ms, MINUTE_MS)
 
 
-def _class_of(ms: str) -> str:
-    """`bulltask.lake.log_histogram.bucket_of` as SQL."""
+def _bucket_sql(ms: str) -> str:
+    """Return `bulltask.lake.log_histogram.bucket_of` as SQL."""
     return f"if({ms} <= 0, {ZERO}, cast(ceil(ln({ms}) / {math.log(GROWTH)!r}D) as int))"
 
 
-def _fact(minute: str, kind: str, amount: str = "1", bucket: str = "cast(null as int)") -> str:
+def _fact_sql(minute: str, kind: str, amount: str = "1", bucket: str = "cast(null as int)") -> str:
     amount = f"cast({amount} as bigint)"
     return f"named_struct('minute', {minute}, 'kind', {kind}, 'bucket', {bucket}, 'amount', {amount})"
 
 
-def _text(word: str) -> str:
-    return f"'{word}'"
+def _quote(text: str) -> str:
+    return f"'{text}'"

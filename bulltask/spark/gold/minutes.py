@@ -1,4 +1,4 @@
-"""The gold tables of minutes, and aggregates of minutes."""
+"""The gold tables by minute, and aggregates of minutes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, DaySpan, gap_steps, s
 
 __all__ = ["by_queue", "capacity_minutes", "merge_minutes", "percentile", "task_minutes"]
 
-_CLASSED: Final = {"wait": "waited", "run": "ran"}
+_HISTOGRAM_KINDS: Final = {"wait": "waited", "run": "ran"}
 _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -23,12 +23,12 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Aggregate ``gold.task_minute``, without its partition.
 
     Args:
-        facts: From `bulltask.spark.gold.facts.minute_facts`.
+        facts: The facts of `bulltask.spark.gold.facts.minute_facts`.
         gaps: Rows of ``bronze.gaps``.
         span: The days.
     """
     lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", fn.col("step").alias("minute"))
-    summed = _summed(facts, ("queue", "name", "minute"))
+    summed = _sum_facts(facts, ("queue", "name", "minute"))
     return (
         summed.join(lost.agg(fn.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
         .withColumn("complete", fn.col("events_lost").isNull())
@@ -38,62 +38,62 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
-    """Aggregate minutes to hours, days, weeks or months; percentiles are accurate to 1 %, as those of minutes are.
+    """Aggregate minutes to hours, days, weeks or months. Percentiles are within 1 %, as in the minutes.
 
     Args:
         minutes: Rows of ``gold.task_minute``.
         unit: A unit of Spark's ``date_trunc``: ``minute``, ``hour``, ``day``, ``week`` ...
-        by: The columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` everything.
+        by: The columns to group by: ``("queue",)`` adds up the tasks of a queue, ``()`` adds up all rows.
 
     Returns:
         ``by``, ``since`` (the beginning, UTC) and the columns of ``gold.task_minute`` except ``events_lost``;
-        ``complete`` if all of the minutes are.
+        ``complete`` is true if all minutes are complete.
     """
-    counted = ", ".join(_amount(name, name) for name in COUNTERS)
-    classed = (
-        f"transform(map_entries({column}_counts), entry -> {_amount(kind, 'entry.value', 'entry.key')})"
-        for column, kind in _CLASSED.items()
+    counters = ", ".join(_fact_sql(name, name) for name in COUNTERS)
+    histograms = (
+        f"transform(map_entries({column}_counts), entry -> {_fact_sql(kind, 'entry.value', 'entry.key')})"
+        for column, kind in _HISTOGRAM_KINDS.items()
     )
-    some = f"filter(concat(array({counted}), {', '.join(classed)}), fact -> fact.amount != 0)"
-    flag = f"array({_amount('minute', '0')}, {_amount('incomplete', 'if(complete, 0, 1)')})"
+    nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
+    flags = f"array({_fact_sql('minute', '0')}, {_fact_sql('incomplete', 'if(complete, 0, 1)')})"
     facts = minutes.select(
-        *by, fn.date_trunc(unit, "minute").alias("since"), fn.expr(f"inline(concat({some}, {flag}))")
+        *by, fn.date_trunc(unit, "minute").alias("since"), fn.expr(f"inline(concat({nonzero}, {flags}))")
     )
-    return _summed(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
+    return _sum_facts(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
 
 
-def _amount(kind: str, amount: str, bucket: str = "null") -> str:
+def _fact_sql(kind: str, amount: str, bucket: str = "null") -> str:
     values = f"'bucket', cast({bucket} as int), 'amount', cast({amount} as bigint)"
     return f"named_struct('kind', '{kind}', {values})"
 
 
-def _summed(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
-    """Add up facts to a row for each key: the counters, the histograms, and their percentiles."""
-    few = facts.groupBy(*keys, "kind", "bucket").agg(fn.sum("amount").alias("amount"))
+def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
+    """Aggregate facts to a row for each key: counters, histograms, and percentiles."""
+    summed = facts.groupBy(*keys, "kind", "bucket").agg(fn.sum("amount").alias("amount"))
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
         f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(bucket, amount), null))))"
         f" as {column}_counts"
-        for column, kind in _CLASSED.items()
+        for column, kind in _HISTOGRAM_KINDS.items()
     ]
-    rows = few.groupBy(*keys).agg(*map(fn.expr, [*sums, *counts, *others]))
+    rows = summed.groupBy(*keys).agg(*map(fn.expr, [*sums, *counts, *others]))
     percentiles = [
         f"{percentile(f'{column}_counts', quantile)} as {column}_{name}"
-        for column in _CLASSED
+        for column in _HISTOGRAM_KINDS
         for name, quantile in _QUANTILES.items()
     ]
     return rows.selectExpr("*", *percentiles)
 
 
 def percentile(counts: str, quantile: float) -> str:
-    """`bulltask.lake.log_histogram.percentile` of a column like ``wait_counts``, in SQL; its buckets are in order."""
-    total = f"aggregate(map_values({counts}), 0L, (sum, one) -> sum + one)"
-    nothing = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
-    last = "if(found.seen < found.wanted, one.key, found.last)"
-    next_ = f"named_struct('seen', found.seen + one.value, 'wanted', found.wanted, 'last', {last})"
-    value = f"cast(round(2 * pow({GROWTH!r}D, found.last) / {GROWTH + 1!r}D) as bigint)"
-    result = f"if(found.last = {ZERO}, 0L, {value})"
-    return f"aggregate(map_entries({counts}), {nothing}, (found, one) -> {next_}, found -> {result})"
+    """Return `bulltask.lake.log_histogram.percentile` of a column like ``wait_counts`` as SQL; buckets are sorted."""
+    total = f"aggregate(map_values({counts}), 0L, (sum, count) -> sum + count)"
+    start = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
+    last = "if(state.seen < state.wanted, entry.key, state.last)"
+    step = f"named_struct('seen', state.seen + entry.value, 'wanted', state.wanted, 'last', {last})"
+    value = f"cast(round(2 * pow({GROWTH!r}D, state.last) / {GROWTH + 1!r}D) as bigint)"
+    result = f"if(state.last = {ZERO}, 0L, {value})"
+    return f"aggregate(map_entries({counts}), {start}, (state, entry) -> {step}, state -> {result})"
 
 
 def capacity_minutes(
@@ -105,24 +105,23 @@ def capacity_minutes(
         minutes: Rows of ``gold.task_minute`` of the span.
         attempts: The latest rows of ``silver.attempts``.
         span: The days.
-        capacities: How many jobs can run at a time, by queue and ``*``; for other queues, the greatest number that ran
-            at the same time on that day.
+        capacities: The maximum number of running jobs by queue and ``*``; for other queues, the day's observed maximum.
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
-    given = by_queue(capacities, "bigint")
-    seen = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
+    configured = by_queue(capacities, "bigint")
+    observed = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
     joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
         "*", "enqueued as arrivals", "finished + removed as departures",
         "enqueued - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_workers",
         "coalesce(peak, 0L) as peak_workers",
     )  # fmt: skip
-    return joined.withColumn("capacity", fn.coalesce(given, seen)).selectExpr(
+    return joined.withColumn("capacity", fn.coalesce(configured, observed)).selectExpr(
         "*", "busy_workers / capacity as utilisation"
     )
 
 
 def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the greatest number of attempts that ran at the same time in each minute."""
+    """Return the maximum number of running attempts in each minute."""
     ran = split_steps("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
     ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
     # A worker may acquire the next job in the millisecond in which it finishes one: ends come first.
@@ -138,7 +137,7 @@ def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def by_queue(values: Mapping[str, Any], kind: str) -> Column:
-    """Look up a row's queue in values by queue, where ``*`` is every other queue; null if it is not there."""
-    found = [fn.when(fn.col("queue") == queue, fn.lit(value)) for queue, value in values.items() if queue != EVERY]
-    rest = [fn.lit(values[EVERY])] if EVERY in values else []
-    return reduce(fn.coalesce, [*found, *rest, fn.lit(None)]).cast(kind)
+    """Return the value of a row's queue, where ``*`` stands for all other queues; null if there is no value."""
+    cases = [fn.when(fn.col("queue") == queue, fn.lit(value)) for queue, value in values.items() if queue != EVERY]
+    default = [fn.lit(values[EVERY])] if EVERY in values else []
+    return reduce(fn.coalesce, [*cases, *default, fn.lit(None)]).cast(kind)

@@ -1,12 +1,12 @@
 """The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` on arrays.
 
-As long as the events fit into one process, this takes a hundredth of the time that Spark takes to plan and run
-:mod:`~bulltask.spark.lifecycle.sql`. It uses the same steps: the events of each job in order; an event's neighbours;
-running sums, and the last event of some kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` turns the
+If the events fit into one process, this takes a hundredth of the time of :mod:`~bulltask.spark.lifecycle.sql` in Spark.
+It uses the same steps: the events of each job in order; an event's neighbours; running sums, and the last event of a
+kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` turns the
 result into rows.
 
-An index of -1 means none. Arrays that are looked up by index have one more element than there are events; this last one
-is the value for "no event". A time of -1 also means none, because times of streams begin with 0.
+An index of -1 means no event. Arrays that are looked up by index have an additional last element, the value for "no
+event". A time of -1 means no time, because the times of streams begin with 0.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ KINDS: Final = tuple(STATE_AFTER)
 OUTCOMES: Final = ("open", "retry", "stalled", "completed", "failed", "waiting-children")
 """The outcomes of attempts, by number."""
 
-_NUMBER: Final = {kind: number for number, kind in enumerate(KINDS)}
-_ADDED, _WAITING, _ACTIVE, _FAILED = (_NUMBER[kind] for kind in ("added", "waiting", "active", "failed"))
-_DELAYED, _STALLED, _CHILDREN, _REMOVED = (
-    _NUMBER[kind] for kind in ("delayed", "stalled", "waiting-children", "removed")
+_KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
+_ADDED, _WAITING, _ACTIVE, _FAILED = (_KIND_NUMBERS[kind] for kind in ("added", "waiting", "active", "failed"))
+_DELAYED, _STALLED, _WAITING_CHILDREN, _REMOVED = (
+    _KIND_NUMBERS[kind] for kind in ("delayed", "stalled", "waiting-children", "removed")
 )
 _NONE: Final = -1
 
-_OUTCOME_OF: Final = np.array([OUTCOMES.index(kind) if kind in OUTCOMES else 0 for kind in KINDS] + [0])
-"""The outcome of an attempt that ends with an event of each kind, whatever came before."""
+_OUTCOME_OF_KIND: Final = np.array([OUTCOMES.index(kind) if kind in OUTCOMES else 0 for kind in KINDS] + [0])
+"""The outcome of an attempt that ends with an event of each kind, independent of earlier events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifecycles:
-    """Events in order: those of a job are adjacent.
+    """Events in order. The events of a job are adjacent.
 
     Attributes:
-        table: The events as they were given: the columns `LIFECYCLE_COLUMNS`.
+        table: The events in input order, with the columns `LIFECYCLE_COLUMNS`.
         order: The row of each event in the table.
-        kind, ms, seq, from_active, is_new: Of each event and, in the last element, of none.
-        first, last: Index of the first and of the last event of the same job.
-        previous, next: Index of the event before and after it.
+        kind, ms, seq, from_active, is_new: The values of each event and, in the last element, of "no event".
+        first, last: The index of the first and of the last event of the same job.
+        previous, next: The index of the job's previous and next event.
     """
 
     table: pa.Table
@@ -82,22 +82,23 @@ class Lifecycles:
 
 @dataclass(frozen=True, slots=True)
 class DerivedColumns:
-    """What each event and those before it say about the job.
+    """Values that are derived from each event and the job's earlier events.
 
     Attributes:
         lifecycles: The events.
-        begins: An attempt begins with it; if it is not ``active``, an attempt that was not seen to begin ends with it.
+        begins: Whether an attempt begins with the event. If the event is not ``active``, it ends an attempt whose start
+            is unknown.
         outcome: The outcome of this attempt, an index of `OUTCOMES`.
-        end: The event that ended it; also set if it has not ended but another event follows.
-        queued_ms, started_ms, ended_ms: Of this attempt.
-        decided: The event that decided its outcome, or the last one known.
-        decider: The event that must be known to decide it.
-        added: The event that added the job, in this incarnation.
-        begun, stalls, wait_ms, run_ms: How many attempts this incarnation had so far, how many stalled, how long they
-            waited and ran; -1 for a sum of nothing.
+        end: The event that ended the attempt; also set if the attempt has not ended but another event follows.
+        queued_ms, started_ms, ended_ms: The times of this attempt.
+        decided: The event that decided the outcome, or the last known event.
+        decider: The event that must be known to decide the outcome.
+        added: The added event of this incarnation.
+        attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
+            attempts, the sums of waits and runs; -1 for an empty sum.
         kept: The last event except ``removed``.
-        first_started_ms: When the job was acquired for the first time in this incarnation.
-        is_last: It is the last event of an incarnation of which more than the removal is known.
+        first_started_ms: When the job was first acquired in this incarnation.
+        is_last: Whether the event is the last event of an incarnation of which more than the removal is known.
     """
 
     lifecycles: Lifecycles
@@ -110,7 +111,7 @@ class DerivedColumns:
     decided: Ints
     decider: Ints
     added: Ints
-    begun: Ints
+    attempt_count: Ints
     stalls: Ints
     wait_ms: Ints
     run_ms: Ints
@@ -121,72 +122,73 @@ class DerivedColumns:
 
 def lifecycle_events(events: pa.Table) -> pa.Table:
     """Return the events that belong to a job's lifecycle, with the columns `LIFECYCLE_COLUMNS`."""
-    event, was_done = events["event"], is_in(events["prev"], FINISHED)
-    is_needed = pc.invert(pc.and_(pc.equal(event, "removed"), was_done))
+    event, was_finished = events["event"], is_in(events["prev"], FINISHED)
+    is_needed = pc.invert(pc.and_(pc.equal(event, "removed"), was_finished))
     is_relevant = pc.and_(pc.and_(is_in(event, KINDS), is_needed), pc.is_valid(events["job_id"]))
     return events.select(LIFECYCLE_COLUMNS).filter(is_relevant)
 
 
 def job_numbers(events: pa.Table) -> Ints:
     """Number the jobs from 0 in order of appearance; return the number of each event's job."""
-    queues, ids = (_encoded(events[name]) for name in ("queue", "job_id"))
+    queues, ids = (_dictionary_encode(events[name]) for name in ("queue", "job_id"))
     # Different queues can have the same ids.
     both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
-    return np.asarray(_encoded(pa.array(both)).indices.to_numpy().astype(np.int64))
+    return np.asarray(_dictionary_encode(pa.array(both)).indices.to_numpy().astype(np.int64))
 
 
 def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
     """Put events in order.
 
     Args:
-        events: What `lifecycle_events` returned, each once.
-        jobs: Their `job_numbers`.
-        is_new: Which of them belong to this batch.
+        events: The result of `lifecycle_events`, without duplicates.
+        jobs: The `job_numbers` of the events.
+        is_new: Whether each event belongs to this batch.
     """
     ms, seq = (events[name].fill_null(0).to_numpy() for name in ("event_ms", "event_seq"))
     order = np.lexsort((seq, ms, jobs))
     kind = pc.index_in(events["event"], pa.array(KINDS, events["event"].type)).to_numpy()
     from_active = pc.fill_null(pc.equal(events["prev"], "active"), fill_value=False).to_numpy()
-    job, place = jobs[order], np.arange(len(order))
+    job, index = jobs[order], np.arange(len(order))
     begins = np.append(np.ones(min(len(job), 1), bool), job[1:] != job[:-1])
     ends = np.append(begins[1:], np.ones(min(len(job), 1), bool))
-    starts, stops = place[begins], place[ends]
+    starts, stops = index[begins], index[ends]
     number = np.cumsum(begins) - 1
     return Lifecycles(
         events, order,
         np.append(kind[order].astype(np.int64), _NONE), np.append(ms[order], -1), np.append(seq[order], -1),
         np.append(from_active[order], False), np.append(is_new[order], False),
-        starts[number], stops[number], np.where(begins, -1, place - 1), np.where(ends, -1, place + 1),
+        starts[number], stops[number], np.where(begins, -1, index - 1), np.where(ends, -1, index + 1),
     )  # fmt: skip
 
 
 def derive(lifecycles: Lifecycles) -> DerivedColumns:
     """Derive the attempt that begins with each event, and the sums up to it."""
     kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
-    begins = (kind == _ACTIVE) | _ends_unseen_attempt(lifecycles)
+    begins = (kind == _ACTIVE) | _ends_unknown_attempt(lifecycles)
     is_seen = kind == _ACTIVE
-    here = np.arange(len(kind))
+    index = np.arange(len(kind))
     after_next = np.append(lifecycles.next, -1)[lifecycles.next]
-    end, then = np.where(is_seen, lifecycles.next, here), np.where(is_seen, after_next, lifecycles.next)
-    outcome, released = _outcome(lifecycles, end, then)
-    # An event of another incarnation decides nothing here.
-    continues = (lifecycles.kind[then] != _ADDED) & (then >= 0)
-    of_end = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), here, end)
-    waits_from = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
-    queued = is_seen & (lifecycles.kind[waits_from] == _WAITING)
-    queued_ms = np.where(queued, lifecycles.ms[waits_from], -1)
+    end, next_event = np.where(is_seen, lifecycles.next, index), np.where(is_seen, after_next, lifecycles.next)
+    outcome, released = _outcome(lifecycles, end, next_event)
+    # An event of another incarnation decides nothing in this incarnation.
+    continues = (lifecycles.kind[next_event] != _ADDED) & (next_event >= 0)
+    end_or_self = np.where((end < 0) | (lifecycles.kind[end] == _ADDED), index, end)
+    queued_at_event = np.append(_last_index(kind != _STALLED, lifecycles.first), -1)[lifecycles.previous]
+    queued = is_seen & (lifecycles.kind[queued_at_event] == _WAITING)
+    queued_ms = np.where(queued, lifecycles.ms[queued_at_event], -1)
     started_ms = np.where(is_seen, ms, -1)
     ended_ms = np.where(outcome > 0, lifecycles.ms[end], -1)
-    added, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
-    since = np.where(added >= 0, added, lifecycles.first)
-    active = _running_sum(is_seen, since)
+    added_events, kept = _last_index(kind == _ADDED, lifecycles.first), _last_index(kind != _REMOVED, lifecycles.first)
+    first_event = np.where(added_events >= 0, added_events, lifecycles.first)
+    active = _running_sum(is_seen, first_event)
     first_start = _last_index(is_seen & (active == 1), lifecycles.first)
     next_kind = lifecycles.kind[lifecycles.next]
     return DerivedColumns(
         lifecycles, begins, outcome, end, queued_ms, started_ms, ended_ms,
-        np.where(released & continues, then, of_end), np.where(released, then, end), added,
-        _running_sum(begins, since), _running_sum(begins & (outcome == OUTCOMES.index("stalled")), since),
-        _total(started_ms - queued_ms, queued, since), _total(ended_ms - ms, is_seen & (outcome > 0), since),
+        np.where(released & continues, next_event, end_or_self), np.where(released, next_event, end), added_events,
+        _running_sum(begins, first_event), _running_sum(begins & (outcome == OUTCOMES.index("stalled")), first_event),
+        _total(started_ms - queued_ms, queued, first_event),
+        _total(ended_ms - ms, is_seen & (outcome > 0), first_event),
         kept, np.where(active > 0, lifecycles.ms[first_start], -1),
         ((next_kind == _NONE) | (next_kind == _ADDED)) & (kept >= 0),
     )  # fmt: skip
@@ -199,33 +201,33 @@ def is_in(column: Any, words: tuple[str, ...]) -> Any:
 
 def is_one_of(kind: Ints, words: tuple[str, ...]) -> Bools:
     """Return whether each number in ``kind``, an index of `KINDS`, is one of ``words``."""
-    return np.isin(kind, [_NUMBER[word] for word in words])
+    return np.isin(kind, [_KIND_NUMBERS[word] for word in words])
 
 
-def _ends_unseen_attempt(lifecycles: Lifecycles) -> Bools:
-    """Return whether an attempt ended with this event whose beginning was not seen."""
+def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
+    """Return whether an attempt with unknown start ended with this event."""
     kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
     previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
     ends = is_one_of(kind, FINISHED)
-    # After `stalled` this only repeats where the job is.
+    # After `stalled`, this event only repeats the state.
     ends |= (kind == _WAITING) & from_active & (previous != _STALLED)
-    ends |= (kind == _CHILDREN) & from_active
+    ends |= (kind == _WAITING_CHILDREN) & from_active
     ends |= (kind == _STALLED) & ~((previous == _WAITING) & released)
     return np.asarray((previous != _ACTIVE) & ends)
 
 
-def _outcome(lifecycles: Lifecycles, end: Ints, then: Ints) -> tuple[Ints, Bools]:
-    """Return the outcomes of attempts, given the events that follow them, and which attempts were released."""
-    ended_by = lifecycles.kind[end]
-    released = (ended_by == _WAITING) & lifecycles.from_active[end]
-    outcome = _OUTCOME_OF[ended_by]
-    outcome = np.where(released | (ended_by == _DELAYED), OUTCOMES.index("retry"), outcome)
-    stalled = released & (lifecycles.kind[then] == _STALLED)
+def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints, Bools]:
+    """Return the outcomes of attempts, given the next two events, and whether each attempt was released."""
+    end_kind = lifecycles.kind[end]
+    released = (end_kind == _WAITING) & lifecycles.from_active[end]
+    outcome = _OUTCOME_OF_KIND[end_kind]
+    outcome = np.where(released | (end_kind == _DELAYED), OUTCOMES.index("retry"), outcome)
+    stalled = released & (lifecycles.kind[next_event] == _STALLED)
     return np.where(stalled, OUTCOMES.index("stalled"), outcome), released
 
 
 def _last_index(which: Bools, first: Ints) -> Ints:
-    """Return the index of the last event up to each one, of the same job, for which ``which`` is true."""
+    """Return for each event the index of the job's last event up to it for which ``which`` is true."""
     found = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     return np.where(found >= first, found, -1)
 
@@ -237,11 +239,11 @@ def _running_sum(counted: Any, since: Ints) -> Ints:
 
 
 def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
-    """Return the sums of the times in ``which``; -1 for a sum of nothing."""
+    """Return the sums of the times in ``which``; -1 for an empty sum."""
     return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
 
 
-def _encoded(column: Any) -> Any:
-    """Return a column as a dictionary and an index for each value."""
+def _dictionary_encode(column: Any) -> Any:
+    """Return a column dictionary-encoded."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return whole.dictionary_encode()

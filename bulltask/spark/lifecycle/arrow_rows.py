@@ -29,27 +29,28 @@ from bulltask.spark.lifecycle.fold import FINISHED, MAX_TIME_MS, STATE_AFTER
 __all__ = ["attempts", "attempts_of", "jobs", "jobs_of"]
 
 _STATES: Final = tuple(STATE_AFTER[kind] for kind in KINDS)
-_LAST_SEQ: Final = 999  # the greatest that `as_of` keeps apart
+_MAX_SEQ: Final = 999  # the greatest sequence number that `as_of` distinguishes
 
 
 def attempts(events: pa.Table) -> pa.Table:
-    """Derive the attempts of all jobs that have events here.
+    """Derive the attempts of all jobs from their events.
 
     Args:
-        events: Rows of ``bronze.events``, each once, in any order; the columns `LIFECYCLE_COLUMNS` are needed.
+        events: Rows of ``bronze.events`` without duplicates, in any order, with the columns `LIFECYCLE_COLUMNS`.
 
     Returns:
-        ``silver.attempts`` with its partition ``queue``: a row for each attempt, including those that have not ended.
+        ``silver.attempts`` with its partition ``queue``: a row for each attempt, including attempts that have not
+        ended.
     """
     derived = _derive(events)
     return attempts_of(derived, derived.begins)
 
 
 def jobs(events: pa.Table) -> pa.Table:
-    """Derive the jobs that have events here.
+    """Derive the jobs from their events.
 
     Args:
-        events: As for `attempts`.
+        events: The events, as for `attempts`.
 
     Returns:
         ``silver.jobs`` with its partition ``queue``: a row for each incarnation of each job, including unfinished ones.
@@ -63,20 +64,20 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     rows = _Rows(derived, np.flatnonzero(chosen))
     at = rows.at
     outcome = derived.outcome[at]
-    reason, key = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
-    made = {
-        "attempt": pa.array(derived.begun[at], pa.int32()),
+    reason, fingerprint = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
+    columns = {
+        "attempt": pa.array(derived.attempt_count[at], pa.int32()),
         "queued_at": _times(derived.queued_ms[at]),
         "started_at": _times(derived.started_ms[at]),
         "ended_at": _times(derived.ended_ms[at]),
         "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
         "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
-        "outcome": _words(OUTCOMES, outcome),
+        "outcome": _take_words(OUTCOMES, outcome),
         "reason": reason,
-        "error_fingerprint": key,
+        "error_fingerprint": fingerprint,
         "as_of": rows.as_of(derived.decided[at]),
     }
-    return rows.table(ATTEMPTS, made)
+    return rows.table(ATTEMPTS, columns)
 
 
 def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
@@ -88,30 +89,30 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     decisive = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
     state = lifecycles.kind[decisive]
     finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
-    reason, key = rows.reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
-    made = {
+    reason, fingerprint = rows.reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
+    columns = {
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
         "finished_at": _times(finished_ms),
-        "state": _words(_STATES, state),
-        "attempts": pa.array(derived.begun[at], pa.int32()),
+        "state": _take_words(_STATES, state),
+        "attempts": pa.array(derived.attempt_count[at], pa.int32()),
         "stalls": pa.array(derived.stalls[at], pa.int32()),
         "wait_ms": _known(derived.wait_ms[at]),
         "run_ms": _known(derived.run_ms[at]),
         "total_ms": _between(added_ms, finished_ms),
         "final_reason": reason,
-        "error_fingerprint": key,
+        "error_fingerprint": fingerprint,
         "as_of": rows.as_of(decisive),
     }
-    return rows.table(JOBS, made)
+    return rows.table(JOBS, columns)
 
 
 class _Rows:
-    """Columns that the rows of both tables have.
+    """The common columns of the rows of both tables.
 
     Args:
         derived: The events.
-        at: For each row, the event that it is made from.
+        at: The index of the event from which each row is derived.
     """
 
     def __init__(self, derived: DerivedColumns, at: Ints) -> None:
@@ -120,20 +121,20 @@ class _Rows:
     def as_of(self, decisive: Ints) -> pa.Array:
         """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
         us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
-            self._lifecycles.seq[decisive], _LAST_SEQ
+            self._lifecycles.seq[decisive], _MAX_SEQ
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
-        """Return the reasons of failures as they were raised, and their keys; many rows share one."""
-        written = self._texts("failed_reason", decisive).dictionary_encode()
-        plain = [plain_reason(reason) for reason in written.dictionary.to_pylist()]
+        """Return the reasons of failures as they were raised, and their fingerprints, computed once per reason."""
+        encoded = self._texts("failed_reason", decisive).dictionary_encode()
+        plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
         reasons = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
-        return tuple(one.take(written.indices) for one in reasons)
+        return tuple(column.take(encoded.indices) for column in reasons)
 
-    def table(self, table: Table, made: dict[str, pa.Array]) -> pa.Table:
-        """Combine the columns of a table; columns that events do not have are null."""
-        more: dict[str, Callable[[], pa.Array]] = {
+    def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
+        """Return the table with these columns; columns that events do not have are null."""
+        makers: dict[str, Callable[[], pa.Array]] = {
             "queue": lambda: self._texts("queue", self.at),
             "job_id": lambda: self._texts("job_id", self.at),
             "name": lambda: self._texts("name", self._added),
@@ -141,18 +142,18 @@ class _Rows:
             "source": lambda: pa.repeat(pa.scalar("events"), len(self.at)),
         }
         schema = pa.schema([field for field in arrow_schema(table) if field.name not in {"dt", "ingest_id"}])
-        columns = [
-            made[field.name]
-            if field.name in made
-            else more[field.name]()
-            if field.name in more
+        arrays = [
+            columns[field.name]
+            if field.name in columns
+            else makers[field.name]()
+            if field.name in makers
             else pa.nulls(len(self.at), field.type)
             for field in schema
         ]
-        return pa.Table.from_arrays(columns, schema=schema)
+        return pa.Table.from_arrays(arrays, schema=schema)
 
     def _incarnation(self) -> pa.Array:
-        """The id of the event that added the job."""
+        """Return the id of the added event."""
         ms, seq = (_known(part[self._added]).cast(pa.string()) for part in (self._lifecycles.ms, self._lifecycles.seq))
         return pc.binary_join_element_wise(ms, seq, "-")
 
@@ -180,5 +181,5 @@ def _times(ms: Ints) -> pa.Array:
     return pa.array(np.minimum(ms, MAX_TIME_MS) * 1000, mask=ms < 0).cast(pa.timestamp("us", "UTC"))
 
 
-def _words(words: tuple[str, ...], numbers: Ints) -> pa.Array:
+def _take_words(words: tuple[str, ...], numbers: Ints) -> pa.Array:
     return pa.array(words, pa.string()).take(pa.array(numbers))

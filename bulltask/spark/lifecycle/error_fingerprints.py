@@ -1,6 +1,6 @@
-"""Failure reasons made comparable: BullMQ's stored reason as it was raised, and the same without its variable parts.
+"""Failure reasons and their fingerprints: BullMQ's stored reason as it was raised, and without its variable parts.
 
-The patterns are ASCII without nested groups, valid for `re` and for Spark's Java: the SQL uses the same ones.
+The patterns are ASCII without nested groups, valid for `re` and for Spark's Java: the SQL uses the same patterns.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 
 __all__ = ["ESCAPE", "FURTHER_LINES", "MAX_LENGTH", "REPLACEMENTS", "UNQUOTABLE", "error_fingerprint", "plain_reason"]
 
-#: One escape of a JSON string. Half a surrogate pair does not count: Java cannot store it.
+#: An escape sequence of a JSON string. Unpaired surrogates do not match, because Java cannot store them.
 ESCAPE = (
     r'\\(?:["\\/bfnrt]'
     r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})"
 )
-#: What a JSON string cannot contain between its quotes, once its escapes are removed.
+#: Characters that a JSON string cannot contain between its quotes after its escapes are removed.
 UNQUOTABLE = r'["\\\x00-\x1f]'
-#: Everything after the first line.
+#: All text after the first line.
 FURTHER_LINES = r"[\r\n][\s\S]*"
 #: Patterns and their replacements, in this order.
 REPLACEMENTS = (
@@ -29,7 +29,7 @@ REPLACEMENTS = (
     (r"(?<![A-Za-z0-9_])(?=[a-fA-F-]*[0-9])[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*(?![A-Za-z0-9_])", "#"),
     (r"[0-9]+", "#"),
 )
-#: Maximum length of a key: keys are grouped by, and the rest adds little.
+#: The maximum length of a fingerprint.
 MAX_LENGTH = 200
 
 _ESCAPE, _UNQUOTABLE, _FURTHER_LINES = re.compile(ESCAPE), re.compile(UNQUOTABLE), re.compile(FURTHER_LINES)
@@ -46,14 +46,14 @@ def plain_reason(reason: str | None) -> str | None:
 
 
 def error_fingerprint(reason: str | None) -> str | None:
-    """Return what failures of one kind have in common: the first line, with ``#`` for quotes, hex and numbers.
+    """Return the fingerprint of a reason: its first line, with ``#`` for quoted text, hex and numbers.
 
     Args:
-        reason: A `plain_reason`.
+        reason: The result of `plain_reason`.
     """
     if reason is None:
         return None
-    key = _FURTHER_LINES.sub("", reason)
+    fingerprint = _FURTHER_LINES.sub("", reason)
     for pattern, by in _REPLACEMENTS:
-        key = pattern.sub(by, key)
-    return key[:MAX_LENGTH]
+        fingerprint = pattern.sub(by, fingerprint)
+    return fingerprint[:MAX_LENGTH]

@@ -1,27 +1,27 @@
 """The lifecycle of each job, derived from its queue's events: a fold in plain Python.
 
-This is the reference. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with arrays, for the events of a batch,
-and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables; property tests keep the three equal. What BullMQ's
-scripts write, and what follows from it:
+This is the reference implementation. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with arrays, for the
+events of a batch, and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables. Property tests check that the
+three are equal. The rules follow from the events that BullMQ's scripts write:
 
-* An attempt begins with ``active``, and its number is the count of those: BullMQ's ``ats``. A job that was acquired and
-  released (a rate limit, a stop, a dead child) looks like a retry without delay: ``waiting`` with ``prev=active``,
-  without a reason. So the number of ended attempts can be greater than BullMQ's ``atm``.
+* An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
+  acquired and released (a rate limit, a shutdown, a dead child) looks like a retry without delay: ``waiting`` with
+  ``prev=active``, without a reason. So the number of ended attempts can be greater than BullMQ's ``atm``.
 * A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
   when the job was waiting again.
 * ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; then they end no attempt.
 * ``added`` begins a new incarnation: the id was free because the job was removed when it had finished. Adding an
   existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its incarnation
   and its count.
-* ``removed`` ends the incarnation of an unfinished job. For a finished job it adds no information, and neither does it
-  for a job of which nothing else is known.
-* A stream has holes where it was trimmed. An attempt whose end is missing is ``open``, like one that still runs; an end
-  whose beginning is missing is an attempt of its own, without a start. No time is invented.
+* ``removed`` ends the incarnation of an unfinished job. For a finished job, and for a job without other events, it adds
+  no information.
+* A stream has gaps where it was trimmed. An attempt whose end is missing is ``open``, like a running attempt. An end
+  whose start is missing is a separate attempt without a start time.
 
 Times are those of the stream, by Redis' clock. A job's hash has times by the clocks of clients.
 
-Each row has a version: ``as_of`` is the last event that it is derived from. The same row derived later, from more
-events, has the same ``as_of`` or a later one, and the later one is right.
+Each row has a version: ``as_of`` is the time of the last event from which the row is derived. The same row derived
+later, from more events, has the same or a later ``as_of``, and the latest row counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
-#: The end of the year 9999, the last that Python and Spark can represent. Ids of events can be later.
+#: The end of the year 9999, the last time that Python and Spark can represent. Ids of events can be later.
 MAX_TIME_MS = 253_402_300_799_999
 
 #: The columns of an event that the lifecycle of its job is derived from.
@@ -60,7 +60,7 @@ FINISHED: tuple[JobState, ...] = ("completed", "failed")
 
 #: The state of a job after an event. Other events do not belong to the lifecycle.
 STATE_AFTER: dict[str, JobState] = {
-    "added": "unknown",  # the same script writes another event, unless the stream has a hole
+    "added": "unknown",  # the same script writes another event, unless the stream has a gap
     "waiting": "waiting",
     "active": "active",
     "completed": "completed",
@@ -83,7 +83,7 @@ _ENDS: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class LifecycleEvent:
-    """The columns of a row of ``bronze.events`` that the fold needs."""
+    """The columns of ``bronze.events`` that the fold needs."""
 
     queue: str
     job_id: str
@@ -101,7 +101,7 @@ class LifecycleEvent:
 
     @property
     def as_of_us(self) -> int:
-        """The event's time in microseconds; the sequence number, up to 999, keeps events of one millisecond apart."""
+        """The event's time in microseconds; the sequence number, up to 999, distinguishes events of one millisecond."""
         return min(self.event_ms, MAX_TIME_MS) * 1000 + min(self.event_seq, 999)
 
 
@@ -110,18 +110,17 @@ class AttemptRow:
     """A row of ``silver.attempts``.
 
     Attributes:
-        queue: BullMQ's name.
-        job_id: Of the job.
-        incarnation: Id of the event that added the job; ``None`` if it was not seen. A job id can have several
-            incarnations.
+        queue: BullMQ's name of the queue.
+        job_id: The id of the job.
+        incarnation: Id of the added event; ``None`` if it is missing. A job id can have several incarnations.
         attempt: Its number, from 1.
-        name: Of the task; ``None`` if the event that added the job was not seen.
-        queued_ms: Since when the job was waiting; ``None`` if that was not seen, like the next two.
+        name: The task's name; ``None`` if the added event is missing.
+        queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
-        outcome: ``retry`` is every way back to the queue except a stall; ``open`` means that no end was seen.
-        reason: Why the job failed for good. Events do not have the reason of an attempt that is retried.
-        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last one known.
+        outcome: ``retry`` also stands for a release; ``open`` means that the end is unknown.
+        reason: The reason of a final failure. Events do not have the reason of a retried attempt.
+        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last known event.
     """
 
     queue: str
@@ -138,12 +137,12 @@ class AttemptRow:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long the job waited to be acquired."""
+        """The time that the job waited for a worker."""
         return _between(self.queued_ms, self.started_ms)
 
     @property
     def run_ms(self) -> int | None:
-        """How long the attempt ran."""
+        """The time that the attempt ran."""
         return _between(self.started_ms, self.ended_ms)
 
     @property
@@ -157,15 +156,15 @@ class JobRow:
     """A row of ``silver.jobs``: one incarnation of a job, and its attempts.
 
     Attributes:
-        queue: As in `AttemptRow`, like the next two.
-        job_id: Of the job.
-        incarnation: Id of the event that added it.
-        name: Of the task.
+        queue: BullMQ's name of the queue.
+        job_id: The id of the job.
+        incarnation: As in `AttemptRow`.
+        name: As in `AttemptRow`.
         created_ms: When it was added.
-        state: The last that was seen; a finished job keeps its state when it is removed.
-        finished_ms: When it finished, if it has.
-        final_reason: Why it failed, if it has.
-        attempts: Its attempts, in order.
+        state: The last known state; a finished job keeps its state when it is removed.
+        finished_ms: When it finished; ``None`` if it has not.
+        final_reason: The failure reason of a failed job.
+        attempts: The attempts, in order.
         as_of_us: `LifecycleEvent.as_of_us` of its last event; the removal of a finished job does not count.
     """
 
@@ -182,23 +181,23 @@ class JobRow:
 
     @property
     def first_started_ms(self) -> int | None:
-        """When a worker acquired it for the first time."""
-        return min((one.started_ms for one in self.attempts if one.started_ms is not None), default=None)
+        """When a worker first acquired it."""
+        return min((attempt.started_ms for attempt in self.attempts if attempt.started_ms is not None), default=None)
 
     @property
     def stalls(self) -> int:
-        """How many of its attempts stalled: BullMQ's ``stc``."""
-        return sum(one.outcome == "stalled" for one in self.attempts)
+        """The number of stalled attempts: BullMQ's ``stc``."""
+        return sum(attempt.outcome == "stalled" for attempt in self.attempts)
 
     @property
     def wait_ms(self) -> int | None:
-        """How long it waited for a worker, in all attempts; delays do not count."""
-        return _total(one.wait_ms for one in self.attempts)
+        """The time that it waited for a worker, in all attempts; delays do not count."""
+        return _total(attempt.wait_ms for attempt in self.attempts)
 
     @property
     def run_ms(self) -> int | None:
-        """How long it ran, in all attempts."""
-        return _total(one.run_ms for one in self.attempts)
+        """The time that it ran, in all attempts."""
+        return _total(attempt.run_ms for attempt in self.attempts)
 
     @property
     def total_ms(self) -> int | None:
@@ -215,7 +214,7 @@ def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
     """Derive the lifecycle of jobs from their events.
 
     Args:
-        events: Each once, in any order, of any number of jobs and queues.
+        events: Events without duplicates, in any order, of any number of jobs and queues.
 
     Returns:
         A row for each incarnation of each job, in order of queue, job id and time.
@@ -225,13 +224,13 @@ def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
         key=lambda event: (event.queue, event.job_id, event.event_ms, event.event_seq),
     )
     folds: list[_Fold] = []
-    for (queue, job_id), of_job in groupby(relevant, key=lambda event: (event.queue, event.job_id)):
+    for (queue, job_id), job_events in groupby(relevant, key=lambda event: (event.queue, event.job_id)):
         fold: _Fold | None = None
-        for event in of_job:
+        for event in job_events:
             if fold is None or event.event == "added":
                 fold = _Fold(JobRow(queue, job_id))
                 folds.append(fold)
-            fold.take(event)
+            fold.apply(event)
     return [fold.job for fold in folds if fold.is_known]
 
 
@@ -241,7 +240,7 @@ def _is_lifecycle_event(event: LifecycleEvent) -> bool:
 
 
 class _Fold:
-    """The fold of one incarnation of one job: its row, and the state that the next event is interpreted with."""
+    """The fold of one incarnation of a job: its row, and the state with which the next event is interpreted."""
 
     def __init__(self, job: JobRow) -> None:
         self.job = job
@@ -251,8 +250,8 @@ class _Fold:
         self._queued_ms: int | None = None
         self._last: LifecycleEvent | None = None
 
-    def take(self, event: LifecycleEvent) -> None:
-        """Add an event."""
+    def apply(self, event: LifecycleEvent) -> None:
+        """Apply an event."""
         self.is_known = self.is_known or event.event != "removed"
         before, released = self._undecided, _is_release(event)
         if before is not None:
@@ -278,11 +277,13 @@ class _Fold:
         self._open = AttemptRow(job.queue, job.job_id, job.incarnation, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
-        if started_ms is not None or _is_release(event):  # the next event decides: its end, or why it was released
+        if started_ms is not None or _is_release(
+            event
+        ):  # the next event decides: the end, or the reason of the release
             self._undecided = self._open
 
     def _end(self, event: LifecycleEvent) -> None:
-        if self._open is None and self._ends_unseen_attempt(event):
+        if self._open is None and self._ends_unknown_attempt(event):
             self._begin(event, None)
         if self._open is not None and _ends_attempt(event):
             self._open.ended_ms = event.event_ms
@@ -290,10 +291,10 @@ class _Fold:
             self._open.reason = plain_reason(event.failed_reason) if event.event == "failed" else None
         self._open = None
 
-    def _ends_unseen_attempt(self, event: LifecycleEvent) -> bool:
-        """Return whether an attempt ended here whose beginning was not seen."""
+    def _ends_unknown_attempt(self, event: LifecycleEvent) -> bool:
+        """Return whether an attempt with unknown start ended with this event."""
         if event.event == "waiting":
-            # After `stalled` this only repeats where the job is.
+            # After `stalled`, this event only repeats the state.
             return event.prev == "active" and (self._last is None or self._last.event != "stalled")
         if event.event == "waiting-children":
             return event.prev == "active"
@@ -305,7 +306,7 @@ class _Fold:
     def _queue_up(self, event: LifecycleEvent) -> None:
         if event.event == "waiting":
             self._queued_ms = event.event_ms
-        elif event.event != "stalled":  # which says why the job waits, not since when
+        elif event.event != "stalled":  # `stalled` does not change when the job began to wait
             self._queued_ms = None
 
     def _settle(self, event: LifecycleEvent) -> None:
@@ -323,7 +324,7 @@ def _is_release(event: LifecycleEvent) -> bool:
 
 
 def _ends_attempt(event: LifecycleEvent) -> bool:
-    """Return whether this event ends an open attempt; after any other event its end was not seen."""
+    """Return whether this event ends an open attempt; after any other event the end is unknown."""
     return event.event in _ENDS and (event.event != "waiting" or event.prev == "active")
 
 

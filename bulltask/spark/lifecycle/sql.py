@@ -1,7 +1,7 @@
 """The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in Spark.
 
-An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums, so nothing
-is grouped: one shuffle by job, one sort, and windows that share both.
+An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums. So there is
+no grouping: one shuffle by job, one sort, and windows that share both.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ __all__ = [
     "plain_reason",
 ]
 
-_SUMS = ("begun", "stalls", "waits", "wait_ms", "runs", "run_ms")
+_SUMS = ("attempt_count", "stalls", "waits", "wait_ms", "runs", "run_ms")
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """Derive the attempts of all jobs that have events here.
+    """Derive the attempts of all jobs from their events.
 
     Args:
-        events: Rows of ``bronze.events`` or of the source's table ``events``, each once, in any order; the columns
-            `LIFECYCLE_COLUMNS` are needed.
+        events: Rows of ``bronze.events`` or of the source's table ``events`` without duplicates, in any order, with the
+            columns `LIFECYCLE_COLUMNS`.
 
     Returns:
-        ``silver.attempts`` without its partitions except ``queue``: a row for each attempt, including those that have
-        not ended. ``incarnation`` is the id of the event that added the job, because job ids can be reused.
+        ``silver.attempts`` without its partitions except ``queue``: a row for each attempt, including attempts
+        that have not ended. ``incarnation`` is the id of the added event, because job ids can be reused.
     """
     return attempts_of(derive(lifecycle_events(events)).where("begins"))
 
 
 def jobs(events: DataFrame) -> DataFrame:
-    """Derive the jobs that have events here.
+    """Derive the jobs from their events.
 
     Args:
-        events: As for `attempts`.
+        events: The events, as for `attempts`.
 
     Returns:
         ``silver.jobs`` without its partitions except ``queue``: a row for each incarnation of each job, including
@@ -61,7 +61,7 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
     """Return the events that belong to a job's lifecycle, with the columns that it is derived from.
 
     Args:
-        events: As for `attempts`.
+        events: The events, as for `attempts`.
         is_new: Value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
     event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
@@ -77,24 +77,24 @@ def in_order() -> WindowSpec:
 
 
 def derive(events: DataFrame) -> DataFrame:
-    """Add to each event its place in the job's lifecycle, the attempt that begins with it, and the sums up to it.
+    """Add columns to each event: its neighbours, the attempt that begins with it, and the sums up to it.
 
     Args:
-        events: What `lifecycle_events` returned, of any number of batches.
+        events: The result of `lifecycle_events`, for any number of batches.
 
     Returns:
-        All of these events. ``begins``: an attempt begins with it; see `attempts_of`. ``decided``: whether the event
-        that decided its outcome is new, NULL if there is none. ``is_last``: it is the last event of an incarnation of
-        which more than the removal is known; see `jobs_of`.
+        All events. ``begins``: whether an attempt begins with the event; see `attempts_of`. ``decided``: whether the
+        event that decided the outcome is new; NULL without such an event. ``is_last``: whether the event is the last of
+        an incarnation of which more than the removal is known; see `jobs_of`.
     """
     window = in_order()
     so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     event = fn.col("event")
     known = events.withColumn("job", fn.xxhash64("queue", "job_id")).withColumn(
         "from_active",
-        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that nothing below is NULL
+        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that no condition below is NULL
     )
-    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unseen_attempt())
+    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unknown_attempt())
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
     added = fn.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
     placed = derived.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
@@ -116,7 +116,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
         "queue",
         "job_id",
         _incarnation(),
-        _in_incarnation("begun").cast("int").alias("attempt"),
+        _in_incarnation("attempt_count").cast("int").alias("attempt"),
         fn.col("added.name").alias("name"),
         as_time(queued_ms).alias("queued_at"),
         as_time(fn.col("started_ms")).alias("started_at"),
@@ -126,7 +126,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
         "outcome",
         "reason",
         error_fingerprint(fn.col("reason")).alias("error_fingerprint"),
-        fn.lit(None).cast("string").alias("worker"),  # no event names it
+        fn.lit(None).cast("string").alias("worker"),  # events do not have it
         fn.lit("events").alias("source"),
         _as_of(fn.col("decided_ms"), fn.col("decided_seq")),
     )
@@ -148,14 +148,14 @@ def jobs_of(derived: DataFrame) -> DataFrame:
         as_time(fn.col("first_started_ms")).alias("first_started_at"),
         as_time(fn.col("finished_ms")).alias("finished_at"),
         "state",
-        _in_incarnation("begun").cast("int").alias("attempts"),
+        _in_incarnation("attempt_count").cast("int").alias("attempts"),
         _in_incarnation("stalls").cast("int").alias("stalls"),
         fn.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
         fn.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),
         (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
         "final_reason",
         error_fingerprint(fn.col("final_reason")).alias("error_fingerprint"),
-        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next one
+        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next column
         fn.lit(None).cast("int").alias("data_bytes"),
         fn.lit("events").alias("source"),
         _as_of(
@@ -170,7 +170,7 @@ def is_finished() -> Column:
 
 
 def as_time(ms: Column) -> Column:
-    """Return milliseconds as a timestamp; later ones become the end of the year 9999."""
+    """Return milliseconds as a timestamp; times after the year 9999 become its end."""
     return fn.timestamp_millis(_shown(ms))
 
 
@@ -178,9 +178,9 @@ def plain_reason(reason: Column) -> Column:
     """Return `bulltask.spark.lifecycle.error_fingerprints.plain_reason` as a column."""
     quoted = reason.startswith('"') & reason.endswith('"') & (fn.length(reason) >= 2)
     inner = fn.substring(reason, fn.lit(2), fn.length(reason) - 2)
-    left = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
+    rest = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
     text = fn.get_json_object(fn.concat(fn.lit('{"text":'), reason, fn.lit("}")), "$.text")
-    return fn.when(quoted & ~left.rlike(UNQUOTABLE), text).otherwise(reason)
+    return fn.when(quoted & ~rest.rlike(UNQUOTABLE), text).otherwise(reason)
 
 
 def error_fingerprint(reason: Column) -> Column:
@@ -193,20 +193,20 @@ def error_fingerprint(reason: Column) -> Column:
 
 def _neighbours(window: WindowSpec) -> dict[str, Column]:
     """Return columns of the events before and after each event of a job."""
-    found = {"back_event": fn.lag("event").over(window), "back_from_active": fn.lag("from_active").over(window)}
+    columns = {"back_event": fn.lag("event").over(window), "back_from_active": fn.lag("from_active").over(window)}
     for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):
-        found[f"next_{name}"] = fn.lead(name).over(window)
+        columns[f"next_{name}"] = fn.lead(name).over(window)
     for name in ("event", "event_ms", "event_seq", "is_new"):
-        found[f"following_{name}"] = fn.lead(name, 2).over(window)
-    # `stalled` says why a job waits, not since when.
+        columns[f"following_{name}"] = fn.lead(name, 2).over(window)
+    # `stalled` does not change when the job began to wait.
     event, before = fn.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
     waits = fn.when(event != "stalled", fn.when(event == "waiting", fn.col("event_ms")).otherwise(-1))
-    found["waits_since"] = fn.last(waits, ignorenulls=True).over(before)
-    return found
+    columns["waits_since"] = fn.last(waits, ignorenulls=True).over(before)
+    return columns
 
 
-def _ends_unseen_attempt() -> Column:
-    """Return whether an attempt ended with this event whose beginning was not seen."""
+def _ends_unknown_attempt() -> Column:
+    """Return whether an attempt with unknown start ended with this event."""
     event, back = fn.col("event"), fn.coalesce(fn.col("back_event"), fn.lit(""))
     from_active = fn.col("from_active")
     ends = (
@@ -219,7 +219,7 @@ def _ends_unseen_attempt() -> Column:
 
 
 def _attempt() -> dict[str, Column]:
-    """Return columns of the attempt that begins with an event, or whose end it is if the beginning was not seen."""
+    """Return columns of the attempt that begins with an event, or ends with it if the start is unknown."""
     is_seen = fn.col("event") == "active"
 
     def end(name: str) -> Column:
@@ -238,7 +238,7 @@ def _attempt() -> dict[str, Column]:
     )
 
     def decided(name: str) -> Column:
-        """Of the event that decided the outcome, or the last one of this incarnation."""
+        """Return a column of the event that decided the outcome, or of the last event of this incarnation."""
         of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
         return fn.when(released & (followed_by != "added"), following(name)).otherwise(of_end)
 
@@ -259,16 +259,16 @@ def _sums(so_far: WindowSpec) -> dict[str, Column]:
     begins, event = fn.col("begins"), fn.col("event")
     wait_ms = fn.when(begins & (fn.col("queued_ms") >= 0), fn.col("started_ms") - fn.col("queued_ms"))
     run_ms = fn.when(begins, fn.col("ended_ms") - fn.col("started_ms"))
-    kept = fn.when(event != "removed", fn.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
+    last_kept = fn.when(event != "removed", fn.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
     return {
         "actives": fn.count_if(event == "active").over(so_far),
-        "begun": fn.count_if(begins).over(so_far),
+        "attempt_count": fn.count_if(begins).over(so_far),
         "stalls": fn.count_if(begins & (fn.col("outcome") == "stalled")).over(so_far),
         "waits": fn.count(wait_ms).over(so_far),
         "wait_ms": fn.coalesce(fn.sum(wait_ms).over(so_far), fn.lit(0)),
         "runs": fn.count(run_ms).over(so_far),
         "run_ms": fn.coalesce(fn.sum(run_ms).over(so_far), fn.lit(0)),
-        "kept": fn.last(kept, ignorenulls=True).over(so_far),
+        "kept": fn.last(last_kept, ignorenulls=True).over(so_far),
     }
 
 

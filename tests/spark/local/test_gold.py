@@ -305,5 +305,5 @@ def test_consecutive_days_are_built_together() -> None:
 
 
 def test_gold_of_the_last_day_of_the_year_9999_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="there is no gold of 9999-12-31"):
+    with pytest.raises(ConfigError, match="gold cannot be built for 9999-12-31"):
         list(_spans([date(2026, 11, 21), date.max]))

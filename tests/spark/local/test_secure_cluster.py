@@ -26,7 +26,7 @@ def urls(tls_cluster: Cluster, certificates: Certificates) -> Iterator[dict[str,
     users = {"reader": READER, "writer": WRITER}
     for client in tls_cluster.clients:
         for name, grants in users.items():
-            client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *grants.words(cluster=True))
+            client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *grants.rules(cluster=True))
     address = f"localhost:{tls_cluster.tls_ports[0]}/0?{certificates.query()}"
     yield {name: f"rediss://{name}:secret@{address}" for name in users}
     for client in tls_cluster.clients:

@@ -41,7 +41,7 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
 
     def make(grants: Grants, *, without: str = "") -> str:
         redis_client.script_flush()  # scripts that another user has loaded would hide missing grants
-        words = [word for word in grants.words() if word.lstrip("+") != without]
+        words = [word for word in grants.rules() if word.lstrip("+") != without]
         assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
         return broker_url.replace("redis://", f"redis://{name}:secret@")
 
@@ -144,9 +144,9 @@ def test_a_reader_cannot_write(user: MakeUser, redis_client: redis.Redis) -> Non
 
 
 def test_grants_contain_the_prefix_of_the_queues() -> None:
-    assert READER.words("shop")[:3] == ["resetkeys", "%R~shop:*", "%R~bulltask:shop:*"]
-    assert "+asking" not in READER.words()
-    assert "+asking" in READER.words(cluster=True)
+    assert READER.rules("shop")[:3] == ["resetkeys", "%R~shop:*", "%R~bulltask:shop:*"]
+    assert "+asking" not in READER.rules()
+    assert "+asking" in READER.rules(cluster=True)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 def set_running_query(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query: FakeQuery) -> None:
     running: Any = {pipeline.layout.root: (query, None)}
-    monkeypatch.setattr(module, "_RUNNING", running)
+    monkeypatch.setattr(module, "_RUNNING_QUERIES", running)
 
 
 def test_stop_ends_only_the_stream_of_its_lake(
@@ -96,8 +96,8 @@ def test_stop_ends_only_the_stream_of_its_lake(
 def test_stop_waits_no_longer_than_its_limit(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     query, start_ms = FakeQuery([4], polls=1_000_000), mono_ms()
     set_running_query(monkeypatch, pipeline, query)
-    pipeline.stop(within=0)
+    pipeline.stop(timeout=0)
     assert query.stops == 1
     assert mono_ms() - start_ms < 10_000
-    with pytest.raises(ConfigError, match="within"):
-        pipeline.stop(within=-1)
+    with pytest.raises(ConfigError, match="timeout"):
+        pipeline.stop(timeout=-1)
