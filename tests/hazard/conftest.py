@@ -1,4 +1,4 @@
-"""A queue that bulltask shares with the newest BullMQ, and what docs/reference/mixed-versions.md says about that."""
+"""Fixtures for a queue that bulltask shares with BullMQ, and the outcomes in docs/reference/mixed-versions.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.server import RedisServer
-from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED, PYTHON_6, VERSIONS, pairings
+from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED, PYTHON_6, VERSIONS, documented_outcomes
 from tests.interop.conftest import node_client, sides  # noqa: F401 - a fixture
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.official.bridge import OfficialPython
@@ -18,7 +18,7 @@ PACKAGES = {PINNED: "bullmq", NEWEST_5: "bullmq-5-newest", NEWEST_6: "bullmq-6-n
 
 
 class Clients(Mapping[str, NodeBridge]):
-    """Official clients by their version, each started when it is asked for."""
+    """Official clients by version, started on first access."""
 
     def __init__(self, url: str, allowed: set[int]) -> None:
         self._url, self._allowed = url, allowed
@@ -39,48 +39,48 @@ class Clients(Mapping[str, NodeBridge]):
         return len(PACKAGES) + 1
 
     def reset(self) -> None:
-        """Close their queues and workers."""
+        """Close the queues and workers of all clients."""
         for client in self._started.values():
             client.reset()
 
     def close(self) -> None:
-        """End them."""
+        """Close all clients."""
         for client in self._started.values():
             client.close()
 
 
 @pytest.fixture(scope="session")
 def session_clients(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[Clients]:  # noqa: F811
-    """Processes for many tests, which saves half a second in each."""
-    made = Clients(redis_server.url, session_processes)
-    yield made
-    made.close()
+    """Official clients whose processes are shared by all tests, which saves half a second per test."""
+    clients = Clients(redis_server.url, session_processes)
+    yield clients
+    clients.close()
 
 
 @pytest.fixture
 def clients(session_clients: Clients, broker_url: str) -> Iterator[Clients]:
-    """Official clients by their version, connected to the empty server of ``broker_url``."""
+    """Official clients by version, connected to the empty server of ``broker_url``."""
     yield session_clients
     session_clients.reset()
 
 
 @pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
-    """The version of the other client; every test that asks for it runs with each."""
+    """The version of the official client; tests with this fixture run once per version."""
     found: str = request.param
     return found
 
 
 @pytest.fixture
 def mail(clients: Clients, version: str, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
-    """Our queue ``mail``, and the newest client of that version on it; "Node" is that client."""
+    """bulltask and an official client of ``version`` on the queue ``mail``."""
     yield from sides(clients[version], broker_url, tmp_path, hash_tag=True)
 
 
 @pytest.fixture
 def documented(request: pytest.FixtureRequest, version: str) -> str:
-    """What the page says about this test and version: ``safe``, ``differs`` or ``unsafe``."""
+    """The documented outcome of this test and version: ``safe``, ``differs`` or ``unsafe``."""
     name = request.node.originalname
-    rows = pairings()
+    rows = documented_outcomes()
     assert name in rows, f"docs/reference/mixed-versions.md has no row for {name}"
     return rows[name][version]

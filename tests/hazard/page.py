@@ -1,4 +1,4 @@
-"""The tables of docs/reference/mixed-versions.md: what each test expects is read from there."""
+"""The tables of docs/reference/mixed-versions.md, which contain the expected outcomes of the tests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = [
     "PINNED",
     "PYTHON_6",
     "VERSIONS",
-    "Pausing",
+    "PauseSequence",
+    "documented_outcomes",
     "installed",
-    "pairings",
-    "pausing",
+    "pause_sequences",
 ]
 
 PAGE: Final = ROOT / "docs" / "reference" / "mixed-versions.md"
@@ -27,13 +27,13 @@ CLIENTS: Final = ROOT / "tests" / "interop"
 
 
 def installed(package: str) -> str:
-    """The version of a package of tests/interop/package.json, by the name it has there."""
+    """Return the installed version of a package of tests/interop/package.json."""
     version: str = json.loads((CLIENTS / "node_modules" / package / "package.json").read_text())["version"]
     return version
 
 
 def _pinned(line: str) -> str:
-    """The version that package.json or a requirements file asks for; it need not be installed for that."""
+    """Return the version that package.json or a requirements file pins."""
     files = [CLIENTS / "package.json", *sorted((CLIENTS / "official").glob("requirements-*.txt"))]
     found = next(match for file in files if (match := re.search(line, file.read_text(), re.MULTILINE)))
     return found[1]
@@ -47,45 +47,45 @@ VERSIONS: Final = (NEWEST_5, NEWEST_6)
 
 
 @dataclass(frozen=True, slots=True)
-class Pausing:
+class PauseSequence:
     """A row of the first table.
 
     Attributes:
         label: ``"T1"`` …
-        steps: who does what, in order: ``("5.62.0", "pauses")``.
-        last: what the client of a column does in the end: ``"resumes"`` or ``"pauses"``.
-        outcomes: ``"safe"`` or ``"loses 3"``, by the name of that client.
+        steps: Clients and their actions in order: ``("5.62.0", "pauses")``.
+        last_action: The last action, by the client of a column: ``"resumes"`` or ``"pauses"``.
+        outcomes: ``"safe"`` or ``"loses 3"``, by the client of the last action.
     """
 
     label: str
     steps: tuple[tuple[str, str], ...]
-    last: str
+    last_action: str
     outcomes: dict[str, str]
 
 
-def pausing() -> list[Pausing]:
-    """The first table: who pauses, adds and resumes."""
+def pause_sequences() -> list[PauseSequence]:
+    """Return the first table: sequences of pauses, additions and resumes."""
     found = []
     for row in _table("#"):
-        label, told, *_ = row.values()
-        *steps, (who, last) = re.findall(r"`([^`]+)` (pauses|adds|resumes)", told)
-        assert who == "X", told
+        label, sequence, *_ = row.values()
+        *steps, (client, last_action) = re.findall(r"`([^`]+)` (pauses|adds|resumes)", sequence)
+        assert client == "X", sequence
         outcomes = {name.strip("`"): cell for name, cell in list(row.items())[2:]}
-        found.append(Pausing(label, tuple(steps), last, outcomes))
+        found.append(PauseSequence(label, tuple(steps), last_action, outcomes))
     return found
 
 
-def pairings() -> dict[str, dict[str, str]]:
-    """The other tables: outcomes by version, by the name of the test that is in the last column."""
+def documented_outcomes() -> dict[str, dict[str, str]]:
+    """Return the outcomes by version from the other tables, by the name of the test in the last column."""
     rows = _table("Operation")
     return {row["Test"].strip("`"): {name.strip("`"): cell for name, cell in row.items()} for row in rows}
 
 
 def _table(first: str) -> list[dict[str, str]]:
-    """All rows of the tables whose first column has this title; markup for strong text is left out."""
+    """Return the rows of all tables whose first column has this title, without bold markup."""
     found = []
-    for head, body in re.findall(r"^(\|.*)\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE):
-        names = _cells(head)
+    for header, body in re.findall(r"^(\|.*)\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE):
+        names = _cells(header)
         if names[0] == first:
             found += [dict(zip(names, _cells(line), strict=True)) for line in body.splitlines()]
     return found

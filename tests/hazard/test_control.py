@@ -1,4 +1,4 @@
-"""What one side says about the queue and the other obeys, counts, lists or removes."""
+"""Operations on a queue by one client that affect jobs and workers of the other."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-CHANGED = "docs/reference/mixed-versions.md: the table can be updated"
+CHANGED = "update the table in docs/reference/mixed-versions.md"
 
 
-def worker_asks(side: SideBySide) -> None:
-    """Wait until the worker, whose children are two at most, has asked for a job and got its answer.
+def wait_for_fetch(side: SideBySide) -> None:
+    """Wait until a worker of at most two children has fetched, and received the reply.
 
-    A child takes the marker away just before it asks; one that takes another marker has had its answer.
+    A child pops the marker just before it fetches. When it pops another marker, it has received the reply.
     """
     for _ in range(3):
         side.redis.zadd(side.keys.marker, {"0": 0})
         wait_until(lambda: not side.redis.exists(side.keys.marker))
 
 
-def test_their_pause_stops_our_worker(mail: SideBySide, documented: str) -> None:
+def test_a_pause_by_bullmq_stops_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
     mail.worker(children=2)
     mail.send("echo", value=0).get(timeout=60)
     mail.call("pause")
     jobs = [mail.send("echo", value=1), mail.result(mail.add("echo", {"value": 1}))]
-    worker_asks(mail)
+    wait_for_fetch(mail)
     assert mail.counts()["completed"] == 1
     assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
     mail.call("resume")
@@ -47,13 +47,13 @@ def test_their_pause_stops_our_worker(mail: SideBySide, documented: str) -> None
     assert documented == "safe"
 
 
-def test_our_pause_stops_their_worker(mail: SideBySide, documented: str) -> None:
+def test_a_pause_by_bulltask_stops_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
     mail.node_worker("echo")
     mail.send("echo", value=0).get(timeout=60)
     with mail.app.queue("mail") as queue:
         queue.pause()
         jobs = [mail.send("echo", value=1), mail.result(mail.add("echo", {"value": 1}))]
-        worker_asks(mail)
+        wait_for_fetch(mail)
         assert mail.redis.zcard(mail.keys.completed) == 1
         assert mail.redis.llen(mail.keys.wait) + mail.redis.llen(mail.keys.paused) == 2
         queue.resume()
@@ -61,7 +61,7 @@ def test_our_pause_stops_their_worker(mail: SideBySide, documented: str) -> None
     assert documented == "safe"
 
 
-def test_how_many_jobs_wait_in_a_queue_that_we_paused(mail: SideBySide, documented: str) -> None:
+def test_bullmq_counts_the_jobs_of_a_queue_that_bulltask_has_paused(mail: SideBySide, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         queue.pause()
         mail.send("echo")
@@ -72,7 +72,7 @@ def test_how_many_jobs_wait_in_a_queue_that_we_paused(mail: SideBySide, document
     assert mail.call("getPrioritizedCount") == 0
 
 
-def test_global_limits_bind_both(mail: SideBySide, documented: str) -> None:
+def test_global_limits_apply_to_workers_of_both_clients(mail: SideBySide, documented: str) -> None:
     manual_workers = [ManualWorker(mail.app.broker, mail.keys) for _ in range(2)]
     jobs = [mail.add("echo", {"n": n}) for n in range(4)]
     mail.call("setGlobalConcurrency", 1)
@@ -88,7 +88,7 @@ def test_global_limits_bind_both(mail: SideBySide, documented: str) -> None:
         queue.set_global_concurrency(1)
         assert manual_workers[0].acquire() == jobs[2]
         mail.node_worker("echo", {}, concurrency=5)
-        worker_asks(mail)
+        wait_for_fetch(mail)
         assert mail.redis.lrange(mail.keys.active, 0, -1) == [jobs[2]]
         assert mail.call("isMaxed")
         manual_workers[0].finish(jobs[2])
@@ -105,7 +105,7 @@ def test_global_limits_bind_both(mail: SideBySide, documented: str) -> None:
     assert documented == "safe"
 
 
-def test_our_listener_hears_their_worker(mail: SideBySide, documented: str) -> None:
+def test_a_bulltask_listener_receives_events_of_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
     with QueueEvents("mail", broker=lambda: mail.app.broker) as events:
         job = mail.add("echo", {"to": "ä"}, delay=30)
         mail.node_worker("progress", {"steps": [50]})
@@ -125,7 +125,7 @@ def test_our_listener_hears_their_worker(mail: SideBySide, documented: str) -> N
     assert documented == "safe"
 
 
-def test_their_listener_hears_our_worker(mail: SideBySide, documented: str) -> None:
+def test_a_bullmq_listener_receives_events_of_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
     mail.listen()
     mail.worker()
     job = mail.send("report", options={"countdown": 0.03}, steps=[50, {"at": "ä"}]).id
@@ -142,55 +142,55 @@ def test_their_listener_hears_our_worker(mail: SideBySide, documented: str) -> N
     assert documented == "safe"
 
 
-def test_each_lists_the_workers_of_the_other(mail: SideBySide, documented: str) -> None:
+def test_both_clients_list_all_workers(mail: SideBySide, documented: str) -> None:
     mail.worker(children=2).wait_for_line("Worker started")
-    mail.node_worker("echo", {}, name="theirs")
+    mail.node_worker("echo", {}, name="bullmq")
     with mail.app.queue("mail") as queue:
         wait_until(lambda: queue.get_workers_count() == 2, what="both workers")
         wait_until(lambda: len(mail.call("getWorkers")) == 2, what="both workers")
-    assert any(row["rawname"].endswith(":w:theirs") for row in mail.call("getWorkers"))
+    assert any(row["rawname"].endswith(":w:bullmq") for row in mail.call("getWorkers"))
     assert documented == "safe"
 
 
 def fill(mail: SideBySide) -> dict[str, str]:
-    """A job of ours in each state, one with everything that a job can leave in Redis; ids by state."""
+    """Add jobs of bulltask in each state, with all kinds of keys that a job can have; return the ids by state."""
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
-    made: dict[str, str] = {}
+    ids: dict[str, str] = {}
     with mail.app.queue("mail") as queue, mail.app.flows() as flows:
         queue.add("a")
-        job = queue.get_job(made.setdefault("completed", manual_worker.complete()))
+        job = queue.get_job(ids.setdefault("completed", manual_worker.complete()))
         assert job is not None
         job.log("a line")
         queue.add("a", attempts=1)
-        made["failed"] = manual_worker.fail()
+        ids["failed"] = manual_worker.fail()
         queue.add("a", deduplication="owned")
-        made["active"] = manual_worker.acquire()
-        made["delayed"] = queue.add("a", delay=60).id
-        made["prioritized"] = queue.add("a", priority=3).id
+        ids["active"] = manual_worker.acquire()
+        ids["delayed"] = queue.add("a", delay=60).id
+        ids["prioritized"] = queue.add("a", priority=3).id
         queue.schedulers.upsert("hourly", every=3600)
         queue.schedulers.upsert("at:three:of:clocks", cron="0 3 * * *")
-        made["waiting-children"] = flows.add(FlowJob("a", "mail", {}, {}, [FlowJob("a", "mail")])).job.id
-        made["waiting"] = queue.add("a", job_id="with:two:colons").id
+        ids["waiting-children"] = flows.add(FlowJob("a", "mail", {}, {}, [FlowJob("a", "mail")])).job.id
+        ids["waiting"] = queue.add("a", job_id="with:two:colons").id
     manual_worker.close()
-    return made
+    return ids
 
 
-def test_their_orphan_sweep_leaves_our_jobs(mail: SideBySide, documented: str) -> None:
-    """``removeOrphanedJobs`` deletes what it does not know under the queue's prefix; our own keys have another one."""
-    made = fill(mail)
+def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: SideBySide, documented: str) -> None:
+    """``removeOrphanedJobs`` deletes unknown keys with the queue's prefix; bulltask's additional keys have another."""
+    ids = fill(mail)
     worker = mail.worker()
     worker.wait_for_line("Worker started")
     worker.stop()
     before = set(mail.redis.keys("*"))
     assert mail.call("removeOrphanedJobs") == 0
     assert set(mail.redis.keys("*")) == before
-    for state, job in made.items():
+    for state, job in ids.items():
         assert mail.seen(job)["name"] == "a", state
     assert documented == "safe"
 
 
-def test_their_orphan_sweep_and_the_metrics_of_failed_jobs(mail: SideBySide, documented: str) -> None:
-    """It takes the key ``metrics:failed`` for the ``failed`` key of a job called ``metrics``."""
+def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: SideBySide, documented: str) -> None:
+    """It mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
         mail.add("a")
@@ -201,29 +201,29 @@ def test_their_orphan_sweep_and_the_metrics_of_failed_jobs(mail: SideBySide, doc
     assert ("safe" if mail.redis.exists(key) else "differs") == documented, CHANGED
 
 
-def test_their_orphan_sweep_after_a_loss(mail: SideBySide, documented: str, clients: Clients) -> None:
-    """T1: what a resume took out of every list is still there as a hash, until somebody sweeps."""
-    old = clients[PINNED]
-    old.call("queue.call", queue=mail.name, method="pause", args=[])
-    old.call("queue.add", queue=mail.name, name="a", data={}, opts={})
-    mail.redis.lpush(mail.keys.wait, lost := mail.send("echo").id)  # where a client of 6 adds
+def test_remove_orphaned_jobs_after_a_resume_has_lost_jobs(mail: SideBySide, documented: str, clients: Clients) -> None:
+    """As T1: the hash of a job that a resume has lost exists until ``removeOrphanedJobs`` is called."""
+    pinned = clients[PINNED]
+    pinned.call("queue.call", queue=mail.name, method="pause", args=[])
+    pinned.call("queue.add", queue=mail.name, name="a", data={}, opts={})
+    mail.redis.lpush(mail.keys.wait, lost := mail.send("echo").id)  # where a client of BullMQ 6 adds jobs
     mail.redis.lrem(mail.keys.paused, 0, lost)
-    old.call("queue.call", queue=mail.name, method="resume", args=[])
+    pinned.call("queue.call", queue=mail.name, method="resume", args=[])
     assert mail.redis.exists(mail.keys.job(lost))
     assert mail.call("removeOrphanedJobs") == 1
     seen = "safe" if mail.redis.exists(mail.keys.job(lost)) else "unsafe"
     assert seen == documented, CHANGED
 
 
-def test_drain_and_clean_by_the_other_side(mail: SideBySide, documented: str) -> None:
+def test_jobs_are_drained_and_cleaned_by_the_other_client(mail: SideBySide, documented: str) -> None:
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
     with mail.app.queue("mail") as queue:
-        ours = queue.add("a").id
-        assert manual_worker.complete() == ours
-        assert mail.call("clean", 0, 100, "completed") == [ours]
-        theirs = mail.add("a")
-        assert manual_worker.complete() == theirs
-        assert list(queue.clean(0, 100, "completed")) == [theirs]
+        by_bulltask = queue.add("a").id
+        assert manual_worker.complete() == by_bulltask
+        assert mail.call("clean", 0, 100, "completed") == [by_bulltask]
+        by_bullmq = mail.add("a")
+        assert manual_worker.complete() == by_bullmq
+        assert list(queue.clean(0, 100, "completed")) == [by_bullmq]
         for drain in (lambda: mail.call("drain", True), lambda: queue.drain(delayed=True)):
             mail.add("a", delay=60_000)
             queue.add("a", priority=1)
@@ -235,7 +235,7 @@ def test_drain_and_clean_by_the_other_side(mail: SideBySide, documented: str) ->
     assert documented == "safe"
 
 
-def test_we_drain_a_queue_that_they_paused(mail: SideBySide, documented: str) -> None:
+def test_bulltask_drains_a_queue_that_bullmq_has_paused(mail: SideBySide, documented: str) -> None:
     mail.add("a")
     mail.call("pause")
     mail.add("a")
@@ -247,7 +247,7 @@ def test_we_drain_a_queue_that_they_paused(mail: SideBySide, documented: str) ->
     assert documented == "safe"
 
 
-def test_obliterate_by_the_other_side(mail: SideBySide, documented: str) -> None:
+def test_a_paused_queue_is_obliterated_by_the_other_client(mail: SideBySide, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         mail.add("a")
         queue.pause()
@@ -270,13 +270,15 @@ def test_obliterate_by_the_other_side(mail: SideBySide, documented: str) -> None
             mail.call("obliterate", {"force": False})
         queue.obliterate(force=True)
         manual_worker.close()
-    left = {key.removeprefix(mail.keys.base) for key in mail.redis.keys(f"{mail.keys.base}*")}
-    assert left == set()
+    remaining = {key.removeprefix(mail.keys.base) for key in mail.redis.keys(f"{mail.keys.base}*")}
+    assert remaining == set()
     assert documented == "safe"
 
 
-def test_who_describes_the_queue(mail: SideBySide, documented: str, version: str) -> None:
-    """``meta.version`` is that of the ``Queue`` which Node made last; bulltask leaves one alone that is there."""
+def test_the_version_in_meta_is_written_by_bullmq_and_kept_by_bulltask(
+    mail: SideBySide, documented: str, version: str
+) -> None:
+    """``meta.version`` is the version of the last Node.js ``Queue``; bulltask does not overwrite it."""
     mail.call("count")
     wait_until(lambda: mail.redis.hget(mail.keys.meta, "version") == f"bullmq:{version}")
     mail.redis.hset(mail.keys.meta, "opts.maxLenEvents", "77")
@@ -295,11 +297,11 @@ def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
     kinds: list[dict[str, Any]] = [{}, {"priority": 3}, {"delay": 150}, {"lifo": True}, {"attempts": 3}]
     versions = [PINNED, NEWEST_5, NEWEST_6]
 
-    def theirs(version: str) -> list[str]:
+    def send_with_bullmq(version: str) -> list[str]:
         jobs = [{"name": "record", "data": {"file": file}, "opts": kinds[n % 5]} for n in range(each)]
         return [job["id"] for job in clients[version].call("queue.addBulk", queue=mail.name, jobs=jobs)]
 
-    def ours() -> list[str]:
+    def send_with_bulltask() -> list[str]:
         calls = [mail.app.tasks["record"].s(file).set(priority=n % 3 + 1) for n in range(each)]
         return [job.id for job in mail.app.send_many(calls)]
 
@@ -307,8 +309,11 @@ def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
         options = {"concurrency": 4}
         clients[version].call("worker.start", queue=mail.name, processor="record", args={"file": file}, opts=options)
     with ThreadPoolExecutor() as threads:
-        sending = [threads.submit(ours), *(threads.submit(theirs, version) for version in versions)]
+        sending = [
+            threads.submit(send_with_bulltask),
+            *(threads.submit(send_with_bullmq, version) for version in versions),
+        ]
         sent = [job for part in sending for job in part.result()]
-    wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 4 * each, 30, "the end of all jobs")
+    wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 4 * each, 30, "all jobs")
     assert Counter(ran(file)) == Counter(sent), "each id exactly once"
     assert documented == "safe"

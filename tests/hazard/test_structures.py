@@ -1,4 +1,4 @@
-"""Flows, schedulers and deduplication that one side makes and the other goes on with."""
+"""Flows, schedulers and deduplication that one client creates and the other continues."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.support.worker import Worker
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 UUID_LENGTH = 36
-CHANGED = "docs/reference/mixed-versions.md: the table can be updated"
+CHANGED = "update the table in docs/reference/mixed-versions.md"
 
 
 def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: object) -> dict[str, Any]:
-    """A node of a flow as their FlowProducer takes it."""
+    """Return a node of a flow for BullMQ's FlowProducer."""
     return {"name": name, "data": data or {}, "queueName": "{mail}", "opts": opts, "children": list(children)}
 
 
-def test_their_flow_runs_in_our_worker(mail: SideBySide, documented: str) -> None:
+def test_a_flow_of_bullmq_runs_in_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
     leaf = node_of("add", {"x": 1})
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, node_of("add", {"x": 2}, leaf), leaf))
     failing = node_of("fail", {"error": "PermanentError"}, failParentOnFailure=True)
@@ -46,7 +46,7 @@ def test_their_flow_runs_in_our_worker(mail: SideBySide, documented: str) -> Non
     assert documented == "safe"
 
 
-def test_our_flow_runs_in_their_worker(mail: SideBySide, documented: str) -> None:
+def test_a_flow_of_bulltask_runs_in_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
     with mail.app.flows() as flows:
         children = [FlowJob("echo", "mail", {"n": n}) for n in range(2)]
         top = flows.add(FlowJob("echo", "mail", {"top": True}, {}, children)).job.id
@@ -65,7 +65,9 @@ def iterations(file: str) -> int:
     return len(set(ran(file))) if Path(file).exists() else 0
 
 
-def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
+def test_a_scheduler_of_bullmq_continues_in_a_bulltask_worker(
+    mail: SideBySide, documented: str, tmp_path: Path
+) -> None:
     file = str(tmp_path / "runs")
     template = {"name": "record", "data": {"file": file}, "opts": {"attempts": 3}}
     mail.call("upsertJobScheduler", "often", {"every": 200}, template)
@@ -78,7 +80,9 @@ def test_their_scheduler_goes_on_in_our_worker(mail: SideBySide, documented: str
     assert documented == "safe"
 
 
-def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
+def test_a_scheduler_of_bulltask_continues_in_a_bullmq_worker(
+    mail: SideBySide, documented: str, tmp_path: Path
+) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
         queue.schedulers.upsert("often", name="record", every=0.2)
@@ -92,51 +96,53 @@ def test_our_scheduler_goes_on_in_their_worker(mail: SideBySide, documented: str
     assert documented == "safe"
 
 
-def test_one_scheduler_is_upserted_by_both(mail: SideBySide, documented: str) -> None:
-    """The last one to say so decides; there is one next job and not two."""
-    template = {"name": "theirs", "data": {}, "opts": {}}
+def test_one_scheduler_is_upserted_by_both_clients(mail: SideBySide, documented: str) -> None:
+    """The last call takes effect, and there is one next iteration."""
+    template = {"name": "bullmq", "data": {}, "opts": {}}
     with mail.app.queue("mail") as queue:
         for every in (60, 120, 180):
             mail.call("upsertJobScheduler", "s", {"every": every * 1000}, template)
             found = queue.schedulers.get("s")
             assert found is not None
-            assert (found.name, found.every_ms) == ("theirs", every * 1000)
-            queue.schedulers.upsert("s", name="ours", every=every)
-            assert mail.call("getJobScheduler", "s")["name"] == "ours"
-        assert [job.name for job in queue.get_jobs(["waiting", "delayed"])] == ["ours"]
+            assert (found.name, found.every_ms) == ("bullmq", every * 1000)
+            queue.schedulers.upsert("s", name="bulltask", every=every)
+            assert mail.call("getJobScheduler", "s")["name"] == "bulltask"
+        assert [job.name for job in queue.get_jobs(["waiting", "delayed"])] == ["bulltask"]
         mail.call("removeJobScheduler", "s")
         assert queue.schedulers.count() == 0
     assert documented == "safe"
 
 
-def test_repeatable_jobs_of_older_clients(mail: SideBySide, documented: str, clients: Clients, tmp_path: Path) -> None:
-    """``repeat`` as an option of a job is gone in 6: its workers go on with such jobs, but without their data."""
+def test_repeatable_jobs_of_an_older_bullmq_continue(
+    mail: SideBySide, documented: str, clients: Clients, tmp_path: Path
+) -> None:
+    """BullMQ 6 has removed the job option ``repeat``: its workers continue such jobs, but without their data."""
     file = str(tmp_path / "runs")
     opts = {"repeat": {"every": 200}}
     clients[PINNED].call("queue.add", queue=mail.name, name="record", data={"file": file}, opts=opts)
-    theirs = mail.node_worker("record", {"file": file})
-    wait_until(lambda: iterations(file) >= 3, 20, "three iterations in their worker")
-    mail.node.call("worker.close", worker=theirs)
+    worker = mail.node_worker("record", {"file": file})
+    wait_until(lambda: iterations(file) >= 3, 20, "three iterations in BullMQ's worker")
+    mail.node.call("worker.close", worker=worker)
     [following] = mail.redis.zrange(mail.keys.delayed, 0, -1)
     data = mail.redis.hget(mail.keys.job(following), "data")
     assert {f'{{"file":"{file}"}}': "safe", "{}": "unsafe"}[data] == documented, CHANGED
     if documented == "safe":
         before = iterations(file)
         mail.worker()
-        wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in our worker")
+        wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in bulltask's worker")
 
 
-def test_deduplication_holds_between_both(mail: SideBySide, documented: str) -> None:
+def test_jobs_of_both_clients_are_deduplicated_together(mail: SideBySide, documented: str) -> None:
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
 
-    def ours(**how: Any) -> str:
+    def add_with_bulltask(**deduplication: Any) -> str:
         with mail.app.queue("mail") as queue:
-            return queue.add("a", deduplication=how).id
+            return queue.add("a", deduplication=deduplication).id
 
-    def theirs(**how: Any) -> str:
-        return mail.add("a", deduplication=how)
+    def add_with_bullmq(**deduplication: Any) -> str:
+        return mail.add("a", deduplication=deduplication)
 
-    for first, second in ((ours, theirs), (theirs, ours)):
+    for first, second in ((add_with_bulltask, add_with_bullmq), (add_with_bullmq, add_with_bulltask)):
         owner = first(id="simple")
         assert second(id="simple") == owner
         assert manual_worker.complete() == owner
@@ -144,19 +150,19 @@ def test_deduplication_holds_between_both(mail: SideBySide, documented: str) -> 
         assert again != owner
         assert first(id="simple") == again
         assert manual_worker.complete() == again
-    owner = ours(id="throttled", ttl=60)
+    owner = add_with_bulltask(id="throttled", ttl=60)
     assert manual_worker.complete() == owner
-    assert theirs(id="throttled", ttl=60_000) == owner
-    owner = theirs(id="slow", ttl=60_000)
+    assert add_with_bullmq(id="throttled", ttl=60_000) == owner
+    owner = add_with_bullmq(id="slow", ttl=60_000)
     assert manual_worker.complete() == owner
-    assert ours(id="slow", ttl=60) == owner
+    assert add_with_bulltask(id="slow", ttl=60) == owner
     manual_worker.close()
     assert documented == "safe"
 
 
 KEEP = {"id": "d", "keepLastIfActive": True}
-KEPT: list[dict[str, Any]] = [{}, {"priority": 7}, {"lifo": True}, {"delay": 60_000}, {"jobId": "chosen"}]
-"""Options of jobs that are put aside."""
+STORED_OPTIONS: list[dict[str, Any]] = [{}, {"priority": 7}, {"lifo": True}, {"delay": 60_000}, {"jobId": "chosen"}]
+"""Options of jobs that are stored until the active job ends."""
 DIES = """
 @app.task(name="die")
 def die():
@@ -165,18 +171,18 @@ def die():
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, documented: str, task: str) -> None:
-    """Of what comes while the job runs the last one follows it: they put it aside, and no script of 5.62 adds it."""
+def test_keep_last_if_active_with_a_bulltask_worker(mail: SideBySide, documented: str, task: str) -> None:
+    """The last job added during a run follows it. BullMQ stores it, and no script of 5.62 would add it."""
     first = mail.add(task, {"value": 1}, deduplication=KEEP)
     with mail.app.queue("mail") as queue:
-        job = queue.get_next_job("by hand")
+        job = queue.get_next_job("manual")
         assert job is not None
         for number in (2, 3):
             assert mail.add(task, {"value": number}, deduplication=KEEP) == first
         job.move_to_wait()
     mail.worker()
     mail.finished(first)
-    wait_until(lambda: mail.counts() == {"completed": 2}, 20, "the job that was put aside")
+    wait_until(lambda: mail.counts() == {"completed": 2}, 20, "the stored job")
     [other] = set(mail.redis.zrange(mail.keys.completed, 0, -1)) - {first}
     assert mail.seen(other)["data"] == {"value": 3}
     assert mail.redis.keys(f"{mail.keys.base}d[en]:*") == []
@@ -184,10 +190,10 @@ def test_keep_last_if_active_where_our_worker_ends_the_job(mail: SideBySide, doc
 
 
 @pytest.mark.parametrize("version", [NEWEST_5])
-def test_a_job_that_is_failed_because_it_kills_children_is_followed_too(mail: SideBySide, tmp_path: Path) -> None:
+def test_keep_last_if_active_with_a_job_that_crashes_its_children(mail: SideBySide, tmp_path: Path) -> None:
     first = mail.add("die", deduplication=KEEP)
     with mail.app.queue("mail") as queue:
-        job = queue.get_next_job("by hand")
+        job = queue.get_next_job("manual")
         assert job is not None
         assert mail.add("quick", deduplication=KEEP) == first
         job.move_to_wait()
@@ -199,22 +205,22 @@ def test_a_job_that_is_failed_because_it_kills_children_is_followed_too(mail: Si
         environ={"JOURNAL_URL": mail.url},
     )
     try:
-        wait_until(lambda: mail.counts() == {"failed": 1, "completed": 1}, 40, "the job that was put aside")
+        wait_until(lambda: mail.counts() == {"failed": 1, "completed": 1}, 40, "the stored job")
         assert mail.seen(first)["state"] == "failed"
     finally:
         worker.close()
 
 
-def held_back(mail: SideBySide, queue: str, job: str, **options: Any) -> None:
-    """They pause the queue while a job runs, and add another one of its deduplication id, which they put aside."""
+def add_stored_job(mail: SideBySide, queue: str, job: str, **options: Any) -> None:
+    """Pause the queue while a job runs, and add a job with the same deduplication id, which BullMQ stores."""
     mail.node.call("queue.pause", queue=queue)
     opts = {"deduplication": KEEP, **options}
     assert mail.node.call("queue.add", queue=queue, name="a", data={"n": 2}, opts=opts)["id"] == job
     assert mail.redis.exists(f"bull:{queue}:dn:d")
 
 
-def what_followed(mail: SideBySide, queue: str) -> dict[str, Any]:
-    """Everything in Redis that the end of the first job has made, without times."""
+def following_job(mail: SideBySide, queue: str) -> dict[str, Any]:
+    """Return what the end of the first job has added to Redis, without times."""
     read, base = mail.redis, f"bull:{queue}:"
     assert not read.exists(f"{base}dn:d")
     following = read.get(f"{base}de:d")
@@ -233,8 +239,8 @@ def what_followed(mail: SideBySide, queue: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [NEWEST_5])
-@pytest.mark.parametrize("options", KEPT, ids=str)
-def test_a_job_that_was_put_aside_is_added_as_they_add_it(
+@pytest.mark.parametrize("options", STORED_OPTIONS, ids=str)
+def test_keep_last_if_active_adds_the_stored_job_as_bullmq_does(
     mail: SideBySide, options: dict[str, Any], tmp_path: Path
 ) -> None:
     def add_first(queue: str) -> str:
@@ -242,27 +248,27 @@ def test_a_job_that_was_put_aside_is_added_as_they_add_it(
         job: dict[str, Any] = mail.node.call("queue.add", queue=queue, name="a", data={"n": 1}, opts=opts)
         return str(job["id"])
 
-    theirs = add_first("{theirs}")
-    mail.node.call("worker.start", queue="{theirs}", processor="hold", args={"gate": str(tmp_path)})
-    events = Stream(mail.url, "bull:{theirs}:events")
-    events.wait_for(event="active", jobId=theirs)
-    held_back(mail, "{theirs}", theirs, **options)
+    in_bullmq = add_first("{bullmq}")
+    mail.node.call("worker.start", queue="{bullmq}", processor="hold", args={"gate": str(tmp_path)})
+    events = Stream(mail.url, "bull:{bullmq}:events")
+    events.wait_for(event="active", jobId=in_bullmq)
+    add_stored_job(mail, "{bullmq}", in_bullmq, **options)
     mail.node.call("gate.open", gate=str(tmp_path))
-    events.wait_for(event="completed", jobId=theirs)
+    events.wait_for(event="completed", jobId=in_bullmq)
     events.close()
 
-    ours = add_first("{ours}")
-    with mail.app.queue("ours") as queue:
-        job = queue.get_next_job("by hand")
+    in_bulltask = add_first("{bulltask}")
+    with mail.app.queue("bulltask") as queue:
+        job = queue.get_next_job("manual")
         assert job is not None
-        held_back(mail, "{ours}", ours, **options)
+        add_stored_job(mail, "{bulltask}", in_bulltask, **options)
         job.move_to_completed(None)
-    assert what_followed(mail, "{ours}") == what_followed(mail, "{theirs}")
-    # Theirs was taken by their worker, which waits.
-    assert mail.redis.zrange("bull:{ours}:marker", 0, -1) == ["1"] * ("delay" in options)
+    assert following_job(mail, "{bulltask}") == following_job(mail, "{bullmq}")
+    # BullMQ's worker, which waits, has popped the other marker.
+    assert mail.redis.zrange("bull:{bulltask}:marker", 0, -1) == ["1"] * ("delay" in options)
 
 
-def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, documented: str, tmp_path: Path) -> None:
+def test_keep_last_if_active_with_a_bullmq_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
     gate = str(tmp_path)
     mail.node_worker("hold", {"gate": gate})
     first = mail.add("a", {"n": 1}, deduplication=KEEP)
@@ -273,8 +279,8 @@ def test_keep_last_if_active_where_their_worker_ends_the_job(mail: SideBySide, d
     assert documented == "safe"
 
 
-def test_job_ids_that_the_other_side_refuses(mail: SideBySide, documented: str) -> None:
-    """Both refuse the same ids, so that none is made that the other could not name."""
+def test_both_clients_reject_the_same_job_ids(mail: SideBySide, documented: str) -> None:
+    """Both clients reject the same ids, so that each can address the jobs of the other."""
     with mail.app.queue("mail") as queue:
         for job_id in ("1", "0", "0:a", "a:b", "a:b:c:d"):
             with pytest.raises(InvalidNameError):

@@ -1,4 +1,4 @@
-"""docs/reference/mixed-versions.md: its rows are the tests, its versions the installed ones, its program works."""
+"""docs/reference/mixed-versions.md: its rows match the tests, its versions are installed, its program works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from bulltask.jobs.states import JobState
 from bulltask.lua import loader
 from bulltask.queue import Queue
 from tests.hazard.conftest import PACKAGES, Clients
-from tests.hazard.page import CLIENTS, NEWEST_6, PAGE, PINNED, PYTHON_6, VERSIONS, installed, pairings, pausing
+from tests.hazard.page import (
+    CLIENTS,
+    NEWEST_6,
+    PAGE,
+    PINNED,
+    PYTHON_6,
+    VERSIONS,
+    documented_outcomes,
+    installed,
+    pause_sequences,
+)
 from tests.interop.side_by_side import SideBySide
 from tests.support.manual_worker import ManualWorker
 from tests.support.programs import ROOT
@@ -23,26 +33,26 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 MANIFEST = json.loads((ROOT / "bulltask/lua/manifest.json").read_text())
 
 
-def test_every_row_of_the_page_has_a_test_and_the_other_way_round() -> None:
-    there = [
+def test_every_row_of_the_page_has_a_test_and_every_test_a_row() -> None:
+    tests = [
         name
         for file in Path(__file__).parent.glob("test_*.py")
         for name in re.findall(r"^def (test_\w+)\([^)]*\bdocumented: str", file.read_text(), re.MULTILINE)
     ]
     rows = re.findall(r"\| `(test_\w+)` \|$", PAGE.read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(there)
+    assert sorted(rows) == sorted(tests)
 
 
-def test_the_page_says_nothing_but_what_a_test_can_compare() -> None:
-    for row in pairings().values():
+def test_the_cells_of_the_page_have_values_that_tests_compare() -> None:
+    for row in documented_outcomes().values():
         assert {row[version] for version in VERSIONS} <= {"safe", "differs", "unsafe"}, row
-        assert row["Note"] or {row[version] for version in VERSIONS} == {"safe"}, f"what to do? {row}"
-    for pause in pausing():
-        assert all(re.fullmatch(r"safe|loses \d", outcome) for outcome in pause.outcomes.values()), pause
-        assert list(pause.outcomes) == [*PACKAGES, PYTHON_6, "bulltask"]
+        assert row["Note"] or {row[version] for version in VERSIONS} == {"safe"}, f"a note is missing: {row}"
+    for sequence in pause_sequences():
+        assert all(re.fullmatch(r"safe|loses \d", outcome) for outcome in sequence.outcomes.values()), sequence
+        assert list(sequence.outcomes) == [*PACKAGES, PYTHON_6, "bulltask"]
 
 
-def test_the_versions_on_the_page_are_those_that_the_tests_run(node_client: None) -> None:
+def test_the_page_names_the_versions_that_the_tests_run(node_client: None) -> None:
     for version, package in PACKAGES.items():
         assert installed(package) == version
     text = " ".join(PAGE.read_text().split())
@@ -54,7 +64,7 @@ def test_the_versions_on_the_page_are_those_that_the_tests_run(node_client: None
 
 def test_the_page_names_every_script_that_differs_from_the_tested_version(node_client: None) -> None:
     folder = CLIENTS / "node_modules" / "bullmq" / "dist" / "cjs" / "scripts"
-    theirs = {
+    official = {
         path.stem.rpartition("-")[0]: re.findall(
             r"^const content = `(.*?)`;", path.read_text(), re.DOTALL | re.MULTILINE
         )
@@ -64,17 +74,17 @@ def test_the_page_names_every_script_that_differs_from_the_tested_version(node_c
     same = [
         name
         for name in names
-        if [loader.official_script(name).body.decode().split()] == [*map(str.split, theirs.get(name, []))]
+        if [loader.official_script(name).body.decode().split()] == [*map(str.split, official.get(name, []))]
     ]
     text = PAGE.read_text()
-    said = re.findall(r"^\| `(\w+)` \|", text.partition("## Scripts that are newer")[2], re.MULTILINE)
-    assert sorted({*names} - {*same}) == sorted(said)
+    documented = re.findall(r"^\| `(\w+)` \|", text.partition("## Scripts that are newer")[2], re.MULTILINE)
+    assert sorted({*names} - {*same}) == sorted(documented)
     assert f"Of its {len(names)} scripts, {len(same)} are the same" in text
 
 
 @pytest.fixture
 def program() -> dict[str, Any]:
-    """The page's Python program."""
+    """The names that the page's Python program defines."""
     [block] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(block, names)
@@ -82,10 +92,10 @@ def program() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [NEWEST_6])
-def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
+def test_the_program_of_the_page_recovers_only_lost_jobs(
     mail: SideBySide, clients: Clients, program: dict[str, Any]
 ) -> None:
-    old = clients[PINNED]
+    pinned = clients[PINNED]
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
     queue: Queue = mail.app.queue("mail")
     queue.add("a")
@@ -101,8 +111,8 @@ def test_the_pages_program_puts_lost_jobs_back_and_nothing_else(
     waiting = [job for job, state in states.items() if state is JobState.WAITING]
 
     mail.call("pause")
-    added = old.call("queue.add", queue=mail.name, name="a", data={}, opts={})["id"]
-    old.call("queue.call", queue=mail.name, method="resume", args=[])
+    added = pinned.call("queue.add", queue=mail.name, name="a", data={}, opts={})["id"]
+    pinned.call("queue.call", queue=mail.name, method="resume", args=[])
     assert waiting
     assert [queue.get_job_state(job) for job in waiting] == [JobState.UNKNOWN] * len(waiting)
     assert sorted(program["recover_jobs"](mail.app, mail.url, "mail")) == sorted(waiting)

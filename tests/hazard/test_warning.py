@@ -1,4 +1,4 @@
-"""What a worker says when it starts about other clients of its queue."""
+"""Warnings of a worker at its start about other clients of its queue."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: 
 
 
 @pytest.mark.parametrize("version", [PYTHON_6])
-def test_the_official_python_client_cannot_be_told_from_others(mail: SideBySide) -> None:
+def test_the_official_python_client_does_not_store_its_version(mail: SideBySide) -> None:
     mail.node.call("queue.add", queue=mail.name, name="a", data={}, opts={})
     mail.node.call("queue.call", queue=mail.name, method="pause", args=[])
     assert mail.redis.hgetall(mail.keys.meta).keys() == {"opts.maxLenEvents", "paused"}
 
 
-def test_only_bullmq_6_and_newer_are_warned_of(redis_client: redis.Redis, broker_url: str, tmp_path: Path) -> None:
-    """The Pro edition counts its versions differently."""
+def test_a_worker_warns_only_of_bullmq_6_and_newer(redis_client: redis.Redis, broker_url: str, tmp_path: Path) -> None:
+    """Versions of the Pro edition are numbered differently."""
     queues = {"five": "bullmq:5.62.0", "pro": "bullmq-pro:7.40.0", "ten": "bullmq:10.0.0", "odd": "nonsense"}
-    for queue, described_by in queues.items():
-        redis_client.hset(f"bull:{{{queue}}}:meta", "version", described_by)
+    for queue, version in queues.items():
+        redis_client.hset(f"bull:{{{queue}}}:meta", "version", version)
     settings = {"broker_url": broker_url, "worker_concurrency": 1}
     worker = Worker(tmp_path, options=["-Q", ",".join(queues)], settings=settings)
     try:
