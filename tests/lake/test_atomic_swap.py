@@ -89,7 +89,7 @@ def test_a_kill_during_a_compaction_loses_and_duplicates_no_row(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_replaced_directory_is_the_old_or_the_new_one_after_a_kill(tmp_path: Path, step: str) -> None:
+def test_a_replaced_directory_is_either_old_or_new_after_a_kill(tmp_path: Path, step: str) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     (day / "rows").write_text("old")

@@ -117,7 +117,7 @@ def test_days_and_queues_with_jobs_are_listed(lake: LakeBuilder) -> None:
     assert history(lake).queues() == ["mail", "{a}"]
 
 
-def test_jobs_are_counted_once_also_in_several_passes(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_counted_once_over_several_passes(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_stats, "_ROWS_PER_PASS", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])

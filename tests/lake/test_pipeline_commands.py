@@ -103,7 +103,7 @@ def test_doctor_reports_an_unreachable_redis() -> None:
     result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
     assert result.exit_code == 1
     assert "no Redis answers at redis://127.0.0.1:1" in result.output
-    assert "No queues result" not in result.output
+    assert "No queues found" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_failure_lists_the_ids_of_its_five_latest_jobs(lake: LakeBuilder) -> N
     assert failure.sample_job_ids == ["f", "e", "d", "c", "b"]
 
 
-def test_a_minute_that_is_only_incomplete_in_the_capacity_table_counts(lake: LakeBuilder) -> None:
+def test_a_minute_counts_as_incomplete_if_only_the_capacity_table_marks_it(lake: LakeBuilder) -> None:
     lake.gold("capacity_minute", [queue_minute("10:07", complete=False)])
     assert data(lake).incomplete == {"mail": {int(at("2026-11-22 10:07").timestamp()) // 60}}
 

@@ -42,7 +42,7 @@ def test_the_charts_of_waits_and_of_runs_differ(lake: LakeBuilder) -> None:
     assert (values(build_report(lake), "wait"), values(build_report(lake), "run")) == ({"send": [20]}, {"send": [50]})
 
 
-def test_the_throughput_chart_is_shown_also_without_added_or_ended_jobs(lake: LakeBuilder) -> None:
+def test_the_throughput_chart_is_shown_without_added_or_ended_jobs(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20])])
     report = build_report(lake)
     assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}

@@ -93,8 +93,8 @@ def collectable_names(parameters: list[Parameter], collector: str) -> st.SearchS
     Python 3.11 rejects such a call.
     """
     free = {p.name for p in parameters if p.kind is Parameter.POSITIONAL_ONLY and p.default is Parameter.empty}
-    taken = {p.name for p in parameters} - free - {collector}
-    return st.sampled_from([name for name in [*NAMES, "f", "g"] if name not in taken])
+    used = {p.name for p in parameters} - free - {collector}
+    return st.sampled_from([name for name in [*NAMES, "f", "g"] if name not in used])
 
 
 @given(calls())

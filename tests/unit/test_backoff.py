@@ -186,7 +186,8 @@ def test_the_default_backoff_is_stored_in_nodes_format() -> None:
     assert Backoff().to_wire() == expected
 
 
-def test_a_fixed_backoff_is_stored_without_jitter_because_node_would_apply_it() -> None:
+def test_a_fixed_backoff_is_stored_without_jitter() -> None:
+    # Node would apply the jitter.
     assert Backoff("fixed", 500).to_wire() == {"type": "fixed", "delay": 500, "jitter": 0, "maxDelay": HOUR_MS}
     assert Backoff("fixed", 500, jitter=0.9).jitter == 0
 
@@ -328,7 +329,7 @@ def test_the_first_and_the_maximum_reconnect_delay_can_be_set() -> None:
     assert [reconnect_delay_ms(n, middle, first_ms=10, cap_ms=50) for n in (1, 2, 3, 4, 99)] == [10, 20, 40, 50, 50]
 
 
-def test_a_deeply_nested_backoff_is_rejected_like_any_malformed_one() -> None:
+def test_a_deeply_nested_backoff_is_rejected() -> None:
     deep: object = 1
     for _ in range(100_000):
         deep = [deep]

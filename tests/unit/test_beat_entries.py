@@ -80,7 +80,7 @@ def test_a_task_may_be_a_task_object_or_an_unknown_name() -> None:
     assert [json.loads(entry.job.data) for entry in parsed] == [{"days": 7}, {"x": 1}, [1, 2]]
 
 
-def test_a_missing_schedule_differs_from_an_empty_one() -> None:
+def test_a_missing_schedule_differs_from_an_empty_schedule() -> None:
     assert read_entries(app_with(None)) is None
     assert read_entries(App("shop")) is None
     assert read_entries(app_with({})) == []

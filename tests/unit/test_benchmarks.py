@@ -57,7 +57,7 @@ def test_a_duplicated_job_does_not_hide_a_lost_job(tmp_path: Path) -> None:
 
 def test_the_measured_time_spans_the_first_start_to_the_last_end(tmp_path: Path) -> None:
     early, late = Counter(tmp_path / "one", 2, started_ns=100), Counter(tmp_path / "two", 2, started_ns=200)
-    assert tally(tmp_path, 2) == Tally(0, 0, 0, 2, 0, ()), "a process that count_jobs no job has no times"
+    assert tally(tmp_path, 2) == Tally(0, 0, 0, 2, 0, ()), "a process without jobs has no times"
     late.add(0)
     before_ns = time.monotonic_ns()
     early.add(1)

@@ -16,7 +16,7 @@ from bulltask.errors import (
     BrokerUnavailableError,
 )
 from bulltask.events import Bus, Event, RedisDisconnected, RedisReconnected, RedisReconnecting, RedisRecovered
-from bulltask.events import RedisErrorReply as Refused
+from bulltask.events import RedisErrorReply as ErrorReply
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
@@ -96,7 +96,7 @@ def test_an_error_reply_and_its_end_are_reported_once() -> None:
     delays(reconnect, BrokerOutOfMemoryError("full"), 5)
     reconnect.reset()
     reconnect.reset()
-    assert events[0] == Refused("", "full")
+    assert events[0] == ErrorReply("", "full")
     (recovered,) = events[1:]
     assert isinstance(recovered, RedisRecovered)
     assert (recovered.queue, recovered.attempt) == ("", 5)
@@ -111,8 +111,8 @@ def test_every_error_of_an_outage_is_reported_once_in_any_order() -> None:
     reconnect.record_failure(login)
     reported = [event for event in events if not isinstance(event, RedisReconnecting)]
     types = [type(event) for event in reported]
-    assert types == [Refused, RedisDisconnected, Refused, Refused, RedisReconnected, Refused]
-    errors = [event.error for event in reported if isinstance(event, Refused)]
+    assert types == [ErrorReply, RedisDisconnected, ErrorReply, ErrorReply, RedisReconnected, ErrorReply]
+    errors = [event.error for event in reported if isinstance(event, ErrorReply)]
     assert errors == ["full", "LOADING", "WRONGPASS", "WRONGPASS"]
 
 
@@ -136,7 +136,7 @@ def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
     queue_backoff.record_failure(0, BrokerAuthError("NOPERM"))
     queue_backoff.reset(0)
     queue_backoff.reset(0)
-    assert events[:3] == [Refused("mail", "WRONGTYPE"), Refused("sms", "NOPERM"), Refused("mail", "NOPERM")]
+    assert events[:3] == [ErrorReply("mail", "WRONGTYPE"), ErrorReply("sms", "NOPERM"), ErrorReply("mail", "NOPERM")]
     (recovered,) = events[3:]
     assert isinstance(recovered, RedisRecovered)
     assert (recovered.queue, recovered.attempt) == ("mail", 21)

@@ -349,7 +349,7 @@ def test_a_full_disk_is_transient() -> None:
 
 def test_a_name_that_cannot_be_resolved_is_transient() -> None:
     def resolve() -> object:
-        return socket.getaddrinfo("nobody", 80, flags=socket.AI_NUMERICHOST)
+        return socket.getaddrinfo("not-an-address", 80, flags=socket.AI_NUMERICHOST)
 
     error = catch(resolve)
     assert isinstance(error, socket.gaierror)

@@ -1,4 +1,4 @@
-"""Sending of calls to the nodes of a fake cluster."""
+"""Calls are sent to the right nodes of a fake cluster."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_submodule_can_be_named_with_dots_or_a_colon(write: Write) -> None:
     assert app_name("shop.jobs") == app_name("shop.jobs:queue") == app_name("shop.jobs.queue") == "wanted"
 
 
-def test_a_namespace_package_is_searched_too(write: Write) -> None:
+def test_a_namespace_package_is_searched_for_usual_submodules(write: Write) -> None:
     write(shop__tasks=f"{APP}app = App('wanted')")
     assert app_name("shop") == "wanted"
 

@@ -8,7 +8,7 @@ import pytest
 from bulltask import events
 from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobStarted, RedisReconnecting
 
-PICKED_UP = JobStarted("1", "mail", "mail.send", attempt=1)
+STARTED = JobStarted("1", "mail", "mail.send", attempt=1)
 RECONNECTING = RedisReconnecting(attempt=2)
 
 FIELDS = {
@@ -85,8 +85,8 @@ def test_a_listener_receives_only_events_of_its_class() -> None:
     received: list[object] = []
     bus.subscribe(JobStarted, received.append)
     bus.emit(RECONNECTING)
-    bus.emit(PICKED_UP)
-    assert received == [PICKED_UP]
+    bus.emit(STARTED)
+    assert received == [STARTED]
 
 
 def test_a_listener_of_the_base_class_receives_all_events() -> None:
@@ -94,8 +94,8 @@ def test_a_listener_of_the_base_class_receives_all_events() -> None:
     received: list[object] = []
     bus.subscribe(Event, received.append)
     bus.emit(RECONNECTING)
-    bus.emit(PICKED_UP)
-    assert received == [RECONNECTING, PICKED_UP]
+    bus.emit(STARTED)
+    assert received == [RECONNECTING, STARTED]
 
 
 def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
@@ -104,7 +104,7 @@ def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
     bus.subscribe(JobStarted, lambda _: received.append("first"))
     bus.subscribe(Event, lambda _: received.append("second"))
     bus.subscribe(JobStarted, lambda _: received.append("third"))
-    bus.emit(PICKED_UP)
+    bus.emit(STARTED)
     assert received == ["first", "second", "third"]
 
 
@@ -121,10 +121,10 @@ def test_a_bus_wants_only_events_with_a_listener() -> None:
 def test_a_new_listener_receives_only_later_events() -> None:
     bus = Bus()
     received: list[object] = []
-    bus.emit(PICKED_UP)
+    bus.emit(STARTED)
     bus.subscribe(JobStarted, received.append)
-    bus.emit(PICKED_UP)
-    assert received == [PICKED_UP]
+    bus.emit(STARTED)
+    assert received == [STARTED]
 
 
 def broken(_: Event) -> None:
@@ -136,18 +136,18 @@ def test_a_listener_that_raises_does_not_affect_caller_or_other_listeners() -> N
     received: list[object] = []
     bus.subscribe(JobStarted, broken)
     bus.subscribe(JobStarted, received.append)
-    bus.emit(PICKED_UP)
-    assert received == [PICKED_UP]
+    bus.emit(STARTED)
+    assert received == [STARTED]
 
 
 def test_a_listener_that_raises_is_reported_once_for_each_class_of_event() -> None:
     reports = []
     bus = Bus(on_error=lambda name, event, exc: reports.append((name, event, str(exc))))
     bus.subscribe(Event, broken)
-    for event in (PICKED_UP, PICKED_UP, RECONNECTING, RECONNECTING):
+    for event in (STARTED, STARTED, RECONNECTING, RECONNECTING):
         bus.emit(event)
     name = f"{broken.__module__}.broken"
-    assert reports == [(name, PICKED_UP, "no disk"), (name, RECONNECTING, "no disk")]
+    assert reports == [(name, STARTED, "no disk"), (name, RECONNECTING, "no disk")]
 
 
 def test_an_error_handler_that_raises_does_not_break_the_caller() -> None:
@@ -156,7 +156,7 @@ def test_an_error_handler_that_raises_does_not_break_the_caller() -> None:
 
     bus = Bus(on_error=fail_too)
     bus.subscribe(JobStarted, broken)
-    bus.emit(PICKED_UP)
+    bus.emit(STARTED)
 
 
 def test_system_exit_in_a_listener_is_raised() -> None:
@@ -166,7 +166,7 @@ def test_system_exit_in_a_listener_is_raised() -> None:
     bus = Bus()
     bus.subscribe(JobStarted, exit_process)
     with pytest.raises(SystemExit):
-        bus.emit(PICKED_UP)
+        bus.emit(STARTED)
 
 
 def test_concurrent_emits_and_subscriptions_lose_no_listener() -> None:
@@ -175,7 +175,7 @@ def test_concurrent_emits_and_subscriptions_lose_no_listener() -> None:
 
     def emit() -> None:
         while not stop.is_set():
-            bus.emit(PICKED_UP)
+            bus.emit(STARTED)
             started.set()
 
     threads = [threading.Thread(target=emit) for _ in range(3)]

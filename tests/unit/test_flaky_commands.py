@@ -36,10 +36,10 @@ def test_the_command_of_a_dropped_reply_was_executed(
     proxy.drop_replies(3)
     for n in range(1, 4):
         client = connect()
-        client.send("INCR", "ran")
+        client.send("INCR", "counter")
         assert client.is_reset()
-        assert redis_client.get("ran") == str(n)
-    assert connect().ask("INCR", "ran") == b":4\r\n"
+        assert redis_client.get("counter") == str(n)
+    assert connect().ask("INCR", "counter") == b":4\r\n"
     assert proxy.dropped == 3
 
 
@@ -47,9 +47,9 @@ def test_a_retried_call_whose_reply_was_dropped_runs_twice(proxy: FlakyProxy, re
     proxy.drop_replies(10, every=2, match="incr")
     with redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 3)) as client:
         for _ in range(30):
-            client.incr("ran")
+            client.incr("counter")
     assert proxy.dropped == 10
-    assert redis_client.get("ran") == "40"
+    assert redis_client.get("counter") == "40"
 
 
 def test_a_reply_is_dropped_after_its_command_has_ended(
@@ -93,7 +93,7 @@ def test_only_replies_to_matching_commands_are_dropped(connect: Connect, proxy: 
     proxy.drop_replies(match="INCR")
     client = connect()
     assert client.ask("PING") == b"+PONG\r\n"
-    client.send("incr", "ran")
+    client.send("incr", "counter")
     assert client.is_reset()
 
 
@@ -102,11 +102,11 @@ def test_a_connection_can_freeze_after_a_dropped_reply(
 ) -> None:
     proxy.drop_replies(1, then="freeze")
     client = connect()
-    client.send("INCR", "ran")
+    client.send("INCR", "counter")
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
-    client.send("INCR", "ran")
+    client.send("INCR", "counter")
     assert client.receives_nothing()
-    assert redis_client.get("ran") == "1"
+    assert redis_client.get("counter") == "1"
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["small", "more than one read"])
@@ -115,10 +115,11 @@ def test_a_transaction_runs_although_its_first_reply_is_dropped(
 ) -> None:
     proxy.drop_replies(1)
     client, text = connect(), "x" * size
-    client.socket.sendall(request("MULTI") + request("SET", "text", text) + request("INCR", "ran") + request("EXEC"))
+    commands = [("MULTI",), ("SET", "text", text), ("INCR", "counter"), ("EXEC",)]
+    client.socket.sendall(b"".join(request(*args) for args in commands))
     assert client.is_reset()
     assert redis_client.get("text") == text
-    assert redis_client.get("ran") == "1"
+    assert redis_client.get("counter") == "1"
 
 
 def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
@@ -126,23 +127,23 @@ def test_the_rest_of_a_pipeline_runs_before_the_connection_is_reset(
 ) -> None:
     proxy.drop_replies(1)
     client = connect()
-    client.socket.sendall(request("PING") + request("BLPOP", "jobs", "0") + request("INCR", "ran"))
+    client.socket.sendall(request("PING") + request("BLPOP", "jobs", "0") + request("INCR", "counter"))
     assert client.receives_nothing()
     redis_client.rpush("jobs", "job 1")
     assert client.is_reset()
-    assert redis_client.get("ran") == "1"
+    assert redis_client.get("counter") == "1"
 
 
 def test_a_partly_sent_command_runs_before_the_connection_is_reset(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     proxy.drop_replies(1)
-    client, last = connect(), request("INCR", "ran")
+    client, last = connect(), request("INCR", "counter")
     client.socket.sendall(request("PING") + last[:10])
     assert client.receives_nothing()
     client.socket.sendall(last[10:])
     assert client.is_reset()
-    assert redis_client.get("ran") == "1"
+    assert redis_client.get("counter") == "1"
 
 
 def test_a_command_delayed_by_latency_runs_before_the_connection_is_reset(
@@ -155,9 +156,9 @@ def test_a_command_delayed_by_latency_runs_before_the_connection_is_reset(
     assert client.receives_nothing()
     assert client.receives_nothing()
     assert client.receives_nothing()
-    client.send("INCR", "ran")  # delayed until after the reply to PING is dropped
+    client.send("INCR", "counter")  # delayed until after the reply to PING is dropped
     assert client.is_reset()
-    assert redis_client.get("ran") == "1"
+    assert redis_client.get("counter") == "1"
 
 
 def test_a_partial_reply_is_followed_by_a_reset(connect: Connect, proxy: FlakyProxy) -> None:
@@ -177,16 +178,16 @@ def test_an_injected_error_replaces_the_replies_of_the_next_commands(
     proxy.inject_error("-READONLY You can't write against a read only replica.", 2)
     client = connect()
     for _ in range(2):
-        assert client.ask("INCR", "ran") == b"-READONLY You can't write against a read only replica.\r\n"
-    assert redis_client.get("ran") is None
-    assert client.ask("INCR", "ran") == b":1\r\n"
+        assert client.ask("INCR", "counter") == b"-READONLY You can't write against a read only replica.\r\n"
+    assert redis_client.get("counter") is None
+    assert client.ask("INCR", "counter") == b":1\r\n"
     assert proxy.injected == 2
 
 
 def test_an_injected_error_keeps_its_position_in_a_pipeline(connect: Connect, proxy: FlakyProxy) -> None:
     proxy.inject_error("LOADING Redis is loading the dataset in memory", None, match="get")
     client = connect()
-    commands = [("INCR", "ran"), ("GET", "ran"), ("GET", "ran"), ("INCR", "ran"), ("GET", "ran")]
+    commands = [("INCR", "counter"), ("GET", "counter"), ("GET", "counter"), ("INCR", "counter"), ("GET", "counter")]
     client.socket.sendall(b"".join(request(*args) for args in commands))
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     assert [client.receive() for _ in commands] == [b":1\r\n", loading, loading, b":2\r\n", loading]
@@ -231,7 +232,7 @@ def test_inline_commands_are_handled_as_chunks(connect: Connect, proxy: FlakyPro
     client.socket.sendall(b"PING\r\n")
     assert client.receive() == b"-BUSY\r\n"
     proxy.drop_replies(1)
-    client.socket.sendall(b"INCR ran\r\n")
+    client.socket.sendall(b"INCR counter\r\n")
     assert client.is_reset()
 
 
@@ -243,5 +244,5 @@ def test_several_faults_apply_together(connect: Connect, proxy: FlakyProxy) -> N
     start = time.monotonic()
     assert client.ask("PING") == b"+PONG\r\n"
     assert time.monotonic() - start >= 0.2
-    client.send("INCR", "ran")
+    client.send("INCR", "counter")
     assert client.is_reset()

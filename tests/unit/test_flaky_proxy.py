@@ -159,13 +159,13 @@ def test_a_frozen_connection_stays_silent_and_new_connections_work(
     frozen = connect()
     frozen.ask("CLIENT", "SETNAME", "frozen")
     proxy.freeze()
-    frozen.send("INCR", "ran")
+    frozen.send("INCR", "counter")
     frozen.send("SET", "text", "x" * 20_000_000)  # more than all buffers hold: the proxy discards it
     assert connect().ask("PING") == b"+PONG\r\n"
     proxy.pass_all()
     assert frozen.receives_nothing()
     frozen.socket.close()
-    assert redis_client.get("ran") is None
+    assert redis_client.get("counter") is None
     assert "frozen" in [client["name"] for client in redis_client.client_list()]
     proxy.reset()
     wait_until(lambda: "frozen" not in [client["name"] for client in redis_client.client_list()], what="the reset")
@@ -192,11 +192,11 @@ def test_a_blackhole_stalls_old_and_new_connections_until_it_ends(
     proxy.blackhole()
     new = connect()
     for client in (old, new):
-        client.send("INCR", "ran")
+        client.send("INCR", "counter")
     assert old.receives_nothing()
     assert new.receives_nothing()
     assert len(redis_client.client_list()) == client_count
-    assert redis_client.get("ran") is None
+    assert redis_client.get("counter") is None
     proxy.pass_all()
     assert {old.receive(), new.receive()} == {b":1\r\n", b":2\r\n"}
 

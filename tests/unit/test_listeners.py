@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError
 from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobCrashed, JobFailed, JobStarted, WorkerStarted
 from bulltask.events.listeners import Listeners
 
-PICKED_UP = JobStarted("1", "mail", "mail.send", attempt=1)
+STARTED = JobStarted("1", "mail", "mail.send", attempt=1)
 DONE = JobCompleted("1", "mail", "mail.send", 1.0, None)
 
 
@@ -35,18 +35,18 @@ def test_a_listener_receives_its_events_and_remains_callable() -> None:
         received.append(event)
 
     app.on(JobStarted, received.append)
-    assert emit(app, PICKED_UP, DONE) == []
-    assert received == [PICKED_UP, DONE]
+    assert emit(app, STARTED, DONE) == []
+    assert received == [STARTED, DONE]
     note(DONE)
-    assert received == [PICKED_UP, DONE, DONE]
+    assert received == [STARTED, DONE, DONE]
 
 
 @pytest.mark.parametrize("kind", [ChildEvent, Event])
 def test_one_listener_can_receive_all_events_of_children(kind: type[Event]) -> None:
     app, received = App("shop"), list[Event]()
     app.on(kind, received.append)
-    assert emit(app, PICKED_UP, DONE) == []
-    assert received == [PICKED_UP, DONE]
+    assert emit(app, STARTED, DONE) == []
+    assert received == [STARTED, DONE]
 
 
 @pytest.mark.parametrize("kind", [WorkerStarted, JobCrashed])

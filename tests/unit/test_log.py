@@ -119,7 +119,7 @@ class Log:
 # ---- lines about jobs and connections ----
 
 
-def test_an_acquired_job_is_logged_with_its_attempt() -> None:
+def test_a_started_job_is_logged_with_its_attempt() -> None:
     assert Log().emit(EVENTS[0]) == {
         "level": "info",
         "event": "Job started",

@@ -149,7 +149,7 @@ def test_the_location_of_a_task_is_file_and_line() -> None:
     assert source_location(print) == repr(print)
 
 
-def test_two_functions_with_one_task_name_are_rejected_with_both_locations(app: App) -> None:
+def test_two_functions_with_the_same_task_name_are_rejected(app: App) -> None:
     @app.task(name="mail.send")
     def first() -> None: ...
 
@@ -339,7 +339,7 @@ def test_a_retry_in_a_direct_call_raises_its_reason(app: App) -> None:
     assert (caught.value.delay_ms, caught.value.max_retries, caught.value.exc) == (2_000, 5, None)
 
 
-def test_progress_without_a_json_form_is_rejected_also_in_a_direct_call() -> None:
+def test_progress_that_is_not_json_is_rejected_in_a_direct_call() -> None:
     with pytest.raises(EncodeError, match="progress of job"):
         Context(cast(Any, type("R", (), {"id": "1"}))).update_progress(float("nan"))
 
@@ -499,7 +499,7 @@ def test_a_job_has_the_apps_defaults() -> None:
         ({"retry_backoff": timedelta(minutes=1)}, ("exponential", 60_000, 0.2, 3_600_000)),
         ({"retry_backoff": False}, ("fixed", 180_000, 0.0, 3_600_000)),
         ({"retry_backoff": False, "default_retry_delay": 5}, ("fixed", 5_000, 0.0, 3_600_000)),
-        ({"retry_backoff": lambda made, exc: 1}, ("exponential", 1_000, 0.2, 3_600_000)),
+        ({"retry_backoff": lambda attempts_made, exc: 1}, ("exponential", 1_000, 0.2, 3_600_000)),
         ({"retry_jitter": False}, ("exponential", 1_000, 0.0, 3_600_000)),
         ({"retry_jitter": True}, ("exponential", 1_000, 0.2, 3_600_000)),
         ({"retry_jitter": 0.5}, ("exponential", 1_000, 0.5, 3_600_000)),
@@ -515,8 +515,8 @@ def test_the_retry_options_of_a_task_are_stored_in_its_jobs(
 
 
 def test_a_backoff_function_is_kept_with_the_task() -> None:
-    def slow(made: int, exc: BaseException) -> float:
-        return made
+    def slow(attempts_made: int, exc: BaseException) -> float:
+        return attempts_made
 
     assert TaskOptions(retry_backoff=slow).custom_backoff is slow
     assert TaskOptions(retry_backoff=5).custom_backoff is None

@@ -14,7 +14,7 @@ FAILS = """
 import pytest
 
 @pytest.mark.parametrize("name", ["it's"])
-def test_what(name, record_property):
+def test_fails(name, record_property):
     record_property("seed", 17)
     assert not name
 
@@ -32,7 +32,7 @@ def test_a_failing_test_prints_the_command_to_rerun_with_its_seed(tmp_path: Path
     )
     printed = [line for line in run.stdout.splitlines() if line.startswith("BULLTASK_TEST_SERVER=redis ")]
     assert [line.partition(" ")[2] for line in printed] == [
-        """BULLTASK_TEST_SEED=17 .venv/bin/python -m pytest 'test_fails.py::test_what[it'"'"'s]'"""
+        """BULLTASK_TEST_SEED=17 .venv/bin/python -m pytest 'test_fails.py::test_fails[it'"'"'s]'"""
     ], run.stdout
 
 

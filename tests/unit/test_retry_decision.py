@@ -49,10 +49,10 @@ class BrokenStr(Exception):
         raise RuntimeError("no text")
 
 
-def job(opts: dict[str, Any], *, made: int = 0, attempts: int = 3) -> RunningJob:
-    """Return a job in an attempt after ``made`` failed attempts."""
+def job(opts: dict[str, Any], *, failures: int = 0, attempts: int = 3) -> RunningJob:
+    """Return a job in an attempt after ``failures`` failed attempts."""
     opts = {"attempts": attempts, **opts}
-    return RunningJob("mail", "id-1", "t", b"{}", opts, 0, 0, made, made + 1, "", "", None)
+    return RunningJob("mail", "id-1", "t", b"{}", opts, 0, 0, failures, failures + 1, "", "", None)
 
 
 def task(**options: Any) -> AnyTask[Any, Any]:
@@ -64,9 +64,9 @@ def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
 
 
 def decide(
-    error: BaseException, opts: dict[str, Any] | None = None, *, made: int = 0, attempts: int = 3, **options: Any
+    error: BaseException, opts: dict[str, Any] | None = None, *, failures: int = 0, attempts: int = 3, **options: Any
 ) -> FailedOutcome | Retried:
-    failed = job(BULLTASK_OPTS if opts is None else opts, made=made, attempts=attempts)
+    failed = job(BULLTASK_OPTS if opts is None else opts, failures=failures, attempts=attempts)
     return decide_retry(error, failed, task(**options), app)
 
 
@@ -139,12 +139,12 @@ def test_a_category_rule_of_the_app_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "made", "expected"),
+    ("attempts", "failures", "expected"),
     [(3, 0, True), (3, 1, True), (3, 2, False), (3, 9, False), (1, 0, False), (0, 0, False)],
 )
 @pytest.mark.parametrize("opts", [BULLTASK_OPTS, BULLMQ_OPTS])
-def test_the_attempts_are_read_from_the_job(opts: dict[str, Any], attempts: int, made: int, expected: bool) -> None:
-    assert is_retried(decide(TransientError("x"), opts, attempts=attempts, made=made)) is expected
+def test_the_attempts_are_read_from_the_job(opts: dict[str, Any], attempts: int, failures: int, expected: bool) -> None:
+    assert is_retried(decide(TransientError("x"), opts, attempts=attempts, failures=failures)) is expected
 
 
 def test_a_job_of_an_unknown_task_gets_a_retry_decision() -> None:
@@ -160,7 +160,7 @@ def test_a_task_may_request_a_retry_for_any_error(opts: dict[str, Any]) -> None:
     assert delay_of(decide(Retry(delay_ms=70), opts)) == 70
     assert delay_of(decide(Retry(delay_ms=0), opts)) == 0
     assert delay_of(decide(Retry(delay_ms=70, exc=PermanentError("x")), opts)) == 70
-    assert delay_of(decide(Retry(), opts, made=1)) == 2_000
+    assert delay_of(decide(Retry(), opts, failures=1)) == 2_000
 
 
 def test_a_retry_is_reported_with_its_reason() -> None:
@@ -171,34 +171,34 @@ def test_a_retry_is_reported_with_its_reason() -> None:
 
 
 def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
-    outcome = decide(Retry(exc=UnknownError("reason")), made=2)
+    outcome = decide(Retry(exc=UnknownError("reason")), failures=2)
     assert isinstance(outcome, FailedOutcome)
     assert outcome.reason == "reason"
-    outcome = decide(Retry(), made=2)
+    outcome = decide(Retry(), failures=2)
     assert isinstance(outcome, FailedOutcome)
     assert outcome.reason == "the task asked for another try, but this was number 3 of 3"
 
 
 @pytest.mark.parametrize(
-    ("max_retries", "made", "expected"),
+    ("max_retries", "failures", "expected"),
     [(0, 0, False), (1, 0, True), (1, 1, False), (9, 1, True), (9, 2, False), (None, 1, True)],
 )
 def test_max_retries_of_a_retry_may_only_lower_the_attempts_of_the_job(
-    max_retries: int | None, made: int, expected: bool
+    max_retries: int | None, failures: int, expected: bool
 ) -> None:
-    assert is_retried(decide(Retry(max_retries=max_retries), made=made, attempts=3)) is expected
+    assert is_retried(decide(Retry(max_retries=max_retries), failures=failures, attempts=3)) is expected
 
 
 # --- delays -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("made", "delay_ms"), [(0, 1_000), (1, 2_000), (2, 4_000), (20, 3_600_000)])
-def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(made: int, delay_ms: int) -> None:
-    assert delay_of(decide(TransientError("x"), made=made, attempts=100)) == delay_ms
+@pytest.mark.parametrize(("failures", "delay_ms"), [(0, 1_000), (1, 2_000), (2, 4_000), (20, 3_600_000)])
+def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(failures: int, delay_ms: int) -> None:
+    assert delay_of(decide(TransientError("x"), failures=failures, attempts=100)) == delay_ms
 
 
 @pytest.mark.parametrize(
-    ("backoff", "made", "delay_ms"),
+    ("backoff", "failures", "delay_ms"),
     [
         (None, 0, 0),
         (500, 3, 500),
@@ -209,12 +209,12 @@ def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(made: int, dela
         ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
     ],
 )
-def test_the_delay_of_jobs_of_other_clients_is_that_of_bullmq(backoff: object, made: int, delay_ms: int) -> None:
+def test_the_delay_of_jobs_of_other_clients_is_that_of_bullmq(backoff: object, failures: int, delay_ms: int) -> None:
     opts = {} if backoff is None else {"backoff": backoff}
-    assert delay_of(decide(TransientError("x"), opts, made=made, attempts=100)) == delay_ms
+    assert delay_of(decide(TransientError("x"), opts, failures=failures, attempts=100)) == delay_ms
 
 
-def test_the_delay_is_the_longer_one_of_backoff_and_retry_after() -> None:
+def test_the_delay_is_the_maximum_of_backoff_and_retry_after() -> None:
     assert delay_of(decide(TransientError("x", retry_after=60))) == 60_000
     assert delay_of(decide(TransientError("x", retry_after=timedelta(milliseconds=5)))) == 1_000
     assert delay_of(decide(http_error(429, retry_after="30"))) == 1_000, "the header has a dash"
@@ -228,22 +228,22 @@ def test_the_delay_is_the_longer_one_of_backoff_and_retry_after() -> None:
 def test_a_backoff_function_gets_the_attempts_and_the_error(opts: dict[str, Any]) -> None:
     calls: list[tuple[int, BaseException]] = []
 
-    def slowly(made: int, exc: BaseException) -> float | timedelta:
-        calls.append((made, exc))
-        return 1.5 if made == 1 else timedelta(minutes=1)
+    def slowly(failures: int, exc: BaseException) -> float | timedelta:
+        calls.append((failures, exc))
+        return 1.5 if failures == 1 else timedelta(minutes=1)
 
     error = TransientError("x", retry_after=3_600)
     assert delay_of(decide(error, opts, retry_backoff=slowly)) == 1_500
-    assert delay_of(decide(error, opts, retry_backoff=slowly, made=1)) == 60_000
+    assert delay_of(decide(error, opts, retry_backoff=slowly, failures=1)) == 60_000
     assert delay_of(decide(Retry(exc=error), opts, retry_backoff=slowly)) == 1_500
     assert calls == [(1, error), (2, error), (1, error)]
 
 
-def raises(made: int, exc: BaseException) -> float:
+def raises(failures: int, exc: BaseException) -> float:
     raise KeyError("a bug")
 
 
-def returns_negative_delay(made: int, exc: BaseException) -> float:
+def returns_negative_delay(failures: int, exc: BaseException) -> float:
     return -1
 
 
@@ -390,6 +390,7 @@ json_values: st.SearchStrategy[Any] = (
 @given(
     errors, st.dictionaries(st.sampled_from(["attempts", "backoff", "bulltask"]), json_values), st.integers(0, 10**6)
 )
-def test_every_error_of_every_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], made: int) -> None:
-    outcome = decide_retry(error, RunningJob("q", "1", "t", b"", opts, 0, 0, made, made + 1, "", "", None), task(), app)
+def test_any_error_of_any_job_gets_a_retry_decision(error: BaseException, opts: dict[str, Any], failures: int) -> None:
+    failed = RunningJob("q", "1", "t", b"", opts, 0, 0, failures, failures + 1, "", "", None)
+    outcome = decide_retry(error, failed, task(), app)
     assert isinstance(outcome, FailedOutcome) or outcome.delay_ms >= 0
