@@ -28,34 +28,34 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
 
     Raises:
         click.UsageError: No ``-A`` was given.
-        AppNotFoundError: ``-A`` does not lead to an app.
+        AppNotFoundError: ``-A`` does not name an app.
     """
-    before: dict[str, Any] = ctx.obj or {}
-    spec = app or before.get("app")
+    group_options: dict[str, Any] = ctx.obj or {}
+    spec = app or group_options.get("app")
     if not spec:
         raise click.UsageError("no app: pass -A pkg.mod:name, or set BULLTASK_APP")
-    if before.get("workdir"):
-        os.chdir(before["workdir"])
+    if group_options.get("workdir"):
+        os.chdir(group_options["workdir"])
     add_to_import_path()
     loaded = find_app(spec, App)
-    if url := broker or before.get("broker"):
+    if url := broker or group_options.get("broker"):
         loaded.conf.override("broker_url", url)
     return spec, loaded
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
-    """Return the app of ``-A``, or without one an app of no tasks at ``-b``: enough for commands on queues and jobs.
+    """Return the app of ``-A``, or an app without tasks for ``-b``, which suffices for commands on queues and jobs.
 
     Args:
         ctx: The command's context.
         options: The values of :func:`bulltask.cli.options.redis_options`.
     """
-    before: dict[str, Any] = ctx.obj or {}
-    if options["app"] or before.get("app"):
+    group_options: dict[str, Any] = ctx.obj or {}
+    if options["app"] or group_options.get("app"):
         app = load_app(ctx, options["app"], options["broker"])[1]
     else:
         app = App(f"bulltask {ctx.info_name}")
-        if url := options["broker"] or before.get("broker"):
+        if url := options["broker"] or group_options.get("broker"):
             app.conf.override("broker_url", url)
     if options["prefix"] is not None:
         app.conf.override("prefix", options["prefix"])

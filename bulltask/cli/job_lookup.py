@@ -20,11 +20,11 @@ from bulltask.transport.scripts.queue import scan_queues, served_queues
 
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
 
-LOG_LINES: Final = 1_000
-"""How many lines of a job's log are read, newest first."""
+MAX_LOG_LINES: Final = 1_000
+"""Maximum number of lines of a job's log that are read, the newest."""
 
-PAGES: Final = 1_000
-"""How many pages of a thousand keys are scanned for names of queues: about a second of Redis' time."""
+MAX_PAGES: Final = 1_000
+"""Maximum number of pages of a thousand keys that are scanned for names of queues: about a second of Redis' time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class FoundJob:
         job: The job.
         state: Its state.
         logs: The last lines of its log, in order.
-        log_lines: How many lines the whole log has.
+        log_lines: Number of lines of the whole log.
     """
 
     job: Job
@@ -50,7 +50,7 @@ class FoundJob:
 
     @property
     def started_at(self) -> datetime | None:
-        """When a worker acquired it last."""
+        """When a worker last acquired it."""
         return _moment(self.job.processed_ms)
 
     @property
@@ -91,7 +91,7 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
     """Read a job; ``None`` if Redis has no job with this id.
 
     Args:
-        app: Its Redis is searched.
+        app: The app whose Redis is searched.
         job_id: The job's id.
         queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
             workers serve; then all queues that have a key among the first million keys.
@@ -107,25 +107,25 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
         raise ambiguous(job_id, sorted(job.queue for job in jobs))
     if not jobs:
         return None
-    logs = jobs[0].get_logs(0, LOG_LINES - 1, asc=False)
+    logs = jobs[0].get_logs(0, MAX_LOG_LINES - 1, asc=False)
     return FoundJob(jobs[0], str(jobs[0].get_state()), tuple(reversed(logs.lines)), logs.count)
 
 
 def ambiguous(job_id: str, queues: Iterable[str]) -> click.UsageError:
-    """Return the error for a job id that several queues have."""
+    """Return the error for a job id that exists in several queues."""
     return click.UsageError(f"several queues have a job {job_id!r}: {', '.join(queues)}; choose one with --queue")
 
 
 def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[str]:
-    """Return the queues that have a job with this id, searching the cheapest places first; see :func:`find_job`."""
+    """Return the queues that have a job with this id, searching known queues first; see :func:`find_job`."""
     config = app.config
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
     with app.broker.pool.client() as client:
-        near = sorted({*named, *_bare(_served(client, config), config)} - {""})
-        if queues := _with_job(client, app, job_id, near):
+        likely = sorted({*named, *_app_names(_served_queues(client, config), config)} - {""})
+        if queues := _with_job(client, app, job_id, likely):
             return queues
-        rest = set(_bare(_every(client, config), config)) - set(near)
-        return _with_job(client, app, job_id, sorted(rest))
+        others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
+        return _with_job(client, app, job_id, sorted(others))
 
 
 def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[str]:
@@ -133,30 +133,30 @@ def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[
     return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
 
 
-def _served(client: Client, config: Config) -> set[str]:
+def _served_queues(client: Client, config: Config) -> set[str]:
     try:
         return client.run(served_queues(config.prefix))
     except BrokerAuthError:  # CLIENT LIST is forbidden
         return set()
 
 
-def _every(client: Client, config: Config) -> set[str]:
-    """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a bound."""
+def _scan_queues(client: Client, config: Config) -> set[str]:
+    """Return all queues under the prefix. Redis has no list of them, so its keys are scanned, up to a limit."""
     cursor, queues = "0", set[str]()
-    for _ in range(PAGES):
-        cursor, some = client.run(scan_queues(config.prefix, cursor))
-        queues.update(some)
+    for _ in range(MAX_PAGES):
+        cursor, names = client.run(scan_queues(config.prefix, cursor))
+        queues.update(names)
         if cursor == "0":
             return queues
     click.echo(
-        f"Redis has more than the {PAGES * 1000:,} keys that were scanned for names of queues, so there may be more"
+        f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for names of queues, so there may be more"
         " queues: choose one with --queue",
         err=True,
     )
     return queues
 
 
-def _bare(wires: Iterable[str], config: Config) -> list[str]:
+def _app_names(wires: Iterable[str], config: Config) -> list[str]:
     """Return the queues' names in the app, without queues that the app cannot name."""
     named = []
     for wire in wires:
@@ -169,5 +169,5 @@ def _bare(wires: Iterable[str], config: Config) -> list[str]:
 def _moment(ms: int | None) -> datetime | None:
     try:
         return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a hash may hold anything
+    except (OverflowError, ValueError, OSError):  # a hash may contain any value
         return None

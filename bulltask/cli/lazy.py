@@ -1,4 +1,4 @@
-"""A command group that imports its commands when they are used."""
+"""A command group that imports a command on first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LazyGroup(click.Group):
     """A click group that imports a command's module only when the command is used, so that ``--help`` stays quick.
 
     Args:
-        modules: The module of each command, which has it as ``command``.
+        modules: The module of each command; its attribute ``command`` is the command.
         attrs: Arguments of ``click.Group``.
     """
 
@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
         return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Import a command; ``None`` if there is no such command."""
+        """Import a command; return ``None`` for an unknown name."""
         module = self._modules.get(cmd_name)
         if module is None:
             return None
@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; print bulltask's own errors as one line, without a traceback."""
+        """Run the command; print bulltask's errors as one line, without a traceback."""
         try:
             return super().invoke(ctx)
         except BulltaskError as exc:

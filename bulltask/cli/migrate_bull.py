@@ -16,13 +16,13 @@ from bulltask.jobs.names import check_queue_name
 from bulltask.migrate import BullMigration, MigrationPlan, MigrationReport
 from bulltask.migrate.check import STATES
 from bulltask.migrate.convert import DEFAULT_NAME, NOTES
-from bulltask.migrate.detection import PLACES, QueueLayout
+from bulltask.migrate.detection import JOB_KEYS, QueueLayout
 from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.queue.sync.queue import Queue
 
 __all__ = ["command"]
 
-EXIT_REFUSED: Final = 3
+EXIT_REJECTED: Final = 3
 EXIT_SKIPPED: Final = 4
 _MAX_LISTED: Final = 5
 
@@ -37,7 +37,7 @@ _MAX_LISTED: Final = 5
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
 @click.option("--default-name", default=DEFAULT_NAME, show_default=True, help="Name for jobs without a name.")
-@click.option("--recover-active", is_flag=True, help="Return active jobs whose worker has died to the waiting jobs.")
+@click.option("--recover-active", is_flag=True, help="Move active jobs whose worker has died to the waiting jobs.")
 @click.option("--force", is_flag=True, help="Migrate although workers seem to be connected.")
 @click.pass_context
 def command(
@@ -55,11 +55,11 @@ def command(
 ) -> None:
     """Convert the jobs of the Bull queue QUEUE to BullMQ's layout; a dry run without --execute.
 
-    It prints what it finds and what it would do, or has done. Each job moves in one atomic step, so you can stop the
-    migration at any moment and run it again.
+    It prints a report. Each job moves in one atomic step, so you can stop the
+    migration at any time and run it again.
 
-    Exit codes: 0 migrated, or a dry run; 3 refused, nothing was changed; 4 some jobs were skipped; 1 an error: run it
-    again.
+    Exit codes: 0 migrated, or a dry run; 3 cannot be migrated, nothing was changed; 4 some jobs were skipped; 1 an
+    error: run it again.
     """
     check_queue_name(queue)
     target_queue = _queue(ctx, app, broker, target or queue)
@@ -71,12 +71,12 @@ def command(
     try:
         plan = migration.plan(_progress("read"))
     except MigrationError as exc:
-        click.echo(f"Refused: {exc}.", err=True)
-        ctx.exit(EXIT_REFUSED)
+        click.echo(f"Cannot migrate: {exc}.", err=True)
+        ctx.exit(EXIT_REJECTED)
     _show_plan(plan, queue, options["limit"])
-    if plan.refusals:
-        click.echo("Refused: nothing was changed.")
-        ctx.exit(EXIT_REFUSED)
+    if plan.blockers:
+        click.echo("Nothing was changed.")
+        ctx.exit(EXIT_REJECTED)
     if plan.layout is QueueLayout.EMPTY:
         return
     if not execute:
@@ -115,7 +115,7 @@ def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
     if plan.layout is QueueLayout.EMPTY:
         click.echo(f"Nothing to migrate: {plan.source} has no jobs. Is {queue!r} the queue's name in Bull?")
         return
-    click.echo("\n" + "\n".join(f"  {suffix:<10}{plan.info.sizes[suffix]:>12,}" for suffix in PLACES) + "\n")
+    click.echo("\n" + "\n".join(f"  {suffix:<10}{plan.info.sizes[suffix]:>12,}" for suffix in JOB_KEYS) + "\n")
     _show_moves(plan.outcome, "would be converted:" if plan.in_place else "would become")
     if limit and limit < plan.outcome.total_moved:
         click.echo(f"  but at most {limit:,} of them (--limit)")
@@ -129,8 +129,8 @@ def _show_plan(plan: MigrationPlan, queue: str, limit: int | None) -> None:
     _show_skipped(plan.outcome, in_place=plan.in_place)
     for warning in plan.warnings:
         click.echo(f"Note: {warning}.")
-    for refusal in plan.refusals:
-        click.echo(f"Refused: {refusal}.", err=True)
+    for blocker in plan.blockers:
+        click.echo(f"Cannot migrate: {blocker}.", err=True)
 
 
 def _show_moves(outcome: MigrationOutcome, verb: str) -> None:
@@ -144,7 +144,7 @@ def _show_moves(outcome: MigrationOutcome, verb: str) -> None:
 def _show_skipped(outcome: MigrationOutcome, *, in_place: bool) -> None:
     for reason, ids in outcome.skipped.items():
         if in_place and reason is SkipReason.BULLMQ:
-            continue  # these are not Bull's
+            continue  # not Bull's jobs
         shown = ", ".join(ids[:_MAX_LISTED]) + (", …" if len(ids) > _MAX_LISTED else "")
         click.echo(f"  {len(ids):,} skipped: {reason.value} ({shown})")
     for detail in outcome.details:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-EXIT_REFUSED: Final = 1
+EXIT_REJECTED: Final = 1
 EXIT_RUNNING: Final = 3
 EXIT_UNKNOWN: Final = 4
 
@@ -25,7 +25,7 @@ _MESSAGES: Final = {
     Revocation.RUNNING: "running: the job continues; use --terminate to end it",
     Revocation.TERMINATING: "terminating: the job's worker ends it",
     Revocation.FINISHED: "finished: the job had already ended",
-    Revocation.UNKNOWN: "unknown: there is no such job",
+    Revocation.UNKNOWN: "unknown: the job does not exist",
 }
 _EXITS: Final = {Revocation.RUNNING: EXIT_RUNNING, Revocation.UNKNOWN: EXIT_UNKNOWN}
 
@@ -39,7 +39,7 @@ _EXITS: Final = {Revocation.RUNNING: EXIT_RUNNING, Revocation.UNKNOWN: EXIT_UNKN
 def command(
     ctx: click.Context, /, *, job_ids: tuple[str, ...], queue: str | None, terminate: bool, **options: Any
 ) -> None:
-    """Revoke jobs by ID: each fails at once, as revoked, and is not retried.
+    """Revoke jobs by ID: each fails immediately, as revoked, and is not retried.
 
     Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
 
@@ -60,8 +60,8 @@ def _revoke(app: App, job_id: str, queue: str | None, *, terminate: bool) -> int
         name = queue or _queue_of(app, job_id)
         outcome = app.queue(name).revoke(job_id, terminate=terminate) if name else Revocation.UNKNOWN
     except JobError as exc:
-        click.echo(f"{job_id}  refused: {exc}", err=True)
-        return EXIT_REFUSED
+        click.echo(f"{job_id}  rejected: {exc}", err=True)
+        return EXIT_REJECTED
     click.echo(f"{job_id}  {_MESSAGES[outcome]}")
     return _EXITS.get(outcome, 0)
 

@@ -12,12 +12,12 @@ from bulltask.embedded.data_directory import DataDirectory
 from bulltask.embedded.launch import PortTakenError, ServerLog, pick_port
 from bulltask.embedded.listener import find_listener
 from bulltask.embedded.server import EmbeddedServer
-from bulltask.embedded.shared import start_announced
+from bulltask.embedded.shared import start_and_record
 from bulltask.errors import BrokerUnavailableError
 
 __all__ = ["command", "server"]
 
-_ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @click.command("server", short_help="Run a Valkey or Redis server for development.")
@@ -40,20 +40,20 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     It listens on 127.0.0.1 only and keeps its data between runs. Apps with broker_url="embedded://" use it.
     """
     try:
-        owned = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
+        started = _start(port, DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir), loglevel)
     except PortTakenError:
         raise click.ClickException(_port_taken(port)) from None
     except BrokerUnavailableError as error:
         raise click.ClickException(str(error)) from error
-    log = ServerLog(owned.data_dir)
+    log = ServerLog(started.data_dir)
     click.echo(
-        f"{owned.binary} ({owned.binary.path}) listens at {owned.url}, process {owned.pid}; data in {owned.data_dir}, "
-        f"append-only file synced every second; press Ctrl-C to stop it"
+        f"{started.binary} ({started.binary.path}) listens at {started.url}, process {started.pid}; "
+        f"data in {started.data_dir}, append-only file synced every second; press Ctrl-C to stop it"
     )
-    _wait_for_end(owned)
-    if not owned.running:
+    _wait_for_end(started)
+    if not started.running:
         raise click.ClickException(f"the server stopped unexpectedly: {log.tail()}")
-    owned.stop()
+    started.stop()
 
 
 command = server
@@ -61,22 +61,22 @@ command = server
 
 def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
-    for other in data.left_behind(binary):
+    for other in data.newer_directories(binary):
         click.echo(f"note: {binary} starts without data; {other} has data of another server", err=True)
-    owned = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
-    start_announced(owned, data)
-    return owned
+    started = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
+    start_and_record(started, data)
+    return started
 
 
-def _wait_for_end(owned: EmbeddedServer) -> None:
+def _wait_for_end(started: EmbeddedServer) -> None:
     """Wait until the server has ended or this process gets a signal to end."""
     # The signals stay blocked: a second Ctrl-C must not interrupt the stop, which has its own time limit.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS | {signal.SIGCHLD})
-    while owned.running and signal.sigwait(_ENDS | {signal.SIGCHLD}) not in _ENDS:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
+    while started.running and signal.sigwait(_STOP_SIGNALS | {signal.SIGCHLD}) not in _STOP_SIGNALS:
         pass  # SIGCHLD: the server has ended, or was stopped and continued
 
 
 def _port_taken(port: int) -> str:
     other = find_listener(port)
     join = f", or use that server: broker_url redis://127.0.0.1:{port}/0" if other.is_server else ""
-    return f"port {port} is in use by {other.text}: choose another one, --port {pick_port()}{join}"
+    return f"port {port} is in use by {other.text}: choose another port, --port {pick_port()}{join}"

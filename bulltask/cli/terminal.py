@@ -9,7 +9,7 @@ from typing import Final
 
 from bulltask.lake.formatting import one_line
 
-__all__ = ["ago", "as_table", "in_one_line", "length", "safe", "stamp"]
+__all__ = ["ago", "as_table", "duration_text", "in_one_line", "safe", "stamp"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
@@ -20,7 +20,7 @@ _NUMBER: Final = re.compile(r"-|[\d,.]+( ?[a-zA-Z%]+)?")
 
 
 def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows under a head, in aligned columns; columns of numbers are aligned to the right."""
+    """Return rows under a header in aligned columns; columns of numbers are right-aligned."""
     rows = [[one_line(text) for text in row] for row in rows]
     widths = [max(len(row[index]) for row in (head, *rows)) for index in range(len(head))]
     right = [bool(rows) and all(_NUMBER.fullmatch(row[index]) for row in rows) for index in range(len(head))]
@@ -35,12 +35,12 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def safe(text: str) -> str:
-    """Escape the control characters of a text from a job, which a terminal would obey; lines and tabs stay."""
+    """Escape control characters in a text from a job, which a terminal would interpret; keep newlines and tabs."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def in_one_line(text: str, max_chars: int = 255) -> str:
-    """Return a safe text with its white space collapsed, cut after ``most`` characters."""
+    """Return an escaped text with its white space collapsed, truncated to ``max_chars`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
@@ -50,7 +50,7 @@ def stamp(moment: datetime | None) -> str:
     return "-" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03}"
 
 
-def length(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """Return ``0.120 s``, ``12.3 s`` or ``2.5 h``, or ``-`` for ``None``."""
     if seconds is None:
         return "-"
@@ -63,4 +63,4 @@ def length(seconds: float | None) -> str:
 def ago(moment: datetime, now: datetime) -> str:
     """Return ``3.0 h ago`` or ``in 12.0 s``."""
     seconds = (now - moment).total_seconds()
-    return f"{length(seconds)} ago" if seconds >= 0 else f"in {length(-seconds)}"
+    return f"{duration_text(seconds)} ago" if seconds >= 0 else f"in {duration_text(-seconds)}"

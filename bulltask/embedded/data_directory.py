@@ -1,4 +1,4 @@
-"""Where a server keeps its files, and the file by which other processes find it."""
+"""The directory of a server's files, and the file by which other processes find the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 class DataDirectory:
     """The directories of one set of data, one for each line of servers: ``ROOT/valkey-9/NAME``.
 
-    A line is a flavour and a major version. Each has its own directory, because Redis refuses the files of Valkey.
+    A line is a flavour and a major version. Each has a separate directory, because Redis cannot read Valkey's files.
 
     Attributes:
         root: Absolute path.
@@ -34,23 +34,23 @@ class DataDirectory:
 
     @classmethod
     def named(cls, name: str = "") -> Self:
-        """Return the user's own data of that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
+        """Return the user's data directory of that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
-            ConfigError: The name has other characters than letters, digits, ``_``, ``.`` and ``-``.
+            ConfigError: The name has characters other than letters, digits, ``_``, ``.`` and ``-``.
         """
         if name and not _NAME.fullmatch(name):
             raise ConfigError(
                 f"Invalid name of an embedded server {name!r}: use 1 to 64 letters, digits, '_', '.' or '-', and do "
                 f"not start with '.' or '-'"
             )
-        stated = os.environ.get("XDG_DATA_HOME", "")
-        base = Path(stated) if Path(stated).is_absolute() else Path.home() / ".local" / "share"
+        xdg_data_home = os.environ.get("XDG_DATA_HOME", "")
+        base = Path(xdg_data_home) if Path(xdg_data_home).is_absolute() else Path.home() / ".local" / "share"
         return cls(base / "bulltask", name or "default")
 
     @classmethod
     def at(cls, directory: Path | str) -> Self:
-        """Return the data in a given directory; a relative path is relative to the current directory."""
+        """Return the data directory at a path; a relative path is relative to the current directory."""
         return cls(Path(directory).expanduser().absolute())
 
     def directory(self, binary: ServerBinary) -> Path:
@@ -59,21 +59,21 @@ class DataDirectory:
 
     @property
     def lock_file(self) -> Path:
-        """The lock to hold while deciding whether a server, of any line, must be started here."""
+        """The lock to hold while deciding whether a server, of any line, must be started on this data."""
         return self.root / f"{self.name or 'this'}.start.lock"
 
     def running(self) -> tuple[Path, ServerRecord] | None:
-        """Return directory and record of the server that runs here, of any line; ``None`` if none does."""
+        """Return directory and record of the server, of any line, that runs on this data; ``None`` if none does."""
         for directory in self._directories():
             known = ServerRecord.read(directory)
-            if known is not None and known.still_runs():
+            if known is not None and known.is_running():
                 return directory, known
         return None
 
-    def left_behind(self, binary: ServerBinary) -> list[Path]:
-        """Return directories of other lines with more recent data than this program's own, as after an upgrade."""
-        own = self.directory(binary)
-        return [other for other in self._directories() if other != own and _last_use(other) > _last_use(own)]
+    def newer_directories(self, binary: ServerBinary) -> list[Path]:
+        """Return directories of other lines with newer data than this program's, as after an upgrade."""
+        current = self.directory(binary)
+        return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
 
     def _directories(self) -> list[Path]:
         return [line / self.name for line in sorted(self.root.glob("*-*")) if (line / self.name).is_dir()]
@@ -86,7 +86,7 @@ class ServerRecord:
     Attributes:
         pid: Process id.
         port: TCP port on 127.0.0.1.
-        run_id: 40 hexadecimal digits, which a server draws when it starts; no other server has them.
+        run_id: 40 random hexadecimal digits, which identify one run of a server.
     """
 
     pid: int
@@ -100,7 +100,7 @@ class ServerRecord:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read the record that was written last; ``None`` if it is missing or invalid."""
+        """Read the last record; ``None`` if it is missing or invalid."""
         try:
             stored = json.loads((directory / "server.json").read_bytes())
             known = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
@@ -109,13 +109,13 @@ class ServerRecord:
         return known if 0 < known.port < 65536 else None
 
     def write(self, directory: Path) -> None:
-        """Write the record in one step: a reader never sees a part of it."""
+        """Write the record atomically: a reader never sees a part of it."""
         draft = directory / f"server.json.{os.getpid()}"
         draft.write_text(json.dumps(asdict(self)))
         draft.replace(directory / "server.json")
 
-    def still_runs(self) -> bool:
-        """Check the run id of the server on that port: another server, or a restarted one, has a different one."""
+    def is_running(self) -> bool:
+        """Check the run id of the server on that port: another server, or a restarted server, has a different id."""
         try:
             if (
                 send_command(self.port, "PING", timeout=5.0) != "+PONG"
@@ -127,7 +127,7 @@ class ServerRecord:
 
 
 def _last_use(directory: Path) -> float:
-    """Return when a server was last started on the data there; 0 if there is none."""
+    """Return the time of the last start of a server in a directory; 0 if it has no data."""
     files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter: Redis 6.2
     if not any(file.exists() for file in files):
         return 0.0

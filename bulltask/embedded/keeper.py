@@ -1,10 +1,10 @@
-"""Keep a shared server running as long as it has users. A program of its own, standard library only.
+"""Keep a shared server running as long as it has users. A separate program, standard library only.
 
 Usage: ``python -I -S keeper.py USERS_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 
 Every process that uses the server holds a shared ``flock`` on ``USERS_FILE``. The keeper starts the server, then
-requests the exclusive lock: the kernel grants it when the last user is gone, however it ended. Then the keeper stops
-the server and exits, and only then is the lock free for the next user. There is no counter that a crash could leave
+requests the exclusive lock: the kernel grants it when the last user is gone, even after a crash. Then the keeper stops
+the server and exits, which releases the lock for the next user. There is no counter that a crash could leave
 wrong.
 """
 
@@ -28,7 +28,7 @@ _STOP_TIMEOUT = 20.0
 def tie_to_parent() -> Callable[[], None]:
     """Return a function for a new child to call, so that the kernel ends it (``SIGTERM``) when its parent dies.
 
-    ``prctl`` is looked up here, before the fork, so that the child only calls it. Linux counts the death of the
+    ``prctl`` is looked up before the fork, so that the child only calls it. Linux treats the death of the
     *thread* that forked as the death of the parent. On other systems the function does nothing.
     """
     parent = os.getpid()
@@ -64,7 +64,7 @@ def _wait_for_last_user(users: int) -> None:
 
 
 def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
-    # Blocked until the handlers are set: the death of a server that dies at once must not be missed.
+    # Blocked until the handlers are set, so that the death of a server right after its start is not missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     tie = tie_to_parent()
 

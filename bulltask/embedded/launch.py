@@ -1,4 +1,4 @@
-"""What every start of a server needs: arguments, a free port, its directory, and the wait until it is ready."""
+"""Helpers to start a server: arguments, a free port, its directory, and the wait until it is ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bulltask.embedded.probe import HOST, send_command, server_info
 from bulltask.errors import BrokerUnavailableError
 
 __all__ = [
-    "PORT_TRIES",
+    "MAX_PORT_ATTEMPTS",
     "PortTakenError",
     "ServerLog",
     "lock",
@@ -28,7 +28,7 @@ __all__ = [
     "wait_until_ready",
 ]
 
-PORT_TRIES = 10  # another process may take a port between our choice and the server's bind
+MAX_PORT_ATTEMPTS = 10  # another process may bind a port between pick_port() and the server's bind
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -69,8 +69,8 @@ def server_environment() -> dict[str, str]:
     """Return the environment of a server: that of this process, with a larger cache for glibc's small allocations.
 
     Valkey's wheel allocates with glibc, whose cache holds 7 blocks of each size by default. One of BullMQ's scripts
-    uses more, so most blocks took the slow path: 5 % of all instructions of the server, and more of its time. A setting
-    of the user's is not changed; other C libraries ignore the variable.
+    uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of its time. A
+    setting by the user is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:
@@ -79,10 +79,10 @@ def server_environment() -> dict[str, str]:
 
 
 def pick_port() -> int:
-    """Return a port of 127.0.0.1 that is free now; another process may still take it before the server does.
+    """Return a free port of 127.0.0.1; another process may still bind it before the server does.
 
     It is below the range that the kernel uses for outgoing connections. In that range, a client that keeps connecting
-    to a dead server's port will sooner or later get the same port as its own, connect to itself, and keep the server
+    to a dead server's port will eventually get the same port as its local port, connect to itself, and keep the server
     from coming back.
 
     Raises:
@@ -92,8 +92,8 @@ def pick_port() -> int:
         below = int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         below = 32768
-    tries = random.SystemRandom().sample(range(10_000, below), 50) if below > 11_000 else []
-    for port in [*tries, 0]:
+    ports = random.SystemRandom().sample(range(10_000, below), 50) if below > 11_000 else []
+    for port in [*ports, 0]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -105,16 +105,16 @@ def pick_port() -> int:
 
 
 def lock(fd: int, operation: int, timeout: float) -> bool:
-    """Take a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
+    """Acquire a ``flock``; return False if another process still holds it after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    never = threading.Event()
+    timer = threading.Event()
     while True:
         try:
             fcntl.flock(fd, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-            never.wait(0.01)
+            timer.wait(0.01)
         else:
             return True
 
@@ -135,8 +135,8 @@ def open_lock(path: Path) -> int:
 def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
 
-    The lock belongs to every process that has the descriptor, so it is released when the server itself is gone, whoever
-    started it and however it ended. Two servers on one append-only file would destroy it.
+    The lock belongs to every process that has the descriptor, so it is released when the server has ended, even after
+    a crash. Two servers on one append-only file would destroy it.
 
     Args:
         data_dir: The directory.
@@ -171,7 +171,7 @@ class ServerLog:
             return ""
 
     def tail(self) -> str:
-        """Return the last three lines since this start as one, and where to read more."""
+        """Return the last three lines since this start in one line, with the path of the log."""
         lines = self.text().strip().splitlines()[-3:]
         return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
 
@@ -181,14 +181,14 @@ class ServerLog:
         if "bind: Permission denied" in text:
             return BrokerUnavailableError(f"this user may not listen on port {port}: choose one above 1023")
         if "Address already in use" in text or "Failed listening on port" in text:
-            return PortTakenError(f"port {port} of {HOST} is taken by another process")
+            return PortTakenError(f"port {port} of {HOST} is in use by another process")
         return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")
 
 
 def wait_until_ready(
     port: int, pid: int, ended: Callable[[float], bool], *, password: str | None = None, timeout: float = 60.0
 ) -> str:
-    """Wait until the process ``pid`` itself replies to ``PING`` with ``PONG``, and return its run id.
+    """Wait until the process ``pid`` replies to ``PING`` with ``PONG``, and return its run id.
 
     Args:
         port: TCP port on 127.0.0.1.
@@ -201,7 +201,7 @@ def wait_until_ready(
         The 40 hexadecimal digits of ``run_id``; empty if the server has ended.
 
     Raises:
-        BrokerUnavailableError: Neither happened in time.
+        BrokerUnavailableError: The server neither replied nor ended in time.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

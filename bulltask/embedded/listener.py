@@ -1,4 +1,4 @@
-"""Find out which program listens on a port, for the error message of one that cannot."""
+"""Find out which program listens on a port, for the error message when the port is in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Listener:
     """The program that listens on a port.
 
     Attributes:
-        text: Such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (python -m http.server)``.
+        text: Description, such as ``Redis 7.0.15, process 812 (/usr/bin/redis-server)`` or ``process 4711 (nginx)``.
         is_server: True for a Redis or Valkey server that requires no password.
     """
 
@@ -28,7 +28,7 @@ class Listener:
 
 
 def find_listener(port: int) -> Listener:
-    """Return the program that listens on a port of this machine, as far as this user may know it."""
+    """Return the program that listens on a port of this machine, as far as this user may see it."""
     with suppress(OSError):
         info = server_info(port)
         if "redis_version" in info:

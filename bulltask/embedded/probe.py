@@ -1,4 +1,4 @@
-"""Send single commands to a local server over a bare socket, without a Redis client."""
+"""Send single commands to a local server over a socket, without a Redis client."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def send_command(port: int, *words: str, password: str | None = None, timeout: f
     with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
         if password is not None:
             connection.sendall(_encode("AUTH", password))
-            _read(replies)  # a wrong password shows in the reply to the command itself
+            _read(replies)  # with a wrong password, the reply to the command is an error
         connection.sendall(_encode(*words))
         return _read(replies)
 
 
 def server_info(port: int, *, password: str | None = None, timeout: float = 1.0) -> dict[str, str]:
-    """Return the fields of ``INFO server``; none if the server refuses the command.
+    """Return the fields of ``INFO server``; empty if the server returns an error.
 
     Raises:
         OSError: No reply, not in time, or not in Redis' protocol.

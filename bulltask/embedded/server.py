@@ -1,4 +1,4 @@
-"""A server process that belongs to this process."""
+"""A server process that is a child of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Self
 from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.keeper import tie_to_parent
 from bulltask.embedded.launch import (
-    PORT_TRIES,
+    MAX_PORT_ATTEMPTS,
     PortTakenError,
     ServerLog,
     lock_directory,
@@ -32,11 +32,11 @@ __all__ = ["EmbeddedServer"]
 
 
 class EmbeddedServer:
-    """One Valkey or Redis process: starts, monitors and stops it.
+    """A Valkey or Redis process, with methods to start and stop it.
 
     The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, so ``kill -9``
-    loses nothing that was acknowledged (a power failure may lose the last second). It ends with the process that
-    started it, however that ends; a forked child of that process neither stops it nor touches its files.
+    loses no acknowledged write (a power failure may lose the last second). It ends with the process that
+    started it, even if that is killed; a forked child of that process neither stops it nor changes its files.
 
     Args:
         data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and
@@ -70,7 +70,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1, which a later `start` uses again.
+        """The TCP port on 127.0.0.1, which later calls of `start` use again.
 
         Raises:
             BrokerUnavailableError: The server was not started yet.
@@ -111,21 +111,21 @@ class EmbeddedServer:
             The URL for clients.
 
         Raises:
-            BrokerUnavailableError: The port is taken, the directory is in use or not writable, or the server ended; the
-                message says which, with the last lines of its log.
+            BrokerUnavailableError: The port or the directory is in use, the directory is not writable, or the server
+                ended; the message has the cause, with the last lines of the log.
         """
         if self.running:
             return self.url
-        chosen = self._port
-        for _ in range(PORT_TRIES):
+        fixed_port = self._port
+        for _ in range(MAX_PORT_ATTEMPTS):
             try:
-                self._start_on(pick_port() if chosen is None else chosen, timeout)
+                self._start_on(pick_port() if fixed_port is None else fixed_port, timeout)
             except PortTakenError:
-                if chosen is not None:
+                if fixed_port is not None:
                     raise
             else:
                 return self.url
-        raise BrokerUnavailableError(f"other processes took {PORT_TRIES} free ports before the server could listen")
+        raise BrokerUnavailableError(f"other processes bound {MAX_PORT_ATTEMPTS} free ports before the server did")
 
     def stop(self, *, timeout: float = 10.0) -> None:
         """Stop the server (``SIGTERM``), wait, and kill it if it has not ended after ``timeout`` seconds."""
@@ -161,20 +161,20 @@ class EmbeddedServer:
         self.stop()
 
     def _start_on(self, port: int, timeout: float) -> None:
-        held = lock_directory(self.data_dir)
+        lock_fd = lock_directory(self.data_dir)
         log = ServerLog(self.data_dir)
         command = server_command(self.binary, self.data_dir, port, appendonly=self._appendonly, extra=self._extra)
         try:
             with log.path.open("ab") as output:
                 settings = _settings(self._password)
                 try:
-                    self._process = process = _in_a_thread_that_stays(
-                        lambda: _spawn(command, settings, held, output.fileno())
+                    self._process = process = _run_in_permanent_thread(
+                        lambda: _spawn(command, settings, lock_fd, output.fileno())
                     )
                 finally:
                     os.close(settings)
         finally:
-            os.close(held)  # the server has inherited it
+            os.close(lock_fd)  # the server has inherited it
         self._owner, self._port = os.getpid(), port
         try:
             self.run_id = wait_until_ready(
@@ -192,7 +192,7 @@ class EmbeddedServer:
 
 
 def _settings(password: str | None) -> int:
-    """Return a pipe with the settings that must not be in the command line, which every user can read."""
+    """Return a pipe with the password, because every user can read the command line."""
     reading, writing = os.pipe()
     if password is not None:
         escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
@@ -201,9 +201,9 @@ def _settings(password: str | None) -> int:
     return reading
 
 
-def _spawn(command: Sequence[str], settings: int, held: int, output: int) -> subprocess.Popen[bytes]:
+def _spawn(command: Sequence[str], settings: int, lock_fd: int, output: int) -> subprocess.Popen[bytes]:
     with warnings.catch_warnings():
-        # Python 3.12 and newer warn of any fork beside other threads; this child only calls prctl and execs.
+        # Python 3.12 and newer warn about a fork while threads are running; this child only calls prctl and execs.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
         return subprocess.Popen(  # noqa: S603 # the program was found by find_binary
             command,
@@ -211,7 +211,7 @@ def _spawn(command: Sequence[str], settings: int, held: int, output: int) -> sub
             stdout=output,
             stderr=output,
             env=server_environment(),
-            pass_fds=[held],
+            pass_fds=[lock_fd],
             start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
             preexec_fn=tie_to_parent(),  # noqa: PLW1509 # one call of prctl, resolved before the fork
         )
@@ -220,8 +220,8 @@ def _spawn(command: Sequence[str], settings: int, held: int, output: int) -> sub
 _spawner: tuple[int, ThreadPoolExecutor] | None = None
 
 
-def _in_a_thread_that_stays(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``spawn`` in the main thread, or in one that lives as long as this process.
+def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Run ``spawn`` in the main thread, or in a thread that lives as long as this process.
 
     Linux ends the server when the *thread* that forked it ends: a server that was started in a web framework's worker
     thread would end with the request.

@@ -1,4 +1,4 @@
-"""``broker_url="embedded://"``: one server for all processes of a user that use it, started by the first."""
+"""``broker_url="embedded://"``: a server shared by all processes of a user, started by the first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bulltask.embedded import keeper
 from bulltask.embedded.binary import ServerBinary, find_binary
 from bulltask.embedded.data_directory import DataDirectory, ServerRecord
 from bulltask.embedded.launch import (
-    PORT_TRIES,
+    MAX_PORT_ATTEMPTS,
     PortTakenError,
     ServerLog,
     lock,
@@ -32,21 +32,22 @@ from bulltask.embedded.launch import (
 from bulltask.embedded.server import EmbeddedServer
 from bulltask.errors import BrokerUnavailableError, ConfigError
 
-__all__ = ["resolve_url", "start_announced", "start_or_join"]
+__all__ = ["resolve_url", "start_and_record", "start_or_join"]
 
 log = logging.getLogger(__name__)
 
 _URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
 _LOCK_TIMEOUT = 90.0  # longer than a start may take
-_USE_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
+_USER_LOCK_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
-_used: dict[Path, int] = {}
-"""Descriptor of the ``users`` file of each directory whose server this process uses. It stays open until the process
-ends, and forked children inherit it, so the server also runs as long as a worker's children."""
+_user_locks: dict[Path, int] = {}
+"""The descriptor of the ``users`` file of each directory whose server this process uses. It stays open until the
+process ends, and forked children inherit it, so the server also runs as long as a worker's children."""
 
 
 def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
-    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; others unchanged.
+    """Return a ``redis://`` URL for ``embedded://[NAME][/DB]``, starting or joining its server; return other URLs
+    unchanged.
 
     Args:
         broker_url: Any broker URL. ``NAME`` names one of the user's data directories (``default``), ``DB`` a database
@@ -54,7 +55,7 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
 
     Raises:
         ConfigError: The URL starts with ``embedded:`` but is invalid.
-        BrokerUnavailableError: As `start_or_join`.
+        BrokerUnavailableError: As for `start_or_join`.
     """
     broker_url = SecretUrl(broker_url)
     if not broker_url.scheme.startswith("embedded"):
@@ -68,31 +69,31 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
 def start_or_join(data_dir: Path | str | None = None) -> str:
     """Ensure that the server of a directory runs, and use it until this process and its forked children end.
 
-    The first process starts it, others join it. It belongs to none of them: it runs until the last process that uses it
-    has ended, even by ``kill -9``, and is then stopped properly. Every change is in the append-only file before it is
-    acknowledged, so the next start continues where this one ended.
+    The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
+    has ended, even by ``kill -9``, and is then shut down cleanly. Every change is in the append-only file before it is
+    acknowledged, so no data is lost between runs.
 
     A server is joined only if it reports the run id that is recorded for this directory. Call this again when the
-    server has died: it is started again, on the same port if that is still free.
+    server has died: it is restarted, on the same port if that is still free.
 
     Args:
-        data_dir: The directory; ``None`` is the user's own, ``$XDG_DATA_HOME/bulltask``. The files are in a
+        data_dir: The directory; ``None`` is the user's, ``$XDG_DATA_HOME/bulltask``. The files are in a
             subdirectory that is named after the server's line, such as ``valkey-9``.
 
     Returns:
         Its URL, ``redis://127.0.0.1:PORT/0``.
 
     Raises:
-        BrokerUnavailableError: There is no server program, the directory cannot be used, or the server did not start.
+        BrokerUnavailableError: No server program was found, the directory cannot be used, or the server did not start.
     """
     return _start_or_join(DataDirectory.named() if data_dir is None else DataDirectory.at(data_dir))
 
 
-def start_announced(server: EmbeddedServer, data: DataDirectory) -> None:
+def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
     """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
 
     Raises:
-        BrokerUnavailableError: As `EmbeddedServer.start`; immediately if a server runs there already.
+        BrokerUnavailableError: As for `EmbeddedServer.start`; also if a server already runs on the data.
     """
     with _start_lock(data):
         other = data.running()
@@ -100,7 +101,7 @@ def start_announced(server: EmbeddedServer, data: DataDirectory) -> None:
             directory, known = other
             raise BrokerUnavailableError(
                 f"a server already runs on the data in {directory}: {known.url}, process {known.pid}. "
-                f"Use that one, stop the processes that use it, or choose another directory"
+                f"Use that server, stop the processes that use it, or choose another directory"
             )
         server.start()
         ServerRecord(server.pid, server.port, server.run_id).write(server.data_dir)
@@ -109,41 +110,41 @@ def start_announced(server: EmbeddedServer, data: DataDirectory) -> None:
 def _start_or_join(data: DataDirectory) -> str:
     binary = find_binary()
     with _start_lock(data):
-        # Of any line: two environments with different servers installed must not start one each.
+        # Of any line: two environments with different servers installed must not start two servers.
         running = data.running()
         if running is not None and _join(*running):
             return running[1].url
-        for other in data.left_behind(binary):
+        for other in data.newer_directories(binary):
             log.warning("%s cannot read the data of another server that was used more recently, in %s", binary, other)
         return _start_here(binary, data.directory(binary))
 
 
 def _join(directory: Path, known: ServerRecord) -> bool:
-    """Use a running server; return False if its last user has just left, and the server has stopped."""
-    new = _use(directory)
-    if known.still_runs():
+    """Use a running server; return False if its last user has just ended, and the server has stopped."""
+    new = _register_user(directory)
+    if known.is_running():
         return True
     if new:
-        _leave(directory)
+        _unregister_user(directory)
     return False
 
 
 def _start_here(binary: ServerBinary, directory: Path) -> str:
     known = ServerRecord.read(directory)
-    new = _use(directory)
+    new = _register_user(directory)
     try:
         running = _start(binary, directory, known.port if known else None)
         running.write(directory)
     except BaseException:
         if new:
-            _leave(directory)  # or the keeper would wait for this process forever
+            _unregister_user(directory)  # otherwise the keeper would wait for this process forever
         raise
     return running.url
 
 
 @contextmanager
 def _start_lock(data: DataDirectory) -> Iterator[None]:
-    """Only one process at a time decides whether the server of a directory must be started."""
+    """Hold the lock of the decision whether a directory's server must be started."""
     fd = open_lock(data.lock_file)
     try:
         if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):
@@ -159,50 +160,50 @@ def _start_lock(data: DataDirectory) -> Iterator[None]:
         os.close(fd)
 
 
-def _use(directory: Path) -> bool:
-    """Become a user of the directory's server; return False if this process is one already."""
+def _register_user(directory: Path) -> bool:
+    """Register this process as a user of the directory's server; return False if it already is."""
     fd = open_lock(directory / "users.lock")
-    held = _used.get(directory)
-    if held is not None and os.path.samestat(os.fstat(held), os.fstat(fd)):
+    known_fd = _user_locks.get(directory)
+    if known_fd is not None and os.path.samestat(os.fstat(known_fd), os.fstat(fd)):
         os.close(fd)
         return False
     # The keeper of a server without users has the exclusive lock until that server is gone.
-    if not lock(fd, fcntl.LOCK_SH, _USE_TIMEOUT):
+    if not lock(fd, fcntl.LOCK_SH, _USER_LOCK_TIMEOUT):
         os.close(fd)
         raise BrokerUnavailableError(
-            f"the server of {directory} has been stopping for {_USE_TIMEOUT} s: see its server.log"
+            f"the server of {directory} has been stopping for {_USER_LOCK_TIMEOUT} s: see its server.log"
         )
-    _used[directory] = fd
+    _user_locks[directory] = fd
     return True
 
 
-def _leave(directory: Path) -> None:
-    os.close(_used.pop(directory))
+def _unregister_user(directory: Path) -> None:
+    os.close(_user_locks.pop(directory))
 
 
 def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
-    # Try the last port first: processes whose server died then reach the new one by the same URL.
-    for _ in range(PORT_TRIES):
+    # Try the last port first, so that processes whose server died reach the new server by the same URL.
+    for _ in range(MAX_PORT_ATTEMPTS):
         try:
             return _start_on(binary, directory, last_port or pick_port())
         except PortTakenError:
             last_port = None
-    raise BrokerUnavailableError(f"other processes took {PORT_TRIES} free ports before the server could listen")
+    raise BrokerUnavailableError(f"other processes bound {MAX_PORT_ATTEMPTS} free ports before the server did")
 
 
 def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
-    held = lock_directory(directory)
+    lock_fd = lock_directory(directory)
     server_log = ServerLog(directory)
-    status, keepers_end = os.pipe()
+    status, write_end = os.pipe()
     try:
         try:
-            _run_keeper(directory, [keepers_end, held], server_command(binary, directory, port), server_log)
+            _run_keeper(directory, [write_end, lock_fd], server_command(binary, directory, port), server_log)
         finally:
-            os.close(keepers_end)
-            os.close(held)
+            os.close(write_end)
+            os.close(lock_fd)
         pid = os.read(status, 32)  # of the server; empty if the keeper is gone
         if pid:
-            # From here on the pipe is readable when the keeper has ended, which is after its server.
+            # From now on, the pipe is readable when the keeper has ended, which is after its server.
             run_id = wait_until_ready(port, int(pid), lambda s: bool(select.select([status], [], [], s)[0]))
             if run_id:
                 return ServerRecord(int(pid), port, run_id)
@@ -215,12 +216,12 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
     program = [sys.executable, "-I", "-S", keeper.__file__, str(directory / "users.lock"), *map(str, fds)]
     with server_log.path.open("ab") as output:
         try:
-            subprocess.run(  # noqa: S603 # our own program
+            subprocess.run(  # noqa: S603 # bulltask's keeper
                 [*program, "--", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=server_environment(),  # the keeper hands it on
+                env=server_environment(),  # inherited by the server
                 pass_fds=fds,
                 timeout=30,
                 check=True,

@@ -21,7 +21,7 @@ _ONLY_BULLMQ_OPTS = frozenset(
 
 
 class JobOrigin(Enum):
-    """Which library's layout a job's hash has."""
+    """The library whose layout a job's hash has."""
 
     BULL = "Bull"
     BULL_1 = "Bull 1 or 2"
@@ -36,14 +36,14 @@ class BullJob:
 
     Attributes:
         id: Its id.
-        place: The suffix of the key that holds it: ``wait``, ``delayed`` …
-        score: Its score in that key, ``""`` in lists and sets.
+        key_suffix: The suffix of the key that contains it: ``wait``, ``delayed`` …
+        score: Its score under that key, ``""`` in lists and sets.
         fields: Its hash.
         locked: Whether a worker has it.
     """
 
     id: str
-    place: str
+    key_suffix: str
     score: str
     fields: Mapping[str, bytes]
     locked: bool = False
@@ -71,7 +71,7 @@ class BullJob:
 
     @cached_property
     def origin(self) -> JobOrigin:
-        """Which library wrote the job, as far as its hash shows.
+        """The library that added the job, as far as its hash shows.
 
         Bull 3 and 4 write ``timestamp`` and ``delay`` into the options of every job. BullMQ does so only if the sender
         sets both, and a migrated job no longer has ``timestamp``. Jobs of Bull 1 and 2 have no name, and a field that
@@ -99,5 +99,5 @@ class BullJob:
             return 0
 
     def due_ms(self) -> int:
-        """Return when a delayed job is due, in epoch milliseconds; the score is that times 4096, as in BullMQ."""
+        """Return the due time of a delayed job in epoch milliseconds; its score is 4096 times that, as in BullMQ."""
         return int(float(self.score)) // 4096

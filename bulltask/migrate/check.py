@@ -1,4 +1,4 @@
-"""Decide for each job whether it is migrated, and how, or skipped, and why."""
+"""Decide for each job whether it is migrated or skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.transport.scripts.bull import JobConversion
 __all__ = ["STATES", "JobCheck", "MigrationOptions"]
 
 STATES: Final = ("waiting", "delayed", "completed", "failed")
-_BECOMES: Final = {
+_TARGET_STATES: Final = {
     "wait": "waiting",
     "paused": "waiting",
     "delayed": "delayed",
@@ -34,7 +34,7 @@ class MigrationOptions:
         limit: Maximum number of jobs; ``None``: all.
         id_prefix: Prefix for the ids of migrated jobs.
         default_name: Name for jobs that were added to Bull without one.
-        recover_active: Return active jobs without a lock, whose workers have died, to the waiting jobs.
+        recover_active: Move active jobs without a lock, whose workers have died, to the waiting jobs.
         force: Migrate although workers seem to be connected.
 
     Raises:
@@ -59,16 +59,16 @@ class MigrationOptions:
 
 
 class JobCheck:
-    """Decides about single jobs, and counts those that are skipped; the caller counts those that are migrated.
+    """Decides about single jobs, and counts skipped jobs; the caller counts migrated jobs.
 
     Args:
         options: The migration's options.
-        only_bulls: Skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
-        outcome: Where skipped jobs are counted.
+        bull_only: Skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
+        outcome: Counts skipped jobs.
     """
 
-    def __init__(self, options: MigrationOptions, *, only_bulls: bool, outcome: MigrationOutcome) -> None:
-        self._options, self._only_bulls, self._outcome = options, only_bulls, outcome
+    def __init__(self, options: MigrationOptions, *, bull_only: bool, outcome: MigrationOutcome) -> None:
+        self._options, self._only_bulls, self._outcome = options, bull_only, outcome
 
     def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
         """Return how to migrate a job; ``None`` if it is skipped."""
@@ -77,35 +77,35 @@ class JobCheck:
             try:
                 return self._change(job)
             except DecodeError as exc:
-                reason, detail = SkipReason.BROKEN, str(exc)
+                reason, detail = SkipReason.MALFORMED, str(exc)
         self._outcome.skip(reason, job.id, detail)
         return None
 
     def _skip_reason(self, job: BullJob) -> SkipReason | None:
-        state = _BECOMES[job.place]
+        state = _TARGET_STATES[job.key_suffix]
         checks = (
             (not job.fields, SkipReason.NO_HASH),
-            (not self._is_bulls(job), SkipReason.BULLMQ),
-            (job.place == "active" and (job.locked or not self._options.recover_active), SkipReason.ACTIVE),
+            (not self._is_from_bull(job), SkipReason.BULLMQ),
+            (job.key_suffix == "active" and (job.locked or not self._options.recover_active), SkipReason.ACTIVE),
             (job.locked, SkipReason.LOCKED),
-            (state != "recovered" and state not in self._options.states, SkipReason.NOT_ASKED),
+            (state != "recovered" and state not in self._options.states, SkipReason.NOT_SELECTED),
             (is_queue_key(self._options.id_prefix + job.id), SkipReason.RESERVED),
         )
         return next((reason for applies, reason in checks if applies), None)
 
-    def _is_bulls(self, job: BullJob) -> bool:
+    def _is_from_bull(self, job: BullJob) -> bool:
         if job.origin is JobOrigin.EITHER:
             return not self._only_bulls
-        return job.origin is not JobOrigin.BULLMQ  # unreadable jobs are reported as broken, whoever wrote them
+        return job.origin is not JobOrigin.BULLMQ  # unreadable jobs of both libraries are reported as malformed
 
     def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:
-        state = _BECOMES[job.place]
+        state = _TARGET_STATES[job.key_suffix]
         conversion = convert(job, state, self._options.default_name)
         debounced = job.fields.get("deid")
         change = JobConversion(
             id=job.id,
             new_id=self._options.id_prefix + job.id,
-            source=job.place,
+            source=job.key_suffix,
             state=state,
             read=job.fields,
             fields=conversion.fields,

@@ -32,7 +32,7 @@ NOTES: Final[Mapping[str, str]] = {
     "unnamed": "have no name: they get __default__, or the name of default_name (--default-name)",
     "progress": "have a progress that is not JSON: it is dropped",
 }
-"""Notes about migrated jobs, printed after their number."""
+"""Notes about migrated jobs, printed after the number of jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Conversion:
 
 
 def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conversion:
-    """Return how a job's hash changes.
+    """Return the changes to a job's hash.
 
     Args:
         job: Bull's job.
@@ -65,7 +65,7 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
         default_name: Name for jobs that were added without one.
 
     Raises:
-        DecodeError: Its data or options are not JSON, so no worker could read it.
+        DecodeError: Its data or options are not JSON, so no worker can read it.
     """
     notes: set[str] = set()
     codec.decode(job.fields.get("data"), what="its data")
@@ -76,7 +76,7 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
     fields["priority"] = str(priority).encode()
     fields["opts"] = _dumps(opts).encode()
     dropped = [name for name in _DROPPED if name in job.fields]
-    dropped += [name for name in _empty(job, state, notes) if name not in fields]
+    dropped += [name for name in _empty_fields(job, state, notes) if name not in fields]
     return Conversion(
         fields=fields, dropped=tuple(dropped), opts=opts, priority=priority, finished=finished, notes=frozenset(notes)
     )
@@ -87,7 +87,7 @@ def _options(job: BullJob, priority: int, notes: set[str]) -> dict[str, Any]:
     opts = {name: value for name, value in given.items() if name not in _NOT_KEPT}
     # Bull 1 and 2 store the attempts in the hash; the default is one.
     opts["attempts"] = max(1, _whole(given.get("attempts"), job.number("attempts") or 1))
-    for name in ("delay", "stackTraceLimit"):  # Bull's 0 means unset; BullMQ would keep no traces at all
+    for name in ("delay", "stackTraceLimit"):  # 0 means unset in Bull; BullMQ would keep no traces
         if not opts.get(name):
             opts.pop(name, None)
     if "priority" in opts:
@@ -115,7 +115,7 @@ def _backoff(opts: dict[str, Any], notes: set[str]) -> None:
 
 
 def _priority(job: BullJob, notes: set[str]) -> int:
-    """Return BullMQ's priority: in both, lower runs first and 0 is no priority, but Bull takes any number."""
+    """Return BullMQ's priority, limited to BullMQ's range: Bull accepts any number."""
     given = job.opts.get("priority") or job.number("priority")
     whole = _whole(given, 0)
     priority = min(max(whole, 0), MAX_PRIORITY)
@@ -140,11 +140,11 @@ def _fields(job: BullJob, state: str, default_name: str, notes: set[str]) -> dic
     fields["timestamp"] = added
     fields["delay"] = str(_delay_ms(job, state)).encode()
     if state in {"completed", "failed"}:
-        fields.update(_ending(job, state, added))
+        fields.update(_outcome_fields(job, state, added))
     return fields
 
 
-def _ending(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
+def _outcome_fields(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
     score = str(int(float(job.score))).encode() if job.score else b""
     fields = {"finishedOn": job.fields.get("finishedOn") or score or job.fields.get("processedOn") or added}
     if state == "completed" and "returnvalue" not in job.fields:
@@ -155,14 +155,14 @@ def _ending(job: BullJob, state: str, added: bytes) -> dict[str, bytes]:
 
 
 def _delay_ms(job: BullJob, state: str) -> int:
-    """Return the delay; for a failed job that waits for its retry, Bull stores only the due time, as its score."""
+    """Return the delay; for a job that waits for a retry, Bull stores only the due time, as its score."""
     if state != "delayed" or job.number("delay") > 0:
         return max(0, job.number("delay"))
     return max(0, job.due_ms() - (job.number("processedOn") or job.number("timestamp")))
 
 
 def _reason(job: BullJob) -> bytes:
-    """Return the failure reason from the last stack trace, as Bull 1 stores no reason: its first line."""
+    """Return the first line of the last stack trace as the failure reason, because Bull 1 stores no reason."""
     try:
         traces = codec.decode(job.fields.get("stacktrace"))
     except DecodeError:
@@ -171,7 +171,7 @@ def _reason(job: BullJob) -> bytes:
     return last.split("\n")[0].removeprefix("Error: ").encode(errors="replace")
 
 
-def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
+def _empty_fields(job: BullJob, state: str, notes: set[str]) -> list[str]:
     """Return empty fields, which BullMQ does not store."""
     names = []
     if job.fields.get("stacktrace") in {b"null", b"[]", b""}:
@@ -189,7 +189,7 @@ def _empty(job: BullJob, state: str, notes: set[str]) -> list[str]:
 
 
 def _whole(value: object, otherwise: int) -> int:
-    """Return a number from another program, possibly a text, as an integer."""
+    """Return a number that another program has written, possibly as a string, as an integer."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -10,10 +10,10 @@ from typing import Final
 
 from bulltask.migrate.bull_job import JobOrigin
 
-__all__ = ["PLACES", "QueueInfo", "QueueLayout", "detect_layout"]
+__all__ = ["JOB_KEYS", "QueueInfo", "QueueLayout", "detect_layout"]
 
-PLACES: Final = ("delayed", "paused", "wait", "active", "failed", "completed")
-"""Suffixes of the keys that hold Bull's jobs, in the order of migration: the most urgent jobs first."""
+JOB_KEYS: Final = ("delayed", "paused", "wait", "active", "failed", "completed")
+"""Suffixes of the keys that contain Bull's jobs, in the order of migration: the most urgent jobs first."""
 
 _ONLY_BULLMQ: Final[Mapping[str, str]] = {
     "events": "stream",
@@ -41,9 +41,9 @@ class QueueInfo:
 
     Attributes:
         types: The Redis type of each key by suffix, ``none`` for a missing key.
-        sizes: How many jobs each of :data:`PLACES` has.
+        sizes: Number of jobs under each of :data:`JOB_KEYS`.
         meta: The hash ``meta``.
-        repeats: Keys of Bull's repeatable jobs, with the epoch milliseconds of the next run.
+        repeats: Keys of Bull's repeatable jobs, with the time of the next run in epoch milliseconds.
         workers: Names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
     """
 
@@ -55,7 +55,7 @@ class QueueInfo:
 
     @property
     def paused(self) -> bool:
-        """Whether Bull has paused the queue; late versions store it where BullMQ does, too."""
+        """Whether Bull has paused the queue; late versions of Bull also set BullMQ's flag."""
         return self.types["meta-paused"] != "none" or "paused" in self.meta
 
     @property
@@ -69,7 +69,7 @@ def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
 
     Args:
         info: Its keys.
-        origins: How many of its jobs have which origin.
+        origins: Number of its jobs by origin.
     """
     if not any(info.sizes.values()) and not info.repeats and not _is_bullmq(info):
         return QueueLayout.EMPTY

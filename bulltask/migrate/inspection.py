@@ -1,4 +1,4 @@
-"""Read a Bull queue: its keys, its jobs page by page, its workers. Nothing here changes it."""
+"""Read a Bull queue, without changing it: its keys, its jobs page by page, its workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bulltask.errors import BrokerAuthError
 from bulltask.migrate.bull_job import BullJob
-from bulltask.migrate.detection import PLACES, QueueInfo
+from bulltask.migrate.detection import JOB_KEYS, QueueInfo
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import BullKeys, QueueKeys
@@ -16,13 +16,13 @@ from bulltask.transport.scripts.flow import is_cluster
 from bulltask.transport.scripts.queue import get_counts, get_meta, list_clients
 from bulltask.transport.scripts.schedule import list_schedulers
 
-__all__ = ["AT_ONCE", "across_slots", "count_target", "inspect_queue", "iter_jobs", "kind_of", "read_jobs"]
+__all__ = ["PAGE_SIZE", "across_slots", "count_target", "inspect_queue", "iter_jobs", "key_type_of", "read_jobs"]
 
-AT_ONCE: Final = 200
+PAGE_SIZE: Final = 200
 """Jobs per round trip."""
 
 _TYPED: Final = (
-    *PLACES,
+    *JOB_KEYS,
     "priority",
     "meta-paused",
     "meta",
@@ -37,13 +37,13 @@ _STATES: Final = ("wait", "paused", "prioritized", "delayed", "active", "complet
 _KINDS: Final = {"wait": "list", "paused": "list", "active": "list"}
 
 
-def kind_of(info: QueueInfo, place: str) -> str:
-    """Return the Redis type of a place, which for finished jobs depends on Bull's version."""
-    return info.types[place] if info.types[place] == "set" else _KINDS.get(place, "zset")
+def key_type_of(info: QueueInfo, suffix: str) -> str:
+    """Return the Redis type of a key of jobs, which for finished jobs depends on Bull's version."""
+    return info.types[suffix] if info.types[suffix] == "set" else _KINDS.get(suffix, "zset")
 
 
 def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
-    """Whether this is a Redis Cluster and no script can access both queues."""
+    """Return whether the server is a Redis Cluster and no script can access both queues."""
     if in_same_slot(source, target):
         return False
     try:
@@ -56,13 +56,13 @@ def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
     """Read a queue without its jobs."""
     key_types = client.run_many([key_type(keys.base + suffix) for suffix in _TYPED])
     types = dict(zip(_TYPED, key_types, strict=True))
-    sizes = [size_of(keys.base + place, types[place]) for place in PLACES]
+    sizes = [size_of(keys.base + suffix, types[suffix]) for suffix in JOB_KEYS]
     meta = client.run(get_meta(keys)) if types["meta"] == "hash" else {}
     if "data" in meta:
         meta = {}  # a Bull job with the id "meta"
     return QueueInfo(
         types=types,
-        sizes=dict(zip(PLACES, client.run_many(sizes), strict=True)),
+        sizes=dict(zip(JOB_KEYS, client.run_many(sizes), strict=True)),
         meta=meta,
         repeats=_repeats(client, keys) if types["repeat"] == "zset" else (),
         workers=_workers(client, keys),
@@ -70,23 +70,23 @@ def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
 
 
 def iter_jobs(client: Client, keys: BullKeys, info: QueueInfo) -> Iterator[tuple[str, list[BullJob]]]:
-    """Iterate over all jobs: the name of each place with a page of its jobs."""
-    for place in PLACES:
+    """Iterate over all jobs: yield the suffix of their key with a page of jobs."""
+    for suffix in JOB_KEYS:
         first = 0
-        while page := client.run(page_of(keys.base + place, kind_of(info, place), first, AT_ONCE)):
-            for start in range(0, len(page), AT_ONCE):  # the page of a set is all of it
-                yield place, read_jobs(client, keys, place, page[start : start + AT_ONCE])
+        while page := client.run(page_of(keys.base + suffix, key_type_of(info, suffix), first, PAGE_SIZE)):
+            for start in range(0, len(page), PAGE_SIZE):  # a set is read as a single page
+                yield suffix, read_jobs(client, keys, suffix, page[start : start + PAGE_SIZE])
             first += len(page)
 
 
-def read_jobs(client: Client, keys: BullKeys, place: str, page: ScoredIds) -> list[BullJob]:
+def read_jobs(client: Client, keys: BullKeys, suffix: str, page: ScoredIds) -> list[BullJob]:
     """Read jobs by id; a job without a hash has no fields."""
     calls: list[Call[Any]] = [read_hash(keys.job(job_id)) for job_id, _ in page]
     calls += [command("EXISTS", keys.lock(job_id), parse_reply=bool) for job_id, _ in page]
     replies = client.run_many(calls)
     hashes, locks = replies[: len(page)], replies[len(page) :]
     return [
-        BullJob(id=job_id, place=place, score=score, fields=fields, locked=locked)
+        BullJob(id=job_id, key_suffix=suffix, score=score, fields=fields, locked=locked)
         for (job_id, score), fields, locked in zip(page, hashes, locks, strict=True)
     ]
 
@@ -97,14 +97,14 @@ def count_target(client: Client, keys: QueueKeys) -> int:
 
 
 def _repeats(client: Client, keys: BullKeys) -> list[tuple[str, int]]:
-    """Return Bull's repeatable jobs: unlike BullMQ's schedulers in the same sorted set, they have no hash."""
+    """Return Bull's repeatable jobs, which have no hash, unlike BullMQ's schedulers in the same sorted set."""
     rows = client.run(list_schedulers(keys, 0, -1, asc=True))
     hashes = client.run_many([command("EXISTS", keys.scheduler(key), parse_reply=bool) for key, _ in rows])
     return [row for row, is_scheduler in zip(rows, hashes, strict=True) if not is_scheduler]
 
 
 def _workers(client: Client, keys: BullKeys) -> Sequence[str] | None:
-    """Return the workers by the names of their connections, which Bull and BullMQ set; senders have none."""
+    """Return the workers, recognised by the names of their connections; senders' connections have no name."""
     name = keys.client_name()
     try:
         return [f"{row.name} at {row.address}" for row in client.run(list_clients(name, f"{name}:w:"))]

@@ -1,4 +1,4 @@
-"""``BullMigration``: plan and run a migration. Each job moves in one atomic step, so it can be stopped and resumed."""
+"""``BullMigration``: plan and run a migration, which can be stopped and resumed, because each job moves atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["BullMigration"]
 _PASSES: Final = 5
 
 OnProgress = Callable[[int, int], object]
-"""Called now and then with the number of jobs that are done and the number of all jobs."""
+"""Called repeatedly with the number of processed jobs and the total number."""
 
 
 def _ignore(_done: int, _total: int) -> None:
@@ -40,8 +40,8 @@ class BullMigration:
 
     Args:
         queue: The target queue.
-        source: Bull's name of the source queue; default: that of ``queue``.
-        source_prefix: Bull's key prefix; default: that of ``queue``.
+        source: The source queue's name in Bull; default: the name of ``queue``.
+        source_prefix: Bull's key prefix; default: the prefix of ``queue``.
         options: Those of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
             ``default_name``, ``recover_active``, ``force``.
 
@@ -61,10 +61,10 @@ class BullMigration:
             raise ConfigError("id_prefix needs another target queue: in place, every job keeps its id")
 
     def plan(self, on_progress: OnProgress = _ignore) -> MigrationPlan:
-        """Read all jobs and return what a migration would do; a dry run.
+        """Read all jobs and return the plan of a migration; a dry run.
 
         Args:
-            on_progress: Called now and then with the number of jobs that were read, and of all jobs.
+            on_progress: Called repeatedly with the number of jobs read so far and the total number.
 
         Raises:
             MigrationError: The queues are in different slots of a Redis Cluster.
@@ -86,15 +86,15 @@ class BullMigration:
 
         Args:
             plan: The result of :meth:`plan`, which is called if this is left out.
-            on_progress: Called now and then with the number of migrated jobs, and of all jobs.
+            on_progress: Called repeatedly with the number of migrated jobs and the total number.
 
         Raises:
-            MigrationError: The plan has refusals; nothing was changed.
+            MigrationError: The plan has blockers; nothing was changed.
             BrokerError: The server cannot be reached or rejects a command.
         """
         plan = plan or self.plan()
-        if plan.refusals:
-            raise MigrationError(f"{plan.source} was not migrated: {'; '.join(plan.refusals)}")
+        if plan.blockers:
+            raise MigrationError(f"{plan.source} was not migrated: {'; '.join(plan.blockers)}")
         with self._client() as client:
             before = count_target(client, self.target)
             self._prepare(client, plan)
@@ -116,13 +116,13 @@ class BullMigration:
     @contextmanager
     def _client(self) -> Iterator[Client]:
         with self._context.broker.pool.client() as client:
-            client.connect()  # the clock is set when a connection is made
+            client.connect()  # connecting sets the clock
             yield client
 
     def _prepare(self, client: Client, plan: MigrationPlan) -> None:
         client.run_many(write_queue_meta(self.target, PROTOCOL_VERSION, self._context.broker.config.max_events))
         if plan.in_place and plan.info.paused:
-            # Bull before 3.10 stores the pause only under a key of its own.
+            # Bull before 3.10 stores the pause only under a separate key.
             client.run(command("HSET", self.target.meta, "paused", 1))
         elif plan.pauses:
             self._context.run(set_paused(self._context, paused=True))
@@ -130,40 +130,42 @@ class BullMigration:
     def _schedulers(
         self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome
     ) -> tuple[list[str], list[BullRepeatable]]:
-        """Convert the repeatable jobs; return the ids of the schedulers, and the jobs that are skipped."""
+        """Convert the repeatable jobs; return the ids of the schedulers, and the skipped jobs."""
         scheduler_ids, skipped = list[str](), list[BullRepeatable]()
         converter = BullRepeatables(client, self.source, self.target, self._context.broker.endpoint.safe_url)
         for planned in plan.repeatables:
             if planned.problem:
                 skipped.append(planned)
                 continue
-            [job] = read_jobs(client, self.source, planned.place, [(planned.job_id, str(planned.next_ms * 4096))])
-            if self._enough(outcome) or not job.fields:
-                skipped.append(replace(planned, problem="the limit was reached, or it has changed: run it again"))
+            [job] = read_jobs(client, self.source, planned.key_suffix, [(planned.job_id, str(planned.next_ms * 4096))])
+            if self._limit_reached(outcome) or not job.fields:
+                skipped.append(
+                    replace(planned, problem="the limit was reached, or the job has changed: run the migration again")
+                )
                 continue
             try:
                 conversion = convert(job, "delayed", self._options.default_name)
             except DecodeError as exc:
-                skipped.append(replace(planned, problem=f"its next job is broken: {exc}"))
+                skipped.append(replace(planned, problem=f"its next job is malformed: {exc}"))
                 continue
             if converter.convert(planned, job, conversion, self._context.now_ms()):
                 scheduler_ids.append(planned.scheduler_id)
-            if planned.place == "delayed":
+            if planned.key_suffix == "delayed":
                 outcome.moved["delayed"] += 1
         return scheduler_ids, skipped
 
     def _move(self, client: Client, plan: MigrationPlan, outcome: MigrationOutcome, on_progress: OnProgress) -> None:
-        check = JobCheck(self._options, only_bulls=plan.only_bulls, outcome=outcome)
+        check = JobCheck(self._options, bull_only=plan.bull_only, outcome=outcome)
         mover = Mover(client, self.source, self.target, check, outcome, in_place=self.in_place)
         info = plan.info
         for _ in range(_PASSES):
-            # Another pass finds jobs that were added during the last one, and jobs that it missed because others
+            # Another pass finds jobs that were added during the previous pass, and jobs that it missed because others
             # were removed between two pages.
             outcome.reset_skipped()
             if not mover.run(info, self._remaining(outcome), lambda done: on_progress(done, plan.total)):
                 break
             info = inspect_queue(client, self.source)
-        if self._enough(outcome):
+        if self._limit_reached(outcome):
             self._count_skipped(client, check, outcome)
 
     def _count_skipped(self, client: Client, check: JobCheck, outcome: MigrationOutcome) -> None:
@@ -172,24 +174,24 @@ class BullMigration:
         for _, jobs in iter_jobs(client, self.source, inspect_queue(client, self.source)):
             for job in jobs:
                 if check.change(job):
-                    outcome.skip(SkipReason.NOT_ASKED, job.id)
+                    outcome.skip(SkipReason.NOT_SELECTED, job.id)
 
     def _remaining(self, outcome: MigrationOutcome) -> int | None:
         return None if self._options.limit is None else self._options.limit - outcome.total_moved
 
-    def _enough(self, outcome: MigrationOutcome) -> bool:
+    def _limit_reached(self, outcome: MigrationOutcome) -> bool:
         remaining = self._remaining(outcome)
         return remaining is not None and remaining <= 0
 
     def _clean_up(self, client: Client, outcome: MigrationOutcome) -> None:
         """Remove keys that only Bull uses, unless it still has jobs that need them.
 
-        The id counter stays, and after a move Bull's pause too: jobs that a forgotten sender still adds wait there for
-        another run.
+        The id counter stays, and after a move also Bull's pause: jobs that a forgotten sender still adds then wait for
+        another migration.
         """
         if outcome.total_skipped:
             return
-        keys, gone = self.source, [self.source.priority, self.source.limiter_index]
-        gone += [keys.meta_paused] if self.in_place else [keys.limiter, keys.stalled, keys.stalled_check]
-        calls: list[Call[Any]] = [command("DEL", key) for key in gone]
+        keys, obsolete = self.source, [self.source.priority, self.source.limiter_index]
+        obsolete += [keys.meta_paused] if self.in_place else [keys.limiter, keys.stalled, keys.stalled_check]
+        calls: list[Call[Any]] = [command("DEL", key) for key in obsolete]
         client.run_many(calls)

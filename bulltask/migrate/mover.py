@@ -8,8 +8,8 @@ from dataclasses import replace
 from bulltask.migrate.bull_job import BullJob
 from bulltask.migrate.check import JobCheck
 from bulltask.migrate.convert import Conversion
-from bulltask.migrate.detection import PLACES, QueueInfo
-from bulltask.migrate.inspection import AT_ONCE, kind_of, read_jobs
+from bulltask.migrate.detection import JOB_KEYS, QueueInfo
+from bulltask.migrate.inspection import PAGE_SIZE, key_type_of, read_jobs
 from bulltask.migrate.outcome import MigrationOutcome, SkipReason
 from bulltask.transport.call import Call
 from bulltask.transport.client import Client
@@ -31,7 +31,7 @@ _SKIPPED = {
     MoveResult.ID_TAKEN: SkipReason.ID_TAKEN,
     MoveResult.CHANGED: SkipReason.CHANGING,
 }
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 
 
 class Mover:
@@ -41,7 +41,7 @@ class Mover:
         client: A connection to the server.
         source: Bull's queue.
         target: BullMQ's queue.
-        check: Decides about each job, and counts skipped ones.
+        check: Decides about each job, and counts skipped jobs.
         outcome: Counts migrated jobs.
         in_place: Whether both queues have the same keys.
     """
@@ -61,57 +61,57 @@ class Mover:
         self._end: int | None = None
 
     def run(self, info: QueueInfo, limit: int | None, on_progress: Callable[[int], object]) -> int:
-        """Go through all places once, until ``limit`` jobs were migrated; return how many were."""
+        """Migrate the jobs of all keys once, up to ``limit`` jobs; return how many were migrated."""
         began = self._outcome.total_moved
         self._end = None if limit is None else began + limit
-        for place in PLACES:
-            first, kind = 0, kind_of(info, place)
-            while not self._enough():
-                page = self._client.run(page_of(self._source.base + place, kind, first, AT_ONCE))
+        for suffix in JOB_KEYS:
+            first, kind = 0, key_type_of(info, suffix)
+            while not self._limit_reached():
+                page = self._client.run(page_of(self._source.base + suffix, kind, first, PAGE_SIZE))
                 if not page:
                     break
-                # Jobs that stay in place are read again from the same position, so the next page begins after them.
-                first += self._page(place, page, first, on_progress)
-                if kind == "set":  # all of it was one page
+                # Jobs that stay under this key keep their positions, so the next page begins after them.
+                first += self._page(suffix, page, first, on_progress)
+                if kind == "set":  # a set is read as a single page
                     break
         return self._outcome.total_moved - began
 
-    def _enough(self) -> bool:
+    def _limit_reached(self) -> bool:
         return self._end is not None and self._outcome.total_moved >= self._end
 
-    def _page(self, place: str, page: ScoredIds, first: int, on_progress: Callable[[int], object]) -> int:
-        """Migrate the jobs of a page; return how many of them are still in their place."""
+    def _page(self, suffix: str, page: ScoredIds, first: int, on_progress: Callable[[int], object]) -> int:
+        """Migrate the jobs of a page; return how many of them are still under the same key."""
         stay = 0
-        for start in range(0, len(page), AT_ONCE):
-            jobs = read_jobs(self._client, self._source, place, page[start : start + AT_ONCE])
+        for start in range(0, len(page), PAGE_SIZE):
+            jobs = read_jobs(self._client, self._source, suffix, page[start : start + PAGE_SIZE])
             stay += self._jobs(jobs, first + stay)
             on_progress(self._outcome.total_moved)
         return stay
 
-    def _jobs(self, jobs: Sequence[BullJob], first: int, tries: int = _TRIES) -> int:
+    def _jobs(self, jobs: Sequence[BullJob], first: int, attempts: int = _MAX_ATTEMPTS) -> int:
         selected, rank = list[tuple[JobConversion, Conversion]](), first
         for job in jobs:
             checked = self._check.change(job)
             if checked:
                 selected.append((replace(checked[0], rank=rank), checked[1]))
-            rank += checked is None or not self._leaves(checked[0])
+            rank += checked is None or not self._leaves_key(checked[0])
         if self._end is not None:
             selected = selected[: self._end - self._outcome.total_moved]
         replies: list[MoveResult] = self._client.run_many([self._call(change) for change, _ in selected])
         stay, changed = len(jobs) - len(selected), set[str]()
         for (change, conversion), reply in zip(selected, replies, strict=True):
-            if reply is MoveResult.CHANGED and tries > 1:
+            if reply is MoveResult.CHANGED and attempts > 1:
                 changed.add(change.id)
             else:
                 stay += self._count(change, conversion, reply)
         if changed:
             page = [(job.id, job.score) for job in jobs if job.id in changed]
-            jobs = read_jobs(self._client, self._source, jobs[0].place, page)
-            stay += self._jobs(jobs, first + stay, tries - 1)
+            jobs = read_jobs(self._client, self._source, jobs[0].key_suffix, page)
+            stay += self._jobs(jobs, first + stay, attempts - 1)
         return stay
 
-    def _leaves(self, change: JobConversion) -> bool:
-        """Whether the migration removes the job from its place."""
+    def _leaves_key(self, change: JobConversion) -> bool:
+        """Return whether the migration removes the job from its key."""
         prioritized = change.state == "waiting" and change.priority > 0
         return not self._in_place or prioritized or change.state == "recovered"
 
@@ -121,11 +121,11 @@ class Mover:
         return move_bull_job(self._source, self._target, change)
 
     def _count(self, change: JobConversion, conversion: Conversion, reply: MoveResult) -> bool:
-        """Count a job; return whether it is still in its place."""
+        """Count a job; return whether it is still under the same key."""
         if reply is MoveResult.DONE:
             self._outcome.moved[change.state] += 1
             self._outcome.notes.update(conversion.notes)
-            return not self._leaves(change)
+            return not self._leaves_key(change)
         if reply in _SKIPPED:
             self._outcome.skip(_SKIPPED[reply], change.id)
         return reply is not MoveResult.GONE

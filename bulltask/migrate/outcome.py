@@ -23,12 +23,12 @@ class SkipReason(Enum):
         "(--recover-active)"
     )
     LOCKED = "locked by a worker: stop Bull's workers, and run the migration again 30 seconds later"
-    BROKEN = "broken: no worker could read them"
+    MALFORMED = "malformed: no worker could read them"
     NO_HASH = "an id without a job"
     ID_TAKEN = "their id exists in the target queue: use id_prefix (--id-prefix) to change their ids"
     RESERVED = "their id is the name of a BullMQ key: use id_prefix (--id-prefix) to change their ids"
-    BULLMQ = "BullMQ's own jobs, or already migrated"
-    NOT_ASKED = "in a state that was not selected, or beyond the limit"
+    BULLMQ = "BullMQ's jobs, or already migrated"
+    NOT_SELECTED = "in a state that was not selected, or beyond the limit"
     CHANGING = "changed each time they were read: another program works on the queue"
 
 
@@ -40,7 +40,7 @@ class MigrationOutcome:
         moved: Migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
         skipped: Ids of skipped jobs by reason.
         notes: Migrated jobs by note, a key of ``convert.NOTES``.
-        details: What is broken about the first few broken jobs.
+        details: Errors of the first few malformed jobs.
     """
 
     moved: Counter[str] = field(default_factory=Counter)
@@ -68,18 +68,18 @@ class MigrationOutcome:
         self.details = [*self.details, *other.details][:_MAX_LISTED]
 
     def reset_skipped(self) -> None:
-        """Forget the skipped jobs, before another pass that meets all of them again."""
+        """Reset the skipped jobs before another pass, which counts them again."""
         self.skipped.clear()
         self.details.clear()
 
     @property
     def total_moved(self) -> int:
-        """How many jobs were migrated, or would be."""
+        """Number of jobs that were migrated, or would be."""
         return self.moved.total()
 
     @property
     def total_skipped(self) -> int:
-        """How many of Bull's jobs were skipped, without BullMQ's own."""
+        """How many of Bull's jobs were skipped, without BullMQ's jobs."""
         return sum(len(ids) for reason, ids in self.skipped.items() if reason is not SkipReason.BULLMQ)
 
 
@@ -90,19 +90,19 @@ class BullRepeatable:
     Attributes:
         key: Bull's key.
         scheduler_id: The scheduler's id.
-        rule: When its jobs run; ``None`` if that is unknown.
+        rule: The schedule of its jobs; ``None`` if it is unknown.
         job_id: The id of its next job, ``""`` if there is none.
-        place: The suffix of the key that holds that job.
-        next_ms: When it runs next, in epoch milliseconds.
+        key_suffix: The suffix of the key that contains that job.
+        next_ms: Time of its next run, in epoch milliseconds.
         problem: Why it is skipped, ``""`` if it is not.
-        manual: The Python call that creates the scheduler, for a skipped one.
+        manual: The Python call that creates the scheduler, if the job is skipped.
     """
 
     key: str
     scheduler_id: str
     rule: Repeat | None
     job_id: str
-    place: str
+    key_suffix: str
     next_ms: int
     problem: str = ""
     manual: str = ""
@@ -110,17 +110,17 @@ class BullRepeatable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
-    """What a migration would do.
+    """The effects that a migration would have.
 
     Attributes:
         source, target: The queues' keys with prefix: ``bull:emails``.
         in_place: Whether both have the same keys.
         layout: The detected layout of the source.
         info: The source without its jobs.
-        outcome: What would happen to the jobs; a limit is ignored.
-        repeatables: What would happen to repeatable jobs.
-        refusals: Why the migration is refused, one sentence each; empty if it is not.
-        warnings: What to consider before.
+        outcome: Jobs that would be migrated or skipped, without regard to a limit.
+        repeatables: The repeatable jobs and their schedulers.
+        blockers: Reasons why the queue cannot be migrated, one sentence each; empty if it can.
+        warnings: Notes for the user, one sentence each.
         pauses: Whether the target will be paused because the source is.
     """
 
@@ -131,18 +131,18 @@ class MigrationPlan:
     info: QueueInfo
     outcome: MigrationOutcome
     repeatables: Sequence[BullRepeatable]
-    refusals: Sequence[str]
+    blockers: Sequence[str]
     warnings: Sequence[str]
     pauses: bool
 
     @property
-    def only_bulls(self) -> bool:
-        """Whether jobs that are not recognisably Bull's are skipped, as the queue also has BullMQ's."""
+    def bull_only(self) -> bool:
+        """Whether jobs that are not recognisably Bull's are skipped, because the queue also has BullMQ's jobs."""
         return self.in_place or self.layout is QueueLayout.MIXED
 
     @property
     def total(self) -> int:
-        """How many jobs the source has."""
+        """Number of jobs in the source queue."""
         return sum(self.info.sizes.values())
 
 
@@ -151,11 +151,12 @@ class MigrationReport:
     """The result of a migration.
 
     Attributes:
-        outcome: How many jobs were migrated, and which ones were skipped and why.
+        outcome: Numbers of migrated jobs, and skipped jobs by reason.
         schedulers: Ids of the job schedulers that replace repeatable jobs.
         repeatables_skipped: The repeatable jobs that were skipped.
-        before, after: How many jobs Bull's queue had in each place. In place, that is BullMQ's queue too.
-        target_before, target_after: How many jobs the target had in total.
+        before, after: Number of jobs under each key of Bull's queue. In place, these are also the keys of BullMQ's
+            queue.
+        target_before, target_after: Total number of jobs in the target queue.
     """
 
     outcome: MigrationOutcome

@@ -24,21 +24,21 @@ __all__ = ["Planner"]
 
 
 @dataclass(slots=True)
-class _Found:
+class _Scan:
     """The result of reading all jobs.
 
     Attributes:
-        origins: How many jobs have which origin.
-        sure: The outcome for jobs whose origin is known.
-        unsure: The outcome for the others, in case they are Bull's.
-        unsure_ids: Their ids.
+        origins: Number of jobs by origin.
+        known: The outcome for jobs of known origin.
+        unknown: The outcome for jobs of unknown origin, if they are Bull's.
+        unknown_ids: The ids of jobs of unknown origin.
         repeating: Next jobs of repeatable jobs, by id.
     """
 
     origins: Counter[JobOrigin] = field(default_factory=Counter)
-    sure: MigrationOutcome = field(default_factory=MigrationOutcome)
-    unsure: MigrationOutcome = field(default_factory=MigrationOutcome)
-    unsure_ids: list[str] = field(default_factory=list)
+    known: MigrationOutcome = field(default_factory=MigrationOutcome)
+    unknown: MigrationOutcome = field(default_factory=MigrationOutcome)
+    unknown_ids: list[str] = field(default_factory=list)
     repeating: dict[str, BullJob] = field(default_factory=dict)
 
 
@@ -65,11 +65,11 @@ class Planner:
         info = inspect_queue(self._client, self._source)
         scan = self._read(info, on_progress)
         layout = detect_layout(info, scan.origins)
-        outcome, repeating = scan.sure, scan.repeating
+        outcome, repeating = scan.known, scan.repeating
         if self._in_place or layout is QueueLayout.MIXED:
-            outcome.skip_all(SkipReason.BULLMQ, scan.unsure_ids)
+            outcome.skip_all(SkipReason.BULLMQ, scan.unknown_ids)
         else:
-            outcome.add(scan.unsure)
+            outcome.add(scan.unknown)
         repeatables = self._repeatables(info, layout, repeating)
         target_jobs = 0 if self._in_place else count_target(self._client, self._target)
         target_paused = "paused" in self._client.run(get_meta(self._target))
@@ -82,30 +82,30 @@ class Planner:
             info=info,
             outcome=outcome,
             repeatables=repeatables,
-            refusals=self._refusals(info, layout, outcome),
+            blockers=self._blockers(info, layout, outcome),
             warnings=self._warnings(info, outcome, joins=info.paused and bool(target_jobs) and not target_paused),
             pauses=pauses,
         )
 
-    def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Found:
-        """Check every job; count those of unknown origin apart from the others."""
-        scan, total = _Found(), sum(info.sizes.values())
-        sides = [
-            (unsure, outcome, JobCheck(self._options, only_bulls=not unsure, outcome=outcome))
-            for unsure, outcome in ((False, scan.sure), (True, scan.unsure))
+    def _read(self, info: QueueInfo, on_progress: Callable[[int, int], object]) -> _Scan:
+        """Check every job; count jobs of unknown origin separately."""
+        scan, total = _Scan(), sum(info.sizes.values())
+        groups = [
+            (unknown, outcome, JobCheck(self._options, bull_only=not unknown, outcome=outcome))
+            for unknown, outcome in ((False, scan.known), (True, scan.unknown))
         ]
         for _, jobs in iter_jobs(self._client, self._source, info):
             scan.repeating |= {job.id: job for job in jobs if job.repeat and job.origin is not JobOrigin.BULLMQ}
-            scan.unsure_ids += [job.id for job in jobs if _is_unsure(job)]
+            scan.unknown_ids += [job.id for job in jobs if _has_unknown_origin(job)]
             scan.origins.update(job.origin for job in jobs)
-            for unsure, outcome, check in sides:
-                side = [job for job in jobs if _is_unsure(job) is unsure]
-                self._count([change for job in side if (change := check.change(job))], outcome)
+            for unknown, outcome, check in groups:
+                group = [job for job in jobs if _has_unknown_origin(job) is unknown]
+                self._count([change for job in group if (change := check.change(job))], outcome)
             on_progress(scan.origins.total(), total)
         return scan
 
     def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
-        taken = self._taken([change.new_id for change, _ in changes])
+        taken = self._exist_in_target([change.new_id for change, _ in changes])
         for (change, conversion), is_taken in zip(changes, taken, strict=True):
             if is_taken:
                 outcome.skip(SkipReason.ID_TAKEN, change.id)
@@ -113,7 +113,7 @@ class Planner:
                 outcome.moved[change.state] += 1
                 outcome.notes.update(conversion.notes)
 
-    def _taken(self, ids: list[str]) -> list[bool]:
+    def _exist_in_target(self, ids: list[str]) -> list[bool]:
         if self._in_place:
             return [False] * len(ids)
         calls: list[Call[bool]] = [command("EXISTS", self._target.job(job_id), parse_reply=bool) for job_id in ids]
@@ -125,12 +125,12 @@ class Planner:
             repeating,
             self._context.queue,
             str(self._context.broker.config.timezone),
-            asked="delayed" in self._options.states,
+            selected="delayed" in self._options.states,
         )
         # BullMQ before 5.10 kept repeatable jobs under keys of the same form.
         return [repeatable for repeatable in repeatables if repeatable.job_id or layout is not QueueLayout.MIXED]
 
-    def _refusals(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
+    def _blockers(self, info: QueueInfo, layout: QueueLayout, outcome: MigrationOutcome) -> list[str]:
         source = self._source.base[:-1]
         checks = (
             (
@@ -158,23 +158,23 @@ class Planner:
     def _warnings(self, info: QueueInfo, outcome: MigrationOutcome, *, joins: bool) -> list[str]:
         jobs = outcome.moved
         checks = (
-            (info.workers is None, "CLIENT LIST is not permitted: make sure that no Bull worker is connected"),
+            (info.workers is None, "CLIENT LIST is not permitted: make known that no Bull worker is connected"),
             (
                 joins,
                 "Bull's queue is paused, but the target is not and has jobs: jobs that the pause held back will run",
             ),
             (
                 info.types["priority"] == "zset" and info.sizes["wait"] + info.sizes["paused"] > 0,
-                "Bull runs jobs without priority last, BullMQ first; the order among the others stays",
+                "Bull runs jobs without priority last, BullMQ first; the order of jobs with a priority does not change",
             ),
             (
                 bool(jobs["recovered"]),
-                "active jobs without a lock will run again: make sure that no worker still runs them",
+                "active jobs without a lock will run again: make known that no worker still runs them",
             ),
         )
         return [text for applies, text in checks if applies]
 
 
-def _is_unsure(job: BullJob) -> bool:
-    """Whether a job exists, but does not show which library wrote it."""
+def _has_unknown_origin(job: BullJob) -> bool:
+    """Return whether a job exists, but does not show which library added it."""
     return bool(job.fields) and job.origin is JobOrigin.EITHER

@@ -34,39 +34,39 @@ class BullRepeatables:
         client: A connection to the server.
         source: Bull's queue.
         target: BullMQ's queue, which may have the same keys.
-        shown: The server's address for error messages.
+        address: The server's address for error messages.
     """
 
     client: Client
     source: BullKeys
     target: QueueKeys
-    shown: str
+    address: str
 
     def convert(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> bool:
         """Create the scheduler and remove the repeatable job; repeating this is safe.
 
         Returns:
-            False if no more jobs are due, so that no scheduler is created.
+            False if no further jobs are due, so that no scheduler is created.
         """
         calls: list[Call[Any]] = []
         exists = self.client.run(get_job_scheduler(self.target, planned.scheduler_id)) is not None
         if not exists:
             calls += self._scheduler(planned, job, conversion, now_ms)
-        makes = exists or bool(calls)
+        creates = exists or bool(calls)
         calls.append(command("ZREM", self.source.repeat, planned.key))
-        if planned.place == "delayed":
+        if planned.key_suffix == "delayed":
             calls.append(command("ZREM", self.source.delayed, job.id))
             calls.append(command("DEL", self.source.job(job.id), self.source.logs(job.id)))
-        for result in run_sync(self.client, transaction(calls, self.shown)):
+        for result in run_sync(self.client, transaction(calls, self.address)):
             if isinstance(result, BulltaskError):
                 raise result
-        return makes
+        return creates
 
     def _scheduler(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> list[Call[Any]]:
-        rule, waits = planned.rule, planned.place == "delayed"
+        rule, waits = planned.rule, planned.key_suffix == "delayed"
         assert rule is not None
         if rule.every_ms is not None:
-            # The script starts counting at the start time, and Bull's next run is a multiple of the interval.
+            # The script counts from the start time, and Bull's next run is a multiple of the interval.
             begin = planned.next_ms if waits else -(-now_ms // rule.every_ms) * rule.every_ms
             rule, first_ms = replace(rule, start_ms=begin), None
         else:
@@ -86,7 +86,7 @@ class BullRepeatables:
 
 
 def plan_repeatables(
-    repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, asked: bool
+    repeats: Sequence[tuple[str, int]], jobs: Mapping[str, BullJob], queue: str, timezone: str, *, selected: bool
 ) -> list[BullRepeatable]:
     """Return the plan for each repeatable job.
 
@@ -95,29 +95,29 @@ def plan_repeatables(
         jobs: Their next jobs by id.
         queue: The target queue's name in the app.
         timezone: For patterns without one.
-        asked: Whether the state ``delayed``, and with it repeatable jobs, is selected.
+        selected: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
     repeatables = []
     for key, next_ms in repeats:
         job = by_moment.get((key, next_ms)) or jobs.get(_job_id(key, next_ms))
-        repeatables.append(_plan(key, next_ms, job, queue, timezone, asked=asked))
+        repeatables.append(_plan(key, next_ms, job, queue, timezone, selected=selected))
     return repeatables
 
 
-def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, asked: bool) -> BullRepeatable:
+def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str, *, selected: bool) -> BullRepeatable:
     name, given = [*key.split(":"), ""][:2]
     scheduler_id = f"{given or name}-{key_digest(key)[:8]}"
-    problem, rule, place = "", None, ""
+    problem, rule, suffix = "", None, ""
     try:
         if job is None:
-            problem = "its next job is missing, and with it the data and options"
+            problem = "its next job, which has the data and options, is missing"
         else:
-            place = job.place
+            suffix = job.key_suffix
             rule = _rule(job.repeat or {}, timezone)
-            if place == "active":
+            if suffix == "active":
                 problem = "its job is active: run the migration again when it has ended"
-            elif not asked:
+            elif not selected:
                 problem = "delayed jobs are not selected (--states)"
     except (DecodeError, ConfigError) as exc:
         problem = f"its rule is invalid: {exc}"
@@ -126,21 +126,21 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
         scheduler_id=scheduler_id,
         rule=rule,
         job_id="" if job is None else job.id,
-        place=place,
+        key_suffix=suffix,
         next_ms=next_ms,
         problem=problem,
-        manual=_by_hand(key, scheduler_id, job, queue) if problem else "",
+        manual=_manual_call(key, scheduler_id, job, queue) if problem else "",
     )
 
 
 def _moment(job: BullJob) -> int:
-    """Return when the job was to run when Bull made it: the last part of its id."""
+    """Return the time for which Bull scheduled the job: the last part of its id."""
     moment = job.id.rpartition(":")[2]
     return int(moment) if moment.isdecimal() else 0
 
 
 def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
-    """Return BullMQ's rule: Bull's ``cron`` is ``pattern``, its default time zone that of the worker's machine."""
+    """Return BullMQ's rule: ``cron`` becomes ``pattern``, a missing time zone ``timezone``."""
     rule = Repeat.from_wire({**repeat, "pattern": repeat.get("cron")})
     if rule.pattern is not None:
         Cron.parse(rule.pattern)
@@ -150,7 +150,7 @@ def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
     return rule
 
 
-def _by_hand(key: str, scheduler_id: str, job: BullJob | None, queue: str) -> str:
+def _manual_call(key: str, scheduler_id: str, job: BullJob | None, queue: str) -> str:
     """Return the call that creates the scheduler, from Bull's key: name:id:end:zone:pattern or name:id:end:ms."""
     name, _, _, *rest = [*key.split(":", 4), "", "", ""][:5]
     zone, pattern = rest if rest[1] else ("", "")
@@ -165,6 +165,6 @@ def _seconds(every_ms: str) -> str:
 
 
 def _job_id(key: str, next_ms: int) -> str:
-    """Return Bull's id of the job that is due then."""
+    """Return Bull's id of the job that is due at ``next_ms``."""
     name, given = [*key.split(":"), ""][:2]
     return f"repeat:{key_digest(f'{name}{given}:{key_digest(key)}')}:{next_ms}"

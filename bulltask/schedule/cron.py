@@ -33,11 +33,11 @@ ALIASES: Final = {
 }
 
 _DAYS_AHEAD: Final = 11_000
-"""How far ahead to search: 29 February falls on a given weekday within 28 years."""
+"""Number of days to search: 29 February falls on a given weekday within 28 years."""
 
 _MONTHS: Final = tuple(name.lower() for name in calendar.month_abbr)
 _WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_LONGEST: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MONTH_DAYS: Final = (0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _HOUR: Final = 3600
 
 
@@ -94,7 +94,7 @@ class Cron:
 
     Attributes:
         pattern: The pattern as text.
-        nth: The number behind ``#``: which such weekday of the month, 0 for all.
+        nth: The number after ``#``: the n-th such weekday of the month, 0 for all.
     """
 
     pattern: str
@@ -123,7 +123,7 @@ class Cron:
         try:
             texts[5], nth = _nth(texts[5])
             second, minute, hour, day, month, weekday = map(_field, _KINDS, texts)
-            return Cron(pattern, second, minute, hour, _within(day, month), month, weekday, nth)
+            return Cron(pattern, second, minute, hour, _drop_impossible_days(day, month), month, weekday, nth)
         except ValueError as exc:
             raise ConfigError(f"cron pattern {pattern!r}: {exc}") from None
 
@@ -160,7 +160,7 @@ class Cron:
         left = calendar.monthrange(day.year, day.month)[1] - day.day  # remaining days of this month
         by_date = day.day in self.days or (bool(self.days.last) and left == 0)
         by_weekday = weekday in self.weekdays or (weekday in self.weekdays.last and left < 7)
-        any_date = self.days.count >= _LONGEST[day.month]
+        any_date = self.days.count >= _MONTH_DAYS[day.month]
         any_weekday = self.weekdays.count == 8
         if self.nth and (day.day + 6) // 7 != self.nth:
             return False
@@ -171,48 +171,48 @@ class Cron:
 
     def _on_day(self, day: date, zone: tzinfo, earliest: int) -> int | None:
         """Return the first time on ``day`` at or after ``earliest`` (epoch seconds)."""
-        start, end = _midnight(day, zone), _midnight(day + timedelta(days=1), zone)
+        start, end = _day_start(day, zone), _day_start(day + timedelta(days=1), zone)
         previous: int | None = None
         while start < end:
             clock = datetime.fromtimestamp(start, zone)
             following = start + _HOUR - clock.minute * 60 - clock.second
-            if following > earliest and self._fires_in(clock.hour, previous, came_here=earliest <= start):
+            if following > earliest and self._fires_in(clock.hour, previous, started_before=earliest <= start):
                 time_s = self._in_hour(start, following, clock, earliest)
                 if time_s is not None:
                     return time_s
             previous, start = clock.hour, following
         return None
 
-    def _fires_in(self, hour: int, previous: int | None, *, came_here: bool) -> bool:
-        """Return whether the pattern fires in this hour; ``came_here`` is False if the search begins within it."""
-        named = hour in self.hours
-        if previous is None or not came_here or self.hours.count == 24:
-            return named
+    def _fires_in(self, hour: int, previous: int | None, *, started_before: bool) -> bool:
+        """Return whether the pattern fires in this hour; ``started_before`` is False if the search begins in it."""
+        listed = hour in self.hours
+        if previous is None or not started_before or self.hours.count == 24:
+            return listed
         if hour == previous:
             return False
-        return named or (hour == previous + 2 and previous + 1 in self.hours)
+        return listed or (hour == previous + 2 and previous + 1 in self.hours)
 
     def _in_hour(self, start: int, end: int, clock: datetime, earliest: int) -> int | None:
-        zero = start - clock.minute * 60 - clock.second  # minute 0 of this hour, even if clocks skipped it
-        minute, second = divmod(max(start, earliest) - zero, 60)
+        hour_start = start - clock.minute * 60 - clock.second  # minute 0 of this hour, even if clocks skipped it
+        minute, second = divmod(max(start, earliest) - hour_start, 60)
         at_minute = self.minutes.at_or_after(minute)
         if at_minute == minute and (at_second := self.seconds.at_or_after(second)) is not None:
-            return zero + minute * 60 + at_second
+            return hour_start + minute * 60 + at_second
         if at_minute == minute:
             at_minute = self.minutes.at_or_after(minute + 1)
         if at_minute is None:
             return None
-        time_s = zero + at_minute * 60 + self.seconds.values[0]
+        time_s = hour_start + at_minute * 60 + self.seconds.values[0]
         return time_s if time_s < end else None
 
 
-def _midnight(day: date, zone: tzinfo) -> int:
+def _day_start(day: date, zone: tzinfo) -> int:
     """Return the start of a day in epoch seconds: 01:00 if clocks skip midnight, the earlier of two midnights."""
     return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
 
 
 def _nth(text: str) -> tuple[str, int]:
-    """Split a day of week into the weekday and the number behind ``#``."""
+    """Split a day of week into the weekday and the number after ``#``."""
     weekday, hash_mark, number = text.partition("#")
     if not hash_mark:
         return text, 0
@@ -223,7 +223,7 @@ def _nth(text: str) -> tuple[str, int]:
 
 def _field(kind: _Kind, text: str) -> _Field:
     if kind.names:
-        text = re.sub("[A-Za-z]{3}", lambda match: str(_named(kind, match[0])), text)
+        text = re.sub("[A-Za-z]{3}", lambda match: str(_index_of_name(kind, match[0])), text)
     if "*" in text and "?" in text:
         raise ValueError(f"{kind.name} {text!r} has both * and ?, which Node.js rejects")
     values: list[int] = []
@@ -236,7 +236,7 @@ def _field(kind: _Kind, text: str) -> _Field:
     return _Field(tuple(sorted(set(values))), len(values) + len(last), frozenset(last))
 
 
-def _named(kind: _Kind, name: str) -> int:
+def _index_of_name(kind: _Kind, name: str) -> int:
     if name.lower() not in kind.names:
         raise ValueError(f"{name!r} is not a valid {kind.name}")
     return kind.names.index(name.lower())
@@ -264,11 +264,11 @@ def _span(kind: _Kind, part: str) -> list[int]:
     return days if high % 7 or 0 in days else [0, *days]
 
 
-def _within(days: _Field, months: _Field) -> _Field:
-    """Drop days that the only month of a pattern does not have."""
+def _drop_impossible_days(days: _Field, months: _Field) -> _Field:
+    """Drop days that do not exist in the pattern's month, if it has only one month."""
     if months.count != 1:
         return days
-    last_day = _LONGEST[months.values[0]]
+    last_day = _MONTH_DAYS[months.values[0]]
     if days.values and days.values[0] > last_day:
         raise ValueError(f"month {months.values[0]} has no day {days.values[0]}")
     beyond = sum(value > last_day for value in days.values)

@@ -11,7 +11,7 @@ from bulltask.errors import ConfigError
 
 __all__ = ["crontab"]
 
-Said = int | str | Iterable[int]
+FieldValue = int | str | Iterable[int]
 
 _MONTHS: Final = tuple(name.lower() for name in calendar.month_name)
 _WEEKDAYS: Final = ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday")
@@ -19,7 +19,7 @@ _WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in
 
 
 class crontab:
-    """Schedule of a beat entry, as Celery's ``crontab``.
+    """A schedule of a beat entry, like Celery's ``crontab``.
 
     Each field takes a number, a string (``"*"``, ``"*/15"``, ``"1-5"``, ``"22-4"``, ``"1,15"``, ``"mon-fri"``,
     ``"sunday"``, ``"3-59/5"``) or an iterable of numbers.
@@ -40,15 +40,15 @@ class crontab:
 
     __slots__ = ("pattern",)
 
-    # Celery has changed the order of the last three, so they are keyword-only.
+    # Keyword-only, because Celery has changed the order of these parameters.
     def __init__(
         self,
-        minute: Said = "*",
-        hour: Said = "*",
+        minute: FieldValue = "*",
+        hour: FieldValue = "*",
         *,
-        day_of_week: Said = "*",
-        day_of_month: Said = "*",
-        month_of_year: Said = "*",
+        day_of_week: FieldValue = "*",
+        day_of_month: FieldValue = "*",
+        month_of_year: FieldValue = "*",
     ) -> None:
         minutes = _values("minute", minute, 0, 59)
         hours = _values("hour", hour, 0, 23)
@@ -57,7 +57,7 @@ class crontab:
         months = _values("month_of_year", month_of_year, 1, 12, _MONTHS)
         by_date, by_weekday = _text(days, 1, 31), _text(weekdays, 0, 6)
         if by_date != "*" and by_weekday != "*":
-            by_date, by_weekday = _both(days, weekdays)
+            by_date, by_weekday = _nth_weekday(days, weekdays)
         self.pattern = f"{_text(minutes, 0, 59)} {_text(hours, 0, 23)} {by_date} {_text(months, 1, 12)} {by_weekday}"
         """The cron pattern of five fields."""
 
@@ -71,8 +71,8 @@ class crontab:
         return f"<crontab {self.pattern}>"
 
 
-def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
-    """Return the fields for the n-th weekday of a month, the only combination of both that a pattern can express."""
+def _nth_weekday(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
+    """Return the fields for the n-th weekday of a month, the only combination that a cron pattern supports."""
     week = _WEEKS.get(days)
     if week is None or len(weekdays) != 1:
         raise ConfigError(
@@ -83,11 +83,11 @@ def _both(days: frozenset[int], weekdays: frozenset[int]) -> tuple[str, str]:
     return "*", f"{min(weekdays)}#{week}"
 
 
-def _values(name: str, value: Said, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
+def _values(name: str, value: FieldValue, low: int, high: int, names: tuple[str, ...] = ()) -> frozenset[int]:
     if isinstance(value, bool) or not isinstance(value, int | str | Iterable):
         raise ConfigError(f"crontab: {name} must be a number, a string or numbers, not {value!r}")
     if isinstance(value, str):
-        # "*" means weekdays 0 to 6: with 7, the other number for Sunday, "*/2" would be a different set of days.
+        # "*" means weekdays 0 to 6: with 7, which is also Sunday, "*/2" would be a different set of days.
         parts = [_span(name, part.strip(), low, high, 6 if high == 7 else high, names) for part in value.split(",")]
         return frozenset().union(*parts)
     values = frozenset([value] if isinstance(value, int) else value)
@@ -110,8 +110,8 @@ def _span(name: str, part: str, low: int, high: int, last: int, names: tuple[str
     end = _number(name, match[2], low, high, names)
     if first <= end:
         return frozenset(range(first, end + 1, step))
-    around = [*range(first, last + 1), *range(low, end + 1)]  # 22-4, fri-mon
-    return frozenset(around[::step])
+    wrapped = [*range(first, last + 1), *range(low, end + 1)]  # 22-4, fri-mon
+    return frozenset(wrapped[::step])
 
 
 def _number(name: str, text: str, low: int, high: int, names: tuple[str, ...]) -> int:

@@ -22,7 +22,7 @@ class Rule(TypedDict, total=False):
     """Schedule of a job scheduler, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
 
     Attributes:
-        every: Seconds or ``timedelta`` between jobs. The first one runs at once, or at ``start``.
+        every: Seconds or ``timedelta`` between jobs. The first job runs immediately, or at ``start``.
         cron: A pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
         tz: Time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
         start: No job runs before this time; a naive ``datetime`` is UTC.
@@ -30,7 +30,7 @@ class Rule(TypedDict, total=False):
         limit: Maximum number of jobs.
         offset: With ``every``: run this long after each multiple of ``every``, counted from 1 January 1970 UTC. It
             takes effect if the scheduler is new or its ``every`` changes.
-        immediately: With ``cron``: run the first job at once.
+        immediately: With ``cron``: run the first job immediately.
     """
 
     every: Duration | None
@@ -55,8 +55,8 @@ class Repeat:
         end_ms: Epoch milliseconds after which no job runs.
         limit: Maximum number of jobs.
         offset_ms: Offset from a multiple of the interval; ``None``: intervals count from the first job.
-        immediately: The first job of a pattern runs at once.
-        count: Number of jobs so far, including the one that stores this.
+        immediately: The first job of a pattern runs immediately.
+        count: Number of jobs so far, including the job that stores this value.
     """
 
     pattern: str | None = None
@@ -97,10 +97,10 @@ class Repeat:
         """Read ``opts.repeat`` of a job.
 
         Raises:
-            DecodeError: It is invalid; the message says why.
+            DecodeError: It is invalid; the message has the reason.
         """
         if not isinstance(wire, Mapping):
-            raise DecodeError("it has no repeat options (opts.repeat)")
+            raise DecodeError("the job has no repeat options (opts.repeat)")
         pattern, every = wire.get("pattern"), _number(wire, "every")
         if (pattern is None) == (every is None) or not isinstance(pattern, str | None):
             raise DecodeError("opts.repeat must have either a pattern or an interval (every)")
@@ -131,15 +131,15 @@ class Repeat:
 
     def is_over(self, now_ms: int) -> bool:
         """Return whether no further job follows, because ``limit`` or ``end_ms`` is reached."""
-        enough = self.limit is not None and self.count >= self.limit
-        return enough or (self.end_ms is not None and now_ms > self.end_ms)
+        limit_reached = self.limit is not None and self.count >= self.limit
+        return limit_reached or (self.end_ms is not None and now_ms > self.end_ms)
 
     def next_ms(self, after_ms: int, default_zone: tzinfo) -> int | None:
         """Return when the pattern fires next, ``None`` if not before ``end_ms``.
 
         Args:
             after_ms: Epoch milliseconds; ``start_ms`` applies if it is later.
-            default_zone: For a pattern without a time zone.
+            default_zone: The time zone of a pattern without one.
 
         Raises:
             ConfigError: The pattern or the time zone is invalid.
@@ -157,8 +157,8 @@ class Scheduler:
     Attributes:
         id: The scheduler's id.
         name: Name of its jobs; a bulltask worker runs the task of that name.
-        next_ms: When its next job runs.
-        iterations: Number of jobs added so far, including the next one.
+        next_ms: Time of its next job.
+        iterations: Number of jobs added so far, including the next job.
         every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: Its schedule, see :class:`Repeat`.
         data: Data of its jobs.
         opts: Options of its jobs under BullMQ's stored names.
@@ -210,7 +210,7 @@ def _check_rule(rule: Rule) -> None:
     """Reject unknown options of a schedule.
 
     Raises:
-        TypeError: An option is unknown; the message lists the known ones.
+        TypeError: An option is unknown; the message lists the known options.
     """
     known = Rule.__annotations__
     if unknown := sorted(set(rule) - set(known)):
@@ -251,7 +251,7 @@ def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[
         raise ConfigError("tz needs cron=: an interval is the same in every time zone")
     every_ms = to_ms(every, "every")
     if every_ms < 1:
-        raise ConfigError(f"every must be at least a millisecond, not {every!r}")
+        raise ConfigError(f"every must be at least 0.001 s, not {every!r}")
     offset_ms = None if offset is None else to_ms(offset, "offset")
     if offset_ms is not None and offset_ms >= every_ms:
         raise ConfigError(f"offset ({offset}) must be shorter than every ({every})")

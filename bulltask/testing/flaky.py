@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections to Redis on command, for tests of what happens then.
+"""A TCP proxy that breaks connections to Redis on command, for tests of error handling.
 
 ::
 
@@ -9,13 +9,13 @@
             app.send_task("add", kwargs={"x": n, "y": 1})
         assert proxy.dropped == 10
 
-Faults accumulate (``latency`` and ``drop_replies`` work at the same time) until ``pass_all`` ends them. A method
-returns when its fault is in force, so it applies to the next byte that the test sends.
+Faults accumulate (``latency`` and ``drop_replies`` can be active at the same time) until ``pass_all`` ends them. A
+method returns when its fault is active, so it applies to the next byte that the test sends.
 
 The unit of ``drop_replies``, ``partial_reply`` and ``inject_error`` is one command and its reply: the proxy reads RESP2
 and RESP3, passes whole values on, and pairs the n-th reply with the n-th command. RESP3 pushes and RESP2 pub/sub
-messages are not replies and are never chosen. On a stream that is not RESP (TLS, inline commands) the unit is the chunk
-that one ``recv`` returned, and a chunk of reply answers all chunks sent before it.
+messages are not replies and are never affected. On a stream that is not RESP (TLS, inline commands) the unit is the
+chunk that one ``recv`` returned, and a chunk of replies belongs to all chunks sent before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Self
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BulltaskError, ConfigError
 from bulltask.testing.flaky_connection import ProxiedConnection
-from bulltask.testing.flaky_faults import Aftermath, Canned, Counts, Faults, Pick
+from bulltask.testing.flaky_faults import AfterLoss, CommandFilter, Counters, Faults, InjectedReply
 
 __all__ = ["FlakyProxy"]
 
@@ -40,27 +40,27 @@ NO_LIMIT = 2**63
 
 
 class FlakyProxy:
-    """A TCP proxy on 127.0.0.1 to one server, in its own thread, with faults to switch on and off.
+    """A TCP proxy on 127.0.0.1 for one server, in a separate thread, whose faults can be switched on and off.
 
-    A context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process that is
-    forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only when that
-    process ends too: fork before the start, or start workers as programs.
+    It is a context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process
+    that is forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only
+    when that process ends too: fork before the start, or start workers as programs.
 
     Args:
         host: The server's address.
         port: The server's port.
-        seed: For ``drop_replies(probability=…)``; the same seed makes the same choices.
+        seed: Seed of the random numbers for ``drop_replies(probability=…)``.
 
     Attributes:
         host: Address that the proxy listens on, 127.0.0.1.
-        port: Its port, chosen by the operating system; kept while connections are refused.
+        port: Its port, assigned by the operating system; reserved while connections are refused.
     """
 
     def __init__(self, host: str, port: int, *, seed: int = 0) -> None:
         self.host, self.port = "127.0.0.1", 0
         self._upstream = (host, port)
-        self._chance = random.Random(seed)  # noqa: S311 (chooses faults, protects nothing)
-        self._faults, self._counts = Faults(), Counts()
+        self._rng = random.Random(seed)  # noqa: S311 (not for cryptography)
+        self._faults, self._counts = Faults(), Counters()
         self._connections: set[ProxiedConnection] = set()
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,10 +68,10 @@ class FlakyProxy:
     # Start and end
 
     def start(self) -> Self:
-        """Listen, and pass everything on. Returns the proxy itself; a second call does nothing."""
+        """Listen, and pass everything on; return the proxy. A second call does nothing."""
         if self._loop is None:
-            # Bound but never listening: no other process gets the port while connections are refused.
-            self._holder = _bound(self.host, 0)
+            # Bound but never listening, so that no other process gets the port while connections are refused.
+            self._holder = _bind(self.host, 0)
             self.port = self._holder.getsockname()[1]
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="flaky-proxy", daemon=True)
@@ -104,7 +104,7 @@ class FlakyProxy:
         self.accept()
 
     def latency(self, seconds: Duration) -> None:
-        """Delay every byte by ``seconds`` in each direction, a round trip by twice that time."""
+        """Delay every byte by ``seconds`` in each direction, so a round trip by twice that time."""
         self._change(partial(setattr, self._faults, "latency_ms", to_ms(seconds, "latency")))
 
     def bandwidth(self, bytes_per_second: int, *, replies_only: bool = False) -> None:
@@ -114,12 +114,12 @@ class FlakyProxy:
             bytes_per_second: The limit.
             replies_only: Do not slow down commands.
         """
-        limit = _at_least_one("bytes_per_second", bytes_per_second)
+        limit = _check_positive("bytes_per_second", bytes_per_second)
         self._change(partial(self._faults.throttle, limit, replies_only))
 
     def slice(self, size: int) -> None:
-        """Write at most ``size`` bytes at a time, so that readers receive values that are cut anywhere."""
-        self._change(partial(setattr, self._faults, "slice", _at_least_one("size", size)))
+        """Write at most ``size`` bytes at a time, so that readers receive values in parts."""
+        self._change(partial(setattr, self._faults, "slice", _check_positive("size", size)))
 
     def blackhole(self) -> None:
         """Stall every connection, old and new, until ``pass_all``, which delivers what was sent in between.
@@ -129,18 +129,18 @@ class FlakyProxy:
         self._change(self._faults.open.clear)
 
     def freeze(self) -> None:
-        """Make all current connections half-open forever: bytes vanish, nothing is closed. New ones work.
+        """Make all current connections half-open forever: bytes are dropped, nothing is closed. New connections work.
 
-        The server's side stays open too: what it still sends, perhaps a popped job, is lost.
+        The connections to the server stay open, too: data that the server still sends, such as a popped job, is lost.
         """
         self._change(self._freeze)
 
     def reset(self) -> None:
-        """End all connections with RST, also frozen ones: "connection reset by peer"."""
+        """End all connections, including frozen ones, with RST: "connection reset by peer"."""
         self._run(self._reset())
 
     def refuse(self) -> None:
-        """Refuse new connections until ``accept`` or ``pass_all``; open ones stay open (see ``reset``)."""
+        """Refuse new connections until ``accept`` or ``pass_all``; open connections stay open (see ``reset``)."""
         self._run(self._stop_listening())
 
     def accept(self) -> None:
@@ -156,9 +156,9 @@ class FlakyProxy:
         every: int = 1,
         probability: float = 1.0,
         match: str = "",
-        then: Aftermath = "reset",
+        then: AfterLoss = "reset",
     ) -> None:
-        """Let commands run and lose their replies, together with the connection.
+        """Execute commands but lose their replies, together with the connection.
 
         The proxy waits for the complete reply, so the command was executed. What the client has sent after it (the rest
         of a pipeline) is executed and lost as well: the connection ends when no more data is in transit.
@@ -166,7 +166,7 @@ class FlakyProxy:
         Args:
             count: Number of replies to lose, ``None`` for no limit.
             every: Lose only each n-th reply.
-            probability: Lose this share of them, chosen by the proxy's ``seed``.
+            probability: Probability of losing each of them.
             match: Consider only commands that contain this text in their first 4 KiB, in any case. Without it the
                 handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
             then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
@@ -176,8 +176,8 @@ class FlakyProxy:
         """
         if not 0 <= probability <= 1:
             raise ConfigError(f"probability must be from 0 to 1, not {probability!r}")
-        pick = Pick(_limit(count), _at_least_one("every", every), probability, match, self._chance)
-        self._change(lambda: self._faults.lose_replies(pick, then))
+        commands = CommandFilter(_limit(count), _check_positive("every", every), probability, match, self._rng)
+        self._change(lambda: self._faults.lose_replies(commands, then))
 
     def partial_reply(self, n_bytes: int, count: int | None = 1, *, match: str = "") -> None:
         """Pass only the first ``n_bytes`` of a reply, then reset the connection.
@@ -192,9 +192,9 @@ class FlakyProxy:
         Raises:
             ConfigError: A number is out of range.
         """
-        pick = Pick(_limit(count), match=match)
-        _at_least_one("n_bytes", n_bytes)
-        self._change(lambda: self._faults.cut_replies(pick, n_bytes))
+        commands = CommandFilter(_limit(count), match=match)
+        _check_positive("n_bytes", n_bytes)
+        self._change(lambda: self._faults.cut_replies(commands, n_bytes))
 
     def inject_error(self, message: str, count: int | None = 1, *, match: str = "") -> None:
         """Reply to commands with an error instead of passing them to the server.
@@ -224,10 +224,10 @@ class FlakyProxy:
         Raises:
             ConfigError: ``count`` is out of range.
         """
-        pick, canned = Pick(_limit(count), match=match), Canned(reply)
-        self._change(lambda: self._faults.answer(pick, canned))
+        commands, injected = CommandFilter(_limit(count), match=match), InjectedReply(reply)
+        self._change(lambda: self._faults.answer(commands, injected))
 
-    # What happened
+    # Counters
 
     @property
     def connections(self) -> int:
@@ -241,7 +241,7 @@ class FlakyProxy:
 
     @property
     def injected(self) -> int:
-        """Number of commands that got an injected error or reply."""
+        """Number of commands that received an injected error or reply."""
         return self._counts["injected"]
 
     def wait_for(self, condition: Callable[[FlakyProxy], bool], timeout: Duration = 10) -> None:
@@ -256,22 +256,22 @@ class FlakyProxy:
 
     async def _listen(self) -> None:
         if self._listener is None:
-            self._listener = _bound(self.host, self.port)
+            self._listener = _bind(self.host, self.port)
             self._listener.listen(512)
             asyncio.get_running_loop().add_reader(self._listener, self._accept_from, self._listener)
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
-            # close() alone would leave the port listening in processes that were forked since.
+            # close() alone would leave the port listening in processes that were forked since the start.
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
 
     def _accept_from(self, listener: socket.socket) -> None:
-        """Accept a connection in a callback of the loop: a cancelled task could leave a socket that nothing closes."""
-        with suppress(BlockingIOError, ConnectionAbortedError):  # the client is gone again
+        """Accept a connection in a callback of the loop: a cancelled task could leave an unclosed socket."""
+        with suppress(BlockingIOError, ConnectionAbortedError):  # the client has disconnected
             client, _ = listener.accept()
             client.setblocking(False)
             self._serve(client)
@@ -304,7 +304,7 @@ class FlakyProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     bound = socket.socket()
     # Two sockets share the port, one reserves it and one listens: Linux requires the first option, macOS the second.
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -315,10 +315,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _limit(count: int | None) -> int:
-    return NO_LIMIT if count is None else _at_least_one("count", count)
+    return NO_LIMIT if count is None else _check_positive("count", count)
 
 
-def _at_least_one(name: str, value: int) -> int:
+def _check_positive(name: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{name} must be 1 or more, not {value!r}")
     return value

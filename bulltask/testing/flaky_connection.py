@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from enum import Enum
 
-from bulltask.testing.flaky_faults import MATCH_BYTES, Aftermath, Canned, Counts, Faults
+from bulltask.testing.flaky_faults import MATCH_BYTES, AfterLoss, Counters, Faults, InjectedReply
 from bulltask.testing.flaky_frames import Frames
 
 __all__ = ["ProxiedConnection"]
@@ -33,15 +33,15 @@ class ProxiedConnection:
     """A client's connection and its connection to the server.
 
     Attributes:
-        frozen: True if bytes vanish and nothing is closed any more.
-        doomed: What to do once all outstanding replies were swallowed; ``None`` while replies pass.
-        due: Commands without a reply so far (their first 4 KiB), and the proxy's own replies in their places.
+        frozen: True if bytes are dropped and nothing is closed any more.
+        after_loss: The end of the connection after all outstanding replies were dropped; ``None`` while replies pass.
+        due: Commands without a reply so far (their first 4 KiB), or the proxy's replies to them.
         task: Runs until both connections have ended, and closes them.
     """
 
-    def __init__(self, client: socket.socket, upstream: tuple[str, int], faults: Faults, counts: Counts) -> None:
+    def __init__(self, client: socket.socket, upstream: tuple[str, int], faults: Faults, counts: Counters) -> None:
         self.frozen = False
-        self.doomed: Aftermath | None = None
+        self.after_loss: AfterLoss | None = None
         self.due: deque[bytes] = deque()
         self._client, self._upstream, self._faults, self._counts = client, upstream, faults, counts
         self._server = socket.socket(socket.AF_INET6 if ":" in upstream[0] else socket.AF_INET)
@@ -51,24 +51,24 @@ class ProxiedConnection:
         self.task.add_done_callback(self._close)
 
     def reset(self) -> asyncio.Task[None]:
-        """End both connections with RST. Returns the task that is done when they are closed."""
+        """End both connections with RST; return the task that is done when they are closed."""
         self._hard = True
         self.task.cancel()
         return self.task
 
-    def answered_by(self, reply: bytes, opaque: bool) -> bytes | None:
+    def command_of(self, reply: bytes, opaque: bool) -> bytes | None:
         """Return the command to which ``reply`` belongs; ``None`` for a push or pub/sub message.
 
         Args:
             reply: A whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.
             opaque: The stream of replies is not RESP.
         """
-        if not self.due or isinstance(self.due[0], Canned):
+        if not self.due or isinstance(self.due[0], InjectedReply):
             return None
         if not opaque and not self._answers(reply, self.due[0]):
             return None
         command = self.due.popleft()
-        while opaque and self.due and not isinstance(self.due[0], Canned):
+        while opaque and self.due and not isinstance(self.due[0], InjectedReply):
             command += self.due.popleft()
         return command
 
@@ -78,10 +78,10 @@ class ProxiedConnection:
             return b"subscribe" in command.lower()  # otherwise the reply is for a second channel of the same command
         return not reply.startswith(b">")
 
-    def canned(self) -> bytes:
-        """Return the proxy's own replies that are next in order."""
+    def injected_replies(self) -> bytes:
+        """Return the proxy's replies that are next in order."""
         replies = b""
-        while self.due and isinstance(self.due[0], Canned):
+        while self.due and isinstance(self.due[0], InjectedReply):
             replies += self.due.popleft()
         return replies
 
@@ -101,7 +101,7 @@ class ProxiedConnection:
                     tasks.create_task(lane.read())
                     tasks.create_task(lane.write())
         except* OSError:
-            self._hard = True  # one side is gone, or a fault demands it: reset both
+            self._hard = True  # one side is gone, or a fault requires it: reset both
 
     def _close(self, _: asyncio.Task[None]) -> None:
         for end in (self._client, self._server):
@@ -113,10 +113,10 @@ class ProxiedConnection:
 class Lane(ABC):
     """One direction of a connection: a reader and a writer with a short queue between them.
 
-    The queue lets the reader go on while the writer waits because of a fault.
+    The queue lets the reader continue while the writer waits because of a fault.
     """
 
-    carries_replies = False
+    has_replies = False
 
     def __init__(
         self,
@@ -124,12 +124,12 @@ class Lane(ABC):
         source: socket.socket,
         target: socket.socket,
         faults: Faults,
-        counts: Counts,
+        counts: Counters,
     ) -> None:
         self.connection, self.source, self.target, self.faults, self.counts = connection, source, target, faults, counts
         self.frames = Frames()
         self._queue: asyncio.Queue[tuple[float, bytes | End]] = asyncio.Queue(CHUNKS_HELD)
-        self._held = False  # the writer has taken bytes from the queue and has not sent them yet
+        self._held = False  # the writer has removed bytes from the queue and has not sent them yet
 
     @property
     def idle(self) -> bool:
@@ -161,10 +161,10 @@ class Lane(ABC):
         while item is not End.CLOSED or self.connection.frozen:
             read_at, item = await self._queue.get()
             self._held = True
-            await self.faults.hold(read_at)
+            await self.faults.delay(read_at)
             self._held = False
             if self.connection.frozen:
-                continue  # swallow the end of the stream as well: the loop then waits until the connection is reset
+                continue  # drop the end of the stream as well: the loop then waits until the connection is reset
             if item is End.BROKEN:
                 raise ConnectionResetError("the sender has reset its connection")
             if isinstance(item, bytes):
@@ -177,12 +177,12 @@ class Lane(ABC):
         """Apply the faults of single commands to ``data``."""
 
     async def send(self, data: bytes | bytearray) -> None:
-        """Write to the target, as fast and in such pieces as the faults allow."""
+        """Write to the target, at the speed and in the chunks that the faults allow."""
         loop, view = asyncio.get_running_loop(), memoryview(data)
         while view and not self.connection.frozen:
-            size = self.faults.piece(len(view), reply=self.carries_replies)
+            size = self.faults.chunk_size(len(view), reply=self.has_replies)
             await loop.sock_sendall(self.target, view[:size])
-            await self.faults.pace(size, reply=self.carries_replies)
+            await self.faults.pace(size, reply=self.has_replies)
             view = view[size:]
 
 
@@ -192,46 +192,46 @@ class RequestLane(Lane):
     replies: ReplyLane
 
     async def handle(self, data: bytes) -> None:
-        """Pass commands on and record them as due; put an injected error in the place of those that it hits."""
-        passed, answered = bytearray(), False
+        """Pass commands on and record them as due; for commands that match the fault, record the injected error."""
+        passed, has_injected = bytearray(), False
         for command in self.frames.feed(data):
-            if self.faults.error.hits(command):
-                answered = True
+            if self.faults.error.matches(command):
+                has_injected = True
                 self.connection.due.append(self.faults.error_reply)
                 self.counts.add("injected")
             else:
                 self.connection.due.append(command[:MATCH_BYTES])
                 passed += command
         await self.send(passed)
-        if answered:
-            # Only the lane of replies writes to the client: an error must not overtake an earlier command's reply.
+        if has_injected:
+            # Only the reply lane writes to the client: an error must not overtake an earlier command's reply.
             await self.replies.put(b"")
 
 
 class ReplyLane(Lane):
     """From the server to the client."""
 
-    carries_replies = True
+    has_replies = True
     requests: RequestLane
 
     async def handle(self, data: bytes) -> None:
-        """Match replies with their commands; pass them on, or lose or cut those that a fault hits."""
+        """Match replies with their commands; pass them on, or lose or cut replies that match a fault."""
         connection = self.connection
-        passed = bytearray(connection.canned())
+        passed = bytearray(connection.injected_replies())
         for reply in self.frames.feed(data):
-            command = connection.answered_by(reply, self.frames.opaque)
-            if command is not None and connection.doomed is None and self.faults.drop.hits(command):
-                connection.doomed = self.faults.then
+            command = connection.command_of(reply, self.frames.opaque)
+            if command is not None and connection.after_loss is None and self.faults.drop.matches(command):
+                connection.after_loss = self.faults.then
                 self.counts.add("dropped")
-            elif command is not None and connection.doomed is None and self.faults.cut.hits(command):
+            elif command is not None and connection.after_loss is None and self.faults.cut.matches(command):
                 await self.send(passed + reply[: self.faults.cut_bytes])
                 raise ConnectionResetError("the reply ends here")
-            canned = connection.canned()
-            if connection.doomed is None:
-                passed += reply + canned
+            injected = connection.injected_replies()
+            if connection.after_loss is None:
+                passed += reply + injected
         await self.send(passed)
-        # Not before: a reset discards what the server has not read yet, and a transaction would not run at all.
-        if connection.doomed is not None and not connection.due and self.requests.idle:
-            if connection.doomed == "reset":
+        # Not earlier: a reset discards data that the server has not read yet, so a transaction would not be executed.
+        if connection.after_loss is not None and not connection.due and self.requests.idle:
+            if connection.after_loss == "reset":
                 raise ConnectionResetError("the reply was lost")
             connection.frozen = True

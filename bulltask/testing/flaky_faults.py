@@ -10,18 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["MATCH_BYTES", "Aftermath", "Canned", "Counts", "Faults", "Pick"]
+__all__ = ["MATCH_BYTES", "AfterLoss", "CommandFilter", "Counters", "Faults", "InjectedReply"]
 
-Aftermath = Literal["reset", "freeze"]
+AfterLoss = Literal["reset", "freeze"]
 MATCH_BYTES = 4_096
 PIECES_PER_SECOND = 20  # a limited bandwidth is written in pieces of a twentieth of a second
 
 
-class Canned(bytes):
-    """A reply that the proxy has made itself."""
+class InjectedReply(bytes):
+    """A reply that the proxy sends instead of the server."""
 
 
-class Counts:
+class Counters:
     """Counters that a test can wait for."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Counts:
         return self._values[name]
 
     def add(self, name: str) -> None:
-        """Increment a counter and wake up those who wait."""
+        """Increment a counter and wake up waiting threads."""
         with self._changed:
             self._values[name] += 1
             self._changed.notify_all()
@@ -49,15 +49,15 @@ class Counts:
 
 
 @dataclass
-class Pick:
-    """Which commands a fault hits: each n-th of those that contain ``match``, by chance, until ``left`` is used up.
+class CommandFilter:
+    """The commands that a fault affects: every n-th command that contains ``match``, up to ``left`` commands.
 
     Attributes:
-        left: How many more to hit; the default hits none.
-        every: Hit only each n-th.
-        probability: Hit that share of them.
-        match: Text that the command's first 4 KiB must contain, in any case.
-        chance: Random numbers for ``probability``.
+        left: How many more commands are affected; default: none.
+        every: Affect only each n-th command.
+        probability: Probability of affecting each of them.
+        match: Text that the command's first 4 KiB must contain, ignoring case.
+        rng: Random number generator for ``probability``.
         seen: Number of commands that matched so far.
     """
 
@@ -65,15 +65,15 @@ class Pick:
     every: int = 1
     probability: float = 1.0
     match: str = ""
-    chance: random.Random = field(default_factory=random.Random)
+    rng: random.Random = field(default_factory=random.Random)
     seen: int = 0
 
-    def hits(self, command: bytes) -> bool:
-        """Return whether the fault hits this command; call it once for each."""
+    def matches(self, command: bytes) -> bool:
+        """Return whether the fault affects this command; call it once for each command."""
         if self.left <= 0 or self.match.lower().encode() not in command[:MATCH_BYTES].lower():
             return False
         self.seen += 1
-        if self.seen % self.every or self.chance.random() >= self.probability:
+        if self.seen % self.every or self.rng.random() >= self.probability:
             return False
         self.left -= 1
         return True
@@ -85,33 +85,33 @@ class Faults:
     def __init__(self) -> None:
         self.open = asyncio.Event()  # cleared: blackhole
         self._cleared = asyncio.Event()
-        self.then: Aftermath = "reset"
+        self.then: AfterLoss = "reset"
         self.clear()
 
     def clear(self) -> None:
-        """End all faults, and wake up what waits because of one."""
+        """End all faults, and wake up waiting connections."""
         self.latency_ms, self.bandwidth, self.slice = 0, 0, 0
         self.replies_only = False
-        self.drop = Pick()
-        self.cut, self.cut_bytes = Pick(), 0
-        self.error, self.error_reply = Pick(), Canned()
+        self.drop = CommandFilter()
+        self.cut, self.cut_bytes = CommandFilter(), 0
+        self.error, self.error_reply = CommandFilter(), InjectedReply()
         self.open.set()
         self._cleared.set()
         self._cleared = asyncio.Event()
 
-    def lose_replies(self, pick: Pick, then: Aftermath) -> None:
-        """Lose the replies of the commands that ``pick`` hits."""
-        self.drop, self.then = pick, then
+    def lose_replies(self, commands: CommandFilter, then: AfterLoss) -> None:
+        """Lose the replies of the given commands."""
+        self.drop, self.then = commands, then
 
-    def cut_replies(self, pick: Pick, n_bytes: int) -> None:
-        """Pass only ``n_bytes`` of the replies of the commands that ``pick`` hits."""
-        self.cut, self.cut_bytes = pick, n_bytes
+    def cut_replies(self, commands: CommandFilter, n_bytes: int) -> None:
+        """Pass only ``n_bytes`` of the replies of the given commands."""
+        self.cut, self.cut_bytes = commands, n_bytes
 
-    def answer(self, pick: Pick, reply: Canned) -> None:
-        """Answer the commands that ``pick`` hits with ``reply``."""
-        self.error, self.error_reply = pick, reply
+    def answer(self, commands: CommandFilter, reply: InjectedReply) -> None:
+        """Answer the given commands with ``reply``."""
+        self.error, self.error_reply = commands, reply
 
-    async def hold(self, read_at: float) -> None:
+    async def delay(self, read_at: float) -> None:
         """Wait until bytes that were read at ``read_at`` (the loop's clock, seconds) may be passed on."""
         await self._pause(read_at + self.latency_ms / 1000 - asyncio.get_running_loop().time())
         await self.open.wait()
@@ -120,10 +120,10 @@ class Faults:
         """Limit the bytes per second."""
         self.bandwidth, self.replies_only = bandwidth, replies_only
 
-    def piece(self, size: int, *, reply: bool) -> int:
-        """Return how many of ``size`` bytes to write at once."""
-        steady = max(1, self.bandwidth // PIECES_PER_SECOND) if self._slow(reply) else size
-        return min(size, steady, self.slice or size)
+    def chunk_size(self, size: int, *, reply: bool) -> int:
+        """Return how many of ``size`` bytes to write in one call."""
+        limit = max(1, self.bandwidth // PIECES_PER_SECOND) if self._slow(reply) else size
+        return min(size, limit, self.slice or size)
 
     def _slow(self, reply: bool) -> bool:
         return self.bandwidth > 0 and (reply or not self.replies_only)

@@ -1,4 +1,4 @@
-"""Splitting a byte stream into Redis values."""
+"""Split a byte stream into Redis values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ATTRIBUTE = ord("|")
 
 
 class Frames:
-    """Splits a byte stream into whole RESP2 and RESP3 values; a stream that is neither, into the chunks it arrives in.
+    """Splits a byte stream into whole RESP2 and RESP3 values; any other stream into the chunks in which it arrives.
 
     Attributes:
-        opaque: True once the stream has turned out not to be RESP (TLS, inline commands).
+        opaque: True once the stream is known not to be RESP (TLS, inline commands).
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Frames:
 
     @property
     def partial(self) -> bool:
-        """True if a value has arrived in part."""
+        """True if a part of a value has arrived."""
         return bool(self._buffer)
 
     def rest(self) -> bytes:

@@ -14,9 +14,9 @@ __all__ = ["RedisServer"]
 
 
 class RedisServer:
-    """A server on its own port, with its files in a directory of the test; made by `RedisServer.start`.
+    """A server on a separate port, with its files in a directory of the test; created by `RedisServer.start`.
 
-    It ends with the test process, however that ends. Example::
+    It ends with the test process, even if that is killed. Example::
 
         def test_a_mail_survives_a_crash_of_redis(tmp_path):
             with RedisServer.start(tmp_path, appendonly=True) as server:
@@ -54,7 +54,7 @@ class RedisServer:
             The running server; also a context manager that stops it.
 
         Raises:
-            BrokerUnavailableError: There is no such program, or it did not start; the message says why.
+            BrokerUnavailableError: The program was not found, or did not start; the message has the reason.
         """
         process = EmbeddedServer(
             directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
@@ -92,14 +92,14 @@ class RedisServer:
         self._process.kill()
 
     def stop(self) -> None:
-        """Stop the server properly (``SIGTERM``) and wait until it is gone, even if it has ended already."""
+        """Shut the server down cleanly (``SIGTERM``) and wait until it has ended."""
         self._process.stop()
 
     def restart(self) -> None:
         """Stop the server if it runs, start it again on the same port and data, and wait until it is ready.
 
         Raises:
-            BrokerUnavailableError: It did not start; the message says why.
+            BrokerUnavailableError: It did not start; the message has the reason.
         """
         self._process.stop()
         self._process.start()

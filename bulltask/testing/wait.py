@@ -1,4 +1,4 @@
-"""Wait for a condition that no event announces."""
+"""Wait for a condition by polling, for conditions without an event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str 
     Prefer an event if there is one: ``wait()`` for a process, ``BLPOP`` for a list, ``XREAD BLOCK`` for a stream.
 
     Args:
-        condition: Called without arguments; an exception ends the wait.
+        condition: Called without arguments; an exception is not caught.
         timeout: Seconds.
         what: Name of the condition, for the error.
 
@@ -26,9 +26,9 @@ def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str 
         TimeoutError: It was never true; the message has ``what`` and the last result.
     """
     deadline = time.monotonic() + timeout
-    never = threading.Event()
+    timer = threading.Event()
     while not (result := condition()):
         if time.monotonic() >= deadline:
             raise TimeoutError(f"{what} did not happen within {timeout:g} s (last result: {result!r})")
-        never.wait(0.01)
+        timer.wait(0.01)
     return result

@@ -1,4 +1,4 @@
-"""A real worker beside a test or a script: ``bulltask worker`` as a process to pause, resume and stop."""
+"""A worker for tests and scripts: ``bulltask worker`` as a process that can be paused, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker; made by `WorkerProcess.start`. Does by signals what Node's ``Worker`` object has methods for.
+    """A running worker, created by `WorkerProcess.start`. Its methods are those of Node's ``Worker``; they send
+    signals.
 
     Example::
 
@@ -34,7 +35,7 @@ class WorkerProcess:
                 assert result.get(timeout=10) == 3
 
     Attributes:
-        pid: Of its supervisor.
+        pid: Process id of its supervisor.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
@@ -56,22 +57,22 @@ class WorkerProcess:
         Args:
             app: The value of ``-A``.
             options: Further flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
-            broker_url: Address of Redis; the app's by default.
+            broker_url: Address of Redis; default: the app's.
             settings: Other settings by name; they override the app's.
-            directory: Working directory, in which the app is found; the current one by default.
-            timeout: Seconds that the start may take.
+            directory: Working directory, in which the app is found; default: the current directory.
+            timeout: Maximum wait in seconds.
 
         Returns:
             The worker; also a context manager that stops it.
 
         Raises:
-            BulltaskError: It ended; the message has the end of its log.
-            TimeoutError: It did not start in time.
+            BulltaskError: The worker ended; the message has the end of its log.
+            TimeoutError: The worker did not start in time.
         """
         given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
         environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in given.items()}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); a file never fills up like a pipe
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, and the caller's options
+        process = subprocess.Popen(  # noqa: S603 - this interpreter with the caller's options
             [sys.executable, "-m", "bulltask", "worker", "-A", app, *options],
             cwd=directory,
             env={**os.environ, **environ},
@@ -96,7 +97,7 @@ class WorkerProcess:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """Its log lines so far, oldest first; ``event`` names what happened."""
+        """Its log lines so far, oldest first; ``event`` is the message."""
         lines = (line for line in self.text.splitlines() if line.startswith("{") and line.endswith("}"))
         return [json.loads(line) for line in lines]
 
@@ -112,10 +113,10 @@ class WorkerProcess:
         return logged[-1:] == ["Worker paused"]
 
     def pause(self, timeout: float = 30.0) -> None:
-        """Pause the worker and wait until it confirms; running jobs go on and are not waited for.
+        """Pause the worker and wait until it confirms, without waiting for running jobs, which continue.
 
         Raises:
-            BulltaskError, TimeoutError: As `start`.
+            BulltaskError, TimeoutError: As for `start`.
         """
         if not self.is_paused:
             self._signal(signal.SIGTSTP, "Worker paused", timeout)
@@ -124,23 +125,23 @@ class WorkerProcess:
         """Let the worker acquire jobs again, and wait until it confirms.
 
         Raises:
-            BulltaskError, TimeoutError: As `start`.
+            BulltaskError, TimeoutError: As for `start`.
         """
         if self.is_paused:
             self._signal(signal.SIGCONT, "Worker resumed", timeout)
 
     def stop(self, *, force: bool = False, timeout: float = 60.0) -> int:
-        """Stop the worker and wait for its end, even if it has ended already.
+        """Stop the worker and wait until it has ended.
 
         Args:
-            force: Do not wait for running jobs: they are released. Otherwise they have ``shutdown_timeout``.
+            force: Release running jobs immediately instead of waiting for them, for up to ``shutdown_timeout``.
             timeout: Maximum wait in seconds.
 
         Returns:
             Its exit code.
 
         Raises:
-            TimeoutError: It still runs.
+            TimeoutError: It is still running.
         """
         if self.is_running:
             self._process.send_signal(signal.SIGQUIT if force else signal.SIGTERM)
@@ -150,12 +151,12 @@ class WorkerProcess:
             raise TimeoutError(f"the worker (process {self.pid}) still runs after {timeout:g} s") from exc
 
     def kill(self) -> None:
-        """Kill it and its children at once (``SIGKILL``), as a crash of the machine would, and wait for that."""
+        """Kill it (``SIGKILL``), which also ends its children, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it if it still runs, and delete its log."""
+        """Kill it if it is still running, and delete its log."""
         self.kill()
         self._log.close()
 

@@ -197,7 +197,8 @@ def test_malformed_jobs_are_not_migrated(migrating: Migrating) -> None:
     migrating.redis.delete(f"bull:mail:{gone}")
     report = migrating.migrate()
     assert (
-        report.outcome.skipped.items() >= {SkipReason.BROKEN: [bad_data, bad_opts], SkipReason.NO_HASH: [gone]}.items()
+        report.outcome.skipped.items()
+        >= {SkipReason.MALFORMED: [bad_data, bad_opts], SkipReason.NO_HASH: [gone]}.items()
     )
     assert (report.complete, report.outcome.moved) == (False, {"waiting": 1})
     assert migrating.seen(good)["state"] == "waiting"

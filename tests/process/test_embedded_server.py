@@ -78,7 +78,7 @@ def start_user() -> Iterator[Callable[..., Program]]:
 def running(data: Path) -> ServerRecord:
     record = ServerRecord.read(data)
     assert record is not None
-    assert record.still_runs()
+    assert record.is_running()
     return record
 
 

@@ -125,7 +125,7 @@ def test_a_limit_also_applies_to_sets(queue: Queue, redis_client: redis.Redis) -
 
 def test_the_plan_for_a_missing_queue_is_empty(queue: Queue) -> None:
     plan = BullMigration(queue).plan()
-    assert (plan.layout, plan.total, plan.refusals) == (QueueLayout.EMPTY, 0, [])
+    assert (plan.layout, plan.total, plan.blockers) == (QueueLayout.EMPTY, 0, [])
 
 
 def test_the_source_queue_may_have_another_prefix(queue: Queue, redis_client: redis.Redis) -> None:
@@ -208,7 +208,7 @@ def test_a_job_that_has_changed_since_it_was_read_is_not_moved(
     source = BullKeys("bull", "mail")
     with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("2", "")])
-        change = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
+        change = JobCheck(MigrationOptions(), bull_only=False, outcome=MigrationOutcome()).change(job)
         assert change is not None
         for command in CONCURRENT_CHANGES.get(expected, []):
             redis_client.execute_command(*command)
@@ -230,7 +230,7 @@ def test_options_that_change_are_read_again(queue: Queue, redis_client: redis.Re
     source = BullKeys("bull", "mail")
     with queue.context.broker.pool.client() as client:
         [job] = read_jobs(client, source, "wait", [("1", "")])
-        change = JobCheck(MigrationOptions(), only_bulls=False, outcome=MigrationOutcome()).change(job)
+        change = JobCheck(MigrationOptions(), bull_only=False, outcome=MigrationOutcome()).change(job)
         assert change is not None
         redis_client.hset("bull:mail:1", "opts", old.replace("1", "7"))
         assert client.run(move_bull_job(source, queue.context.keys, change[0])) is MoveResult.CHANGED

@@ -57,7 +57,7 @@ def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: 
     done = revoke("gone", job.id)
     assert done.exit_code == 4
     assert done.output.splitlines() == [
-        "gone  unknown: there is no such job",
+        "gone  unknown: the job does not exist",
         f"{job.id}  revoked: the job has failed and will not run",
     ]
     assert revoke("--queue", "mail", "gone").exit_code == 4

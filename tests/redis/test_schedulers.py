@@ -158,7 +158,7 @@ def test_a_queues_default_options_apply_to_schedulers_if_they_are_allowed(broker
     [
         ({}, "either every= or cron="),
         ({"every": 1, "cron": "* * * * *"}, "either every= or cron="),
-        ({"every": 0}, "at least a millisecond"),
+        ({"every": 0}, "at least 0.001 s"),
         ({"every": -1}, "every"),
         ({"every": "often"}, "every must be seconds"),
         ({"every": 1, "tz": "UTC"}, "tz needs cron="),

@@ -113,7 +113,7 @@ def test_only_equal_entries_have_equal_digests() -> None:
         ({"task": "clean", "schedul": 1}, "unknown key 'schedul'; did you mean 'schedule'"),
         ({"task": "clean", "schedule": None}, "schedule must be crontab"),
         ({"task": "clean", "schedule": True}, "schedule must be crontab"),
-        ({"task": "clean", "schedule": 0}, "at least a millisecond"),
+        ({"task": "clean", "schedule": 0}, "at least 0.001 s"),
         ({"task": "clean", "schedule": -5}, "every"),
         ({"task": "clean", "schedule": "whenever"}, "must have 5 fields"),
         ({"task": 5, "schedule": 1}, "task must be the name of a task"),

@@ -382,7 +382,7 @@ def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
     options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
     assert documented == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
     codes = {int(row[0]) for row in rows(page, "Options") if row[0].isdigit()}
-    assert codes == {0, 1, 2, migrate_bull.EXIT_REFUSED, migrate_bull.EXIT_SKIPPED}
+    assert codes == {0, 1, 2, migrate_bull.EXIT_REJECTED, migrate_bull.EXIT_SKIPPED}
 
 
 def test_every_option_of_a_task_is_documented() -> None:

@@ -18,11 +18,15 @@ PLAIN = {"name": "n", "data": "{}", "opts": '{"attempts":1,"delay":0,"timestamp"
 STATES = {"wait": "waiting", "delayed": "delayed", "completed": "completed", "failed": "failed", "active": "recovered"}
 
 
-def bull_job(place: str = "wait", score: str = "", opts: str | dict[str, Any] | None = None, **fields: str) -> BullJob:
+def bull_job(
+    key_suffix: str = "wait", score: str = "", opts: str | dict[str, Any] | None = None, **fields: str
+) -> BullJob:
     """Return a job of Bull 4. ``opts`` are options in addition to the usual ones, or the text of all options."""
     all_opts = {"attempts": 1, "delay": 0, "timestamp": 5, **(opts if isinstance(opts, dict) else {})}
     hash_ = {**PLAIN, "opts": opts if isinstance(opts, str) else json.dumps(all_opts), **fields}
-    return BullJob(id="7", place=place, score=score, fields={name: text.encode() for name, text in hash_.items()})
+    return BullJob(
+        id="7", key_suffix=key_suffix, score=score, fields={name: text.encode() for name, text in hash_.items()}
+    )
 
 
 def converted_hash(job: BullJob, state: str = "waiting") -> dict[str, bytes]:
@@ -152,19 +156,21 @@ KNOWN = st.sampled_from(
 
 @given(
     opts=st.dictionaries(KNOWN, JSON),
-    place=st.sampled_from(list(STATES)),
+    key_suffix=st.sampled_from(list(STATES)),
     fields=st.dictionaries(
         st.sampled_from(["attemptsMade", "stalledCounter", "processedOn", "progress", "stacktrace", "priority"]),
         st.text(max_size=6),
     ),
 )
-def test_any_job_is_converted_to_a_valid_bullmq_job(opts: dict[str, Any], place: str, fields: dict[str, str]) -> None:
-    job = bull_job(place, "1000000" if place not in {"wait", "active"} else "", opts, **fields)
-    hash_ = converted_hash(job, STATES[place])
+def test_any_job_is_converted_to_a_valid_bullmq_job(
+    opts: dict[str, Any], key_suffix: str, fields: dict[str, str]
+) -> None:
+    job = bull_job(key_suffix, "1000000" if key_suffix not in {"wait", "active"} else "", opts, **fields)
+    hash_ = converted_hash(job, STATES[key_suffix])
     flat = [item for name, value in hash_.items() for item in (name.encode(), value)]
     record = StoredJob.from_hash("q", "7", flat)
     assert 0 <= record.priority < 2**21
     assert record.opts["attempts"] >= 1
     assert not {"timestamp", "repeat", "debounce"} & record.opts.keys()
-    assert BullJob(id="7", place=place, score="", fields=hash_).origin in {JobOrigin.EITHER, JobOrigin.BULLMQ}
+    assert BullJob(id="7", key_suffix=key_suffix, score="", fields=hash_).origin in {JobOrigin.EITHER, JobOrigin.BULLMQ}
     json.loads(hash_.get("progress", b"0"))

@@ -1,6 +1,6 @@
-"""``bulltask job``: look at jobs in Redis and in the lake.
+"""``bulltask job``: show jobs from Redis and from the lake.
 
-The modules of its commands import Arrow only when they need it: ``--help`` and jobs that are in Redis do without.
+The modules of its commands import Arrow only on use: ``--help`` and jobs that are in Redis do not need it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ COMMANDS: Final = {
 }
 
 
-@click.group("job", short_help="Look at jobs in Redis and in the lake.", cls=LazyGroup, modules=COMMANDS)
+@click.group("job", short_help="Show jobs from Redis and from the lake.", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
-    """Look at jobs, including jobs that Redis no longer has.
+    """Show jobs, including jobs that Redis no longer has.
 
-    Those are read from the lake that 'bulltask pipeline run' writes, and so are searches. Both need the extra history
+    Removed jobs and searches are read from the lake that 'bulltask pipeline run' writes, which needs the extra history
     (pip install 'bulltask[history]').
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bulltask.cli.options import job_lake_option, time_or_age
-from bulltask.cli.terminal import as_table, in_one_line, length, stamp
+from bulltask.cli.terminal import as_table, duration_text, in_one_line, stamp
 
 if TYPE_CHECKING:
     from bulltask.lake.records import PastJob
@@ -65,4 +65,4 @@ def _row(job: PastJob) -> tuple[str, ...]:
     attempts = "-" if job.attempts is None else str(job.attempts)
     reason = in_one_line(job.reason or "", _REASON_WIDTH)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
-    return (stamp(job.seen_at), job.state, *texts, attempts, length(job.run), reason)
+    return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run), reason)

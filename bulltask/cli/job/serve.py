@@ -13,7 +13,7 @@ from bulltask.cli.options import job_lake_option
 
 __all__ = ["command"]
 
-_ENDS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_STOP_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @click.command("serve", short_help="Serve the history as JSON over HTTP.")
@@ -30,12 +30,12 @@ def command(*, lake: Path, port: int) -> None:
 
     history = History(lake)
     # Blocked before threads start, as they inherit the mask: the signal must reach sigwait below.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         with HistoryServer(history, port) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             click.echo(f"history: {server.url} serves {lake}")
-            signal.sigwait(_ENDS)
+            signal.sigwait(_STOP_SIGNALS)
             server.shutdown()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -36,7 +36,7 @@ def command(
     """Show a job by ID: its state, data, result, attempts, events, logs and tracebacks.
 
     Redis is searched first. Without --queue, that means all queues: those of the app, of the lake and of connected
-    workers first, then the others. The lake adds jobs that Redis no longer has, and the course of each attempt.
+    workers first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
 
     Exit codes: 0 the job was found, 1 it is unknown, or an error.
     """
@@ -50,13 +50,13 @@ def command(
     if options["as_json"]:
         click.echo(json.dumps(_to_json(job_id, job, history), indent=2, ensure_ascii=False))
         return
-    from bulltask.cli.job.show_page import page  # noqa: PLC0415 - with what it shows
+    from bulltask.cli.job.show_page import page  # noqa: PLC0415 - slow
 
     click.echo("\n".join(page(job_id, job, history)))
 
 
 def _in_redis(app: App, job_id: str, queue: str | None, lake: Path | None) -> FoundJob | None:
-    from bulltask.cli.job_lookup import find_job  # noqa: PLC0415 - with the app
+    from bulltask.cli.job_lookup import find_job  # noqa: PLC0415 - slow
 
     try:
         return find_job(app, job_id, queue, () if queue or lake is None else _queues_of(lake))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from bulltask.cli.terminal import ago, as_table, in_one_line, length, safe, stamp
+from bulltask.cli.terminal import ago, as_table, duration_text, in_one_line, safe, stamp
 
 if TYPE_CHECKING:
     from bulltask.cli.job_lookup import FoundJob
@@ -34,16 +34,16 @@ def page(job_id: str, redis_job: FoundJob | None, history: JobHistory | None) ->
     sources = [source for source, has in (("Redis", redis_job), ("the lake", history)) if has]
     yield f"{state}{when} (from {' and '.join(sources)})"
     yield ""
-    yield from _named(_redis_fields(redis_job) if redis_job else [])
+    yield from _field_lines(_redis_fields(redis_job) if redis_job else [])
     if history:
-        yield from _named(_lake_fields(history, all_fields=redis_job is None))
+        yield from _field_lines(_lake_fields(history, all_fields=redis_job is None))
     for title, lines in _sections(redis_job, history):
         if lines:
             yield from ("", title, *(f"  {line}" for line in lines))
 
 
 def _head(redis_job: FoundJob | None, history: JobHistory | None) -> tuple[str | None, str, datetime | None]:
-    """Return the job's name, its state, and since when it is in that state."""
+    """Return the job's name, its state, and the time when it entered that state."""
     if redis_job:
         return redis_job.job.name, redis_job.state, redis_job.finished_at or redis_job.started_at or redis_job.added_at
     assert history is not None
@@ -64,7 +64,7 @@ def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
         ("added", stamp(redis_job.added_at)),
         ("started", redis_job.started_at and f"{stamp(redis_job.started_at)} by {job.processed_by or 'a worker'}"),
         ("finished", redis_job.finished_at and stamp(redis_job.finished_at)),
-        ("delay", job.delay_ms and length(job.delay_ms / 1000)),
+        ("delay", job.delay_ms and duration_text(job.delay_ms / 1000)),
         ("priority", job.priority),
         ("attempts", f"{job.attempts_made} of {max(1, job.attempts)} made, {job.attempts_started} started"),
         ("stalls", job.stalled_count),
@@ -79,7 +79,7 @@ def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
 
 
 def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, object]]:
-    """Return the fields that the lake adds to those of Redis; ``all_fields`` where Redis does not have the job."""
+    """Return the fields that the lake adds to those of Redis; all fields if Redis does not have the job."""
     job, snapshot = history.job, history.snapshot
     rows: list[tuple[str, object]] = []
     if all_fields and job is not None:
@@ -96,7 +96,8 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
         result = None if snapshot.returnvalue is None else snapshot.return_value_text
         rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
     if job is not None:
-        rows.append(("total", f"waited {length(job.wait)}, ran {length(job.run)}, took {length(job.total)}"))
+        wait, run, total = duration_text(job.wait), duration_text(job.run), duration_text(job.total)
+        rows.append(("total", f"waited {wait}, ran {run}, took {total}"))
     return rows
 
 
@@ -122,8 +123,8 @@ def _attempts(history: JobHistory) -> list[str]:
         (
             str(attempt.attempt),
             stamp(attempt.started_at),
-            length(attempt.wait),
-            length(attempt.run),
+            duration_text(attempt.wait),
+            duration_text(attempt.run),
             attempt.outcome,
             in_one_line(attempt.worker or "-"),
             in_one_line(attempt.reason or "", _REASON_WIDTH),
@@ -138,7 +139,7 @@ def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> st
     return f"{stamp(at)}  {in_one_line(event)}{before}{': ' + in_one_line(reason, _REASON_WIDTH) if reason else ''}"
 
 
-def _named(rows: list[tuple[str, object]]) -> Iterator[str]:
+def _field_lines(rows: list[tuple[str, object]]) -> Iterator[str]:
     """Yield a line for each field that has a value; further lines of a text are aligned below the first."""
     for name, value in rows:
         if value in (None, 0, "", "-"):
