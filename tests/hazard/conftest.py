@@ -9,10 +9,10 @@ import pytest
 
 from bulltask.testing.server import RedisServer
 from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED, PYTHON_6, VERSIONS, documented_outcomes
-from tests.interop.conftest import node_client, sides  # noqa: F401 - a fixture
+from tests.interop.conftest import node_client, open_interop_queue  # noqa: F401 - a fixture
+from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.official.bridge import OfficialPython
-from tests.interop.side_by_side import SideBySide
 
 PACKAGES = {PINNED: "bullmq", NEWEST_5: "bullmq-5-newest", NEWEST_6: "bullmq-6-newest"}
 
@@ -72,9 +72,9 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def mail(clients: Clients, version: str, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
+def mail(clients: Clients, version: str, broker_url: str, tmp_path: Path) -> Iterator[InteropQueue]:
     """bulltask and an official client of ``version`` on the queue ``mail``."""
-    yield from sides(clients[version], broker_url, tmp_path, hash_tag=True)
+    yield from open_interop_queue(clients[version], broker_url, tmp_path, hash_tag=True)
 
 
 @pytest.fixture

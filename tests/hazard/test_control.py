@@ -15,8 +15,8 @@ from bulltask.queue import events as types
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED
+from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
-from tests.interop.side_by_side import SideBySide, ran
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 CHANGED = "update the table in docs/reference/mixed-versions.md"
 
 
-def wait_for_fetch(side: SideBySide) -> None:
+def wait_for_fetch(side: InteropQueue) -> None:
     """Wait until a worker of at most two children has fetched, and received the reply.
 
     A child pops the marker just before it fetches. When it pops another marker, it has received the reply.
@@ -34,7 +34,7 @@ def wait_for_fetch(side: SideBySide) -> None:
         wait_until(lambda: not side.redis.exists(side.keys.marker))
 
 
-def test_a_pause_by_bullmq_stops_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
+def test_a_pause_by_bullmq_stops_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
     mail.worker(children=2)
     mail.send("echo", value=0).get(timeout=60)
     mail.call("pause")
@@ -47,7 +47,7 @@ def test_a_pause_by_bullmq_stops_a_bulltask_worker(mail: SideBySide, documented:
     assert documented == "safe"
 
 
-def test_a_pause_by_bulltask_stops_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
+def test_a_pause_by_bulltask_stops_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
     mail.node_worker("echo")
     mail.send("echo", value=0).get(timeout=60)
     with mail.app.queue("mail") as queue:
@@ -61,7 +61,7 @@ def test_a_pause_by_bulltask_stops_a_bullmq_worker(mail: SideBySide, documented:
     assert documented == "safe"
 
 
-def test_bullmq_counts_the_jobs_of_a_queue_that_bulltask_has_paused(mail: SideBySide, documented: str) -> None:
+def test_bullmq_counts_the_jobs_of_a_queue_that_bulltask_has_paused(mail: InteropQueue, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         queue.pause()
         mail.send("echo")
@@ -72,7 +72,7 @@ def test_bullmq_counts_the_jobs_of_a_queue_that_bulltask_has_paused(mail: SideBy
     assert mail.call("getPrioritizedCount") == 0
 
 
-def test_global_limits_apply_to_workers_of_both_clients(mail: SideBySide, documented: str) -> None:
+def test_global_limits_apply_to_workers_of_both_clients(mail: InteropQueue, documented: str) -> None:
     manual_workers = [ManualWorker(mail.app.broker, mail.keys) for _ in range(2)]
     jobs = [mail.add("echo", {"n": n}) for n in range(4)]
     mail.call("setGlobalConcurrency", 1)
@@ -94,7 +94,7 @@ def test_global_limits_apply_to_workers_of_both_clients(mail: SideBySide, docume
         manual_workers[0].finish(jobs[2])
         queue.remove_global_concurrency()
         mail.redis.zadd(mail.keys.marker, {"0": 0})
-        mail.finished(jobs[3])
+        mail.node_result(jobs[3])
         queue.set_global_rate_limit(1, 60)
         more = [mail.send("echo") for _ in range(2)]
         more[0].get(timeout=60)
@@ -105,7 +105,7 @@ def test_global_limits_apply_to_workers_of_both_clients(mail: SideBySide, docume
     assert documented == "safe"
 
 
-def test_a_bulltask_listener_receives_events_of_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
+def test_a_bulltask_listener_receives_events_of_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
     with QueueEvents("mail", broker=lambda: mail.app.broker) as events:
         job = mail.add("echo", {"to": "ä"}, delay=30)
         mail.node_worker("progress", {"steps": [50]})
@@ -125,7 +125,7 @@ def test_a_bulltask_listener_receives_events_of_a_bullmq_worker(mail: SideBySide
     assert documented == "safe"
 
 
-def test_a_bullmq_listener_receives_events_of_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
+def test_a_bullmq_listener_receives_events_of_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
     mail.listen()
     mail.worker()
     job = mail.send("report", options={"countdown": 0.03}, steps=[50, {"at": "ä"}]).id
@@ -142,7 +142,7 @@ def test_a_bullmq_listener_receives_events_of_a_bulltask_worker(mail: SideBySide
     assert documented == "safe"
 
 
-def test_both_clients_list_all_workers(mail: SideBySide, documented: str) -> None:
+def test_both_clients_list_all_workers(mail: InteropQueue, documented: str) -> None:
     mail.worker(children=2).wait_for_line("Worker started")
     mail.node_worker("echo", {}, name="bullmq")
     with mail.app.queue("mail") as queue:
@@ -152,7 +152,7 @@ def test_both_clients_list_all_workers(mail: SideBySide, documented: str) -> Non
     assert documented == "safe"
 
 
-def fill(mail: SideBySide) -> dict[str, str]:
+def fill(mail: InteropQueue) -> dict[str, str]:
     """Add jobs of bulltask in each state, with all kinds of keys that a job can have; return the ids by state."""
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
     ids: dict[str, str] = {}
@@ -175,7 +175,7 @@ def fill(mail: SideBySide) -> dict[str, str]:
     return ids
 
 
-def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: SideBySide, documented: str) -> None:
+def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: InteropQueue, documented: str) -> None:
     """``removeOrphanedJobs`` deletes unknown keys with the queue's prefix; bulltask's additional keys have another."""
     ids = fill(mail)
     worker = mail.worker()
@@ -185,11 +185,11 @@ def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: SideBySide, documente
     assert mail.call("removeOrphanedJobs") == 0
     assert set(mail.redis.keys("*")) == before
     for state, job in ids.items():
-        assert mail.seen(job)["name"] == "a", state
+        assert mail.node_job(job)["name"] == "a", state
     assert documented == "safe"
 
 
-def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: SideBySide, documented: str) -> None:
+def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
     """It mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
@@ -201,7 +201,9 @@ def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: SideBySide, d
     assert ("safe" if mail.redis.exists(key) else "differs") == documented, CHANGED
 
 
-def test_remove_orphaned_jobs_after_a_resume_has_lost_jobs(mail: SideBySide, documented: str, clients: Clients) -> None:
+def test_remove_orphaned_jobs_after_a_resume_has_lost_jobs(
+    mail: InteropQueue, documented: str, clients: Clients
+) -> None:
     """As T1: the hash of a job that a resume has lost exists until ``removeOrphanedJobs`` is called."""
     pinned = clients[PINNED]
     pinned.call("queue.call", queue=mail.name, method="pause", args=[])
@@ -215,7 +217,7 @@ def test_remove_orphaned_jobs_after_a_resume_has_lost_jobs(mail: SideBySide, doc
     assert seen == documented, CHANGED
 
 
-def test_jobs_are_drained_and_cleaned_by_the_other_client(mail: SideBySide, documented: str) -> None:
+def test_jobs_are_drained_and_cleaned_by_the_other_client(mail: InteropQueue, documented: str) -> None:
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
     with mail.app.queue("mail") as queue:
         by_bulltask = queue.add("a").id
@@ -235,7 +237,7 @@ def test_jobs_are_drained_and_cleaned_by_the_other_client(mail: SideBySide, docu
     assert documented == "safe"
 
 
-def test_bulltask_drains_a_queue_that_bullmq_has_paused(mail: SideBySide, documented: str) -> None:
+def test_bulltask_drains_a_queue_that_bullmq_has_paused(mail: InteropQueue, documented: str) -> None:
     mail.add("a")
     mail.call("pause")
     mail.add("a")
@@ -247,7 +249,7 @@ def test_bulltask_drains_a_queue_that_bullmq_has_paused(mail: SideBySide, docume
     assert documented == "safe"
 
 
-def test_a_paused_queue_is_obliterated_by_the_other_client(mail: SideBySide, documented: str) -> None:
+def test_a_paused_queue_is_obliterated_by_the_other_client(mail: InteropQueue, documented: str) -> None:
     with mail.app.queue("mail") as queue:
         mail.add("a")
         queue.pause()
@@ -276,7 +278,7 @@ def test_a_paused_queue_is_obliterated_by_the_other_client(mail: SideBySide, doc
 
 
 def test_the_version_in_meta_is_written_by_bullmq_and_kept_by_bulltask(
-    mail: SideBySide, documented: str, version: str
+    mail: InteropQueue, documented: str, version: str
 ) -> None:
     """``meta.version`` is the version of the last Node.js ``Queue``; bulltask does not overwrite it."""
     mail.call("count")
@@ -290,7 +292,7 @@ def test_the_version_in_meta_is_written_by_bullmq_and_kept_by_bulltask(
 
 
 def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
-    clients: Clients, broker_url: str, mail: SideBySide, documented: str, tmp_path: Path
+    clients: Clients, broker_url: str, mail: InteropQueue, documented: str, tmp_path: Path
 ) -> None:
     file, each = str(tmp_path / "runs"), 100
     mail.worker(children=2)
@@ -315,5 +317,5 @@ def test_a_fleet_of_all_versions_loses_no_job_and_runs_none_twice(
         ]
         sent = [job for part in sending for job in part.result()]
     wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 4 * each, 30, "all jobs")
-    assert Counter(ran(file)) == Counter(sent), "each id exactly once"
+    assert Counter(recorded_ids(file)) == Counter(sent), "each id exactly once"
     assert documented == "safe"

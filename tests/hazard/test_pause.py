@@ -13,8 +13,8 @@ from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import PINNED, PauseSequence, pause_sequences
-from tests.interop.conftest import sides
-from tests.interop.side_by_side import SideBySide
+from tests.interop.conftest import open_interop_queue
+from tests.interop.interop_queue import InteropQueue
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -34,7 +34,7 @@ class SharedQueue:
         added: The ids of all jobs.
     """
 
-    def __init__(self, clients: Clients, side: SideBySide) -> None:
+    def __init__(self, clients: Clients, side: InteropQueue) -> None:
         self._clients, self.side = clients, side
         self.queue: Queue = side.app.queue("mail")
         self.added: list[str] = []
@@ -73,7 +73,7 @@ class SharedQueue:
 
 @pytest.fixture
 def shared_queue(clients: Clients, broker_url: str, tmp_path: Path) -> Iterator[SharedQueue]:
-    for side in sides(clients[PINNED], broker_url, tmp_path, hash_tag=True):
+    for side in open_interop_queue(clients[PINNED], broker_url, tmp_path, hash_tag=True):
         shared_queue = SharedQueue(clients, side)
         yield shared_queue
         shared_queue.queue.close()

@@ -14,8 +14,8 @@ from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.hazard.conftest import Clients
 from tests.hazard.page import NEWEST_5, PINNED
+from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
-from tests.interop.side_by_side import SideBySide, ran
 from tests.support.manual_worker import ManualWorker
 from tests.support.streams import Stream
 from tests.support.worker import Worker
@@ -31,22 +31,22 @@ def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: o
     return {"name": name, "data": data or {}, "queueName": "{mail}", "opts": opts, "children": list(children)}
 
 
-def test_a_flow_of_bullmq_runs_in_a_bulltask_worker(mail: SideBySide, documented: str) -> None:
+def test_a_flow_of_bullmq_runs_in_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
     leaf = node_of("add", {"x": 1})
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, node_of("add", {"x": 2}, leaf), leaf))
     failing = node_of("fail", {"error": "PermanentError"}, failParentOnFailure=True)
     broken = mail.node.call("flow.add", flow=node_of("echo", {}, failing))
     mail.worker(children=2)
     assert len(flow["children"][0]["id"]) == UUID_LENGTH
-    assert mail.finished(flow["id"]) == "top"
+    assert mail.node_result(flow["id"]) == "top"
     assert sorted(mail.job_call(flow["id"], "getChildrenValues").values()) == [11, 12]
     with pytest.raises(NodeError, match="failed"):
-        mail.finished(broken["id"])
+        mail.node_result(broken["id"])
     assert mail.counts() == {"completed": 4, "failed": 2}
     assert documented == "safe"
 
 
-def test_a_flow_of_bulltask_runs_in_a_bullmq_worker(mail: SideBySide, documented: str) -> None:
+def test_a_flow_of_bulltask_runs_in_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
     with mail.app.flows() as flows:
         children = [FlowJob("echo", "mail", {"n": n}) for n in range(2)]
         top = flows.add(FlowJob("echo", "mail", {"top": True}, {}, children)).job.id
@@ -62,11 +62,11 @@ def test_a_flow_of_bulltask_runs_in_a_bullmq_worker(mail: SideBySide, documented
 
 
 def iterations(file: str) -> int:
-    return len(set(ran(file))) if Path(file).exists() else 0
+    return len(set(recorded_ids(file))) if Path(file).exists() else 0
 
 
 def test_a_scheduler_of_bullmq_continues_in_a_bulltask_worker(
-    mail: SideBySide, documented: str, tmp_path: Path
+    mail: InteropQueue, documented: str, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "runs")
     template = {"name": "record", "data": {"file": file}, "opts": {"attempts": 3}}
@@ -81,7 +81,7 @@ def test_a_scheduler_of_bullmq_continues_in_a_bulltask_worker(
 
 
 def test_a_scheduler_of_bulltask_continues_in_a_bullmq_worker(
-    mail: SideBySide, documented: str, tmp_path: Path
+    mail: InteropQueue, documented: str, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
@@ -96,7 +96,7 @@ def test_a_scheduler_of_bulltask_continues_in_a_bullmq_worker(
     assert documented == "safe"
 
 
-def test_one_scheduler_is_upserted_by_both_clients(mail: SideBySide, documented: str) -> None:
+def test_one_scheduler_is_upserted_by_both_clients(mail: InteropQueue, documented: str) -> None:
     """The last call takes effect, and there is one next iteration."""
     template = {"name": "bullmq", "data": {}, "opts": {}}
     with mail.app.queue("mail") as queue:
@@ -114,7 +114,7 @@ def test_one_scheduler_is_upserted_by_both_clients(mail: SideBySide, documented:
 
 
 def test_repeatable_jobs_of_an_older_bullmq_continue(
-    mail: SideBySide, documented: str, clients: Clients, tmp_path: Path
+    mail: InteropQueue, documented: str, clients: Clients, tmp_path: Path
 ) -> None:
     """BullMQ 6 has removed the job option ``repeat``: its workers continue such jobs, but without their data."""
     file = str(tmp_path / "runs")
@@ -132,7 +132,7 @@ def test_repeatable_jobs_of_an_older_bullmq_continue(
         wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in bulltask's worker")
 
 
-def test_jobs_of_both_clients_are_deduplicated_together(mail: SideBySide, documented: str) -> None:
+def test_jobs_of_both_clients_are_deduplicated_together(mail: InteropQueue, documented: str) -> None:
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
 
     def add_with_bulltask(**deduplication: Any) -> str:
@@ -171,7 +171,7 @@ def die():
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_keep_last_if_active_with_a_bulltask_worker(mail: SideBySide, documented: str, task: str) -> None:
+def test_keep_last_if_active_with_a_bulltask_worker(mail: InteropQueue, documented: str, task: str) -> None:
     """The last job added during a run follows it. BullMQ stores it, and no script of 5.62 would add it."""
     first = mail.add(task, {"value": 1}, deduplication=KEEP)
     with mail.app.queue("mail") as queue:
@@ -181,16 +181,16 @@ def test_keep_last_if_active_with_a_bulltask_worker(mail: SideBySide, documented
             assert mail.add(task, {"value": number}, deduplication=KEEP) == first
         job.move_to_wait()
     mail.worker()
-    mail.finished(first)
+    mail.node_result(first)
     wait_until(lambda: mail.counts() == {"completed": 2}, 20, "the stored job")
     [other] = set(mail.redis.zrange(mail.keys.completed, 0, -1)) - {first}
-    assert mail.seen(other)["data"] == {"value": 3}
+    assert mail.node_job(other)["data"] == {"value": 3}
     assert mail.redis.keys(f"{mail.keys.base}d[en]:*") == []
     assert documented == "safe"
 
 
 @pytest.mark.parametrize("version", [NEWEST_5])
-def test_keep_last_if_active_with_a_job_that_crashes_its_children(mail: SideBySide, tmp_path: Path) -> None:
+def test_keep_last_if_active_with_a_job_that_crashes_its_children(mail: InteropQueue, tmp_path: Path) -> None:
     first = mail.add("die", deduplication=KEEP)
     with mail.app.queue("mail") as queue:
         job = queue.get_next_job("manual")
@@ -206,12 +206,12 @@ def test_keep_last_if_active_with_a_job_that_crashes_its_children(mail: SideBySi
     )
     try:
         wait_until(lambda: mail.counts() == {"failed": 1, "completed": 1}, 40, "the stored job")
-        assert mail.seen(first)["state"] == "failed"
+        assert mail.node_job(first)["state"] == "failed"
     finally:
         worker.close()
 
 
-def add_stored_job(mail: SideBySide, queue: str, job: str, **options: Any) -> None:
+def add_stored_job(mail: InteropQueue, queue: str, job: str, **options: Any) -> None:
     """Pause the queue while a job runs, and add a job with the same deduplication id, which BullMQ stores."""
     mail.node.call("queue.pause", queue=queue)
     opts = {"deduplication": KEEP, **options}
@@ -219,7 +219,7 @@ def add_stored_job(mail: SideBySide, queue: str, job: str, **options: Any) -> No
     assert mail.redis.exists(f"bull:{queue}:dn:d")
 
 
-def following_job(mail: SideBySide, queue: str) -> dict[str, Any]:
+def following_job(mail: InteropQueue, queue: str) -> dict[str, Any]:
     """Return what the end of the first job has added to Redis, without times."""
     read, base = mail.redis, f"bull:{queue}:"
     assert not read.exists(f"{base}dn:d")
@@ -241,7 +241,7 @@ def following_job(mail: SideBySide, queue: str) -> dict[str, Any]:
 @pytest.mark.parametrize("version", [NEWEST_5])
 @pytest.mark.parametrize("options", STORED_OPTIONS, ids=str)
 def test_keep_last_if_active_adds_the_stored_job_as_bullmq_does(
-    mail: SideBySide, options: dict[str, Any], tmp_path: Path
+    mail: InteropQueue, options: dict[str, Any], tmp_path: Path
 ) -> None:
     def add_first(queue: str) -> str:
         opts = {"deduplication": KEEP}
@@ -268,7 +268,7 @@ def test_keep_last_if_active_adds_the_stored_job_as_bullmq_does(
     assert mail.redis.zrange("bull:{bulltask}:marker", 0, -1) == ["1"] * ("delay" in options)
 
 
-def test_keep_last_if_active_with_a_bullmq_worker(mail: SideBySide, documented: str, tmp_path: Path) -> None:
+def test_keep_last_if_active_with_a_bullmq_worker(mail: InteropQueue, documented: str, tmp_path: Path) -> None:
     gate = str(tmp_path)
     mail.node_worker("hold", {"gate": gate})
     first = mail.add("a", {"n": 1}, deduplication=KEEP)
@@ -279,7 +279,7 @@ def test_keep_last_if_active_with_a_bullmq_worker(mail: SideBySide, documented: 
     assert documented == "safe"
 
 
-def test_both_clients_reject_the_same_job_ids(mail: SideBySide, documented: str) -> None:
+def test_both_clients_reject_the_same_job_ids(mail: InteropQueue, documented: str) -> None:
     """Both clients reject the same ids, so that each can address the jobs of the other."""
     with mail.app.queue("mail") as queue:
         for job_id in ("1", "0", "0:a", "a:b", "a:b:c:d"):

@@ -24,7 +24,7 @@ from tests.hazard.page import (
     installed,
     pause_sequences,
 )
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 from tests.support.manual_worker import ManualWorker
 from tests.support.programs import ROOT
 
@@ -93,7 +93,7 @@ def program() -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", [NEWEST_6])
 def test_the_program_of_the_page_recovers_only_lost_jobs(
-    mail: SideBySide, clients: Clients, program: dict[str, Any]
+    mail: InteropQueue, clients: Clients, program: dict[str, Any]
 ) -> None:
     pinned = clients[PINNED]
     manual_worker = ManualWorker(mail.app.broker, mail.keys)

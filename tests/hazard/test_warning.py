@@ -9,13 +9,13 @@ import redis
 
 from bulltask.testing.wait import wait_until
 from tests.hazard.page import NEWEST_6, PAGE, PYTHON_6
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: str) -> None:
+def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: InteropQueue, version: str) -> None:
     mail.call("count")
     wait_until(lambda: mail.redis.hget(mail.keys.meta, "version") == f"bullmq:{version}")
     worker = mail.worker(children=2)
@@ -30,7 +30,7 @@ def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: SideBySide, version: 
 
 
 @pytest.mark.parametrize("version", [PYTHON_6])
-def test_the_official_python_client_does_not_store_its_version(mail: SideBySide) -> None:
+def test_the_official_python_client_does_not_store_its_version(mail: InteropQueue) -> None:
     mail.node.call("queue.add", queue=mail.name, name="a", data={}, opts={})
     mail.node.call("queue.call", queue=mail.name, method="pause", args=[])
     assert mail.redis.hgetall(mail.keys.meta).keys() == {"opts.maxLenEvents", "paused"}

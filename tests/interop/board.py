@@ -1,4 +1,4 @@
-"""bull-board over our queues, driven from Python through its HTTP API (node/board.js)."""
+"""Drive bull-board from Python through its HTTP API (node/board.js)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ END_S = 5.0  # node/board.js takes 2 s at most
 
 
 class BoardError(Exception):
-    """The board refused.
+    """The board rejected a request.
 
     Args:
-        status: of HTTP.
-        body: of the answer; its ``error.key`` is what the board translates for its user.
+        status: The HTTP status.
+        body: The body of the response; the board translates its ``error.key`` for the user.
     """
 
     def __init__(self, status: int, body: dict[str, Any]) -> None:
@@ -44,14 +44,14 @@ class Board:
             board.put("{mail}", "retry", "failed")
 
     Args:
-        url: the server.
-        queues: what is shown: ``name`` as Node spells it, and options of the board's adapter.
-        history: where ``bulltask job serve`` listens, for the board's charts over months.
+        url: The Redis server.
+        queues: The queues to show: ``name`` in BullMQ, and options of the board's adapter.
+        history: The URL of ``bulltask job serve``, for the board's charts over months.
     """
 
     def __init__(self, url: str, queues: Sequence[Mapping[str, Any]], history: str | None = None) -> None:
         config = {"connection": connection_of(url), "prefix": "bull", "queues": list(queues), "history": history}
-        # Not a pipe: Node would stop when it is full, as nobody reads it.
+        # Not a pipe: it is not read, and Node would block when it is full.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._process = subprocess.Popen(
             ["node", str(SCRIPT), json.dumps(config)],
@@ -62,7 +62,7 @@ class Board:
         line = cast("IO[bytes]", self._process.stdout).readline()
         if not line:
             self.close()
-            raise RuntimeError(f"node/board.js ended before it listened: {self.said}")
+            raise RuntimeError(f"node/board.js ended before it listened: {self.stderr}")
         self.url = f"http://127.0.0.1:{json.loads(line)['port']}"
         self._http = httpx.Client(base_url=self.url, timeout=30)
 
@@ -73,42 +73,42 @@ class Board:
 
     def read(self, path: str, **params: object) -> Any:
         """``GET /api/PATH``."""
-        return self._ask("GET", f"/api/{path}", params={name: str(value) for name, value in params.items()})
+        return self._request("GET", f"/api/{path}", params={name: str(value) for name, value in params.items()})
 
     def get(self, *parts: str, **params: object) -> Any:
         """``GET /api/queues/PARTS``; the parts may have any characters."""
-        return self._ask("GET", _path(parts), params={name: str(value) for name, value in params.items()})
+        return self._request("GET", _path(parts), params={name: str(value) for name, value in params.items()})
 
     def put(self, *parts: str, **body: object) -> Any:
         """``PUT /api/queues/PARTS`` with a JSON body."""
-        return self._ask("PUT", _path(parts), json=body)
+        return self._request("PUT", _path(parts), json=body)
 
     def patch(self, *parts: str, **body: object) -> Any:
         """``PATCH /api/queues/PARTS`` with a JSON body."""
-        return self._ask("PATCH", _path(parts), json=body)
+        return self._request("PATCH", _path(parts), json=body)
 
     def post(self, *parts: str, **body: object) -> Any:
         """``POST /api/queues/PARTS`` with a JSON body."""
-        return self._ask("POST", _path(parts), json=body)
+        return self._request("POST", _path(parts), json=body)
 
     def page(self, path: str) -> str:
-        """The HTML of a page."""
+        """Return the HTML of a page."""
         return self._http.get(path).raise_for_status().text
 
     def queue(self, name: str, status: str = "latest", *, page: int = 1, per_page: int = 10) -> dict[str, Any]:
-        """A queue as its page shows it: counts, pagination, the jobs of one state."""
+        """Return a queue as its page shows it: counts, pagination, the jobs of one state."""
         shown = self.read("queues", activeQueue=quote(name), status=status, page=page, jobsPerPage=per_page)
-        found: dict[str, Any] = next(queue for queue in shown["queues"] if queue["name"] == name)
-        return found
+        match: dict[str, Any] = next(queue for queue in shown["queues"] if queue["name"] == name)
+        return match
 
     def job(self, queue: str, job_id: str) -> dict[str, Any]:
-        """A job as its page shows it, with its ``status``."""
+        """Return a job as its page shows it, with its ``status``."""
         shown = self.get(queue, job_id)
         return {**shown["job"], "status": shown["status"]}
 
     @property
-    def said(self) -> str:
-        """What Node has written to stderr."""
+    def stderr(self) -> str:
+        """Node's output to stderr."""
         if self._errors.closed:
             return ""
         self._errors.seek(0)
@@ -135,11 +135,11 @@ class Board:
         self.close()
         self._errors.close()
 
-    def _ask(self, method: str, path: str, **request: Any) -> Any:
-        answer = self._http.request(method, path, **request)
-        body = answer.json() if answer.content else {}
-        if answer.is_error:
-            raise BoardError(answer.status_code, body)
+    def _request(self, method: str, path: str, **request: Any) -> Any:
+        response = self._http.request(method, path, **request)
+        body = response.json() if response.content else {}
+        if response.is_error:
+            raise BoardError(response.status_code, body)
         return body
 
 

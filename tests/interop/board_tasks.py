@@ -1,4 +1,4 @@
-"""The tasks behind the tests of bull-board, and the steps that several of them take."""
+"""Tasks and helper functions of the bull-board tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def greet(to, subject="Hello"):
 
 @app.task(bind=True, name="load")
 def load(self, progress, gate="gate"):
-    """Say how far it is, and wait there."""
+    """Report progress, and wait at a gate."""
     self.log("the first line")
     self.update_progress(progress)
     self.log("the second <b>line</b>")
@@ -63,17 +63,17 @@ def slow_part(self, n):
 
 
 def start_worker(harness: WorkerHarness, *, children: int = 2, **settings: object) -> Worker:
-    """Start our worker for both queues."""
+    """Start a bulltask worker for both queues."""
     return harness.worker(TASKS, children=children, settings=settings, options=["-Q", "default,parts"])
 
 
 def ours(harness: WorkerHarness, queue: str = "default") -> Queue:
-    """A queue as we see it."""
+    """Return a queue of the app."""
     return harness.app.queue(queue)
 
 
 def ended(harness: WorkerHarness, job_id: str, event: str = "completed", count: int = 1) -> None:
-    """Wait for the ``count``-th end of a job of the default queue."""
+    """Wait until a job of the default queue has ended for the ``count``-th time."""
     harness.events.wait_for(count, 30.0, event=event, jobId=job_id)
 
 
@@ -83,7 +83,7 @@ def waiting_for(harness: WorkerHarness, job_id: str, count: int = 1) -> None:
 
 
 def failed_jobs(harness: WorkerHarness, count: int, *, good: int = 2) -> list[Job]:
-    """Jobs that have failed in their only attempt; tried again, they are done."""
+    """Add jobs that fail in their only attempt; a retry completes them."""
     jobs = ours(harness).add_bulk(
         [{"name": "flaky", "data": {"good": good}, "options": {"attempts": 1}} for _ in range(count)]
     )
@@ -92,10 +92,10 @@ def failed_jobs(harness: WorkerHarness, count: int, *, good: int = 2) -> list[Jo
 
 
 def ids(shown: list[dict[str, Any]]) -> list[str]:
-    """The ids of jobs as the board lists them."""
+    """Return the ids of jobs that the board lists."""
     return [job["id"] for job in shown]
 
 
 def states(board: Board, queue: str = QUEUE) -> dict[str, int]:
-    """The board's counts without the zeros."""
+    """Return the board's counts without the zeros."""
     return {state: count for state, count in board.queue(queue)["counts"].items() if count}

@@ -22,16 +22,16 @@ class BullBridge(NodeBridge):
         return ["node", str(SCRIPT), package]
 
     def calls(self, *calls: Sequence[object], queue: str = "mail", **more: Any) -> list[Any]:
-        """Call methods of Bull's queue: ``calls(["add", "name", {}], ["pause"])``; return ids of jobs, or answers."""
-        found: list[Any] = self.call("queue.calls", queue=queue, calls=[list(call) for call in calls], **more)
-        return found
+        """Call methods of Bull's queue: ``calls(["add", "name", {}], ["pause"])``; return ids of jobs, or replies."""
+        replies: list[Any] = self.call("queue.calls", queue=queue, calls=[list(call) for call in calls], **more)
+        return replies
 
     def add(self, name: str, data: object = None, queue: str = "mail", **opts: object) -> str:
         """Add a job; return its id."""
         return str(self.calls(["add", name, {} if data is None else data, opts], queue=queue)[0])
 
     def work(self, attempts: int, queue: str = "mail") -> None:
-        """Have a worker make so many attempts; the jobs' data say what it does (node/bull.js)."""
+        """Have a worker make a number of attempts, with the behaviour in the jobs' data (node/bull.js)."""
         self.call("queue.work", queue=queue, attempts=attempts)
 
     def hold(self, queue: str = "mail") -> str:

@@ -1,4 +1,4 @@
-"""Fixtures that need Node.js: the official client, installed once, and a process that runs it."""
+"""Fixtures that need Node.js: they install the official client once, and run it in a process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from bulltask.testing.server import RedisServer
 from tests.interop.board import Board
 from tests.interop.bull_bridge import BullBridge
-from tests.interop.migrating import Migrating
+from tests.interop.interop_queue import InteropQueue
+from tests.interop.migration_harness import MigrationHarness
 from tests.interop.node_bridge import NodeBridge
-from tests.interop.side_by_side import SideBySide
 from tests.support.worker_harness import WorkerHarness
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ INSTALL = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglev
 
 @pytest.fixture(scope="session")
 def node_client() -> None:
-    """Install BullMQ's Node client as package-lock.json has it into tests/interop/node_modules, unless it is there."""
+    """Install BullMQ's Node client by package-lock.json into tests/interop/node_modules, unless it is installed."""
     if not (shutil.which("node") and shutil.which("npm")):
         needs = "needs Node.js 18 or newer and npm (apt install nodejs npm)"
         if os.environ.get("CI"):
@@ -38,9 +38,9 @@ def node_client() -> None:
     with LOCK_FILE.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of pytest-xdist's workers installs, the others wait
         if not is_installed():
-            done = subprocess.run(INSTALL, cwd=HERE, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.fail(f"{' '.join(INSTALL)} failed:\n{done.stdout}{done.stderr}", pytrace=False)
+            completed = subprocess.run(INSTALL, cwd=HERE, capture_output=True, text=True, check=False)
+            if completed.returncode:
+                pytest.fail(f"{' '.join(INSTALL)} failed:\n{completed.stdout}{completed.stderr}", pytrace=False)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def session_node(node_client: None, redis_server: RedisServer, session_processes
 
 @pytest.fixture(scope="session")
 def session_board(node_client: None, redis_server: RedisServer, session_processes: set[int]) -> Iterator[Board]:
-    """One bull-board for many tests: two queues, one that is spelled without braces, one that it only looks at."""
+    """One bull-board for many tests: two queues, one whose name has no hash tag, and a read-only one."""
     names = ("{default}", "{parts}", "default", "{look}")
     with Board(redis_server.url, [{"name": name, "readOnlyMode": name == "{look}"} for name in names]) as board:
         session_processes.add(board.pid)
@@ -75,34 +75,34 @@ def board(session_board: Board, broker_url: str) -> Board:
 
 @pytest.fixture
 def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> Iterator[WorkerHarness]:
-    """Our workers and senders, where Node only looks on."""
-    made = WorkerHarness(broker_url, tmp_path, record_property)
-    yield made
-    made.close()
+    """bulltask's workers and senders, for tests in which Node only reads."""
+    harness = WorkerHarness(broker_url, tmp_path, record_property)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
-def mail(session_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[SideBySide]:
-    """Our queue ``mail``, which Node calls ``{mail}``."""
-    yield from sides(session_node, broker_url, tmp_path, hash_tag=True)
+def mail(session_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterator[InteropQueue]:
+    """The queue ``mail``, whose name in BullMQ is ``{mail}``."""
+    yield from open_interop_queue(session_node, broker_url, tmp_path, hash_tag=True)
 
 
 @pytest.fixture(params=["braces", "no braces"])
-def either(
+def any_mail(
     request: pytest.FixtureRequest, session_node: NodeBridge, broker_url: str, tmp_path: Path
-) -> Iterator[SideBySide]:
-    """The same, and once more with ``queue_hash_tag=False``, where Node calls it ``mail`` as we do."""
-    yield from sides(session_node, broker_url, tmp_path, hash_tag=request.param == "braces")
+) -> Iterator[InteropQueue]:
+    """The queue ``mail`` with a hash tag in BullMQ, and in a second run without (``queue_hash_tag=False``)."""
+    yield from open_interop_queue(session_node, broker_url, tmp_path, hash_tag=request.param == "braces")
 
 
 @pytest.fixture(params=["moved", "in place"])
-def migrating(
+def migration(
     request: pytest.FixtureRequest, session_node: NodeBridge, session_bull: BullBridge, broker_url: str
-) -> Iterator[Migrating]:
-    """Bull 4's queue ``mail``, to be migrated to ``{mail}``, and once more to BullMQ's ``mail`` with the same keys."""
-    made = Migrating(broker_url, session_bull, session_node, in_place=request.param == "in place")
-    yield made
-    made.close()
+) -> Iterator[MigrationHarness]:
+    """Bull 4's queue ``mail``, to be migrated to ``{mail}``, and in a second run to BullMQ's ``mail`` in place."""
+    migration = MigrationHarness(broker_url, session_bull, session_node, in_place=request.param == "in place")
+    yield migration
+    migration.close()
     session_node.reset()
 
 
@@ -114,25 +114,25 @@ def session_bull(node_client: None, redis_server: RedisServer, session_processes
         yield bridge
 
 
-def sides(node: NodeBridge, url: str, directory: Path, *, hash_tag: bool) -> Iterator[SideBySide]:
-    """Both sides of a queue; what is still open is closed afterwards."""
-    made = SideBySide(url, node, directory, hash_tag=hash_tag)
+def open_interop_queue(node: NodeBridge, url: str, directory: Path, *, hash_tag: bool) -> Iterator[InteropQueue]:
+    """Open a queue that both clients share, and close it and its clients after the test."""
+    made = InteropQueue(url, node, directory, hash_tag=hash_tag)
     yield made
     made.close()
     node.reset()
 
 
 def is_installed() -> bool:
-    """True when what npm has installed is what the lock file names, but for packages of other platforms."""
+    """Return whether npm has installed the packages of the lock file, except those of other platforms."""
     if not INSTALLED.exists():
         return False
-    wanted, there = packages(LOCK_FILE), packages(INSTALLED)
-    return all(name in there or package.get("optional") for name, package in wanted.items()) and all(
-        wanted.get(name, {}).get("integrity") == package.get("integrity") for name, package in there.items()
+    locked, installed = packages(LOCK_FILE), packages(INSTALLED)
+    return all(name in installed or package.get("optional") for name, package in locked.items()) and all(
+        locked.get(name, {}).get("integrity") == package.get("integrity") for name, package in installed.items()
     )
 
 
 def packages(path: Path) -> dict[str, dict[str, Any]]:
     """Return the packages of a lock file by their paths, without the project itself."""
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["packages"]
-    return {name: package for name, package in found.items() if name}
+    paths: dict[str, dict[str, Any]] = json.loads(path.read_text())["packages"]
+    return {name: package for name, package in paths.items() if name}

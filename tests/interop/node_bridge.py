@@ -1,4 +1,4 @@
-"""Drive the official Node client of BullMQ from Python: one Node process, JSON lines in and out (node/bridge.js)."""
+"""Drive the official Node client of BullMQ from Python through JSON lines to one Node process (node/bridge.js)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END_MS = 3_000  # node/bridge.js takes 2 s at most
 
 
 class NodeError(Exception):
-    """The official client threw, or the Node process is gone; the message is its own."""
+    """The official client threw, or the Node process has ended; the message is the client's."""
 
 
 class NodeBridge:
@@ -37,10 +37,9 @@ class NodeBridge:
     Operations and their fields are those of ``node/operations.js``.
 
     Args:
-        connection: what every call sends as ``connection`` unless it has one of its own: ``host``, ``port``, ``db``,
-            ``password``.
-        prefix: the prefix of all keys, likewise.
-        package: the client, by the name that package.json gives it: another version is another package there.
+        connection: The default ``connection`` of every call: ``host``, ``port``, ``db``, ``password``.
+        prefix: The default prefix of all keys.
+        package: The client's package in package.json, where each version has a name.
     """
 
     client = "Node"
@@ -50,11 +49,11 @@ class NodeBridge:
     ) -> None:
         self._defaults: dict[str, Any] = {"connection": dict(connection or {}), "prefix": prefix}
         self._ids = itertools.count(1)
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._replies: dict[int, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
         self._ended = False
         self._changed = threading.Condition()
-        # Not a pipe: Node would stop when it is full, as nobody reads it.
+        # Not a pipe: it is not read, and Node would block when it is full.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self._process = subprocess.Popen(
             self._command(package), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
@@ -63,7 +62,7 @@ class NodeBridge:
         self._reader.start()
 
     def _command(self, package: str) -> list[str]:
-        """What runs; the official client in another language (official/bridge.py) is another program."""
+        """Return the command; the client in another language (official/bridge.py) is another program."""
         return ["node", str(SCRIPT), package]
 
     @classmethod
@@ -77,16 +76,16 @@ class NodeBridge:
         return self._process.pid
 
     def call(self, op: str, *, timeout: float = 60.0, **fields: Any) -> Any:
-        """Do one operation and return its value.
+        """Run one operation and return its value.
 
         Args:
             op: ``"queue.add"``, ``"worker.start"`` …
-            timeout: seconds to wait for the answer.
-            **fields: the operation's arguments, spelled as in ``node/operations.js``.
+            timeout: Seconds to wait for the reply.
+            **fields: The operation's arguments, by their names in ``node/operations.js``.
 
         Raises:
-            NodeError: the operation threw, or Node has ended.
-            TimeoutError: no answer came in time.
+            NodeError: The operation threw, or Node has ended.
+            TimeoutError: No reply came in time.
         """
         number = next(self._ids)
         line = json.dumps({"id": number, "op": op, **self._defaults, **fields}).encode() + b"\n"
@@ -96,25 +95,25 @@ class NodeBridge:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
         except (OSError, ValueError) as exc:
-            raise NodeError(f"{op}: {self.client} is gone{self._said()}") from exc
-        answer = self._wait(lambda: self._answers.pop(number, None), timeout, f"an answer to {op}")
-        if "error" in answer:
-            raise NodeError(answer["error"])
-        return answer["ok"]
+            raise NodeError(f"{op}: {self.client} has ended{self._stderr()}") from exc
+        reply = self._wait(lambda: self._replies.pop(number, None), timeout, f"a reply to {op}")
+        if "error" in reply:
+            raise NodeError(reply["error"])
+        return reply["ok"]
 
     def wait_event(
         self, name: str, predicate: Callable[[dict[str, Any]], bool] = lambda args: True, timeout: float = 60.0
     ) -> dict[str, Any]:
-        """Return the ``args`` of the first event that fits; those of the past count as well.
+        """Return the ``args`` of the first matching event, including past events.
 
         Args:
             name: ``"completed"``, ``"progress"``, ``"worker.error"`` …
-            predicate: says whether these ``args`` are the right ones.
-            timeout: seconds.
+            predicate: Whether an event with these ``args`` matches.
+            timeout: Seconds.
 
         Raises:
             NodeError: Node has ended.
-            TimeoutError: no such event came in time; the message lists those that did.
+            TimeoutError: No such event came in time; the message lists the events that did.
         """
 
         def find() -> dict[str, Any] | None:
@@ -135,7 +134,7 @@ class NodeBridge:
             self._events.clear()
 
     def close(self) -> None:
-        """End Node, whatever state it is in. A second call does nothing."""
+        """End Node in any state. A second call does nothing."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()  # it exits at the end of its input
@@ -162,7 +161,7 @@ class NodeBridge:
                     if "event" in message:
                         self._events.append(message)
                     else:
-                        self._answers[message["id"]] = message
+                        self._replies[message["id"]] = message
                     self._changed.notify_all()
         with self._changed:
             self._ended = True
@@ -171,21 +170,21 @@ class NodeBridge:
     def _wait(self, find: Callable[[], dict[str, Any] | None], timeout: float, what: str) -> dict[str, Any]:
         found: dict[str, Any] | None = None
 
-        def look() -> bool:
+        def check() -> bool:
             nonlocal found
             found = find()
             return found is not None or self._ended
 
         with self._changed:
-            self._changed.wait_for(look, timeout)
+            self._changed.wait_for(check, timeout)
             seen = [event["event"] for event in self._events[-20:]]
         if found is not None:
             return found
         if self._ended:
-            raise NodeError(f"{self.client} ended before {what} came{self._said()}")
-        raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._said()}")
+            raise NodeError(f"{self.client} ended before {what} came{self._stderr()}")
+        raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._stderr()}")
 
-    def _said(self) -> str:
+    def _stderr(self) -> str:
         if self._errors.closed:
             return ""
         # Not read(): it would move the position, which Node shares and writes at.

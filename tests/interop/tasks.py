@@ -19,7 +19,7 @@ ERRORS: dict[str, type[Exception]] = {
 
 
 def register(app: App) -> None:
-    """Make the functions below tasks of ``app``, by their names."""
+    """Register the functions of this module as tasks of ``app``, by their names."""
     for function in (echo, aecho, add, spread, fail, huge, spin):
         app.task(name=function.__name__)(function)
     for bound in (busy, fail_until, report, areport, record, arecord):
@@ -59,7 +59,7 @@ def huge(kind: str) -> Any:
 
 
 def spin(seconds: float) -> str:
-    """Compute for so long, holding the interpreter."""
+    """Compute for a number of seconds, holding the interpreter."""
     until = monotonic() + seconds
     while monotonic() < until:
         pass
@@ -67,19 +67,19 @@ def spin(seconds: float) -> str:
 
 
 def limited(seconds: float) -> str:
-    """Compute for so long, unless the task's soft time limit comes first."""
+    """Compute for a number of seconds, unless the task's soft time limit comes first."""
     return spin(seconds)
 
 
 def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> int:
-    """Raise in every attempt before this one; return how many were made."""
+    """Raise in every attempt before the given one; return the number of failed attempts."""
     if self.request.retries + 1 < attempt:
         raise ERRORS[error](f"attempt {self.request.retries + 1} failed")
     return self.request.retries
 
 
 def busy(self: Context, duration: float) -> int:
-    """Rate-limit the queue when the job runs first; return how often it was taken when it runs again."""
+    """Rate-limit the queue when the job runs first; return the number of deliveries when it runs again."""
     if self.request.deliveries == 1:
         self.rate_limit(duration)
     return self.request.deliveries

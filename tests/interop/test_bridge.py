@@ -1,4 +1,4 @@
-"""The bridge to the official Node client works: what the other interop tests lean on."""
+"""Tests of the bridge to the official Node client, on which the other interop tests depend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.processes import has_exited
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 
-def named(name: str) -> Callable[[dict[str, Any]], bool]:
+def has_name(name: str) -> Callable[[dict[str, Any]], bool]:
     return lambda args: bool(args["name"] == name)
 
 
@@ -46,14 +46,14 @@ def test_every_field_of_a_job_is_returned_even_if_it_is_empty(node: NodeBridge) 
         "returnvalue", "failedReason", "processedOn", "finishedOn", "parentKey",
     }  # fmt: skip
     assert (seen["state"], seen["delay"], seen["priority"], seen["logs"]) == ("delayed", 60_000, 3, [])
-    assert node.call("queue.getJob", queue="mail", job="nobody") is None
+    assert node.call("queue.getJob", queue="mail", job="missing") is None
 
 
 def test_no_event_after_the_start_of_listening_is_missed(node: NodeBridge) -> None:
     for queue in map(str, range(1_000, 1_020)):
         node.call("events.start", queue=queue)
         node.call("queue.add", queue=queue, name=queue, data={})
-        node.wait_event("added", named(queue))
+        node.wait_event("added", has_name(queue))
 
 
 def test_events_are_received_until_listening_ends(node: NodeBridge) -> None:
@@ -65,7 +65,7 @@ def test_events_are_received_until_listening_ends(node: NodeBridge) -> None:
     node.call("queue.add", queue="mail", name="late", data={})
     assert [event["args"]["name"] for event in node.events("added")] == ["now"]
     node.call("events.start", queue="mail", after="0-0")
-    node.wait_event("added", named("late"))
+    node.wait_event("added", has_name("late"))
 
 
 def test_a_failed_job_has_a_reason_and_a_stack(node: NodeBridge) -> None:
@@ -126,7 +126,7 @@ def test_closing_a_worker_waits_for_its_job_unless_forced(node: NodeBridge) -> N
     node.call("events.start", queue="slow")
     node.call("queue.add", queue="slow", name="send", data={})
     node.wait_event("active", lambda args: len(node.events("active")) == 2)
-    node.close()  # and no 60 s later
+    node.close()  # not only after 60 s
     assert has_exited(node.pid)
 
 
@@ -164,10 +164,10 @@ def test_any_other_method_can_be_called(node: NodeBridge) -> None:
 
 def test_prefix_and_connection_can_be_chosen(node: NodeBridge, server_factory: ServerFactory) -> None:
     server: RedisServer = server_factory(password="secret")
-    there = connection_of(server.url)
-    node.call("queue.add", queue="mail", name="send", data={}, connection=there, prefix="other")
-    assert node.call("queue.getJobCounts", queue="mail", connection=there, prefix="other")["waiting"] == 1
-    assert node.call("queue.getJobCounts", queue="mail", connection=there)["waiting"] == 0
+    connection = connection_of(server.url)
+    node.call("queue.add", queue="mail", name="send", data={}, connection=connection, prefix="other")
+    assert node.call("queue.getJobCounts", queue="mail", connection=connection, prefix="other")["waiting"] == 1
+    assert node.call("queue.getJobCounts", queue="mail", connection=connection)["waiting"] == 0
     assert node.call("queue.getJobCounts", queue="mail")["waiting"] == 0
 
 

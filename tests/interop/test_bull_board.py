@@ -1,4 +1,4 @@
-"""bull-board shows our queues: jobs in every state, tracebacks, progress, logs, flows, schedulers, workers."""
+"""bull-board shows bulltask's queues: jobs in every state, tracebacks, progress, logs, flows, schedulers, workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATES = ("active", "waiting", "prioritized", "delayed", "waiting-children", "co
 
 
 def fill(harness: WorkerHarness) -> None:
-    """Jobs in every state, several where there may be several; no worker has an idle child left."""
+    """Add jobs in every state, so that no worker has an idle child left."""
     queue = ours(harness)
     start_worker(harness, children=1)
     for to in ("Ada", "Grace"):
@@ -72,7 +72,7 @@ def test_the_board_shows_arguments_and_result_of_a_completed_job(board: Board, h
     assert shown["timestamp"] <= shown["processedOn"] <= shown["finishedOn"]
     assert board.get(QUEUE, sent.id, "logs") == ["the first line", "the second <b>line</b>"]
     assert "stalledCounter" not in shown
-    assert "attemptsStarted" not in shown  # the board has it only where a start was no attempt
+    assert "attemptsStarted" not in shown  # the board shows it only if it differs from the attempts
 
 
 def test_the_board_shows_reason_and_tracebacks_of_a_failed_job(board: Board, harness: WorkerHarness) -> None:
@@ -146,9 +146,9 @@ def test_the_board_shows_a_flow_from_each_of_its_jobs(board: Board, harness: Wor
 def test_the_board_lists_job_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
     schedulers = ours(harness).schedulers
     nightly = schedulers.upsert("nightly", cron="30 3 * * *", tz="Europe/Berlin", name="greet", data={"to": "Ada"})
-    schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # the first time at once
+    schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # first run immediately
     start_worker(harness)
-    ran = harness.events.wait_for(1, 30.0, event="completed")[0]
+    run = harness.events.wait_for(1, 30.0, event="completed")[0]
     listed = {shown["id"]: shown for shown in board.read("job-schedulers", queueName=QUEUE)["schedulers"]}
     assert board.queue(QUEUE)["jobSchedulerCount"] == len(listed) == 2
     first, second = listed["nightly"], listed["hourly"]
@@ -158,9 +158,9 @@ def test_the_board_lists_job_schedulers_with_their_runs(board: Board, harness: W
     assert first["nextRunJobId"] == f"repeat:nightly:{nightly.next_ms}"
     assert "lastRun" not in first
     assert (second["every"], second["queueName"], second["iterationCount"]) == (3_600_000, QUEUE, 2)
-    assert second["lastRunJobId"] == ran["jobId"]
-    assert second["next"] == int(ran["jobId"].rpartition(":")[2]) + 3_600_000
-    assert abs(second["lastRun"] - ran.ms) < 60_000
+    assert second["lastRunJobId"] == run["jobId"]
+    assert second["next"] == int(run["jobId"].rpartition(":")[2]) + 3_600_000
+    assert abs(second["lastRun"] - run.ms) < 60_000
 
 
 def test_the_board_shows_workers_and_the_server(board: Board, harness: WorkerHarness) -> None:
@@ -203,9 +203,9 @@ def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, ha
     assert (ids(shown["jobs"]), shown["readOnlyMode"]) == ([job.id], True)
     assert board.job(look, job.id)["data"] == {"to": "Ada"}
     for parts in (("pause",), ("empty",), (job.id, "promote"), (job.id, "clean"), ("clean", "delayed")):
-        with pytest.raises(BoardError) as refused:
+        with pytest.raises(BoardError) as caught:
             board.put(look, *parts)
-        assert (refused.value.status, refused.value.key) == (405, "ERRORS.QUEUE_READ_ONLY")
+        assert (caught.value.status, caught.value.key) == (405, "ERRORS.QUEUE_READ_ONLY")
     assert states(board, look) == {"delayed": 1}
 
 

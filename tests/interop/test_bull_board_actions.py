@@ -1,4 +1,4 @@
-"""What the buttons of bull-board do to our jobs, our queues and our workers."""
+"""Tests of bull-board's actions on bulltask's jobs, queues and workers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
-GRACE_MS = 5_000  # the board's "clean" spares jobs that ended less than so long ago
+GRACE_MS = 5_000  # the board's "clean" keeps jobs that ended within this time
 
 
-def refused(status: int, key: str, method: str, board: Board, *parts: str, **body: object) -> None:
-    """The board does not do it, and says why."""
+def assert_rejected(status: int, key: str, method: str, board: Board, *parts: str, **body: object) -> None:
+    """Assert that the board rejects an action with this status and error."""
     with pytest.raises(BoardError) as error:
         getattr(board, method)(*parts, **body)
     assert (error.value.status, error.value.key) == (status, key)
 
 
 def make_older(harness: WorkerHarness, state: str, job_ids: list[str]) -> None:
-    """Jobs have ended before what the board's "clean" spares."""
+    """Make jobs old enough for the board's "clean"."""
     then = server_ms(harness.redis) - GRACE_MS - 1_000
     for job_id in job_ids:
         harness.redis.zadd(getattr(harness.keys, state), {job_id: then})
@@ -56,7 +56,7 @@ def test_retry_of_a_job_that_fails_again_adds_a_traceback(board: Board, harness:
 
 def test_retry_all_runs_every_failed_job_again(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    jobs = failed_jobs(harness, 120)  # the board asks for a hundred at a time
+    jobs = failed_jobs(harness, 120)  # the board reads a hundred at a time
     assert board.put(QUEUE, "retry", "failed") == {"retried": 120, "skipped": 0}
     harness.events.wait_for(120, 60.0, event="completed")
     assert {entry["jobId"] for entry in harness.events.all(event="completed")} == {job.id for job in jobs}
@@ -76,7 +76,7 @@ def test_retry_runs_a_completed_job_again(board: Board, harness: WorkerHarness) 
 
 def test_a_waiting_job_cannot_be_retried(board: Board, harness: WorkerHarness) -> None:
     job = ours(harness).add("greet", {"to": "Ada"})
-    refused(400, "ERRORS.JOB_NOT_RETRIABLE", "put", board, QUEUE, job.id, "retry")
+    assert_rejected(400, "ERRORS.JOB_NOT_RETRIABLE", "put", board, QUEUE, job.id, "retry")
 
 
 # ---- delayed jobs --------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_a_delayed_job_runs_at_the_time_that_the_board_set(board: Board, harness
     when = server_ms(harness.redis) + 700
     board.patch(QUEUE, job.id, "delay", runAt=when)
     ended(harness, job.id)
-    assert board.job(QUEUE, job.id)["processedOn"] >= when - 50  # the board asks its own clock, not the server's
+    assert board.job(QUEUE, job.id)["processedOn"] >= when - 50  # the board uses the machine's clock, not the server's
 
 
 def test_a_priority_that_the_board_set_changes_the_order(board: Board, harness: WorkerHarness) -> None:
@@ -144,21 +144,21 @@ def test_a_failed_job_is_corrected_and_retried(board: Board, harness: WorkerHarn
 
 def test_a_job_that_the_board_adds_calls_its_task(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    made = board.post(QUEUE, "add", name="greet", data={"to": "Ada"}, options={})["job"]
+    added = board.post(QUEUE, "add", name="greet", data={"to": "Ada"}, options={})["job"]
     later = board.post(QUEUE, "add", name="greet", data=["Grace"], options={"delay": 200, "priority": 7, "attempts": 2})
     assert (later["status"], later["job"]["priority"]) == ("delayed", 7)
-    for job, said in ((made, "Hello, Ada"), (later["job"], "Hello, Grace")):
+    for job, expected in ((added, "Hello, Ada"), (later["job"], "Hello, Grace")):
         ended(harness, job["id"])
-        assert board.job(QUEUE, job["id"])["returnValue"] == said
+        assert board.job(QUEUE, job["id"])["returnValue"] == expected
 
 
 def test_a_job_that_the_board_adds_with_wrong_arguments_fails_with_a_reason(
     board: Board, harness: WorkerHarness
 ) -> None:
     start_worker(harness)
-    made = board.post(QUEUE, "add", name="greet", data={"two": "Ada"}, options={})["job"]
-    ended(harness, made["id"], "failed")
-    assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, made["id"])["failedReason"]
+    added = board.post(QUEUE, "add", name="greet", data={"two": "Ada"}, options={})["job"]
+    ended(harness, added["id"], "failed")
+    assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, added["id"])["failedReason"]
 
 
 def test_duplicating_a_job_adds_a_separate_job(board: Board, harness: WorkerHarness) -> None:
@@ -166,10 +166,10 @@ def test_duplicating_a_job_adds_a_separate_job(board: Board, harness: WorkerHarn
     job = harness.app.send_task("greet", kwargs={"to": "Ada"}, priority=2)
     assert job.get(timeout=60) == "Hello, Ada"
     shown = board.job(QUEUE, job.id)
-    made = board.post(QUEUE, "add", name=shown["name"], data=shown["data"], options=shown["opts"])["job"]
-    ended(harness, made["id"])
-    assert made["id"] != job.id
-    assert made["opts"] == shown["opts"]
+    added = board.post(QUEUE, "add", name=shown["name"], data=shown["data"], options=shown["opts"])["job"]
+    ended(harness, added["id"])
+    assert added["id"] != job.id
+    assert added["opts"] == shown["opts"]
 
 
 # ---- pause ---------------------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def test_clean_removes_a_job_unless_it_is_running(board: Board, harness: WorkerH
     waiting_for(harness, running.id)
     waiting, last = (queue.add("greet", {"to": to}) for to in ("Ada", "Grace"))
     board.put(QUEUE, waiting.id, "clean")
-    refused(409, "ERRORS.JOB_IS_ACTIVE", "put", board, QUEUE, running.id, "clean")
-    refused(404, "ERRORS.JOB_NOT_FOUND", "put", board, QUEUE, waiting.id, "clean")
+    assert_rejected(409, "ERRORS.JOB_IS_ACTIVE", "put", board, QUEUE, running.id, "clean")
+    assert_rejected(404, "ERRORS.JOB_NOT_FOUND", "put", board, QUEUE, waiting.id, "clean")
     harness.open_gate()
     ended(harness, last.id)
     assert not harness.events.all(event="active", jobId=waiting.id)
@@ -242,10 +242,10 @@ def test_obliterate_needs_a_paused_queue_without_running_jobs(board: Board, harn
     start_worker(harness)
     running = ours(harness).add("load", {"progress": 1})
     waiting_for(harness, running.id)
-    refused(400, "ERRORS.QUEUE_NOT_PAUSED", "put", board, QUEUE, "obliterate")
+    assert_rejected(400, "ERRORS.QUEUE_NOT_PAUSED", "put", board, QUEUE, "obliterate")
     board.put(QUEUE, "pause")
     ours(harness).add("greet", {})
-    refused(409, "ERRORS.QUEUE_HAS_ACTIVE_JOBS", "put", board, QUEUE, "obliterate", force=False)
+    assert_rejected(409, "ERRORS.QUEUE_HAS_ACTIVE_JOBS", "put", board, QUEUE, "obliterate", force=False)
     harness.open_gate()
     ended(harness, running.id)
     board.put(QUEUE, "obliterate")
@@ -292,7 +292,7 @@ def test_a_concurrency_that_the_board_sets_applies_to_workers(board: Board, harn
     first, second = (ours(harness).add("load", {"progress": 1}) for _ in range(2))
     waiting_for(harness, first.id)
     assert states(board) == {"active": 1, "waiting": 1}
-    board.put(QUEUE, "concurrency", concurrency=0)  # 0 takes it away
+    board.put(QUEUE, "concurrency", concurrency=0)  # 0 removes it
     assert board.queue(QUEUE)["globalConcurrency"] is None
     assert ours(harness).get_global_concurrency() is None
     harness.open_gate(times=2)
@@ -311,7 +311,7 @@ def test_a_rate_limit_that_the_board_sets_applies_until_it_is_released(board: Bo
     board.put(QUEUE, "rate-limit", max=None)
     board.put(QUEUE, "rate-limit", "release")
     assert board.get(QUEUE, "rate-limit")["rateLimit"] is None
-    # A worker that was refused asks again after 30 s at most, as Node's does; a new one at once.
+    # A rate-limited worker fetches again after 30 s at most, like Node's; a new worker immediately.
     worker.stop()
     start_worker(harness)
     ended(harness, second.id)
@@ -330,7 +330,7 @@ def test_the_board_runs_changes_and_removes_a_job_scheduler(board: Board, harnes
     shown = board.job(QUEUE, once["id"])
     assert (shown["returnValue"], shown["priority"]) == ("Hello, Ada", 3)
     (next_run,) = board.queue(QUEUE, "delayed")["jobs"]
-    refused(400, "ERRORS.JOB_BELONGS_TO_JOB_SCHEDULER", "put", board, QUEUE, next_run["id"], "clean")
+    assert_rejected(400, "ERRORS.JOB_BELONGS_TO_JOB_SCHEDULER", "put", board, QUEUE, next_run["id"], "clean")
     board.patch(QUEUE, *at, pattern="0 4 * * *", tz="Europe/Berlin")
     changed = schedulers.get("nightly")
     assert changed is not None

@@ -1,4 +1,4 @@
-"""bull-board's charts over months, from a lake: the history provider of examples/bull-board."""
+"""bull-board shows charts over months from a lake, with the history provider of examples/bull-board."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def charts(lake: LakeBuilder, node_client: None, broker_url: str) -> Iterator[Bo
         thread.join()
 
 
-def ask(board: Board, what: str, **more: object) -> Any:
+def read_metrics(board: Board, what: str, **more: object) -> Any:
     return board.read(f"metrics/{what}", **{"from": FROM, "to": TO, **more})
 
 
@@ -65,33 +65,33 @@ def days(*values: int) -> list[dict[str, int]]:
 
 
 def test_days_are_complete_and_days_without_a_job_are_zero(charts: Board) -> None:
-    shown = ask(charts, "history", granularity="day", queue="{mail}")
+    shown = read_metrics(charts, "history", granularity="day", queue="{mail}")
     assert shown["completed"] == days(2, 0, 1, 0)
     assert shown["failed"] == days(0, 0, 1, 0)[2:]
-    assert ask(charts, "history", granularity="day")["completed"] == days(2, 0, 2, 0)
+    assert read_metrics(charts, "history", granularity="day")["completed"] == days(2, 0, 2, 0)
 
 
 def test_hours_without_a_job_are_omitted(charts: Board) -> None:
-    shown = ask(charts, "history", granularity="hour", queue="{reports}", metric="completed")
+    shown = read_metrics(charts, "history", granularity="hour", queue="{reports}", metric="completed")
     assert shown == {"completed": [{"ts": FIRST_DAY + 2 * DAY_MS + 10 * 3_600_000, "value": 1}]}
 
 
 def test_charts_without_data_in_the_lake_are_empty(charts: Board) -> None:
-    assert ask(charts, "history", granularity="day", metric="queueage") == {"queueage": []}
-    assert ask(charts, "history", granularity="day", queue="{none}") == {"completed": [], "failed": []}
+    assert read_metrics(charts, "history", granularity="day", metric="queueage") == {"queueage": []}
+    assert read_metrics(charts, "history", granularity="day", queue="{none}") == {"completed": [], "failed": []}
     far = {"from": 8_000_000_000_000_000, "to": 8_600_000_000_000_000}
     assert charts.read("metrics/history", granularity="day", **far) == {"completed": [], "failed": []}
 
 
 def test_percentiles_are_in_milliseconds_with_the_number_of_attempts(charts: Board) -> None:
-    asked = {"metric": "runtime", "granularity": "day", "queue": "{mail}", "percentiles": "0,50,99.9"}
-    first, second = ask(charts, "latency", **asked)
+    query = {"metric": "runtime", "granularity": "day", "queue": "{mail}", "percentiles": "0,50,99.9"}
+    first, second = read_metrics(charts, "latency", **query)
     assert (first["ts"], first["count"]) == (FIRST_DAY, 2)
     assert (second["ts"], second["count"]) == (FIRST_DAY + 2 * DAY_MS, 3)
     for percentile, exact in {"0": 50, "50": 300, "99.9": 9_000}.items():
         assert second["values"][percentile] == pytest.approx(exact, rel=0.01)
-    (whole,) = ask(charts, "latency", metric="waittime", granularity="range", queue="{mail}")
-    assert (whole["ts"], whole["count"], whole["values"]) == (FROM, 3, {"50": 10, "95": 10, "99": 10})
+    (entire,) = read_metrics(charts, "latency", metric="waittime", granularity="range", queue="{mail}")
+    assert (entire["ts"], entire["count"], entire["values"]) == (FROM, 3, {"50": 10, "95": 10, "99": 10})
 
 
 def test_the_board_offers_history_without_storage_usage_and_purge(charts: Board) -> None:
@@ -105,7 +105,7 @@ def test_the_board_offers_history_without_storage_usage_and_purge(charts: Board)
 def test_a_reply_is_cached_and_an_error_is_not(charts: Board, lake: LakeBuilder) -> None:
     def completed() -> object:
         # One metric, one request: of two, the board reports the first error while the other request still runs.
-        return ask(charts, "history", granularity="day", queue="{mail}", metric="completed")["completed"]
+        return read_metrics(charts, "history", granularity="day", queue="{mail}", metric="completed")["completed"]
 
     table = lake.layout.root / "silver" / "attempts"
     (broken,) = table.glob("dt=2024-11-18/queue=mail/*")

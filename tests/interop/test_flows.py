@@ -1,4 +1,4 @@
-"""Flows over two queues: we add and Node adds, parents and children on either side, whatever becomes of a child."""
+"""Flows over two queues work across Node and bulltask, whatever the outcome of a child."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ async def aexpand(self, step=0):
     return sorted((await self.aget_children_values()).values(), key=str)
 """
 
-SIDES = ["ours", "Node's"]
+CLIENTS = ["bulltask", "Node"]
 
 
 @dataclass
 class Orders:
-    """Parents in ``orders``, children in ``parts``, which Node calls ``{orders}`` and ``{parts}``."""
+    """Queues with parents (``orders``, in Node ``{orders}``) and children (``parts``, in Node ``{parts}``)."""
 
     url: str
     node: NodeBridge
@@ -87,18 +87,18 @@ class Orders:
     redis: redis.Redis
     workers: list[Worker]
 
-    def work(self, at: str, side: str, processor: str = "gather", **args: Any) -> None:
-        """Let one side work on a queue: ours runs the tasks above, Node's worker the named processor."""
-        if side == "Node's":
-            self.node.call("worker.start", queue=f"{{{at}}}", processor=processor, args=args)
+    def start_worker(self, queue: str, client: str, processor: str = "gather", /, **args: Any) -> None:
+        """Start a worker for a queue: bulltask's runs the tasks above, Node's the named processor."""
+        if client == "Node":
+            self.node.call("worker.start", queue=f"{{{queue}}}", processor=processor, args=args)
             return
         environ = {"PYTHONPATH": str(ROOT), "JOURNAL_URL": self.url}
         settings = {"broker_url": self.url, "worker_concurrency": 1}
         directory = self.directory / f"worker-{len(self.workers)}"
-        self.workers.append(Worker(directory, TASKS, options=["-Q", at], settings=settings, environ=environ))
+        self.workers.append(Worker(directory, TASKS, options=["-Q", queue], settings=settings, environ=environ))
 
-    def ended(self, queue: str, job_id: str) -> dict[str, str]:
-        """Wait for a job's end; its last event."""
+    def last_event(self, queue: str, job_id: str) -> dict[str, str]:
+        """Wait until a job has ended; return its last event."""
         stream = Stream(self.url, f"bull:{{{queue}}}:events")
         try:
             wait_until(lambda: self._ends(stream, job_id), 60, f"the end of job {job_id}")
@@ -107,7 +107,7 @@ class Orders:
             stream.close()
 
     def _ends(self, stream: Stream, job_id: str) -> list[dict[str, str]]:
-        return [it.fields for it in stream.all(jobId=job_id) if it.fields["event"] in {"completed", "failed"}]
+        return [entry.fields for entry in stream.all(jobId=job_id) if entry.fields["event"] in {"completed", "failed"}]
 
 
 @pytest.fixture
@@ -116,37 +116,37 @@ def orders(session_node: NodeBridge, broker_url: str, tmp_path: Path) -> Iterato
         FlowProducer(broker_url, result_expires=None) as flows,
         redis.Redis.from_url(broker_url, decode_responses=True) as client,
     ):
-        made = Orders(broker_url, session_node, tmp_path, flows, client, [])
-        yield made
-        for worker in made.workers:
+        orders = Orders(broker_url, session_node, tmp_path, flows, client, [])
+        yield orders
+        for worker in orders.workers:
             worker.close()
             sys.stdout.write(f"{worker.log}\n")
     session_node.reset()
 
 
 def job(name: str, *children: FlowJob, queue: str = "parts", job_id: str = "", **options: Any) -> FlowJob:
-    said: Any = {"attempts": 1, **options} | ({"job_id": job_id} if job_id else {})
-    return FlowJob(name, queue, {}, said, children)
+    all_options: Any = {"attempts": 1, **options} | ({"job_id": job_id} if job_id else {})
+    return FlowJob(name, queue, {}, all_options, children)
 
 
 def ok(n: int, **options: Any) -> FlowJob:
-    said: Any = options
-    return FlowJob("ok", "parts", {"n": n}, said)
+    all_options: Any = options
+    return FlowJob("ok", "parts", {"n": n}, all_options)
 
 
-# ---- every policy, on every pair of sides ----------------------------------------------------------------------------
+# ---- all failure options, with both workers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of_children", SIDES)
-@pytest.mark.parametrize("of_parents", SIDES)
+@pytest.mark.parametrize("child_worker", CLIENTS)
+@pytest.mark.parametrize("parent_worker", CLIENTS)
 def test_a_failed_child_affects_its_parent_as_the_flow_requires(
-    orders: Orders, of_parents: str, of_children: str
+    orders: Orders, parent_worker: str, child_worker: str
 ) -> None:
-    """The five ways in which a child can fail, in flows that bulltask adds."""
+    """The flows have one child for each option that decides what a failed child means to its parent."""
     add = orders.flows.add
     nothing = add(job("gather", job("fail"), ok(1), queue="orders"))
     ignored = add(job("gather", job("fail", ignore_dependency_on_failure=True), ok(2), queue="orders"))
-    forgotten = add(job("gather", job("fail", remove_dependency_on_failure=True), ok(3), queue="orders"))
+    removed = add(job("gather", job("fail", remove_dependency_on_failure=True), ok(3), queue="orders"))
     early = add(job("gather", job("fail", continue_parent_on_failure=True), ok(4, delay=3_600), queue="orders"))
     failing = add(job("gather", job("fail", fail_parent_on_failure=True), ok(5, delay=3_600), queue="orders"))
     cascade = add(
@@ -156,63 +156,68 @@ def test_a_failed_child_affects_its_parent_as_the_flow_requires(
             queue="orders",
         )
     )
-    orders.work("parts", of_children, "fail-named")
-    orders.work("orders", of_parents)
+    orders.start_worker("parts", child_worker, "fail-named")
+    orders.start_worker("orders", parent_worker)
 
     def values(flow: FlowNode[Job]) -> Any:
-        return json.loads(orders.ended("orders", flow.job.id)["returnvalue"])
+        return json.loads(orders.last_event("orders", flow.job.id)["returnvalue"])
 
-    def child(flow: FlowNode[Job], place: int = 0) -> str:
-        return flow.children[place].job.key
+    def child(flow: FlowNode[Job], index: int = 0) -> str:
+        return flow.children[index].job.key
 
-    value = (lambda n: {"n": n}) if of_children == "Node's" else (lambda n: n)
-    reason = "it failed" if of_children == "Node's" else "no ünicorn"
+    value = (lambda n: {"n": n}) if child_worker == "Node" else (lambda n: n)
+    reason = "it failed" if child_worker == "Node" else "no ünicorn"
     assert values(ignored) == {"values": {child(ignored, 1): value(2)}, "ignored": {child(ignored): reason}}
-    assert values(forgotten) == {"values": {child(forgotten, 1): value(3)}, "ignored": {}}
+    assert values(removed) == {"values": {child(removed, 1): value(3)}, "ignored": {}}
     assert values(early) == {"values": {}, "ignored": {child(early): reason}}
-    assert orders.redis.exists(child(early, 1)) == 0, "the parent gave up its other child"
-    assert orders.ended("orders", failing.job.id)["failedReason"] == f"child {child(failing)} failed"
-    assert orders.redis.zscore("bull:{parts}:delayed", failing.children[1].job.id), "the other child goes on"
+    assert orders.redis.exists(child(early, 1)) == 0, "the parent removed its other child"
+    assert orders.last_event("orders", failing.job.id)["failedReason"] == f"child {child(failing)} failed"
+    assert orders.redis.zscore("bull:{parts}:delayed", failing.children[1].job.id), "the other child is still delayed"
     middle = cascade.children[0]
-    assert orders.ended("orders", middle.job.id)["failedReason"] == f"child {child(middle)} failed"
-    assert orders.ended("orders", cascade.job.id)["failedReason"] == f"child {middle.job.key} failed"
+    assert orders.last_event("orders", middle.job.id)["failedReason"] == f"child {child(middle)} failed"
+    assert orders.last_event("orders", cascade.job.id)["failedReason"] == f"child {middle.job.key} failed"
     failing.job.refresh()
     assert failing.job.attempts_made == 1
 
-    assert orders.ended("parts", nothing.children[0].job.id)["event"] == "failed"
-    assert orders.ended("parts", nothing.children[1].job.id)["event"] == "completed"
-    assert nothing.job.get_state() == "waiting-children", "for ever, unless the child is retried and completes"
+    assert orders.last_event("parts", nothing.children[0].job.id)["event"] == "failed"
+    assert orders.last_event("parts", nothing.children[1].job.id)["event"] == "completed"
+    assert nothing.job.get_state() == "waiting-children", "until the child is retried and completes"
     counts = nothing.job.get_dependencies_count()
     assert counts == {"processed": 1, "unprocessed": 1, "ignored": 0, "failed": 0}
 
 
-@pytest.mark.parametrize("of_children", SIDES)
-@pytest.mark.parametrize("of_parents", SIDES)
-def test_a_parent_has_the_values_of_its_children(orders: Orders, of_parents: str, of_children: str) -> None:
+@pytest.mark.parametrize("child_worker", CLIENTS)
+@pytest.mark.parametrize("parent_worker", CLIENTS)
+def test_a_parent_has_the_values_of_its_children(orders: Orders, parent_worker: str, child_worker: str) -> None:
     flow = orders.flows.add(job("gather", *(ok(n) for n in range(5)), queue="orders"))
-    orders.work("orders", of_parents)
-    orders.work("parts", of_children, "echo")
-    found = json.loads(orders.ended("orders", flow.job.id)["returnvalue"])
-    wanted = [{"n": n} if of_children == "Node's" else n for n in range(5)]
-    assert found == {"values": dict(zip((it.job.key for it in flow.children), wanted, strict=True)), "ignored": {}}
-    assert flow.job.result().get(timeout=60) == found
-    assert flow.job.get_children_values() == found["values"]
+    orders.start_worker("orders", parent_worker)
+    orders.start_worker("parts", child_worker, "echo")
+    result = json.loads(orders.last_event("orders", flow.job.id)["returnvalue"])
+    expected = [{"n": n} if child_worker == "Node" else n for n in range(5)]
+    assert result == {
+        "values": dict(zip((child.job.key for child in flow.children), expected, strict=True)),
+        "ignored": {},
+    }
+    assert flow.job.result().get(timeout=60) == result
+    assert flow.job.get_children_values() == result["values"]
 
 
-@pytest.mark.parametrize("of_children", SIDES)
-@pytest.mark.parametrize(("of_parents", "task"), [("ours", "expand"), ("ours", "aexpand"), ("Node's", "expand")])
+@pytest.mark.parametrize("child_worker", CLIENTS)
+@pytest.mark.parametrize(
+    ("parent_worker", "task"), [("bulltask", "expand"), ("bulltask", "aexpand"), ("Node", "expand")]
+)
 def test_a_running_job_adds_children_and_waits_for_them(
-    orders: Orders, of_parents: str, task: str, of_children: str
+    orders: Orders, parent_worker: str, task: str, child_worker: str
 ) -> None:
     parent = orders.flows.add(job(task, queue="orders", attempts=1))
-    orders.work("orders", of_parents, "expand", queue="{parts}", connection=connection_of(orders.url))
-    orders.work("parts", of_children, "echo")
-    value: Callable[[int], Any] = (lambda n: {"n": n}) if of_children == "Node's" else (lambda n: n)
+    orders.start_worker("orders", parent_worker, "expand", queue="{parts}", connection=connection_of(orders.url))
+    orders.start_worker("parts", child_worker, "echo")
+    value: Callable[[int], Any] = (lambda n: {"n": n}) if child_worker == "Node" else (lambda n: n)
     assert parent.job.result().get(timeout=60) == [value(n) for n in (1, 2, 3)]
     parent.job.refresh()
     assert (parent.job.attempts_made, parent.job.attempts_started) == (1, 2)
     events: Any = orders.redis.xrange("bull:{orders}:events")
-    assert [(it["event"], it.get("prev")) for _, it in events if it.get("jobId") == parent.job.id] == [
+    assert [(event["event"], event.get("prev")) for _, event in events if event.get("jobId") == parent.job.id] == [
         ("added", None),
         ("waiting", None),
         ("active", "waiting"),
@@ -225,26 +230,32 @@ def test_a_running_job_adds_children_and_waits_for_them(
 
 def test_a_parent_runs_after_its_failed_child_was_retried(orders: Orders) -> None:
     flow = orders.flows.add(job("gather", job("fail"), queue="orders"))
-    orders.work("orders", "ours")
+    orders.start_worker("orders", "bulltask")
     handle = orders.node.call("worker.start", queue="{parts}", processor="fail-named")
     child = flow.children[0].job
-    orders.ended("parts", child.id)
+    orders.last_event("parts", child.id)
     orders.node.call("worker.close", worker=handle)
     orders.node.call("worker.start", queue="{parts}", processor="echo")
     child.retry()
     assert flow.job.result().get(timeout=60) == {"values": {child.key: {}}, "ignored": {}}
 
 
-# ---- what stands in Redis, and what each reads of the other ----------------------------------------------------------
+# ---- stored flows ----------------------------------------------------------------------------------------------------
 
 
 def tree(name: str, queue: str, *children: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """A node of a flow in Node's spelling."""
-    said = {"jobId": name, "timestamp": 1_700_000_000_000, "attempts": 2, **options}
-    return {"name": name, "queueName": queue, "data": {"to": ["ä😀", None]}, "opts": said, "children": list(children)}
+    """Return a node of a flow with BullMQ's option names."""
+    all_options = {"jobId": name, "timestamp": 1_700_000_000_000, "attempts": 2, **options}
+    return {
+        "name": name,
+        "queueName": queue,
+        "data": {"to": ["ä😀", None]},
+        "opts": all_options,
+        "children": list(children),
+    }
 
 
-SPELLINGS = {
+OPTION_NAMES = {
     "jobId": "job_id",
     "failParentOnFailure": "fail_parent_on_failure",
     "continueParentOnFailure": "continue_parent_on_failure",
@@ -253,23 +264,23 @@ SPELLINGS = {
 }
 
 
-def in_python(node: dict[str, Any]) -> FlowJob:
-    """The same node in ours."""
+def to_bulltask(node: dict[str, Any]) -> FlowJob:
+    """Return the same node with bulltask's option names."""
     options: Any = {"backoff": None}
     for name, value in node["opts"].items():
-        options[SPELLINGS.get(name, name)] = value / 1000 if name in {"timestamp", "delay"} else value
-    children = [in_python(child) for child in node["children"]]
+        options[OPTION_NAMES.get(name, name)] = value / 1000 if name in {"timestamp", "delay"} else value
+    children = [to_bulltask(child) for child in node["children"]]
     return FlowJob(node["name"], node["queueName"], node["data"], options, children)
 
 
 def everything(client: redis.Redis, prefix: str) -> dict[str, Any]:
-    """All that Redis holds under a prefix, which is taken out of it; stream ids are the server's."""
-    found: dict[str, Any] = {}
+    """Return everything under a prefix, without the prefix and the ids of stream entries."""
+    values: dict[str, Any] = {}
     for key in sorted(client.scan_iter(f"{prefix}:*")):
         value: Any = READ[str(client.type(key))](client, key)
         text = json.dumps(value, ensure_ascii=False).replace(prefix, "P")
-        found[key.removeprefix(prefix)] = json.loads(text)
-    return found
+        values[key.removeprefix(prefix)] = json.loads(text)
+    return values
 
 
 READ: dict[str, Callable[[Any, str], Any]] = {
@@ -282,9 +293,9 @@ READ: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
-def without_intended(found: dict[str, Any]) -> dict[str, Any]:
-    """Ours writes meta.version, and its own options; the order of JSON's keys means nothing."""
-    for key, value in found.items():
+def without_intended_differences(state: dict[str, Any]) -> dict[str, Any]:
+    """Remove meta.version and the option ``bulltask``, which bulltask adds, and parse JSON."""
+    for key, value in state.items():
         if key.endswith(":meta"):
             value.pop("version", None)
         if isinstance(value, dict) and "opts" in value:
@@ -292,7 +303,7 @@ def without_intended(found: dict[str, Any]) -> dict[str, Any]:
             value["opts"].pop("bulltask", None)
             if "parent" in value:
                 value["parent"] = json.loads(value["parent"])
-    return found
+    return state
 
 
 FLOWS = {
@@ -320,23 +331,25 @@ FLOWS = {
 def test_bulltask_and_node_store_the_same_flow(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
 ) -> None:
-    session_node.call("flow.add", flow=FLOWS[flow], prefix="theirs")
-    with FlowProducer(broker_url, prefix="ours", queue_hash_tag=False, result_expires=None) as flows:
-        flows.add(in_python(FLOWS[flow]))
-    theirs, ours = (without_intended(everything(redis_client, prefix)) for prefix in ("theirs", "ours"))
-    for found in (theirs, ours):  # the moment at which a delayed job is due is each clock's own
-        for key in [key for key in found if key.endswith((":delayed", ":marker"))]:
-            found[key] = [member for member, _ in found[key]]
-        for value in found.values():
+    session_node.call("flow.add", flow=FLOWS[flow], prefix="node")
+    with FlowProducer(broker_url, prefix="bulltask", queue_hash_tag=False, result_expires=None) as flows:
+        flows.add(to_bulltask(FLOWS[flow]))
+    node_state, bulltask_state = (
+        without_intended_differences(everything(redis_client, prefix)) for prefix in ("node", "bulltask")
+    )
+    for state in (node_state, bulltask_state):  # the due times come from different clocks
+        for key in [key for key in state if key.endswith((":delayed", ":marker"))]:
+            state[key] = [member for member, _ in state[key]]
+        for value in state.values():
             for fields in value if isinstance(value, list) else ():
                 if isinstance(fields, dict) and "delay" in fields:
                     fields["delay"] = "due"
-    assert ours == theirs
+    assert bulltask_state == node_state
     session_node.reset()
 
 
 def shape(node: FlowNode[Job] | dict[str, Any] | None) -> Any:
-    """The ids, children sorted by theirs: a set has no order."""
+    """Return the ids of a flow; children are sorted, because a set has no order."""
     assert node is not None
     if isinstance(node, dict):
         return (node["id"], sorted(shape(child) for child in node["children"]))
@@ -348,20 +361,22 @@ def test_bulltask_and_node_read_each_others_flows(
 ) -> None:
     flow = FLOWS["four levels"]
     with FlowProducer(broker_url, queue_hash_tag=False) as flows:
-        flows.add(in_python(flow))
-        ours = flows.get_flow("a", "n1")
+        flows.add(to_bulltask(flow))
+        read = flows.get_flow("a", "n1")
         assert (
-            shape(session_node.call("flow.get", queue="a", job="n1")) == shape(ours) == shape({**flow, **named(flow)})
+            shape(session_node.call("flow.get", queue="a", job="n1"))
+            == shape(read)
+            == shape({**flow, **with_ids(flow)})
         )
         redis_client.flushall()
         session_node.call("flow.addBulk", flows=[flow])
-        assert shape(flows.get_flow("a", "n1")) == shape(ours)
+        assert shape(flows.get_flow("a", "n1")) == shape(read)
         assert shape(flows.get_flow("a", "n1", depth=2)) == shape(
             session_node.call("flow.get", queue="a", job="n1", opts={"depth": 2})
         )
     session_node.reset()
 
 
-def named(node: dict[str, Any]) -> dict[str, Any]:
-    """The node as an answer of Node's: with its id."""
-    return {"id": node["opts"]["jobId"], "children": [named(child) for child in node["children"]]}
+def with_ids(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the node as Node returns it: with ids."""
+    return {"id": node["opts"]["jobId"], "children": [with_ids(child) for child in node["children"]]}

@@ -1,4 +1,4 @@
-"""Malformed jobs under the official client's worker, and under ours: docs/explanation/guarantees.md has the table."""
+"""Malformed jobs in the workers of Node and bulltask: docs/explanation/guarantees.md has the table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from bulltask.testing.wait import wait_until
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 LOST_BY_NODE = ["counter", "deduplication", "text", "nan", "behind"]
-"""Of the jobs of :func:`put`, those that are in no list any more when Node's worker has met them."""
+"""Jobs of :func:`add_malformed_jobs` that are in no list after Node's worker has acquired them."""
 
 
-def put(side: SideBySide) -> None:
-    """Put a malformed job of each class into the queue, and two good ones: behind one that is delayed, and last."""
+def add_malformed_jobs(side: InteropQueue) -> None:
+    """Add a malformed job of each class, and two valid ones: one behind a delayed job, and the last one."""
     redis, keys = side.redis, side.keys
     plain: dict[str, Any] = {
         "name": "echo",
@@ -30,7 +30,7 @@ def put(side: SideBySide) -> None:
     malformed: dict[str, dict[str, Any]] = {
         "counter": {"atm": "many"},
         "deduplication": {"deid": "x"},
-        "taken": {"ats": "many"},
+        "attempts": {"ats": "many"},
         "parent": {"parent": "{", "parentKey": "bull:{none}:1"},
         "nan": {"priority": "nan"},
         "behind": {},
@@ -40,46 +40,46 @@ def put(side: SideBySide) -> None:
         redis.hset(keys.job(job), mapping=plain | fields)
     redis.sadd(keys.deduplication("x"), "not a job id")
     redis.set(keys.job("text"), "not a hash")
-    redis.lpush(keys.wait, "counter", "deduplication", "taken", "parent", "text", "good")
+    redis.lpush(keys.wait, "counter", "deduplication", "attempts", "parent", "text", "good")
     redis.zadd(keys.delayed, {"nan": 4096, "behind": 8192})
 
 
-def places(side: SideBySide, job: str) -> set[str]:
-    """Where a job is."""
+def states_of(side: InteropQueue, job: str) -> set[str]:
+    """Return the lists and sets that hold a job."""
     keys, pipe = side.keys, side.redis.pipeline()
     lists, sets = ("wait", "active"), ("delayed", "prioritized", "completed", "failed")
     for name in lists:
         pipe.lpos(getattr(keys, name), job)
     for name in sets:
         pipe.zscore(getattr(keys, name), job)
-    return {name for name, found in zip((*lists, *sets), pipe.execute(), strict=True) if found is not None}
+    return {name for name, position in zip((*lists, *sets), pipe.execute(), strict=True) if position is not None}
 
 
-def is_in(side: SideBySide, job: str, state: str) -> bool:
+def is_in(side: InteropQueue, job: str, state: str) -> bool:
     """Whether a job is in that state, and in no other."""
-    return places(side, job) == {state}
+    return states_of(side, job) == {state}
 
 
-def test_malformed_jobs_that_node_loses_end_in_bulltask(mail: SideBySide) -> None:
-    put(mail)
+def test_malformed_jobs_that_node_loses_end_in_bulltask(mail: InteropQueue) -> None:
+    add_malformed_jobs(mail)
     worker = mail.node_worker(lockDuration=1_000, stalledInterval=1_000, runRetryDelay=20)
-    wait_until(lambda: not any(places(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")
-    assert places(mail, "good") == {"completed"}
-    for job in ("taken", "parent"):
-        assert not places(mail, job) & {"completed", "failed"}
+    wait_until(lambda: not any(states_of(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")
+    assert states_of(mail, "good") == {"completed"}
+    for job in ("attempts", "parent"):
+        assert not states_of(mail, job) & {"completed", "failed"}
     mail.node.call("worker.close", worker=worker, force=True)
 
     mail.redis.flushall()
-    put(mail)
+    add_malformed_jobs(mail)
     mail.worker()
-    ours = {"completed": ["good", "nan", "behind"], "failed": ["counter", "deduplication", "taken", "parent"]}
-    for state, jobs in ours.items():
+    expected = {"completed": ["good", "nan", "behind"], "failed": ["counter", "deduplication", "attempts", "parent"]}
+    for state, jobs in expected.items():
         for job in jobs:
             wait_until(partial(is_in, mail, job, state), 20, f"{job} is {state}")
     assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("the job was quarantined")
 
 
-def test_huge_numbers_from_node_crash_no_child(mail: SideBySide) -> None:
+def test_huge_numbers_from_node_crash_no_child(mail: InteropQueue) -> None:
     data: dict[str, object] = {"value": 1}
     large: list[dict[str, object]] = [
         {"attempts": 1.7976931348623157e308},  # Number.MAX_VALUE

@@ -1,4 +1,4 @@
-"""Flows that Node's FlowProducer makes, run by our workers."""
+"""bulltask's workers run flows of Node's FlowProducer."""
 
 from __future__ import annotations
 
@@ -7,120 +7,120 @@ from typing import Any
 
 import pytest
 
+from tests.interop.interop_queue import CLOCK_TOLERANCE_MS, InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
-from tests.interop.side_by_side import CLOCKS_MS, SideBySide, ran
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
 def node_of(name: str, data: object = None, *children: dict[str, Any], queue: str, **opts: object) -> dict[str, Any]:
-    """A node of a flow as FlowProducer takes it."""
+    """Return a node of a flow for Node's FlowProducer."""
     return {"name": name, "data": data or {}, "queueName": queue, "opts": opts, "children": list(children)}
 
 
-def values(side: SideBySide, parent: str) -> dict[str, Any]:
-    """Node's ``getChildrenValues`` by job id instead of by key."""
-    found: dict[str, Any] = side.job_call(parent, "getChildrenValues")
-    return {key.rpartition(":")[2]: value for key, value in found.items()}
+def values(side: InteropQueue, parent: str) -> dict[str, Any]:
+    """Return Node's ``getChildrenValues`` by job id instead of by key."""
+    by_key: dict[str, Any] = side.job_call(parent, "getChildrenValues")
+    return {key.rpartition(":")[2]: value for key, value in by_key.items()}
 
 
-def test_children_run_first_and_node_reads_their_values(either: SideBySide, tmp_path: Path) -> None:
-    either.worker(children=2)
-    file, queue = str(tmp_path / "runs"), either.name
-    either.call("pause")
+def test_children_run_first_and_node_reads_their_values(any_mail: InteropQueue, tmp_path: Path) -> None:
+    any_mail.worker(children=2)
+    file, queue = str(tmp_path / "runs"), any_mail.name
+    any_mail.call("pause")
     children = [node_of("echo", {"value": {"n": n, "none": None}}, queue=queue) for n in range(3)]
-    flow = either.node.call("flow.add", flow=node_of("record", {"file": file}, *children, queue=queue))
-    assert either.counts() == {"paused": 3, "waiting-children": 1}
-    either.call("resume")
-    either.finished(flow["id"])
+    flow = any_mail.node.call("flow.add", flow=node_of("record", {"file": file}, *children, queue=queue))
+    assert any_mail.counts() == {"paused": 3, "waiting-children": 1}
+    any_mail.call("resume")
+    any_mail.node_result(flow["id"])
     ids = [child["id"] for child in flow["children"]]
-    assert values(either, flow["id"]) == {ids[n]: {"n": n, "none": None} for n in range(3)}
-    seen = [either.seen(job) for job in (*ids, flow["id"])]
-    assert max(child["finishedOn"] for child in seen[:3]) <= seen[3]["processedOn"] + CLOCKS_MS
-    assert ran(file) == [flow["id"]]
-    assert either.counts() == {"completed": 4}
+    assert values(any_mail, flow["id"]) == {ids[n]: {"n": n, "none": None} for n in range(3)}
+    seen = [any_mail.node_job(job) for job in (*ids, flow["id"])]
+    assert max(child["finishedOn"] for child in seen[:3]) <= seen[3]["processedOn"] + CLOCK_TOLERANCE_MS
+    assert recorded_ids(file) == [flow["id"]]
+    assert any_mail.counts() == {"completed": 4}
 
 
-def test_node_receives_all_events_of_a_parent(mail: SideBySide) -> None:
+def test_node_receives_all_events_of_a_parent(mail: InteropQueue) -> None:
     mail.listen()
     mail.worker()
     flow = mail.node.call("flow.add", flow=node_of("echo", {}, node_of("echo", queue=mail.name), queue=mail.name))
     mail.wait_for_event("completed", flow["id"])
-    told = [found["event"] for found in mail.node.events() if found["args"].get("jobId") == flow["id"]]
-    assert told == ["added", "waiting-children", "waiting", "active", "completed"]
+    names = [event["event"] for event in mail.node.events() if event["args"].get("jobId") == flow["id"]]
+    assert names == ["added", "waiting-children", "waiting", "active", "completed"]
     assert mail.wait_for_event("waiting", flow["id"])["prev"] == "waiting-children"
 
 
-def test_a_flow_of_three_levels_over_two_queues_runs(mail: SideBySide) -> None:
+def test_a_flow_of_three_levels_over_two_queues_runs(mail: InteropQueue) -> None:
     mail.worker(queues=["mail", "parts"])
     leaves = [node_of("add", {"x": n}, queue="{parts}") for n in range(2)]
     middle = node_of("aecho", {"value": "middle"}, *leaves, queue="{mail}")
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, middle, queue="{mail}"))
-    assert mail.finished(flow["id"]) == "top"
+    assert mail.node_result(flow["id"]) == "top"
     [middle_id] = [child["id"] for child in flow["children"]]
     assert values(mail, flow["id"]) == {middle_id: "middle"}
     assert sorted(values(mail, middle_id).values()) == [10, 11]
 
 
-def test_a_parent_runs_in_bulltask_after_its_children_ran_in_node(mail: SideBySide) -> None:
+def test_a_parent_runs_in_bulltask_after_its_children_ran_in_node(mail: InteropQueue) -> None:
     mail.worker()
     child = node_of("anything", {"n": 1}, queue="{parts}")
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": 2}, child, queue="{mail}"))
     mail.node.call("worker.start", queue="{parts}", processor="echo")
-    assert mail.finished(flow["id"]) == 2
+    assert mail.node_result(flow["id"]) == 2
     assert list(values(mail, flow["id"]).values()) == [{"n": 1}]
 
 
-def test_a_failed_child_fails_its_parent_if_node_requires_it(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_failed_child_fails_its_parent_if_node_requires_it(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     child = node_of("fail", {"error": "PermanentError"}, queue=mail.name, failParentOnFailure=True)
     flow = mail.node.call("flow.add", flow=node_of("record", {"file": file}, child, queue=mail.name, attempts=3))
     [child_id] = [child["id"] for child in flow["children"]]
     with pytest.raises(NodeError, match=f"child {mail.keys.job(child_id)} failed"):
-        mail.finished(flow["id"])
-    seen = mail.seen(flow["id"])
+        mail.node_result(flow["id"])
+    seen = mail.node_job(flow["id"])
     assert (seen["state"], seen["attemptsMade"]) == ("failed", 1)
     assert not Path(file).exists(), "the parent's task was not called"
 
 
 @pytest.mark.parametrize("option", ["ignoreDependencyOnFailure", "removeDependencyOnFailure"])
-def test_a_parent_runs_although_a_child_failed_if_node_allows_it(mail: SideBySide, option: str) -> None:
+def test_a_parent_runs_although_a_child_failed_if_node_allows_it(mail: InteropQueue, option: str) -> None:
     mail.worker()
     bad = node_of("fail", {"error": "ValueError", "message": "no ünicorn"}, queue=mail.name, **{option: True})
     good = node_of("echo", {"value": 1}, queue=mail.name)
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": 2}, bad, good, queue=mail.name))
-    assert mail.finished(flow["id"]) == 2
+    assert mail.node_result(flow["id"]) == 2
     assert list(values(mail, flow["id"]).values()) == [1]
     failures = mail.job_call(flow["id"], "getIgnoredChildrenFailures")
     assert list(failures.values()) == (["no ünicorn"] if option.startswith("ignore") else [])
 
 
-def early_parent(side: SideBySide, **opts: object) -> str:
-    """The parent of a flow that is released by a failed child while another child is still to come."""
+def early_parent(side: InteropQueue, **opts: object) -> str:
+    """Add a flow whose parent a failed child releases while another child is still pending; return the parent's id."""
     bad = node_of("fail", {"error": "PermanentError"}, queue=side.name, continueParentOnFailure=True)
     late = node_of("echo", {"value": "late"}, queue="{later}")
     flow = side.node.call("flow.add", flow=node_of("echo", {"value": 2}, bad, late, queue=side.name, **opts))
     return str(flow["id"])
 
 
-@pytest.mark.parametrize("ran_by", ["us", "Node"])
-def test_a_parent_with_pending_children_is_retried(mail: SideBySide, ran_by: str) -> None:
-    mail.worker() if ran_by == "us" else mail.node_worker("fail-named")
+@pytest.mark.parametrize("ran_by", ["bulltask", "Node"])
+def test_a_parent_with_pending_children_is_retried(mail: InteropQueue, ran_by: str) -> None:
+    mail.worker() if ran_by == "bulltask" else mail.node_worker("fail-named")
     mail.listen()
     parent = early_parent(mail, attempts=20, backoff=100)
     mail.wait_for_event("delayed", parent)
     mail.node.call("worker.start", queue="{later}", processor="echo")
-    assert mail.finished(parent) == (2 if ran_by == "us" else {"value": 2})
-    assert mail.seen(parent)["attemptsMade"] >= 2
+    assert mail.node_result(parent) == (2 if ran_by == "bulltask" else {"value": 2})
+    assert mail.node_job(parent)["attemptsMade"] >= 2
 
 
-@pytest.mark.parametrize("ran_by", ["us", "Node"])
-def test_a_parent_with_pending_children_fails_without_attempts_left(mail: SideBySide, ran_by: str) -> None:
-    mail.worker() if ran_by == "us" else mail.node_worker("fail-named")
+@pytest.mark.parametrize("ran_by", ["bulltask", "Node"])
+def test_a_parent_with_pending_children_fails_without_attempts_left(mail: InteropQueue, ran_by: str) -> None:
+    mail.worker() if ran_by == "bulltask" else mail.node_worker("fail-named")
     parent = early_parent(mail)
     with pytest.raises(NodeError, match=r"pending (children|dependencies)"):
-        mail.finished(parent)
-    seen = mail.seen(parent)
+        mail.node_result(parent)
+    seen = mail.node_job(parent)
     assert (seen["state"], seen["attemptsMade"]) == ("failed", 1)
     assert "" not in seen["stacktrace"]

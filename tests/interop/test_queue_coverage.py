@@ -1,4 +1,4 @@
-"""The tables of methods in docs/reference/queues.md list all that Node declares, and what they name of ours exists."""
+"""The tables in docs/reference/queues.md list all of Node's methods and only existing names of bulltask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASSES = {
     "JobScheduler": [("job-scheduler", "JobScheduler")],
     "Repeat": [("repeat", "Repeat")],
 }
-OURS: dict[str, type] = {
+BULLTASK_CLASSES: dict[str, type] = {
     "Queue": Queue,
     "Job": Job,
     "FlowProducer": FlowProducer,
@@ -31,7 +31,7 @@ OURS: dict[str, type] = {
     "Repeat": Repeatables,
 }
 NOT_FOR_USERS = {"assign", "change", "context"}
-"""Public to the rest of bulltask."""
+"""Members that are public only for the rest of bulltask."""
 
 
 def without_comments(path: str) -> str:
@@ -39,20 +39,20 @@ def without_comments(path: str) -> str:
 
 
 def declared(file: str, name: str) -> set[str]:
-    """The public members of a class, as Node's type declarations have them."""
+    """Return the public members of a class in Node's type declarations."""
     body = re.split(rf"^export declare class {name}\b", without_comments(f"classes/{file}.d.ts"), flags=re.MULTILINE)[1]
     member = r"^    (?!private|protected)(?:(?:static|readonly|get) )*(\w+)\??[<(:]"
     return set(re.findall(member, body.partition("\n}")[0], re.MULTILINE)) - {"constructor"}
 
 
 def options(file: str, *names: str) -> set[str]:
-    """The fields of interfaces."""
-    found: set[str] = set()
+    """Return the fields of interfaces."""
+    declared_names: set[str] = set()
     for name in names:
         kind = rf"^(?:export )?(?:declare )?(?:interface {name}\b|type {name} = )"
         body = re.split(kind, without_comments(file), flags=re.MULTILINE)[1].partition("\n}")[0]
-        found |= set(re.findall(r"^    (\w+)\??:", body, re.MULTILINE))
-    return found
+        declared_names |= set(re.findall(r"^    (\w+)\??:", body, re.MULTILINE))
+    return declared_names
 
 
 def rows(name: str) -> list[list[str]]:
@@ -64,45 +64,47 @@ def rows(name: str) -> list[list[str]]:
     ]
 
 
-def said(name: str) -> set[str]:
-    """What of Node's a table names."""
-    own = [row[0] for row in rows(name) if " of `" not in row[0]]
-    return {word for cell in own for word in re.findall(r"`(\w+)`", cell)}
+def names_in_table(name: str) -> set[str]:
+    """Return Node's names in a table."""
+    cells = [row[0] for row in rows(name) if " of `" not in row[0]]
+    return {word for cell in cells for word in re.findall(r"`(\w+)`", cell)}
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_table_lists_exactly_the_members_of_nodes_class(node_client: None, name: str) -> None:
-    found = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
-    assert len(found) >= 5, "the declarations are not read any more"
-    assert said(name) == found
+    declared_names = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
+    assert len(declared_names) >= 5, "the declarations could not be read"
+    assert names_in_table(name) == declared_names
 
 
 def test_every_option_of_nodes_queue_is_in_the_table(node_client: None) -> None:
-    found = options("interfaces/queue-options.d.ts", "QueueBaseOptions", "QueueOptions")
-    assert "defaultJobOptions" in found
-    assert said("QueueOptions") == found
+    declared_names = options("interfaces/queue-options.d.ts", "QueueBaseOptions", "QueueOptions")
+    assert "defaultJobOptions" in declared_names
+    assert names_in_table("QueueOptions") == declared_names
 
 
 def test_every_option_of_nodes_jobs_is_supported_or_in_the_table(node_client: None) -> None:
-    found = options("interfaces/base-job-options.d.ts", "DefaultJobOptions", "BaseJobOptions")
-    found |= options("types/job-options.d.ts", "CompressableJobOptions")
-    assert {"attempts", "deduplication", "failParentOnFailure"} <= found
-    spelled = {re.sub(r"([A-Z])", lambda capital: f"_{capital[1].lower()}", name): name for name in found}
-    assert {name for ours, name in spelled.items() if ours not in AddOptions.__annotations__} == said("JobsOptions")
+    declared_names = options("interfaces/base-job-options.d.ts", "DefaultJobOptions", "BaseJobOptions")
+    declared_names |= options("types/job-options.d.ts", "CompressableJobOptions")
+    assert {"attempts", "deduplication", "failParentOnFailure"} <= declared_names
+    by_option = {re.sub(r"([A-Z])", lambda capital: f"_{capital[1].lower()}", name): name for name in declared_names}
+    assert {name for option, name in by_option.items() if option not in AddOptions.__annotations__} == names_in_table(
+        "JobsOptions"
+    )
 
 
 def test_the_table_lists_the_scheduler_options_of_node_and_bulltask(node_client: None) -> None:
-    found = options("interfaces/repeat-options.d.ts", "RepeatOptions")
-    found |= options("../../../cron-parser/types/common.d.ts", "ParserOptions") - {"iterator"}
-    assert {"pattern", "tz"} <= found
-    assert said("RepeatOptions") == found
+    declared_names = options("interfaces/repeat-options.d.ts", "RepeatOptions")
+    declared_names |= options("../../../cron-parser/types/common.d.ts", "ParserOptions") - {"iterator"}
+    assert {"pattern", "tz"} <= declared_names
+    assert names_in_table("RepeatOptions") == declared_names
     named = {word for row in rows("RepeatOptions") for word in re.findall(r"`([a-z]+)`", row[1])}
     assert named == Rule.__annotations__.keys()
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", BULLTASK_CLASSES)
 def test_the_table_lists_exactly_the_names_of_bulltask(name: str) -> None:
-    kind = OURS[name]
+    kind = BULLTASK_CLASSES[name]
     named = {word for row in rows(name) for word in re.findall(r"`([a-z_]+)[`(]", row[1])}
     same = {word for row in rows(name) if row[1].strip(" |") == "the same" for word in re.findall(r"`(\w+)`", row[0])}
     public = {word for word in dir(kind) if not word.startswith("_")} - NOT_FOR_USERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bulltask import App
+from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
-from tests.interop.side_by_side import SideBySide
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 @pytest.mark.parametrize("queue", ["emails", "{emails}", "{a}-b", "e-mails.v2", "ünïcode 😀", "a/b#c"])
 @pytest.mark.parametrize("hash_tag", [True, False])
 def test_a_queue_has_a_hash_tag_in_node_unless_its_name_has_braces_or_it_is_off(
-    mail: SideBySide, queue: str, hash_tag: bool
+    mail: InteropQueue, queue: str, hash_tag: bool
 ) -> None:
     app = App("names", mail.url, queue_hash_tag=hash_tag)
     job = app.send_task("echo", queue=queue)
@@ -25,25 +25,25 @@ def test_a_queue_has_a_hash_tag_in_node_unless_its_name_has_braces_or_it_is_off(
     app.close()
 
 
-def test_a_name_with_and_without_a_hash_tag_names_two_queues(mail: SideBySide) -> None:
+def test_a_name_with_and_without_a_hash_tag_names_two_queues(mail: InteropQueue) -> None:
     mail.worker()
     mail.node.call("queue.add", queue="mail", name="echo", data={})
-    assert mail.finished(mail.add("echo", {"value": 1})) == 1
+    assert mail.node_result(mail.add("echo", {"value": 1})) == 1
     assert mail.node.call("queue.getJobCounts", queue="mail")["waiting"] == 1
 
 
-def test_a_worker_warns_about_jobs_in_the_queue_with_or_without_the_hash_tag(either: SideBySide) -> None:
-    other = "mail" if either.name == "{mail}" else "{mail}"
+def test_a_worker_warns_about_jobs_in_the_queue_with_or_without_the_hash_tag(any_mail: InteropQueue) -> None:
+    other = "mail" if any_mail.name == "{mail}" else "{mail}"
     for opts in ({}, {"delay": 60_000}, {"priority": 1}):
-        either.node.call("queue.add", queue=other, name="echo", data={}, opts=opts)
-    either.worker().wait_for_line("Worker started")
-    [warning] = either.workers[0].warnings()
+        any_mail.node.call("queue.add", queue=other, name="echo", data={}, opts=opts)
+    any_mail.worker().wait_for_line("Worker started")
+    [warning] = any_mail.workers[0].warnings()
     assert "hash tag" in warning["event"]
     assert f"queue_hash_tag={other == '{mail}'}" in warning["event"]
-    assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{either.name}:", f"bull:{other}:", 3)
+    assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{any_mail.name}:", f"bull:{other}:", 3)
 
 
-def test_a_prefix_must_be_the_same_on_both_sides(mail: SideBySide) -> None:
+def test_a_prefix_must_be_the_same_on_both_sides(mail: InteropQueue) -> None:
     mail.worker(prefix="shop")
     with NodeBridge.to(mail.url, prefix="shop") as node:
         job = node.call("queue.add", queue="{mail}", name="echo", data={"value": 1})

@@ -1,4 +1,4 @@
-"""Job schedulers made by one side and driven by the other, or by both at once."""
+"""Job schedulers of Node and bulltask run in the workers of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.schedule.repeat import Rule
 from bulltask.testing.wait import wait_until
-from tests.interop.side_by_side import SideBySide, ran
+from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.support.machine_load import scale_to_load
 from tests.support.streams import server_ms
 
@@ -21,42 +21,42 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
 def schedule(
-    sides: SideBySide, scheduler: str, repeat: dict[str, Any], name: str, data: object = None
+    sides: InteropQueue, scheduler: str, repeat: dict[str, Any], name: str, data: object = None
 ) -> dict[str, Any]:
-    """Node's ``upsertJobScheduler``; return the job of the first iteration."""
+    """Call Node's ``upsertJobScheduler``; return the job of the first iteration."""
     template = {"name": name, "data": {} if data is None else data, "opts": {"attempts": 3, "removeOnComplete": 100}}
     job: dict[str, Any] = sides.call("upsertJobScheduler", scheduler, repeat, template)
     return job
 
 
 def moments(file: str, scheduler: str) -> list[int]:
-    """When the iterations that ran were due, from their ids."""
+    """Return when the iterations that ran were due, from their ids."""
     if not Path(file).exists():
         return []
-    ids = [job.rpartition(":") for job in ran(file)]
+    ids = [job.rpartition(":") for job in recorded_ids(file)]
     return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
 
 
 def assert_regular(due: list[int], every_ms: int) -> None:
-    """One run for a tick, in order; a machine under load may leave a tick out."""
+    """Assert that no tick ran twice, and that they ran in order; a busy machine may skip a tick."""
     steps = {later - earlier for earlier, later in itertools.pairwise(due)}
     assert all(step > 0 and step % every_ms == 0 for step in steps), due
 
 
 @pytest.mark.parametrize("task", ["record", "arecord"])
-def test_a_series_of_node_continues_in_bulltasks_workers(either: SideBySide, tmp_path: Path, task: str) -> None:
+def test_a_series_of_node_continues_in_bulltasks_workers(any_mail: InteropQueue, tmp_path: Path, task: str) -> None:
     file = str(tmp_path / "runs")
-    schedule(either, "often", {"every": 300}, task, {"file": file})
-    either.worker(children=2)
+    schedule(any_mail, "often", {"every": 300}, task, {"file": file})
+    any_mail.worker(children=2)
     wait_until(lambda: len(moments(file, "often")) >= 6, 60, "six iterations")
     due = moments(file, "often")[:6]
     assert_regular(due, 300)
-    known = either.call("getJobScheduler", "often")
+    known = any_mail.call("getJobScheduler", "often")
     assert known["iterationCount"] >= 6
     assert known["template"]["data"] == {"file": file}
 
 
-def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "Europe/Berlin"}, "record", {"file": file})
     mail.worker(children=2)
@@ -66,7 +66,7 @@ def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: Si
     assert due[0] % 1000 == 0
 
 
-def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     schedule(mail, "thrice", {"every": 100, "limit": 3}, "record", {"file": file})
@@ -74,7 +74,7 @@ def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: SideBySi
     assert len(moments(file, "thrice")) == 3
 
 
-def test_an_end_date_of_node_ends_the_series(mail: SideBySide, tmp_path: Path) -> None:
+def test_an_end_date_of_node_ends_the_series(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.send("echo").get(timeout=60)
@@ -86,42 +86,42 @@ def test_an_end_date_of_node_ends_the_series(mail: SideBySide, tmp_path: Path) -
     assert due[-1] <= end < due[-1] + 1000
 
 
-def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: SideBySide) -> None:
+def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: InteropQueue) -> None:
     schedule(mail, "failing", {"every": 200}, "fail", {"error": "PermanentError"})
     mail.worker()
     wait_until(lambda: mail.counts().get("failed", 0) >= 4, 60, "four failures")
     assert mail.call("getJobScheduler", "failing")["iterationCount"] >= 4
 
 
-def test_a_repeatable_job_of_node_continues_in_bulltasks_worker(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_repeatable_job_of_node_continues_in_bulltasks_worker(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.add("record", {"file": file}, repeat={"every": 250, "limit": 4})
     wait_until(lambda: mail.counts() == {"completed": 4}, 60, "four iterations")
-    assert len(ran(file)) == 4
+    assert len(recorded_ids(file)) == 4
 
 
 # --- repeatable jobs of BullMQ before 5.10 ----------------------------------------------------------------------------
 
 
-def repeatable(sides: SideBySide, key: str, name: str, data: object, repeat: dict[str, Any]) -> str:
-    """A repeatable job whose key is of the old kind: Node goes on with such a key where it finds one."""
+def add_legacy_repeatable(sides: InteropQueue, key: str, name: str, data: object, repeat: dict[str, Any]) -> str:
+    """Add a repeatable job with a legacy key: Node keeps using such a key if it exists."""
     sides.redis.zadd(sides.keys.repeat, {key: 1})
     return sides.add(name, data, repeat=repeat, attempts=2)
 
 
-def test_legacy_repeatable_jobs_continue_to_their_limit(mail: SideBySide, tmp_path: Path) -> None:
+def test_legacy_repeatable_jobs_continue_to_their_limit(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
-    repeatable(mail, "record::::250", "record", {"file": file}, {"every": 250, "limit": 4})
+    add_legacy_repeatable(mail, "record::::250", "record", {"file": file}, {"every": 250, "limit": 4})
     assert mail.redis.zrange(mail.keys.repeat, 0, -1) == ["record::::250"]
     wait_until(lambda: mail.counts() == {"completed": 4}, 60, "four runs")
-    assert len(set(ran(file))) == 4
+    assert len(set(recorded_ids(file))) == 4
 
 
-def test_a_removed_legacy_repeatable_job_ends(mail: SideBySide) -> None:
+def test_a_removed_legacy_repeatable_job_ends(mail: InteropQueue) -> None:
     mail.worker()
-    job = repeatable(mail, "echo::::1000000000000", "echo", {}, {"every": 10**12})
+    job = add_legacy_repeatable(mail, "echo::::1000000000000", "echo", {}, {"every": 10**12})
     mail.redis.delete(mail.keys.repeat)
     mail.job_call(job, "promote")
     wait_until(lambda: mail.counts() == {"completed": 1}, 60, "the last run")
@@ -137,17 +137,17 @@ def test_a_removed_legacy_repeatable_job_ends(mail: SideBySide) -> None:
     ],
 )
 def test_both_workers_add_the_same_next_job_of_a_repeatable_job(
-    mail: SideBySide, key: str, data: object, repeat: dict[str, Any]
+    mail: InteropQueue, key: str, data: object, repeat: dict[str, Any]
 ) -> None:
     found = []
-    for side in ("Node", "ours"):
+    for side in ("Node", "bulltask"):
         mail.redis.flushdb()
-        job = repeatable(mail, key, "echo", data, repeat)
-        worker = mail.worker() if side == "ours" else None
+        job = add_legacy_repeatable(mail, key, "echo", data, repeat)
+        worker = mail.worker() if side == "bulltask" else None
         handle = mail.node_worker() if side == "Node" else ""
         mail.job_call(job, "promote")
-        # It fails where its data fits no argument of ours; that is no matter here.
-        wait_until(lambda: settled(mail.counts()), 60, "the next job")
+        # The job may fail because its data matches no argument; only the next job matters.
+        wait_until(lambda: has_next_job(mail.counts()), 60, "the next job")
         found.append((next_repeat(mail), mail.redis.zrange(mail.keys.repeat, 0, -1, withscores=True)))
         if worker is not None:
             worker.stop()
@@ -156,13 +156,13 @@ def test_both_workers_add_the_same_next_job_of_a_repeatable_job(
     assert found[0] == found[1]
 
 
-def settled(counts: dict[str, int]) -> bool:
-    """True when one job has ended and one is to come."""
+def has_next_job(counts: dict[str, int]) -> bool:
+    """Return whether one job has ended and the next one is delayed."""
     return counts in ({"completed": 1, "delayed": 1}, {"failed": 1, "delayed": 1})
 
 
-def next_repeat(sides: SideBySide) -> list[tuple[str, dict[str, Any]]]:
-    """The jobs of the queue with their hashes, without times."""
+def next_repeat(sides: InteropQueue) -> list[tuple[str, dict[str, Any]]]:
+    """Return the delayed jobs with their hashes, without times."""
     jobs = []
     for job in sorted(sides.redis.zrange(sides.keys.delayed, 0, -1)):
         fields = sides.redis.hgetall(sides.keys.job(job))
@@ -174,8 +174,8 @@ def next_repeat(sides: SideBySide) -> list[tuple[str, dict[str, Any]]]:
     return jobs
 
 
-def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: SideBySide) -> None:
-    """Each side picks up the first iteration of a scheduler; the jobs that follow are the same but for the times."""
+def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: InteropQueue) -> None:
+    """Each worker acquires the first iteration of a scheduler; the next jobs are equal except for their times."""
     repeats: dict[str, dict[str, Any]] = {
         "interval": {"every": 3_600_000},
         "limited": {"every": 3_600_000, "limit": 5},
@@ -189,30 +189,30 @@ def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: SideBySide) -> 
     options = {"attempts": 3, "backoff": {"type": "exponential", "delay": 500}, "priority": 0, "removeOnComplete": True}
     options |= {"keepLogs": 5, "stackTraceLimit": 2, "lifo": True, "sizeLimit": 1000}
     for scheduler, repeat in repeats.items():
-        mail.call("upsertJobScheduler", f"ours-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
+        mail.call("upsertJobScheduler", f"bulltask-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     worker = mail.worker()
-    wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "our next iterations")
-    ours = {scheduler: following(mail, f"ours-{scheduler}") for scheduler in repeats}
+    wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "bulltask's next iterations")
+    of_bulltask = {scheduler: following(mail, f"bulltask-{scheduler}") for scheduler in repeats}
     for scheduler in repeats:
-        mail.call("removeJobScheduler", f"ours-{scheduler}")
+        mail.call("removeJobScheduler", f"bulltask-{scheduler}")
     worker.stop()
     for scheduler, repeat in repeats.items():
         mail.call("upsertJobScheduler", f"node-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     mail.node_worker()
     wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "Node's next iterations")
-    theirs = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
-    assert ours == theirs
+    of_node = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
+    assert of_bulltask == of_node
 
 
-def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
-    """The hash of a scheduler's next job, and the scheduler's own, with times and names left out."""
+def following(sides: InteropQueue, scheduler: str) -> dict[str, Any]:
+    """Return the hashes of a scheduler's next job and of the scheduler, without times and names."""
     at = int(sides.redis.zscore(sides.keys.repeat, scheduler))
     job = sides.redis.hgetall(sides.keys.job(f"repeat:{scheduler}:{at}"))
     options = json.loads(job.pop("opts"))
     assert options.pop("jobId") == f"repeat:{scheduler}:{at}"
     assert options.pop("repeatJobKey") == job.pop("rjk") == scheduler
     assert options.pop("prevMillis", at) == at
-    # Node looks at its clock twice.
+    # Node reads its clock twice.
     assert abs(int(job.pop("timestamp")) - options.pop("timestamp")) < scale_to_load(1000)
     assert int(job.pop("delay")) == int(options.pop("delay"))
     known = sides.redis.hgetall(f"{sides.keys.repeat}:{scheduler}")
@@ -220,16 +220,16 @@ def following(sides: SideBySide, scheduler: str) -> dict[str, Any]:
     return {"job": job, "options": options, "scheduler": known}
 
 
-# --- ours -------------------------------------------------------------------------------------------------------------
+# --- bulltask ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def schedulers(mail: SideBySide) -> JobSchedulers:
-    """Ours of the queue ``mail``."""
+def schedulers(mail: InteropQueue) -> JobSchedulers:
+    """bulltask's schedulers of the queue ``mail``."""
     return mail.app.queue("mail").schedulers
 
 
-def test_nodes_worker_runs_bulltasks_schedulers(mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path) -> None:
+def test_nodes_worker_runs_bulltasks_schedulers(mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file})
     schedulers.upsert("often", every=0.3, name="record", data={"file": file})
@@ -243,41 +243,41 @@ def test_nodes_worker_runs_bulltasks_schedulers(mail: SideBySide, schedulers: Jo
     assert scheduler.iterations >= 5
 
 
-@pytest.mark.parametrize("maker", ["ours", "Node"])
+@pytest.mark.parametrize("maker", ["bulltask", "Node"])
 def test_workers_of_both_kinds_share_a_series_and_run_each_tick_once(
-    mail: SideBySide, schedulers: JobSchedulers, tmp_path: Path, maker: str
+    mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path, maker: str
 ) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file}, concurrency=2)
     mail.worker(children=2)
-    if maker == "ours":
+    if maker == "bulltask":
         schedulers.upsert("often", every=0.1, name="record", data={"file": file})
         schedulers.upsert("seconds", cron="* * * * * *", name="record", data={"file": file})
     else:
         schedule(mail, "often", {"every": 100}, "record", {"file": file})
         schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "UTC"}, "record", {"file": file})
-    wait_until(lambda: len(set(workers(file))) >= 2 and len(ran(file)) >= 40, 60, "forty runs on both sides")
+    wait_until(lambda: len(set(workers(file))) >= 2 and len(recorded_ids(file)) >= 40, 60, "forty runs on both sides")
     for scheduler, every_ms in (("often", 100), ("seconds", 1000)):
         assert_regular(moments(file, scheduler), every_ms)
-    assert len(mail.redis.zrange(mail.keys.delayed, 0, -1)) <= 2, "nothing has piled up"
+    assert len(mail.redis.zrange(mail.keys.delayed, 0, -1)) <= 2, "no jobs have accumulated"
 
 
 def workers(file: str) -> list[str]:
-    """The processes that ran jobs."""
+    """Return the processes that ran jobs."""
     return [line.split()[1] for line in Path(file).read_text().splitlines()] if Path(file).exists() else []
 
 
-def test_node_reads_bulltasks_schedulers(mail: SideBySide, schedulers: JobSchedulers) -> None:
-    ours = schedulers.upsert(
+def test_node_reads_bulltasks_schedulers(mail: InteropQueue, schedulers: JobSchedulers) -> None:
+    scheduler = schedulers.upsert(
         "nightly", cron="0 3 * * *", tz="Europe/Berlin", limit=9, name="clean", data={"days": 7}, options={"lifo": True}
     )
-    assert ours is not None
+    assert scheduler is not None
     seen = mail.call("getJobScheduler", "nightly")
     template = seen.pop("template")
     assert seen == {
         "key": "nightly",
         "name": "clean",
-        "next": ours.next_ms,
+        "next": scheduler.next_ms,
         "iterationCount": 1,
         "offset": 0,
         "limit": 9,
@@ -291,8 +291,8 @@ def test_node_reads_bulltasks_schedulers(mail: SideBySide, schedulers: JobSchedu
     assert schedulers.get("nightly") is None
 
 
-def test_bulltask_and_node_store_the_same_schedulers(mail: SideBySide, schedulers: JobSchedulers) -> None:
-    """The same upserts from both sides: schedulers and first jobs are equal but for times, ids and our own key."""
+def test_bulltask_and_node_store_the_same_schedulers(mail: InteropQueue, schedulers: JobSchedulers) -> None:
+    """The same upserts of both clients create equal schedulers and jobs, except times, ids and the key ``bulltask``."""
     start, end = 4_000_000_000_000, 4_100_000_000_000
     rules: dict[str, tuple[dict[str, Any], Rule]] = {
         "interval": ({"every": 60_000, "startDate": start}, {"every": 60, "start": moment(start)}),
@@ -307,11 +307,11 @@ def test_bulltask_and_node_store_the_same_schedulers(mail: SideBySide, scheduler
         ),
     }
     options: dict[str, Any] = {"attempts": 3, "backoff": {"type": "fixed", "delay": 500}, "removeOnComplete": True}
-    for name, (theirs, ours) in rules.items():
+    for name, (node_rule, bulltask_rule) in rules.items():
         template = {"name": "echo", "data": {"a": [1, "ü"]}, "opts": {**options, "removeOnFail": 5, "priority": 2}}
-        mail.call("upsertJobScheduler", f"node-{name}", theirs, template)
+        mail.call("upsertJobScheduler", f"node-{name}", node_rule, template)
         schedulers.upsert(
-            f"ours-{name}",
+            f"bulltask-{name}",
             name="echo",
             data={"a": [1, "ü"]},
             options={
@@ -321,17 +321,17 @@ def test_bulltask_and_node_store_the_same_schedulers(mail: SideBySide, scheduler
                 "remove_on_fail": 5,
                 "priority": 2,
             },
-            **ours,
+            **bulltask_rule,
         )
-        assert stored(mail, f"ours-{name}") == stored(mail, f"node-{name}"), name
+        assert stored(mail, f"bulltask-{name}") == stored(mail, f"node-{name}"), name
 
 
 def moment(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def stored(sides: SideBySide, scheduler: str) -> dict[str, Any]:
-    """:func:`following`, with the template decoded and without what only bulltask writes."""
+def stored(sides: InteropQueue, scheduler: str) -> dict[str, Any]:
+    """Return :func:`following` with a decoded template, without the fields that only bulltask writes."""
     found = following(sides, scheduler)
     template = json.loads(found["scheduler"].pop("opts"))
     for options in (template, found["options"]):

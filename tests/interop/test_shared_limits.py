@@ -1,4 +1,4 @@
-"""Options that Node's Worker and ours have in common and that meet in Redis: limiter, kept jobs, metrics."""
+"""Worker options that act on Redis work the same in Node and bulltask: limiter, retention, metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask.queue.responses import Metrics
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 from tests.support.rate_windows import max_starts_per_window
 from tests.support.streams import server_ms
 
@@ -19,42 +19,45 @@ LIMIT_MS = 1_500
 MINUTE_MS = 60_000
 
 
-def life(mail: SideBySide, job_id: str) -> dict[str, Any]:
-    """What a job has been through, by its fields and its events."""
+def history(mail: InteropQueue, job_id: str) -> dict[str, Any]:
+    """Return the fields and events that show what happened to a job."""
     fields = mail.redis.hgetall(mail.keys.job(job_id))
-    told = {name: fields.get(name) for name in ("ats", "atm", "failedReason", "stacktrace", "defa")}
-    return {**told, "events": [(entry["event"], entry.fields.get("prev")) for entry in mail.stream.all(jobId=job_id)]}
+    fields_of_run = {name: fields.get(name) for name in ("ats", "atm", "failedReason", "stacktrace", "defa")}
+    return {
+        **fields_of_run,
+        "events": [(entry["event"], entry.fields.get("prev")) for entry in mail.stream.all(jobId=job_id)],
+    }
 
 
 # ---- limiter --------------------------------------------------------------------------------------------------------
 
 
-def test_workers_of_node_and_bulltask_share_a_rate_limit(mail: SideBySide) -> None:
-    mail.worker(limiter="2/600ms", worker_name="ours").wait_for_line("Worker started")
-    mail.app.send_task("echo").get(timeout=60)  # it has started indeed
-    # Who takes the first job of a window is busy for a while, so the other one gets the second.
-    mail.node_worker("sleep", {"ms": 200}, name="theirs", limiter={"max": 2, "duration": 600})
+def test_workers_of_node_and_bulltask_share_a_rate_limit(mail: InteropQueue) -> None:
+    mail.worker(limiter="2/600ms", worker_name="bulltask").wait_for_line("Worker started")
+    mail.app.send_task("echo").get(timeout=60)  # the worker is running
+    # The worker that acquires the first job of a window stays busy, so the other worker gets the second.
+    mail.node_worker("sleep", {"ms": 200}, name="node", limiter={"max": 2, "duration": 600})
     jobs = [mail.add("spin", {"seconds": 0.2}) for _ in range(11)]
     for job in jobs:
-        mail.finished(job)
+        mail.node_result(job)
     starts = [entry.ms for entry in mail.stream.all(event="active")]
     assert len(starts) == 12
     assert max_starts_per_window(starts, 600) == 2
-    assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"theirs", "ours"}
+    assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"node", "bulltask"}
 
 
-def test_a_task_that_rate_limits_the_queue_stops_nodes_worker(mail: SideBySide) -> None:
+def test_a_task_that_rate_limits_the_queue_stops_nodes_worker(mail: InteropQueue) -> None:
     mail.worker(limiter="1000/s")
     first = mail.send("busy", duration=LIMIT_MS / 1000)
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first.id, prev="active")[0].ms
     handle = mail.node_worker("echo", {}, limiter=AMPLE)
     second = mail.add("echo", {"value": 1})
-    mail.finished(second)
+    mail.node_result(second)
     assert mail.stream.wait_for(timeout=60, event="active", jobId=second)[0].ms - limited_ms >= LIMIT_MS - 200
     mail.node.call("worker.close", worker=handle)
 
 
-def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: SideBySide) -> None:
+def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: InteropQueue) -> None:
     mail.node_worker("busy", {"ms": LIMIT_MS, "connection": {"url": mail.url}}, limiter=AMPLE)
     first = mail.add("echo", {"value": 1})
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first, prev="active")[0].ms
@@ -65,20 +68,20 @@ def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: SideBy
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: SideBySide, limited: bool) -> None:
+def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: InteropQueue, limited: bool) -> None:
     options: dict[str, Any] = {"limiter": AMPLE} if limited else {}
     handle = mail.node_worker("busy", {"ms": 300, "connection": {"url": mail.url}}, **options)
-    theirs = mail.add("busy", {"duration": 0.3}, attempts=1)
-    mail.finished(theirs)
-    there = life(mail, theirs)
+    node_id = mail.add("busy", {"duration": 0.3}, attempts=1)
+    mail.node_result(node_id)
+    in_node = history(mail, node_id)
     mail.node.call("worker.close", worker=handle)
     mail.worker(limiter="1000/s" if limited else "none")
-    ours = mail.add("busy", {"duration": 0.3}, attempts=1)
-    mail.finished(ours)
-    assert life(mail, ours) == there
-    assert (there["ats"], there["atm"]) == ("2", "1")
-    taken = [entry.ms for entry in mail.stream.all(event="active", jobId=ours)]
-    assert taken[1] - taken[0] >= 290
+    bulltask_id = mail.add("busy", {"duration": 0.3}, attempts=1)
+    mail.node_result(bulltask_id)
+    assert history(mail, bulltask_id) == in_node
+    assert (in_node["ats"], in_node["atm"]) == ("2", "1")
+    starts = [entry.ms for entry in mail.stream.all(event="active", jobId=bulltask_id)]
+    assert starts[1] - starts[0] >= 290
 
 
 # ---- remove_on_complete, remove_on_fail -----------------------------------------------------------------------------
@@ -86,7 +89,7 @@ def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: SideByS
 
 @pytest.mark.parametrize("task", ["echo", "fail"])
 @pytest.mark.parametrize(
-    ("option", "setting", "said"),
+    ("option", "setting", "job_options"),
     [
         ({"count": 2}, "2", [None] * 4),
         ({"count": 0}, "true", [None] * 4),
@@ -98,13 +101,18 @@ def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: SideByS
     ],
 )
 def test_retention_keeps_the_same_jobs_as_in_node(
-    mail: SideBySide, task: str, option: Any, setting: str, said: list[Any]
+    mail: InteropQueue, task: str, option: Any, setting: str, job_options: list[Any]
 ) -> None:
-    theirs, ours = ("removeOnComplete", "remove_on_complete") if task == "echo" else ("removeOnFail", "remove_on_fail")
+    node_option, bulltask_setting = (
+        ("removeOnComplete", "remove_on_complete") if task == "echo" else ("removeOnFail", "remove_on_fail")
+    )
 
-    def that_stay() -> list[int]:
-        """The places of those that are still there when all have ended."""
-        jobs = [mail.add(task, {}, **({} if own is None else {theirs: own})) for own in said]
+    def kept_positions() -> list[int]:
+        """Run jobs; return the positions of those that are kept when all have ended."""
+        jobs = [
+            mail.add(task, {}, **({} if job_option is None else {node_option: job_option}))
+            for job_option in job_options
+        ]
         event = "completed" if task == "echo" else "failed"
         for job in jobs:
             mail.stream.wait_for(timeout=60, event=event, jobId=job)
@@ -112,29 +120,29 @@ def test_retention_keeps_the_same_jobs_as_in_node(
         assert kept == [job for job in jobs if mail.redis.exists(mail.keys.job(job))]
         return [jobs.index(job) for job in kept]
 
-    handle = mail.node_worker(task, {}, **({} if option is None else {theirs: option}))
-    there = that_stay()
+    handle = mail.node_worker(task, {}, **({} if option is None else {node_option: option}))
+    in_node = kept_positions()
     mail.node.call("worker.close", worker=handle)
     mail.call("clean", 0, 100, "completed" if task == "echo" else "failed")
-    settings: dict[str, Any] = {ours: setting}
+    settings: dict[str, Any] = {bulltask_setting: setting}
     mail.worker(**settings)
-    assert that_stay() == there
+    assert kept_positions() == in_node
 
 
 # ---- metrics --------------------------------------------------------------------------------------------------------
 
 
-def their_metrics(mail: SideBySide, kind: str) -> Metrics:
-    """What Node's getMetrics says."""
-    said = mail.call("getMetrics", kind)
-    facts = said["meta"]
-    points = tuple(int(point) for point in said["data"])
-    return Metrics(int(facts["count"]), int(facts["prevTS"]), int(facts["prevCount"]), points, int(said["count"]))
+def node_metrics(mail: InteropQueue, kind: str) -> Metrics:
+    """Return the result of Node's getMetrics."""
+    metrics = mail.call("getMetrics", kind)
+    facts = metrics["meta"]
+    points = tuple(int(point) for point in metrics["data"])
+    return Metrics(int(facts["count"]), int(facts["prevTS"]), int(facts["prevCount"]), points, int(metrics["count"]))
 
 
 @pytest.mark.parametrize("kind", ["completed", "failed"])
-@pytest.mark.parametrize("most", [3, 100])
-def test_bulltasks_worker_writes_the_metrics_of_node(mail: SideBySide, kind: str, most: int) -> None:
+@pytest.mark.parametrize("max_points", [3, 100])
+def test_bulltasks_worker_writes_the_metrics_of_node(mail: InteropQueue, kind: str, max_points: int) -> None:
     key = mail.keys.metrics_completed if kind == "completed" else mail.keys.metrics_failed
     task = "echo" if kind == "completed" else "fail"
 
@@ -145,24 +153,24 @@ def test_bulltasks_worker_writes_the_metrics_of_node(mail: SideBySide, kind: str
         for _ in range(count):
             mail.stream.wait_for(timeout=60, event=kind, jobId=mail.add(task, {}, attempts=1))
 
-    def counted() -> Metrics:
-        """What is counted when three jobs end, and one more ten minutes later."""
+    def count_metrics() -> Metrics:
+        """Return the metrics of three jobs that end, and of one more ten minutes later."""
         while True:
             mail.redis.delete(key, f"{key}:data")
-            began = minute()
+            start_minute = minute()
             run(3)
-            mail.redis.hset(key, "prevTS", (began - 10) * MINUTE_MS)
+            mail.redis.hset(key, "prevTS", (start_minute - 10) * MINUTE_MS)
             run(1)
-            if minute() == began:  # else a minute began in between, and all of them are counted otherwise
+            if minute() == start_minute:  # otherwise a new minute began in between, which changes the counts
                 break
         found = mail.app.queue("mail").get_metrics(kind)
-        assert found == their_metrics(mail, kind), "both clients read the same"
-        assert found.previous_ms // MINUTE_MS == began
+        assert found == node_metrics(mail, kind), "both clients read the same"
+        assert found.previous_ms // MINUTE_MS == start_minute
         return dataclasses.replace(found, previous_ms=0)
 
-    handle = mail.node_worker(task, {}, metrics={"maxDataPoints": most})
-    there = counted()
+    handle = mail.node_worker(task, {}, metrics={"maxDataPoints": max_points})
+    in_node = count_metrics()
     mail.node.call("worker.close", worker=handle)
-    mail.worker(metrics_max_data_points=most)
-    assert counted() == there
-    assert (there.count, there.points) == (4, min(most, 10))
+    mail.worker(metrics_max_data_points=max_points)
+    assert count_metrics() == in_node
+    assert (in_node.count, in_node.points) == (4, min(max_points, 10))

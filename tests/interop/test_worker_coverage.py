@@ -1,4 +1,4 @@
-"""workers.md and queue-events.md in docs/reference list all that Node declares, and what they name of ours exists."""
+"""workers.md and queue-events.md in docs/reference list all of Node's declarations and only existing names."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ WORKERS, EVENTS = ROOT / "docs/reference/workers.md", ROOT / "docs/reference/que
 
 
 def rows(page: Path, name: str) -> list[tuple[str, str]]:
-    """Node's and our cells of a table."""
+    """Return Node's and bulltask's cells of a table."""
     section = re.split(rf"^`{name}`[^|\n]*:[^|\n]*$", page.read_text(), flags=re.MULTILINE)[1]
     section = re.split(r"^`\w+`|^#", section, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     return [(left, right) for left, _, right in (line.strip("|").partition(" | ") for line in lines)]
 
 
-def said(page: Path, name: str) -> set[str]:
-    """What of Node's a table names."""
+def names_in_table(page: Path, name: str) -> set[str]:
+    """Return Node's names in a table."""
     return {word for left, _ in rows(page, name) for word in re.findall(r"`([\w:-]+)`", left)}
 
 
-def listened(file: str, name: str) -> set[str]:
-    """The events of a listener's interface."""
+def listener_events(file: str, name: str) -> set[str]:
+    """Return the events of a listener's interface."""
     body = re.split(rf"^export interface {name}\b", without_comments(file), flags=re.MULTILINE)[1].partition("\n}")[0]
     return set(re.findall(r"^    '?([\w:-]+)'?: \(", body, re.MULTILINE))
 
 
 def ioredis() -> set[str]:
-    return listened("interfaces/ioredis-events.d.ts", "IoredisListener")
+    return listener_events("interfaces/ioredis-events.d.ts", "IoredisListener")
 
 
 # ---- Worker ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_lists_exactly_the_members_of_nodes_worker(node_client: None) -> None:
-    found = declared("worker", "Worker") | declared("queue-base", "QueueBase")
-    assert {"pause", "resume", "isPaused", "close", "run"} <= found
-    assert said(WORKERS, "Worker") == found
+    declared_names = declared("worker", "Worker") | declared("queue-base", "QueueBase")
+    assert {"pause", "resume", "isPaused", "close", "run"} <= declared_names
+    assert names_in_table(WORKERS, "Worker") == declared_names
 
 
 def test_the_table_lists_exactly_the_events_of_nodes_worker(node_client: None) -> None:
-    found = listened("classes/worker.d.ts", "WorkerListener") | ioredis()
-    assert {"completed", "stalled", "ready"} <= found
-    assert said(WORKERS, "WorkerListener") == found
+    declared_names = listener_events("classes/worker.d.ts", "WorkerListener") | ioredis()
+    assert {"completed", "stalled", "ready"} <= declared_names
+    assert names_in_table(WORKERS, "WorkerListener") == declared_names
 
 
 def test_the_table_lists_exactly_the_options_of_nodes_worker(node_client: None) -> None:
-    found = options("interfaces/worker-options.d.ts", "WorkerOptions")
-    found |= options("interfaces/sandboxed-options.d.ts", "SandboxedOptions")
-    found |= options("interfaces/queue-options.d.ts", "QueueBaseOptions")
-    assert {"autorun", "maxStartedAttempts", "workerForkOptions", "connection"} <= found
-    assert said(WORKERS, "WorkerOptions") == found
+    declared_names = options("interfaces/worker-options.d.ts", "WorkerOptions")
+    declared_names |= options("interfaces/sandboxed-options.d.ts", "SandboxedOptions")
+    declared_names |= options("interfaces/queue-options.d.ts", "QueueBaseOptions")
+    assert {"autorun", "maxStartedAttempts", "workerForkOptions", "connection"} <= declared_names
+    assert names_in_table(WORKERS, "WorkerOptions") == declared_names
 
 
 def test_settings_events_methods_and_signals_in_the_tables_exist() -> None:
@@ -98,21 +98,21 @@ def test_rows_that_are_not_available_give_a_reason(name: str) -> None:
 
 
 def test_the_table_lists_exactly_the_members_of_nodes_queue_events(node_client: None) -> None:
-    found = declared("queue-events", "QueueEvents")
-    assert {"on", "run", "close"} <= found
-    assert said(EVENTS, "QueueEvents") == found
-    assert said(EVENTS, "QueueEventsProducer") == declared("queue-events-producer", "QueueEventsProducer")
-    found = options("interfaces/queue-options.d.ts", "QueueEventsOptions")
-    assert said(EVENTS, "QueueEventsOptions") == found
+    declared_names = declared("queue-events", "QueueEvents")
+    assert {"on", "run", "close"} <= declared_names
+    assert names_in_table(EVENTS, "QueueEvents") == declared_names
+    assert names_in_table(EVENTS, "QueueEventsProducer") == declared("queue-events-producer", "QueueEventsProducer")
+    declared_names = options("interfaces/queue-options.d.ts", "QueueEventsOptions")
+    assert names_in_table(EVENTS, "QueueEventsOptions") == declared_names
 
 
 def test_every_event_of_nodes_queue_events_has_a_class_or_a_row(node_client: None) -> None:
-    found = listened("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
+    declared_names = listener_events("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
     text = EVENTS.read_text().partition("## Event types")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]
-    ours = {name for line in lines for name in re.findall(r"`([a-z-]+)`", line[2:].partition(" | ")[0])}
-    assert said(EVENTS, "QueueEventsListener") == found - ours
-    assert ours - found == set()
+    classes = {name for line in lines for name in re.findall(r"`([a-z-]+)`", line[2:].partition(" | ")[0])}
+    assert names_in_table(EVENTS, "QueueEventsListener") == declared_names - classes
+    assert classes - declared_names == set()
 
 
 @pytest.mark.parametrize("kind", [QueueEvents, AsyncQueueEvents])

@@ -13,7 +13,7 @@ from tests.interop.node_bridge import NodeBridge
 @pytest.fixture
 def pair(session_node: NodeBridge, broker_url: str) -> Iterator[Pair]:
     """Runs steps on two queues of an empty server."""
-    made = Pair(broker_url, session_node)
-    yield made
-    made.close()
+    pair = Pair(broker_url, session_node)
+    yield pair
+    pair.close()
     session_node.reset()

@@ -78,7 +78,7 @@ const OPERATIONS = {
   // Steps of the differential tests (sequence.js): their outcomes, the jobs' ids, the scripts that were called.
   'sequence.run': (bridge, fields) => runSequence(fields),
 
-  // When each [pattern, time zone, epoch ms] fires next: epoch ms, null for never, or "refused".
+  // When each [pattern, time zone, epoch ms] fires next: epoch ms, null for never, or "invalid".
   'cron.next': (bridge, { cases }) => cases.map(nextOf),
 
   reset: bridge => bridge.close(), // a bridge as good as new, without another start of Node
@@ -90,7 +90,7 @@ function nextOf([pattern, tz, after]) {
   try {
     expression = cronParser.parseExpression(pattern, { tz, currentDate: new Date(after) });
   } catch {
-    return 'refused';
+    return 'invalid';
   }
   try {
     return expression.next().getTime();

@@ -1,4 +1,4 @@
-"""Drive the official Python client of BullMQ: a process of its own environment, JSON lines in and out (client.py)."""
+"""Drive the official Python client of BullMQ in a separate environment through JSON lines (client.py)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SCRIPT = Path(__file__).with_name("client.py")
 
 
 class OfficialPython(NodeBridge):
-    """A long-lived process with the official Python client; operations are named and answered as Node's are.
+    """A long-lived process with the official Python client; operations and replies are those of the Node bridge.
 
-    ``package`` is the client's major version: ``"2"`` (also if left out) or ``"3"``.
+    ``package`` is the client's major version: ``"2"`` (the default) or ``"3"``.
     """
 
     client = "the official Python client"

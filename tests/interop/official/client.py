@@ -1,12 +1,12 @@
-"""The official Python client behind stdin and stdout. Runs in an environment of its own, which has no bulltask.
+"""Serve the official Python client over stdin and stdout, in a separate environment without bulltask.
 
-Speaks as node/bridge.js does:
+The protocol is that of node/bridge.js:
 
     in    {"id": 1, "op": "queue.add", "queue": "{mail}", "name": "send", "data": {}}   one JSON object per line
-    out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "TypeError: what it says"}     in the order they finish
+    out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "TypeError: the message"}     in order of completion
     out   {"event": "worker.error", "args": {...}, "queue": "{mail}"}                   whenever it happens
 
-It ends when stdin does, at once: a worker that holds jobs must not outlive the test.
+The process exits immediately at the end of stdin: a worker with jobs must not outlive the test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIELDS = {
     **{name: name for name in ("finishedOn", "delay", "parentKey")},
 }
 OUT = os.dup(1)
-os.dup2(2, 1)  # it prints tracebacks; only answers and events may be on what was stdout
+os.dup2(2, 1)  # the client prints tracebacks; only replies and events may be on the original stdout
 
 
 def write(message: dict[str, Any]) -> None:
@@ -40,12 +40,12 @@ def write(message: dict[str, Any]) -> None:
 
 
 def emit(event: str, args: dict[str, Any], **more: Any) -> None:
-    """Tell something that nobody has asked for."""
+    """Write an event."""
     write({"event": event, "args": args, **more})
 
 
 def plain(value: Any) -> Any:
-    """Make JSON of what a method returns: jobs become their fields, alone, in lists and in the trees of flows."""
+    """Convert a method's result to JSON: jobs become their fields, alone, in lists and in flows."""
     if isinstance(value, bullmq.Job):
         return {name: getattr(value, field, None) for name, field in FIELDS.items()}
     if isinstance(value, list | tuple):
@@ -55,12 +55,12 @@ def plain(value: Any) -> Any:
     return value
 
 
-async def settled(value: Any) -> Any:
-    """Wait for what is awaitable: some methods are coroutines, others return one."""
+async def resolve(value: Any) -> Any:
+    """Await a value if it is awaitable: some methods are coroutines, others return one."""
     return await value if inspect.isawaitable(value) else value
 
 
-# ---- what a worker does with a job -----------------------------------------------------------------------------------
+# ---- processors -----------------------------------------------------------------------------------------------------
 
 Processor = Callable[[Any, str], Awaitable[Any]]
 
@@ -80,7 +80,7 @@ def fail(args: dict[str, Any]) -> Processor:
 
 
 def fail_n(args: dict[str, Any]) -> Processor:
-    """Raise until ``n`` attempts were made; then return how many that were."""
+    """Raise in the first ``n`` attempts; then return their number."""
 
     async def run(job: Any, _token: str) -> Any:
         if job.attemptsMade < args["n"]:
@@ -119,13 +119,13 @@ def sleep(args: dict[str, Any]) -> Processor:
 
 
 def block(args: dict[str, Any]) -> Processor:
-    """Hold the event loop until a file is there, as code does that computes or calls a blocking library."""
+    """Block the event loop until a file exists, like code that computes or calls a blocking library."""
 
     async def run(job: Any, _token: str) -> Any:
         emit("start", {"jobId": job.id})
-        while not Path(args["until"]).exists():  # noqa: ASYNC240 (that is what it is for)
+        while not Path(args["until"]).exists():  # noqa: ASYNC240 (blocking is its purpose)
             threading.Event().wait(0.02)
-        return "theirs"
+        return "official"
 
     return run
 
@@ -148,7 +148,9 @@ def nan(_: dict[str, Any]) -> Processor:
     return run
 
 
-PROCESSORS = {made.__name__.replace("_", "-"): made for made in (echo, fail, fail_n, progress, gather, sleep, block)}
+PROCESSORS = {
+    factory.__name__.replace("_", "-"): factory for factory in (echo, fail, fail_n, progress, gather, sleep, block)
+}
 PROCESSORS |= {"record": record, "nan": nan}
 
 
@@ -163,9 +165,9 @@ class Bridge:
         self._workers: dict[str, Any] = {}
 
     async def run(self, op: str, fields: dict[str, Any]) -> Any:
-        """Do one operation."""
+        """Run one operation."""
         kind, _, name = op.partition(".")
-        return plain(await settled(getattr(self, f"{kind}_{name}" if name else kind)(**fields)))
+        return plain(await resolve(getattr(self, f"{kind}_{name}" if name else kind)(**fields)))
 
     def queue(self, queue: str, connection: dict[str, Any], prefix: str, **opts: Any) -> Any:
         key = json.dumps([queue, connection, prefix, opts])
@@ -174,10 +176,10 @@ class Bridge:
         return self._queues[key]
 
     async def job(self, job: str, at: dict[str, Any]) -> Any:
-        found = await bullmq.Job.fromId(self.queue(**at), job)
-        if found is None:
+        stored = await bullmq.Job.fromId(self.queue(**at), job)
+        if stored is None:
             raise LookupError(f"no job {job} in queue {at['queue']}")
-        return found
+        return stored
 
     async def queue_add(self, name: str, data: Any, opts: dict[str, Any], **at: Any) -> Any:
         return await self.queue(**at).add(name, data, opts)
@@ -187,16 +189,16 @@ class Bridge:
 
     async def queue_getJob(self, job: str, **at: Any) -> Any:
         queue = self.queue(**at)
-        found = await bullmq.Job.fromId(queue, job)
-        if found is None:
+        stored = await bullmq.Job.fromId(queue, job)
+        if stored is None:
             return None
-        return {**plain(found), "state": await found.getState(), "logs": (await queue.getJobLogs(job))["logs"]}
+        return {**plain(stored), "state": await stored.getState(), "logs": (await queue.getJobLogs(job))["logs"]}
 
     async def queue_call(self, method: str, args: list[Any], **at: Any) -> Any:
-        return await settled(getattr(self.queue(**at), method)(*args))
+        return await resolve(getattr(self.queue(**at), method)(*args))
 
     async def job_call(self, job: str, method: str, args: list[Any], **at: Any) -> Any:
-        return await settled(getattr(await self.job(job, at), method)(*args))
+        return await resolve(getattr(await self.job(job, at), method)(*args))
 
     async def flow_add(self, flow: dict[str, Any], connection: dict[str, Any], prefix: str) -> Any:
         flows = bullmq.FlowProducer(connection, {"prefix": prefix})
@@ -205,8 +207,8 @@ class Bridge:
         finally:
             await flows.close()
 
-    async def flow_ask(self, flow: dict[str, Any], connection: dict[str, Any], prefix: str) -> Any:
-        """Add a flow and ask the job that came back for its state."""
+    async def flow_state(self, flow: dict[str, Any], connection: dict[str, Any], prefix: str) -> Any:
+        """Add a flow, and read the state of the returned job."""
         flows = bullmq.FlowProducer(connection, {"prefix": prefix})
         try:
             job = (await flows.add(flow))["job"]
@@ -225,34 +227,34 @@ class Bridge:
         return handle
 
     async def worker_call(self, worker: str, method: str, args: list[Any] | None = None, **_: Any) -> Any:
-        return await settled(getattr(self._workers[worker], method)(*(args or ())))
+        return await resolve(getattr(self._workers[worker], method)(*(args or ())))
 
     async def worker_close(self, worker: str, **_: Any) -> None:
         await self._workers[worker].close()
 
     async def names(self, connection: dict[str, Any], prefix: str) -> dict[str, list[str]]:
-        """What the package and objects of its classes have, so that a test can say what they have not."""
+        """Return the names in the package and its classes, for tests of missing names."""
         at: dict[str, Any] = {"connection": connection, "prefix": prefix}
         queue = self.queue("names", **at)
-        made = [queue, bullmq.Job(queue, "a", {}), bullmq.FlowProducer(connection, at), bullmq.Worker("a", None, at)]
-        found = {type(it).__name__: [name for name in dir(it) if not name.startswith("_")] for it in made}
+        objects = [queue, bullmq.Job(queue, "a", {}), bullmq.FlowProducer(connection, at), bullmq.Worker("a", None, at)]
+        members = {type(item).__name__: [name for name in dir(item) if not name.startswith("_")] for item in objects}
         awaited = [name for name, method in inspect.getmembers(queue, inspect.iscoroutinefunction)]
         folder = Path(bullmq.__file__).parent
-        more = {"awaited": awaited, "files": [it.name for it in folder.iterdir()], "version": [version("bullmq")]}
-        return {**found, "bullmq": dir(bullmq), **more}
+        more = {"awaited": awaited, "files": [path.name for path in folder.iterdir()], "version": [version("bullmq")]}
+        return {**members, "bullmq": dir(bullmq), **more}
 
     async def reset(self, **_: Any) -> None:
-        """Be as good as new. Workers are cancelled: a close would wait for what runs and for BZPOPMIN."""
+        """Close everything. Workers are cancelled, because a close would wait for running jobs and for BZPOPMIN."""
         for worker in self._workers.values():
-            await (cancelled(worker) if hasattr(worker, "timer") else worker.close(True))
+            await (cancel_worker(worker) if hasattr(worker, "timer") else worker.close(True))
         for queue in self._queues.values():
             await queue.close()
         self._workers.clear()
         self._queues.clear()
 
 
-async def cancelled(worker: Any) -> None:
-    """End a worker of 2.x: its own close by force leaves its timers running."""
+async def cancel_worker(worker: Any) -> None:
+    """Stop a worker of 2.x, whose forced close leaves its timers running."""
     worker.closing = worker.closed = True
     worker.cancelProcessing()
     for timer in (worker.timer, worker.stalledCheckTimer):
@@ -262,17 +264,17 @@ async def cancelled(worker: Any) -> None:
 
 
 async def answer(bridge: Bridge, line: bytes) -> None:
-    """Do what a line says, and say how that ended."""
+    """Run the operation of a line, and write its result."""
     message = json.loads(line)
     number, op = message.pop("id"), message.pop("op")
     try:
         write({"id": number, "ok": await bridge.run(op, message)})
-    except Exception as error:  # noqa: BLE001 (whatever the client raises is the answer)
+    except Exception as error:  # noqa: BLE001 (any error of the client is the reply)
         write({"id": number, "error": f"{type(error).__name__}: {error}"})
 
 
 async def main() -> None:
-    """Read lines until there are none; each is answered on its own."""
+    """Read all lines, and run each in a separate task."""
     lines: asyncio.Queue[bytes] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""Facts about the official Python client 2.16.2 in docs/reference/official-python.md that no other test covers."""
+"""Tests of facts in docs/reference/official-python.md that no other test covers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bulltask.errors import BrokerUnavailableError
 from bulltask.queue import Queue
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
-from tests.interop.official.versions import FIXED, THE_SAME
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
+from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3
 from tests.interop.test_queue_coverage import CLASSES, declared
 from tests.support.programs import ROOT
 
@@ -36,105 +36,105 @@ def test_every_row_of_the_page_names_an_existing_test() -> None:
         assert f"def {name}(" in files, name
     for row in rows:
         if (later := re.search(r"\| (the same|fixed) \| `(test_\w+)`", row)) is not None:
-            mark = {"the same": "THE_SAME", "fixed": "FIXED"}[later[1]]
+            mark = {"the same": "SAME_IN_3", "fixed": "FIXED_IN_3"}[later[1]]
             assert f"@{mark}\ndef {later[2]}(" in files, row
     tables = re.findall(r"^\|.*Test \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert [row for table in tables for row in table.splitlines() if "`test_" not in row] == []
 
 
-@THE_SAME
-def test_the_page_counts_nodes_methods_correctly(mail: SideBySide, node_client: None) -> None:
-    there = mail.node.call("names")
+@SAME_IN_3
+def test_the_page_counts_nodes_methods_correctly(mail: InteropQueue, node_client: None) -> None:
+    names = mail.node.call("names")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
-    place = {"2.16.2": 2, "3.4.4": 3}[there["version"][0]]
-    said = {row[0]: (int(row[1]), int(row[place])) for row in rows}
+    column = {"2.16.2": 2, "3.4.4": 3}[names["version"][0]]
+    stated = {row[0]: (int(row[1]), int(row[column])) for row in rows}
     counted = {}
     for name in ("Queue", "Job", "FlowProducer"):
         members = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
-        counted[name] = (len(members), len(members & set(there[name])))
-    assert said == counted
+        counted[name] = (len(members), len(members & set(names[name])))
+    assert stated == counted
 
 
-# ---- what is missing -------------------------------------------------------------------------------------------------
+# ---- missing methods -------------------------------------------------------------------------------------------------
 
 
-@THE_SAME
-def test_neither_version_has_the_missing_methods(mail: SideBySide) -> None:
-    there = mail.node.call("names")
+@SAME_IN_3
+def test_neither_version_has_the_missing_methods(mail: InteropQueue) -> None:
+    present = mail.node.call("names")
     missing = {
         "Queue": "getWorkers getMetrics getDependencies getPrioritizedCount removeDeduplicationKey",
         "Job": "waitUntilFinished changeDelay moveToWait getDependencies removeUnprocessedChildren clearLogs",
         "FlowProducer": "getFlow",
     }
     for owner, names in missing.items():
-        assert set(names.split()) & set(there[owner]) == set(), owner
+        assert set(names.split()) & set(present[owner]) == set(), owner
 
 
-@THE_SAME
-def test_only_version_three_has_the_added_methods(mail: SideBySide) -> None:
-    there = mail.node.call("names")
+@SAME_IN_3
+def test_only_version_three_has_the_added_methods(mail: InteropQueue) -> None:
+    present = mail.node.call("names")
     added = {
         "bullmq": "QueueEvents JobScheduler AbortSignal",
         "Queue": "drain getJob rateLimit setGlobalConcurrency setGlobalRateLimit upsertJobScheduler",
         "Job": "moveToDelayed",
     }
     for owner, names in added.items():
-        expected = set(names.split()) if there["version"] == ["3.4.4"] else set()
-        assert set(names.split()) & set(there[owner]) == expected, owner
+        expected = set(names.split()) if present["version"] == ["3.4.4"] else set()
+        assert set(names.split()) & set(present[owner]) == expected, owner
 
 
-@THE_SAME
-def test_the_official_client_is_asyncio_only_and_has_no_types(mail: SideBySide) -> None:
-    there = mail.node.call("names")
-    assert {"add", "addBulk", "getJobs", "close"} <= set(there["awaited"])
-    assert "py.typed" not in there["files"]
+@SAME_IN_3
+def test_the_official_client_is_asyncio_only_and_has_no_types(mail: InteropQueue) -> None:
+    present = mail.node.call("names")
+    assert {"add", "addBulk", "getJobs", "close"} <= set(present["awaited"])
+    assert "py.typed" not in present["files"]
     assert not inspect.iscoroutinefunction(Queue.add)
     assert (ROOT / "bulltask/py.typed").exists()
 
 
-# ---- how it runs jobs ------------------------------------------------------------------------------------------------
+# ---- running jobs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("runs", "least", "most"), [("theirs", 2.0, 2.2), ("ours", 0.1, 1.1)])
-@THE_SAME
+@pytest.mark.parametrize(("client", "min_calls", "max_calls"), [("official", 2.0, 2.2), ("bulltask", 0.1, 1.1)])
+@SAME_IN_3
 def test_workers_call_the_stated_number_of_scripts_for_each_job(
-    mail: SideBySide, runs: str, least: float, most: float
+    mail: InteropQueue, client: str, min_calls: float, max_calls: float
 ) -> None:
     task: Any = mail.app.tasks["echo"]
     mail.app.send_many([task.s(n) for n in range(200)])
-    before = scripts(mail)
-    if runs == "ours":
+    before = count_scripts(mail)
+    if client == "bulltask":
         mail.worker()
     else:
         mail.node_worker("echo")
     wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= 200, 60, "200 jobs")
-    assert least <= (scripts(mail) - before) / 200 <= most
+    assert min_calls <= (count_scripts(mail) - before) / 200 <= max_calls
 
 
-def scripts(mail: SideBySide) -> int:
-    """How many scripts the server has run."""
+def count_scripts(mail: InteropQueue) -> int:
+    """Return the number of scripts that the server has run."""
     return int(mail.redis.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
-@THE_SAME
-def test_the_official_worker_checks_for_stalled_jobs_after_one_interval(mail: SideBySide) -> None:
+@SAME_IN_3
+def test_the_official_worker_checks_for_stalled_jobs_after_one_interval(mail: InteropQueue) -> None:
     mail.node_worker("echo", stalledInterval=60_000)
     mail.send("echo").get(timeout=60)
     assert not mail.redis.exists(mail.keys.stalled_check)
     mail.worker(stalled_interval=60)
-    wait_until(lambda: mail.redis.exists(mail.keys.stalled_check), 60, "our check")
+    wait_until(lambda: mail.redis.exists(mail.keys.stalled_check), 60, "bulltask's check")
 
 
-@THE_SAME
-def test_the_official_worker_waits_for_its_drain_delay_after_a_rate_limit(mail: SideBySide) -> None:
-    """A window of 0.3 s lasts as long as drainDelay, 5 s unless it is set: it does not look when the limit ends."""
+@SAME_IN_3
+def test_the_official_worker_waits_for_its_drain_delay_after_a_rate_limit(mail: InteropQueue) -> None:
+    """After a limit of 0.3 s the official worker waits for drainDelay (5 s by default)."""
     with mail.app.queue("mail") as queue:
         queue.set_global_rate_limit(1, 0.3)
     jobs = [mail.send("echo") for _ in range(3)]
     mail.node_worker("echo", drainDelay=2)
     for job in jobs:
         job.get(timeout=60)
-    starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
+    starts = sorted(mail.node_job(job.id)["processedOn"] for job in jobs)
     assert starts[2] - starts[1] > 1_500, starts
     mail.node.call("reset")
 
@@ -142,16 +142,16 @@ def test_the_official_worker_waits_for_its_drain_delay_after_a_rate_limit(mail: 
     jobs = [mail.send("echo") for _ in range(3)]
     for job in jobs:
         job.get(timeout=60)
-    starts = sorted(mail.seen(job.id)["processedOn"] for job in jobs)
+    starts = sorted(mail.node_job(job.id)["processedOn"] for job in jobs)
     assert starts[2] - starts[1] < 1_500, starts
 
 
-@THE_SAME
-def test_an_unknown_backoff_leaves_the_job_active_in_the_official_worker(mail: SideBySide) -> None:
+@SAME_IN_3
+def test_an_unknown_backoff_leaves_the_job_active_in_the_official_worker(mail: InteropQueue) -> None:
     mail.node_worker("fail")
     job = mail.add("fail", {}, attempts=3, backoff={"type": "mine", "delay": 10})
     assert "Unknown backoff strategy mine" in mail.node.wait_event("worker.error")["message"]
-    assert mail.seen(job)["state"] == "active"
+    assert mail.node_job(job)["state"] == "active"
     mail.node.call("reset")
     mail.redis.flushdb()
     mail.worker()
@@ -160,19 +160,19 @@ def test_an_unknown_backoff_leaves_the_job_active_in_the_official_worker(mail: S
         mail.result(job).get(timeout=60)
 
 
-@FIXED
-def test_the_official_worker_does_not_keep_the_last_tracebacks(mail: SideBySide) -> None:
+@FIXED_IN_3
+def test_the_official_worker_does_not_keep_the_last_tracebacks(mail: InteropQueue) -> None:
     mail.node_worker("fail-n", {"n": 3})
     kept = {}
     for limit in (0, 1, 2, 9):
         job = mail.add("echo", {}, attempts=4, stackTraceLimit=limit)
         mail.result(job).get(timeout=60)
-        kept[limit] = [trace.split()[-2] for trace in mail.seen(job)["stacktrace"]]
+        kept[limit] = [trace.split()[-2] for trace in mail.node_job(job)["stacktrace"]]
     assert kept == {0: [], 1: ["1"], 2: ["3"], 9: ["1", "2", "3"]}
 
 
-@THE_SAME
-def test_the_official_client_waits_forever_on_a_dead_connection(mail: SideBySide, flaky: FlakyProxy) -> None:
+@SAME_IN_3
+def test_the_official_client_waits_forever_on_a_dead_connection(mail: InteropQueue, flaky: FlakyProxy) -> None:
     at: dict[str, Any] = {"connection": {"host": flaky.host, "port": flaky.port}, "queue": mail.name, "opts": {}}
     mail.node.call("queue.add", name="echo", data={}, **at)
     app = App("sender", f"redis://{flaky.host}:{flaky.port}/0", task_default_queue="mail", redis_socket_timeout=0.5)
@@ -186,8 +186,8 @@ def test_the_official_client_waits_forever_on_a_dead_connection(mail: SideBySide
     app.close()
 
 
-@FIXED
-def test_a_deferred_failure_raises_an_error_in_the_official_worker(mail: SideBySide) -> None:
+@FIXED_IN_3
+def test_a_deferred_failure_raises_an_error_in_the_official_worker(mail: InteropQueue) -> None:
     with mail.app.queue("mail") as queue:
         job = queue.add("echo")
     mail.redis.hset(mail.keys.job(job.id), "defa", "stopped")
@@ -195,5 +195,5 @@ def test_a_deferred_failure_raises_an_error_in_the_official_worker(mail: SideByS
     with pytest.raises(TaskError, match="stopped"):
         mail.result(job.id).get(timeout=60)
     assert mail.node.wait_event("worker.error", timeout=6)["message"].startswith("(<bullmq.job.Job"), (
-        "a KeyError of its own"
+        "a KeyError of the official client"
     )

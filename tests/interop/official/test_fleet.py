@@ -1,4 +1,4 @@
-"""The official Python Worker and ours on one queue at the same time, and who runs the jobs of one that is killed."""
+"""Workers of the official Python client and bulltask share a queue, and run the jobs of killed workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from bulltask.testing.wait import wait_until
+from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.official.bridge import OfficialPython
-from tests.interop.official.versions import FIXED, THE_SAME
-from tests.interop.side_by_side import SideBySide, ran
+from tests.interop.official.versions import FIXED_IN_3, SAME_IN_3
 from tests.support.streams import server_ms
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -26,8 +26,8 @@ STALLS = {"lockDuration": 1_000, "stalledInterval": 1_000}
 KINDS: list[dict[str, Any]] = [{}, {"priority": 3}, {}, {"delay": 150}, {"lifo": True}]
 
 
-def sent_there(side: SideBySide, file: str) -> list[str]:
-    """Half of the jobs by the official ``addBulk``: plain, with priority, delayed, lifo; their ids."""
+def send_official(side: InteropQueue, file: str) -> list[str]:
+    """Send half of the jobs by the official ``addBulk``: plain, with priority, delayed, lifo; return their ids."""
     jobs = [
         {"name": "record", "data": {"file": file}, "opts": {"attempts": 3, **KINDS[n % 5]}} for n in range(JOBS // 2)
     ]
@@ -37,40 +37,42 @@ def sent_there(side: SideBySide, file: str) -> list[str]:
     return ids
 
 
-def sent_here(side: SideBySide, file: str) -> list[str]:
-    """The other half by ``app.send_many``, of the same kinds; their ids."""
-    ours: Any = side.app.tasks["record"]
-    in_seconds = [{"countdown": 0.15} if "delay" in kind else kind for kind in KINDS]
-    calls = [ours.s(file).set(**in_seconds[n % 5]) for n in range(JOBS // 2)]
+def send_bulltask(side: InteropQueue, file: str) -> list[str]:
+    """Send the other half by ``app.send_many``, of the same kinds; return their ids."""
+    task: Any = side.app.tasks["record"]
+    kinds = [{"countdown": 0.15} if "delay" in kind else kind for kind in KINDS]
+    calls = [task.s(file).set(**kinds[n % 5]) for n in range(JOBS // 2)]
     ids: list[str] = []
     for start in range(0, len(calls), BULK):
         ids += [job.id for job in side.app.send_many(calls[start : start + BULK])]
     return ids
 
 
-def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: SideBySide, tmp_path: Path) -> None:
+def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     with ExitStack() as stack:
-        ours = [mail.worker(children=1) for _ in range(2)]
-        theirs = [stack.enter_context(OfficialPython.to(mail.url)) for _ in range(2)]
-        for worker in ours:
+        bulltask_workers = [mail.worker(children=1) for _ in range(2)]
+        officials = [stack.enter_context(OfficialPython.to(mail.url)) for _ in range(2)]
+        for worker in bulltask_workers:
             worker.wait_for_line("Child started")
-        for official in theirs:
+        for official in officials:
             official.call(
                 "worker.start", queue=mail.name, processor="record", args={"file": file}, opts={"concurrency": 4}
             )
         with ThreadPoolExecutor() as threads:
-            halves = [threads.submit(send, mail, file) for send in (sent_there, sent_here)]
+            halves = [threads.submit(send, mail, file) for send in (send_official, send_bulltask)]
             sent = [job_id for half in halves for job_id in half.result()]
         wait_until(lambda: mail.redis.zcard(mail.keys.completed) >= JOBS, 60, f"{JOBS} completed")
         assert len(set(sent)) == JOBS
         assert mail.counts() == {"completed": JOBS}
-        assert Counter(ran(file)) == Counter(sent), "each id exactly once"
+        assert Counter(recorded_ids(file)) == Counter(sent), "each id exactly once"
         runs = Counter(int(line.split()[1]) for line in Path(file).read_text().splitlines())
-        everyone = {pid for worker in ours for pid in worker.children} | {official.pid for official in theirs}
-        assert runs.keys() == everyone, "every process of both kinds has run some"
-        assert [worker.warnings() for worker in ours] == [[], []]
-        assert [official.events("worker.error") for official in theirs] == [[], []]
+        processes = {pid for worker in bulltask_workers for pid in worker.children} | {
+            official.pid for official in officials
+        }
+        assert runs.keys() == processes, "every process of both kinds has run some"
+        assert [worker.warnings() for worker in bulltask_workers] == [[], []]
+        assert [official.events("worker.error") for official in officials] == [[], []]
     with mail.redis.pipeline(transaction=False) as pipeline:
         for job_id in sent:
             pipeline.hmget(mail.keys.job(job_id), "atm", "ats", "stc", "failedReason")
@@ -79,9 +81,11 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: SideBySide, tmp_path: P
     assert left <= {"completed", "events", "id", "marker", "meta", "pc", "stalled-check"}, left
 
 
-@pytest.mark.parametrize("sent_by", ["us", "it"])
-def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: SideBySide, sent_by: str) -> None:
-    jobs = [mail.send("echo", value=n).id if sent_by == "us" else mail.add("echo", {"value": n}) for n in range(3)]
+@pytest.mark.parametrize("sent_by", ["bulltask", "official"])
+def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: InteropQueue, sent_by: str) -> None:
+    jobs = [
+        mail.send("echo", value=n).id if sent_by == "bulltask" else mail.add("echo", {"value": n}) for n in range(3)
+    ]
     with OfficialPython.to(mail.url) as doomed:
         opts = {"concurrency": 3, **STALLS}
         doomed.call("worker.start", queue=mail.name, processor="sleep", args={"ms": 60_000}, opts=opts)
@@ -92,38 +96,38 @@ def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: SideBySide, 
     for n, job in enumerate(jobs):
         assert mail.result(job).get(timeout=60) == n
         mail.stream.wait_for(event="stalled", jobId=job)
-        seen = mail.seen(job)
+        seen = mail.node_job(job)
         assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("sent_by", ["us", "it"])
-def test_the_job_of_a_killed_bulltask_worker_runs_in_an_official_worker(mail: SideBySide, sent_by: str) -> None:
+@pytest.mark.parametrize("sent_by", ["bulltask", "official"])
+def test_the_job_of_a_killed_bulltask_worker_runs_in_an_official_worker(mail: InteropQueue, sent_by: str) -> None:
     worker = mail.worker(lock_duration=1, stalled_interval=1)
-    job = mail.send("hold", gate="gate").id if sent_by == "us" else mail.add("hold", {"gate": "gate"})
-    mail.started(job)
+    job = mail.send("hold", gate="gate").id if sent_by == "bulltask" else mail.add("hold", {"gate": "gate"})
+    mail.wait_for_start(job)
     worker.send(signal.SIGKILL)  # its children die with it
     worker.wait()
     mail.node_worker("echo", {}, **STALLS)
     assert mail.result(job).get(timeout=60) == {"gate": "gate"}
     mail.stream.wait_for(event="stalled", jobId=job)
-    seen = mail.seen(job)
+    seen = mail.node_job(job)
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_job_that_stalled_too_often_fails_in_an_official_worker(mail: SideBySide) -> None:
-    """Both look whether BullMQ has marked the job for failure; only the official one then loses track of it."""
+def test_a_job_that_stalled_too_often_fails_in_an_official_worker(mail: InteropQueue) -> None:
+    """Both workers check whether BullMQ has marked the job to fail; only the official one then raises an error."""
     job = mail.send("hold", gate="gate")
     worker = mail.worker(lock_duration=1, stalled_interval=1)
-    mail.started(job.id)
+    mail.wait_for_start(job.id)
     worker.send(signal.SIGKILL)
     worker.wait()
     mail.node_worker("echo", {}, **STALLS, maxStalledCount=0)
     mail.stream.wait_for(event="failed", jobId=job.id)
     assert "job stalled more than allowable limit" in mail.redis.hget(mail.keys.job(job.id), "failedReason")
-    assert mail.send("echo").get(timeout=60) == {}, "it goes on"
+    assert mail.send("echo").get(timeout=60) == {}, "the official worker continues"
 
 
-def test_an_official_worker_does_not_run_a_job_that_blocks_a_bulltask_child(mail: SideBySide) -> None:
+def test_an_official_worker_does_not_run_a_job_that_blocks_a_bulltask_child(mail: InteropQueue) -> None:
     mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("spin", seconds=4)
     mail.stream.wait_for(event="active", jobId=job.id)
@@ -132,66 +136,66 @@ def test_an_official_worker_does_not_run_a_job_that_blocks_a_bulltask_child(mail
     assert mail.stream.all(event="stalled") == []
 
 
-@THE_SAME
-def test_a_job_that_blocks_an_official_workers_event_loop_runs_twice(mail: SideBySide, tmp_path: Path) -> None:
-    """It renews its locks on the loop that runs the jobs: what blocks it for longer than a lock loses the lock."""
+@SAME_IN_3
+def test_a_job_that_blocks_an_official_workers_event_loop_runs_twice(mail: InteropQueue, tmp_path: Path) -> None:
+    """The official worker renews locks on the loop that runs jobs: a job that blocks it longer loses its lock."""
     done = tmp_path / "done"
     mail.node_worker("block", {"until": str(done)}, **STALLS)
-    job = mail.send("echo", value="ours")
+    job = mail.send("echo", value="bulltask")
     mail.node.wait_event("start", lambda args: args["jobId"] == job.id)
     mail.worker(stalled_interval=1)
     mail.stream.wait_for(event="stalled", jobId=job.id)
-    assert job.get(timeout=60) == "ours", "a second run, beside the first"
+    assert job.get(timeout=60) == "bulltask", "a second run while the first still runs"
     done.touch()
-    # The first is not heard.
+    # The outcome of the first run is rejected.
     mail.node.wait_event("worker.error", lambda args: "Missing lock" in args["message"], timeout=20)
-    assert mail.seen(job.id)["attemptsStarted"] == 2
-    assert job.get(timeout=60) == "ours"
+    assert mail.node_job(job.id)["attemptsStarted"] == 2
+    assert job.get(timeout=60) == "bulltask"
 
 
-@THE_SAME
-def test_a_job_stalls_after_a_forced_close_of_an_official_worker(mail: SideBySide) -> None:
-    """Ours gives back what runs at a cold stop, so that it can start again at once."""
-    theirs = mail.node_worker("sleep", {"ms": 60_000}, **STALLS)
+@SAME_IN_3
+def test_a_job_stalls_after_a_forced_close_of_an_official_worker(mail: InteropQueue) -> None:
+    """bulltask's worker releases running jobs in a cold shutdown, so that they can start again immediately."""
+    official_worker = mail.node_worker("sleep", {"ms": 60_000}, **STALLS)
     job = mail.send("echo", value=1)
     mail.node.wait_event("start")
-    mail.node.call("worker.call", worker=theirs, method="close", args=[True])
+    mail.node.call("worker.call", worker=official_worker, method="close", args=[True])
     assert mail.counts() == {"active": 1}
     worker = mail.worker(stalled_interval=1)
     assert job.get(timeout=60) == 1
     assert int(mail.redis.hget(mail.keys.job(job.id), "stc")) == 1
 
     held = mail.send("hold", gate="gate")
-    mail.started(held.id)
+    mail.wait_for_start(held.id)
     worker.send(signal.SIGQUIT)
     assert worker.wait() == 0
     assert mail.counts() == {"completed": 1, "waiting": 1}
 
 
-@FIXED
-def test_an_idle_official_worker_stops_only_after_its_wait(mail: SideBySide) -> None:
-    theirs = mail.node_worker("echo", drainDelay=5)
+@FIXED_IN_3
+def test_an_idle_official_worker_stops_only_after_its_wait(mail: InteropQueue) -> None:
+    official_worker = mail.node_worker("echo", drainDelay=5)
     mail.send("echo").get(timeout=60)
-    wait_until(lambda: waits_for_the_marker(mail), what="its wait")
+    wait_until(lambda: waits_for_the_marker(mail), what="the official worker's wait")
     before_ms = server_ms(mail.redis)
-    mail.node.call("worker.close", worker=theirs, timeout=20)
+    mail.node.call("worker.close", worker=official_worker, timeout=20)
     assert server_ms(mail.redis) - before_ms > 3_500
 
     worker = mail.worker(drain_delay=60)
     mail.send("echo").get(timeout=60)
-    wait_until(lambda: waits_for_the_marker(mail), what="our wait")
+    wait_until(lambda: waits_for_the_marker(mail), what="bulltask's wait")
     before_ms = server_ms(mail.redis)
     assert worker.stop() == 0
     assert server_ms(mail.redis) - before_ms < 20_000, "far less than 60 s, on a busy machine too"
 
 
-def waits_for_the_marker(mail: SideBySide) -> bool:
+def waits_for_the_marker(mail: InteropQueue) -> bool:
     return any(client["cmd"] == "bzpopmin" and "b" in client["flags"] for client in mail.redis.client_list())
 
 
-@FIXED
-def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: SideBySide) -> None:
-    theirs = mail.node_worker("echo", drainDelay=1)
+@FIXED_IN_3
+def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: InteropQueue) -> None:
+    official_worker = mail.node_worker("echo", drainDelay=1)
     mail.send("echo").get(timeout=60)
-    mail.node.call("worker.call", worker=theirs, method="pause")
+    mail.node.call("worker.call", worker=official_worker, method="pause")
     mail.stream.wait_for(timeout=60, event="completed", jobId=mail.send("echo", value=2).id)

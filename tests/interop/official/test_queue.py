@@ -1,4 +1,4 @@
-"""The official Python Queue and ours as operators use them, on one queue."""
+"""The official Python Queue and bulltask's Queue manage the same queue."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bulltask.queue import Queue
+from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeError
-from tests.interop.official.versions import FIXED
-from tests.interop.side_by_side import SideBySide
+from tests.interop.official.versions import FIXED_IN_3
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
@@ -18,20 +18,20 @@ STATES = ["waiting", "active", "delayed", "prioritized", "completed", "failed", 
 
 
 @pytest.fixture
-def queue(mail: SideBySide) -> Any:
-    """Our queue."""
-    with mail.app.queue("mail") as made:
-        yield made
+def queue(mail: InteropQueue) -> Any:
+    """bulltask's queue ``mail``."""
+    with mail.app.queue("mail") as queue:
+        yield queue
 
 
-def counts(mail: SideBySide) -> dict[str, int]:
-    """What the official client counts in all states, without the zeros."""
-    found = mail.node.call("queue.getJobCounts", queue=mail.name, states=STATES)
-    return {state: count for state, count in found.items() if count}
+def counts(mail: InteropQueue) -> dict[str, int]:
+    """Return the official client's counts of all states, without the zeros."""
+    counts = mail.node.call("queue.getJobCounts", queue=mail.name, states=STATES)
+    return {state: count for state, count in counts.items() if count}
 
 
-def failed(mail: SideBySide, queue: Queue, count: int) -> list[str]:
-    """Have so many jobs fail in an official worker."""
+def add_failed_jobs(mail: InteropQueue, queue: Queue, count: int) -> list[str]:
+    """Add jobs that fail in an official worker; return their ids."""
     jobs = [queue.add("echo", {"n": n}, attempts=1).id for n in range(count)]
     mail.node_worker("fail")
     for job in jobs:
@@ -40,7 +40,7 @@ def failed(mail: SideBySide, queue: Queue, count: int) -> list[str]:
     return jobs
 
 
-def test_both_queues_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_count_and_list_the_same_jobs(mail: InteropQueue, queue: Queue) -> None:
     mail.node_worker("echo")
     done = [mail.send("echo", value=n) for n in range(2)]
     for job in done:
@@ -59,7 +59,7 @@ def test_both_queues_count_and_list_the_same_jobs(mail: SideBySide, queue: Queue
         assert {job.id for job in queue.get_jobs([state])} == set(ids)
 
 
-def test_both_queues_pause_and_resume_without_losing_jobs(mail: SideBySide, queue: Queue) -> None:
+def test_both_queues_pause_and_resume_without_losing_jobs(mail: InteropQueue, queue: Queue) -> None:
     ids = [queue.add("echo").id, mail.add("echo")]
     mail.call("pause")
     assert queue.is_paused()
@@ -78,8 +78,8 @@ def test_both_queues_pause_and_resume_without_losing_jobs(mail: SideBySide, queu
     assert mail.counts() == {"completed": 6}
 
 
-def test_both_queues_retry_failed_jobs(mail: SideBySide, queue: Queue) -> None:
-    jobs = failed(mail, queue, 4)
+def test_both_queues_retry_failed_jobs(mail: InteropQueue, queue: Queue) -> None:
+    jobs = add_failed_jobs(mail, queue, 4)
     mail.job_call(jobs[0], "retry")
     retried = queue.get_job(jobs[1])
     assert retried is not None
@@ -95,20 +95,20 @@ def test_both_queues_retry_failed_jobs(mail: SideBySide, queue: Queue) -> None:
         mail.stream.wait_for(2, event="completed", jobId=job)
 
 
-def test_both_queues_promote_remove_clean_and_obliterate(mail: SideBySide, queue: Queue) -> None:
-    ours, theirs = (queue.add("echo", delay=60).id for _ in range(2))
-    mail.job_call(ours, "promote")
+def test_both_queues_promote_remove_clean_and_obliterate(mail: InteropQueue, queue: Queue) -> None:
+    first, second = (queue.add("echo", delay=60).id for _ in range(2))
+    mail.job_call(first, "promote")
     queue.promote_jobs()
     assert counts(mail) == {"waiting": 2}
-    mail.call("remove", ours)
-    assert queue.get_job(ours) is None
-    queue.remove(theirs)
-    assert mail.gone(theirs)
+    mail.call("remove", first)
+    assert queue.get_job(first) is None
+    queue.remove(second)
+    assert mail.is_gone(second)
 
-    jobs = failed(mail, queue, 4)
+    jobs = add_failed_jobs(mail, queue, 4)
     assert len(mail.call("clean", 0, 2, "failed")) == 2
     assert len(queue.clean(0, state="failed")) == 2
-    assert all(mail.gone(job) for job in jobs)
+    assert all(mail.is_gone(job) for job in jobs)
 
     mail.add("echo")
     queue.add("echo", priority=1)
@@ -116,35 +116,39 @@ def test_both_queues_promote_remove_clean_and_obliterate(mail: SideBySide, queue
     assert mail.redis.keys("bull:*") == []
 
 
-def test_both_clients_update_data_progress_and_logs_of_a_job(mail: SideBySide, queue: Queue) -> None:
+def test_both_clients_update_data_progress_and_logs_of_a_job(mail: InteropQueue, queue: Queue) -> None:
     job = queue.add("echo", {"n": 1})
     mail.job_call(job.id, "updateData", {"n": 2})
     mail.job_call(job.id, "updateProgress", {"at": "half"})
-    mail.job_call(job.id, "log", "a line of theirs")
-    job.log("a line of ours")
+    mail.job_call(job.id, "log", "a line of the official client")
+    job.log("a line of bulltask")
     found = queue.get_job(job.id)
     assert found is not None
     assert (found.data, found.progress) == ({"n": 2}, {"at": "half"})
-    assert list(found.get_logs().lines) == mail.seen(job.id)["logs"] == ["a line of theirs", "a line of ours"]
+    assert (
+        list(found.get_logs().lines)
+        == mail.node_job(job.id)["logs"]
+        == ["a line of the official client", "a line of bulltask"]
+    )
     found.update_data({"n": 3})
     found.update_progress(99)
-    assert (mail.seen(job.id)["data"], mail.seen(job.id)["progress"]) == ({"n": 3}, 99)
+    assert (mail.node_job(job.id)["data"], mail.node_job(job.id)["progress"]) == ({"n": 3}, 99)
 
 
-# ---- what does not work there ----------------------------------------------------------------------------------------
+# ---- errors of the official client -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["getWaiting", "getActive"])
-@FIXED
-def test_the_official_lists_of_waiting_and_active_jobs_raise(mail: SideBySide, queue: Queue, method: str) -> None:
+@FIXED_IN_3
+def test_the_official_lists_of_waiting_and_active_jobs_raise(mail: InteropQueue, queue: Queue, method: str) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="'NoneType' object is not iterable"):
         mail.call(method)
 
 
-@FIXED
-def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: SideBySide, queue: Queue) -> None:
-    [job] = failed(mail, queue, 1)
+@FIXED_IN_3
+def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: InteropQueue, queue: Queue) -> None:
+    [job] = add_failed_jobs(mail, queue, 1)
     mail.node_worker("echo")
     done = queue.add("echo")
     mail.result(done.id).get(timeout=60)
@@ -152,15 +156,15 @@ def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: SideBySid
     assert [found.id for found in queue.get_jobs(["failed"])] == [job]
 
 
-@FIXED
-def test_an_empty_list_of_jobs_raises_in_the_official_queue(mail: SideBySide, queue: Queue) -> None:
+@FIXED_IN_3
+def test_an_empty_list_of_jobs_raises_in_the_official_queue(mail: InteropQueue, queue: Queue) -> None:
     with pytest.raises(NodeError, match="empty"):
         mail.call("getCompleted")
     assert queue.get_jobs(["completed"]) == []
 
 
-@FIXED
-def test_the_official_counts_omit_prioritized_jobs_by_default(mail: SideBySide, queue: Queue) -> None:
+@FIXED_IN_3
+def test_the_official_counts_omit_prioritized_jobs_by_default(mail: InteropQueue, queue: Queue) -> None:
     queue.add("echo", priority=1)
     assert mail.call("getJobCounts") == dict.fromkeys(
         ["active", "completed", "delayed", "failed", "paused", "waiting", "waiting-children"], 0
@@ -168,8 +172,8 @@ def test_the_official_counts_omit_prioritized_jobs_by_default(mail: SideBySide, 
     assert queue.get_job_counts()["prioritized"] == 1
 
 
-@FIXED
-def test_the_official_change_of_a_priority_does_not_find_the_job(mail: SideBySide, queue: Queue) -> None:
+@FIXED_IN_3
+def test_the_official_change_of_a_priority_does_not_find_the_job(mail: InteropQueue, queue: Queue) -> None:
     job = queue.add("echo", priority=3)
     with pytest.raises(NodeError, match="Missing key for job"):
         mail.job_call(job.id, "changePriority", {"priority": 1})
@@ -177,8 +181,8 @@ def test_the_official_change_of_a_priority_does_not_find_the_job(mail: SideBySid
     assert mail.call("getCountsPerPriority", [1, 3]) == {"1": 1, "3": 0}
 
 
-@FIXED
-def test_the_official_obliterate_with_force_raises(mail: SideBySide, queue: Queue) -> None:
+@FIXED_IN_3
+def test_the_official_obliterate_with_force_raises(mail: InteropQueue, queue: Queue) -> None:
     queue.add("echo")
     with pytest.raises(NodeError, match="bool"):
         mail.call("obliterate", True)
@@ -186,8 +190,8 @@ def test_the_official_obliterate_with_force_raises(mail: SideBySide, queue: Queu
     assert mail.redis.keys("bull:*") == []
 
 
-@FIXED
-def test_the_official_resume_loses_jobs_that_bullmq_6_left_in_wait(mail: SideBySide, queue: Queue) -> None:
+@FIXED_IN_3
+def test_the_official_resume_loses_jobs_that_bullmq_6_left_in_wait(mail: InteropQueue, queue: Queue) -> None:
     """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
 
     def left_after(resume: Callable[[], object]) -> int:

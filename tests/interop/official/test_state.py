@@ -1,4 +1,4 @@
-"""The same done by the official Python client and by us leaves the same in Redis, but for what is listed here."""
+"""The official Python client and bulltask leave the same state in Redis, except for the asserted differences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from tests.interop.differential.intended import apply
 from tests.interop.differential.state import State, difference, dump
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 NOW_MS = 1_800_000_000_000
-OURS: dict[str, Any] = {"queue_hash_tag": False, "result_expires": None, "result_failure_expires": None}
+SETTINGS: dict[str, Any] = {"queue_hash_tag": False, "result_expires": None, "result_failure_expires": None}
 ADDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({"attempts": 3}, {"attempts": 3}),
@@ -34,58 +34,64 @@ COMMAS = (",", ":")
 DATA: Any = {"to": "ünï 😀", "n": [1, 2.5, None, {}, []], "deep": {"er": {"est": True}}}
 
 
-def states(side: SideBySide, theirs: list[str], ours: list[str]) -> tuple[State, State]:
-    """What Redis holds of both queues, without what we do otherwise than Node on purpose."""
-    found = tuple(
+def states(side: InteropQueue, official_ids: list[str], bulltask_ids: list[str]) -> tuple[State, State]:
+    """Return everything in Redis of both queues, without the intended differences from Node."""
+    dumps = tuple(
         dump(side.redis, base, list(dict.fromkeys(ids)))
-        for base, ids in (("bull:theirs:", theirs), ("bull:ours:", ours))
+        for base, ids in (("bull:official:", official_ids), ("bull:bulltask:", bulltask_ids))
     )
-    for key, entry in found[0].items():
+    for key, entry in dumps[0].items():
         if key.startswith("#") and entry["type"] == "hash":
             stored = entry["value"]["opts"]
-            assert "delay" in stored, "the official Python client stores a delay of 0 as well; Node and we do not"
+            assert "delay" in stored, "only the official Python client stores a delay of 0"
             if stored["delay"] == 0:
                 del stored["delay"]
-            # It escapes what is not ASCII, as Python does unless told otherwise; Node and we store it as it is.
+            # The official client escapes non-ASCII characters, like Python's default; Node and bulltask do not.
             entry["value"]["data"] = json.dumps(
                 json.loads(entry["value"]["data"]), ensure_ascii=False, separators=COMMAS
             )
-    their_state, our_state = found
-    apply(their_state, our_state)
-    return their_state, our_state
+    official_state, bulltask_state = dumps
+    apply(official_state, bulltask_state)
+    return official_state, bulltask_state
 
 
-@pytest.mark.parametrize(("theirs", "ours"), ADDS, ids=[json.dumps(theirs) for theirs, _ in ADDS])
-def test_both_clients_store_the_same_job(mail: SideBySide, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    opts = {**theirs, "timestamp": NOW_MS}
-    their_ids = [
-        mail.node.call("queue.add", queue="theirs", name="mail.send", data=DATA, opts=opts)["id"] for _ in range(2)
+@pytest.mark.parametrize(
+    ("official_options", "bulltask_options"), ADDS, ids=[json.dumps(official_options) for official_options, _ in ADDS]
+)
+def test_both_clients_store_the_same_job(
+    mail: InteropQueue, official_options: dict[str, Any], bulltask_options: dict[str, Any]
+) -> None:
+    opts = {**official_options, "timestamp": NOW_MS}
+    official_job_ids = [
+        mail.node.call("queue.add", queue="official", name="mail.send", data=DATA, opts=opts)["id"] for _ in range(2)
     ]
-    with Queue("ours", mail.url, **OURS) as queue:
-        said = {"attempts": 0, "backoff": None, **ours, "timestamp": NOW_MS / 1000}
-        our_ids = [queue.add("mail.send", DATA, **said).id for _ in range(2)]
-    their_state, our_state = states(mail, their_ids, our_ids)
-    assert their_state["#1"]["value"]["name"] == "mail.send"
-    assert difference(their_state, our_state) == ""
+    with Queue("bulltask", mail.url, **SETTINGS) as queue:
+        merged = {"attempts": 0, "backoff": None, **bulltask_options, "timestamp": NOW_MS / 1000}
+        bulltask_job_ids = [queue.add("mail.send", DATA, **merged).id for _ in range(2)]
+    official_state, bulltask_state = states(mail, official_job_ids, bulltask_job_ids)
+    assert official_state["#1"]["value"]["name"] == "mail.send"
+    assert difference(official_state, bulltask_state) == ""
 
 
-def test_both_clients_store_the_same_flow(mail: SideBySide) -> None:
+def test_both_clients_store_the_same_flow(mail: InteropQueue) -> None:
     at = {"timestamp": NOW_MS}
-    child = {"name": "load", "queueName": "theirs", "data": {"n": 1}, "opts": at}
-    flow = {"name": "report", "queueName": "theirs", "data": DATA, "children": [child], "opts": at}
+    child = {"name": "load", "queueName": "official", "data": {"n": 1}, "opts": at}
+    flow = {"name": "report", "queueName": "official", "data": DATA, "children": [child], "opts": at}
     tree = mail.node.call("flow.add", flow=flow)
-    their_ids = [tree["job"]["id"], tree["children"][0]["job"]["id"]]
+    official_job_ids = [tree["job"]["id"], tree["children"][0]["job"]["id"]]
     options: Any = {"attempts": 0, "backoff": None, "timestamp": NOW_MS / 1000}
-    with FlowProducer(mail.url, **OURS) as flows:
-        ours = flows.add(
-            FlowJob("report", "ours", DATA, options=options, children=[FlowJob("load", "ours", {"n": 1}, options)])
+    with FlowProducer(mail.url, **SETTINGS) as flows:
+        bulltask_options = flows.add(
+            FlowJob(
+                "report", "bulltask", DATA, options=options, children=[FlowJob("load", "bulltask", {"n": 1}, options)]
+            )
         )
-    our_ids = [ours.job.id, ours.children[0].job.id]
-    assert difference(*states(mail, their_ids, our_ids)) == ""
+    bulltask_job_ids = [bulltask_options.job.id, bulltask_options.children[0].job.id]
+    assert difference(*states(mail, official_job_ids, bulltask_job_ids)) == ""
 
 
-def told(side: SideBySide, job: str) -> list[tuple[str, ...]]:
-    """The events of a job without times and what only one job has; those that name no job too."""
+def events_of(side: InteropQueue, job: str) -> list[tuple[str, ...]]:
+    """Return the events of a job, and those of no job, without times and values of a single job."""
     skipped = {"event", "jobId", "delay", "failedReason", "returnvalue"}
     return [
         (entry["event"], *(f"{name}={value}" for name, value in entry.fields.items() if name not in skipped))
@@ -95,26 +101,34 @@ def told(side: SideBySide, job: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("ends", ["echo", "fail"])
-def test_both_workers_write_the_same_events_and_fields_except_the_name(mail: SideBySide, ends: str) -> None:
+def test_both_workers_write_the_same_events_and_fields_except_the_name(mail: InteropQueue, ends: str) -> None:
     opts = {"attempts": 2, "backoff": 10} if ends == "fail" else {}
-    theirs = mail.add(ends, {}, **opts)
+    official_options = mail.add(ends, {}, **opts)
     mail.node_worker(ends, {})
     mail.stream.wait_for(event="drained")
     mail.node.call("reset")
-    their_events, their_hash = told(mail, theirs), mail.redis.hgetall(mail.keys.job(theirs))
+    official_events, official_hash = (
+        events_of(mail, official_options),
+        mail.redis.hgetall(mail.keys.job(official_options)),
+    )
     mail.redis.delete(mail.keys.events)
     mail.stream.seen.clear()
 
-    ours = mail.add(ends, {}, **opts)
+    bulltask_options = mail.add(ends, {}, **opts)
     mail.worker()
     mail.stream.wait_for(event="drained")
-    our_events, our_hash = told(mail, ours), mail.redis.hgetall(mail.keys.job(ours))
-    assert our_events == their_events
-    assert our_hash.keys() - their_hash.keys() == {"pb"}, "the name of the worker: it has none"
+    bulltask_events, bulltask_hash = (
+        events_of(mail, bulltask_options),
+        mail.redis.hgetall(mail.keys.job(bulltask_options)),
+    )
+    assert bulltask_events == official_events
+    assert bulltask_hash.keys() - official_hash.keys() == {"pb"}, "the official worker has no name"
     changing = {"pb", "timestamp", "processedOn", "finishedOn", "stacktrace", "failedReason", "returnvalue"}
-    assert {k: v for k, v in our_hash.items() if k not in changing} == {
-        k: v for k, v in their_hash.items() if k not in changing
+    assert {k: v for k, v in bulltask_hash.items() if k not in changing} == {
+        k: v for k, v in official_hash.items() if k not in changing
     }
     if ends == "fail":
-        assert their_hash["failedReason"] == json.dumps(our_hash["failedReason"]), "the quotes that it adds"
-        assert len(json.loads(their_hash["stacktrace"])) == len(json.loads(our_hash["stacktrace"])) == 2
+        assert official_hash["failedReason"] == json.dumps(bulltask_hash["failedReason"]), (
+            "the official worker adds quotes"
+        )
+        assert len(json.loads(official_hash["stacktrace"])) == len(json.loads(bulltask_hash["stacktrace"])) == 2

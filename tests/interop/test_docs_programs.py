@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/interop-node.md do what the page says."""
+"""The programs of docs/how-to/interop-node.md work as the page describes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = ROOT / "docs/how-to/interop-node.md"
 
 
 def blocks(language: str) -> list[str]:
-    """The page's blocks of code in one language."""
+    """Return the page's blocks of code in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The programs of docs/reference/official-python.md, on either side."""
+"""The programs of docs/reference/official-python.md work with both clients."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ URL = "redis://localhost:6379"
 
 
 def block(language: str, name: str) -> str:
-    """The page's block of code that begins with ``# name``; ``py`` are programs of the official client."""
-    found = re.findall(rf"^```{language}\n(# {name}\n.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(found) == 1
-    return str(found[0])
+    """Return the page's code block that begins with ``# name``; ``py`` marks programs of the official client."""
+    matches = re.findall(rf"^```{language}\n(# {name}\n.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(matches) == 1
+    return str(matches[0])
 
 
 @contextmanager
@@ -42,18 +42,18 @@ def program(name: str, url: str, directory: Path) -> Iterator[subprocess.Popen[s
 
 
 def test_the_pages_sender_gets_the_same_from_the_worker_and_the_task(broker_url: str, tmp_path: Path) -> None:
-    said = re.findall(r"print\(.*\)  # (.*)$", block("py", "send.py"), re.MULTILINE)
+    expected = re.findall(r"print\(.*\)  # (.*)$", block("py", "send.py"), re.MULTILINE)
     settings = {"broker_url": broker_url, "task_default_queue": "emails", "queue_hash_tag": "0"}
-    # The module's own app takes the place of the one that the test's module begins with.
+    # The module's app replaces the app at the beginning of the test's module.
     worker = Worker(tmp_path / "worker", block("python", "emails.py"), options=["-Q", "emails"], settings=settings)
     try:
         with program("send.py", broker_url, tmp_path) as sender:
-            assert sender.communicate(timeout=30)[0].splitlines() == said
+            assert sender.communicate(timeout=30)[0].splitlines() == expected
         assert worker.stop() == 0
     finally:
         worker.close()
     with program("worker.py", broker_url, tmp_path), program("send.py", broker_url, tmp_path) as sender:
-        assert sender.communicate(timeout=30)[0].splitlines() == said
+        assert sender.communicate(timeout=30)[0].splitlines() == expected
 
 
 def test_the_pages_worker_runs_jobs_of_bulltask(broker_url: str, tmp_path: Path) -> None:

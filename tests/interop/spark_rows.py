@@ -1,4 +1,4 @@
-"""Rows that become jobs by the Spark sink, driven as Spark drives it but without a JVM."""
+"""Write rows through the Spark sink as Spark does, but without a JVM."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bulltask.spark.connector.data_source import BulltaskSource
 from bulltask.spark.sink.rows import derived_id
-from tests.interop.side_by_side import SideBySide
+from tests.interop.interop_queue import InteropQueue
 
 __all__ = ["write_rows"]
 
 _SCHEMA = StructType([StructField(name, StringType()) for name in ("name", "data")])
 
 
-def write_rows(side: SideBySide, rows: Iterable[tuple[str, str]], **options: str) -> list[str]:
-    """Write rows of a name and JSON without spaces to the queue; the ids of their jobs.
+def write_rows(side: InteropQueue, rows: Iterable[tuple[str, str]], **options: str) -> list[str]:
+    """Write rows of a name and JSON without spaces to the queue; return the ids of their jobs.
 
     Args:
-        side: says where the queue is.
-        rows: names and data.
-        options: as in ``option()``.
+        side: The queue.
+        rows: Names and data.
+        options: Options of the data source, as in ``option()``.
     """
     tag = str(side.app.config.queue_hash_tag).lower()
     source = BulltaskSource({"url": side.url, "queue": "mail", "queueHashTag": tag, "writeId": "w1", **options})
     pickled = CloudPickleSerializer()
     writer = pickled.loads(pickled.dumps(source.writer(_SCHEMA, overwrite=False)))
     names, data = zip(*rows, strict=True)
-    wrote = writer.write(iter([pa.RecordBatch.from_arrays([pa.array(names), pa.array(data)], ["name", "data"])]))
-    assert wrote.counts.added == len(names)
+    result = writer.write(iter([pa.RecordBatch.from_arrays([pa.array(names), pa.array(data)], ["name", "data"])]))
+    assert result.counts.added == len(names)
     return [derived_id("w1", side.name, name, text.encode()) for name, text in zip(names, data, strict=True)]

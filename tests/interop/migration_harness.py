@@ -1,4 +1,4 @@
-"""A queue of Bull that is migrated: what the tests of ``bulltask migrate-bull`` have in common."""
+"""A harness for the tests of ``bulltask migrate-bull``."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
 from tests.support.fork_server import ForkedProcess, fork_server
 
-__all__ = ["Migrating"]
+__all__ = ["MigrationHarness"]
 
-PLACES = ("wait", "paused", "active", "delayed", "completed", "failed", "prioritized")
+STATE_KEYS = ("wait", "paused", "active", "delayed", "completed", "failed", "prioritized")
 
 
-class Migrating:
-    """Bull's queue ``mail``, and BullMQ's of that name: ``{mail}``, or the same keys.
+class MigrationHarness:
+    """A queue of Bull and the BullMQ queue that it is migrated to: ``{mail}``, or the same keys in state.
 
     Args:
-        url: the server.
-        bull: the real Bull.
-        node: the official client of BullMQ.
-        in_place: the app does without hash tags, so that both have the same keys.
+        url: The server.
+        bull: The process of the real Bull.
+        node: The process of the official client of BullMQ.
+        in_place: Whether the app has no hash tags, so that both queues have the same keys.
     """
 
     def __init__(self, url: str, bull: BullBridge, node: NodeBridge, *, in_place: bool) -> None:
         self.url, self.bull, self.node, self.in_place = url, bull, node, in_place
         self.name = wire_name("mail", hash_tag=not in_place)
-        self.app = App("migrating", url, queue_hash_tag=not in_place)
+        self.app = App("migration", url, queue_hash_tag=not in_place)
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self._raw = redis.Redis.from_url(url)
 
-    def migration(self, **options: Any) -> BullMigration:
-        """Of Bull's ``mail`` to ours."""
+    def bull_migration(self, **options: Any) -> BullMigration:
+        """Return the migration of Bull's ``mail`` to bulltask's."""
         return BullMigration(self.app.queue("mail"), "mail", **options)
 
     def migrate(self, **options: Any) -> MigrationReport:
-        """Do it, all of it."""
-        return self.migration(**options).run()
+        """Run the whole migration."""
+        return self.bull_migration(**options).run()
 
     def command(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end."""
-        return fork_server.run(self._words(self.url, *args), self._environ)
+        return fork_server.run(self._args(self.url, *args), self._environ)
 
     def start(self, *args: str, url: str) -> AbstractContextManager[ForkedProcess]:
         """Start the command; it is killed at the end if it still runs."""
-        return fork_server.running(self._words(url, *args), self._environ)
+        return fork_server.running(self._args(url, *args), self._environ)
 
     @staticmethod
-    def _words(url: str, *args: str) -> list[str]:
+    def _args(url: str, *args: str) -> list[str]:
         return ["-b", url, "migrate-bull", "mail", *args]
 
     @property
@@ -65,16 +65,16 @@ class Migrating:
         return os.environ | {"BULLTASK_QUEUE_HASH_TAG": str(not self.in_place)}
 
     def dump(self, pattern: str = "*") -> dict[Any, Any]:
-        """Every key as Redis would save it."""
+        """Return every key as Redis would save it."""
         return {key: self._raw.dump(key) for key in sorted(self._raw.keys(pattern))}
 
     def hash(self, job_id: str, queue: str = "") -> dict[str, str]:
-        """A job as it is stored: Bull's, or that of another queue."""
+        """Return the stored hash of a job of Bull's queue, or of another queue."""
         found: dict[str, str] = self.redis.hgetall(f"bull:{queue or 'mail'}:{job_id}")
         return found
 
-    def seen(self, job_id: str) -> dict[str, Any]:
-        """A job as Node's BullMQ shows it, with ``state`` and ``logs``."""
+    def node_job(self, job_id: str) -> dict[str, Any]:
+        """Return a job as Node's BullMQ has it, with ``state`` and ``logs``."""
         job: dict[str, Any] | None = self.node.call("queue.getJob", queue=self.name, job=job_id)
         assert job is not None, f"Node finds no job {job_id}"
         return job
@@ -84,28 +84,28 @@ class Migrating:
         return self.node.call("queue.call", queue=self.name, method=method, args=list(args))
 
     def counts(self) -> dict[str, int]:
-        """Node's ``getJobCounts`` without the zeros."""
+        """Return Node's ``getJobCounts`` without the zeros."""
         return {state: count for state, count in self.call("getJobCounts").items() if count}
 
     def ids(self, name: str) -> list[str]:
-        """The ids of all jobs of a queue, by the keys that have them."""
+        """Return the ids in all lists and sets of a queue."""
         found: list[str] = []
-        for place in PLACES:
-            key = f"bull:{name}:{place}"
+        for state in STATE_KEYS:
+            key = f"bull:{name}:{state}"
             found += self.redis.lrange(key, 0, -1) if self.redis.type(key) == "list" else self.redis.zrange(key, 0, -1)
         return found
 
     def all_ids(self) -> list[str]:
-        """Those of both queues, sorted."""
+        """Return the ids of both queues, sorted."""
         return sorted(self.ids("mail") + ([] if self.in_place else self.ids("{mail}")))
 
     def run_all(self, file: Path, processor: str = "record") -> Callable[[], list[str]]:
-        """Start a worker of Node that notes the ids of what it runs, one after the other."""
+        """Start a Node worker that records the ids of its jobs; return a function that reads them."""
         self.node.call("worker.start", queue=self.name, processor=processor, args={"file": str(file)})
         return lambda: [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
 
     def close(self) -> None:
-        """End our side."""
+        """Close the app and its clients."""
         self.redis.close()
         self._raw.close()
         self.app.close()
