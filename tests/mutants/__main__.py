@@ -1,10 +1,10 @@
 """Mutation testing: change the code in one place, run the tests that reach the place, and expect one to fail.
 
-A mutant that no test detects has survived: either a test is missing, or the change is equivalent, as no caller can
-see it. `equivalent.txt` lists those with the reason; they do not count.
+A mutant that no test detects has survived: either a test is missing, or the mutant is equivalent, because no caller can
+observe the change. `equivalent.txt` lists equivalent mutants with the reason; they do not count.
 
-The first run records for half an hour which test reaches which line, in all processes. ``build/mutants`` keeps that and
-the results; ``--resume`` continues with both, and runs survivors again.
+The first run records which test reaches which line, in all processes; this takes half an hour. ``build/mutants`` stores
+the recording and the results; ``--resume`` continues with both and runs survivors again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TESTS = ("tests/unit", "tests/redis", "tests/process", "tests/spark/unit", "test
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 DATA = ROOT / "build" / "mutants"
 RESULTS = DATA / "results.jsonl"
-BUDGET_S = 60.0  # recorded seconds of the tests of one mutant
-LIMIT_S, PACE = 30.0, 3.0  # a mutant is killed after LIMIT_S plus PACE times these seconds
+BUDGET_S = 60.0  # recorded duration of the tests of one mutant
+LIMIT_S, LIMIT_FACTOR = 30.0, 3.0  # timeout of a mutant: LIMIT_S plus LIMIT_FACTOR times the recorded duration
 
 
 def sample(paths: list[str], seed: int, count: int) -> list[Mutant]:
-    """Choose ``count`` mutants of these files and folders: for one seed the same ones where code has not changed."""
+    """Choose ``count`` mutants of these files and folders. One seed selects the same mutants in unchanged code."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     found = [mutant for file in files for mutant in find_mutants(str(file.relative_to(ROOT)), file.read_text())]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
@@ -53,12 +53,12 @@ def choose(reach: Reach, mutant: Mutant) -> list[str]:
     found = reach.tests(mutant.file, first, last)
     if not mutant.within or not found:  # runs at import
         found = reach.tests(mutant.file, 1, 10**6)
-    # A test of this module reaches many of its lines; one that only passes through reaches few.
+    # A test of this module reaches many of its lines; other tests reach few.
     depth = Counter(test for tests in reach.lines.get(mutant.file, {}).values() for test in tests)
-    worth = sorted(found, key=lambda test: -depth[test] / (1 + reach.seconds[test]))
+    by_value = sorted(found, key=lambda test: -depth[test] / (1 + reach.seconds[test]))
     rank = Counter[str]()
     ranked: list[tuple[int, int, str]] = []
-    for test in worth:
+    for test in by_value:
         name = test.partition("::")[0]
         ranked.append((rank[name] // 4, len(ranked), test))
         rank[name] += 1
@@ -93,7 +93,7 @@ def attempt(tree: Tree, mutant: Mutant, reach: Reach) -> dict[str, Any]:
     names = tree.directory / "names"
     names.write_text("\n".join(tests))
     began = time.monotonic()
-    limit_s = LIMIT_S + PACE * sum(map(reach.seconds.__getitem__, tests))
+    limit_s = LIMIT_S + LIMIT_FACTOR * sum(map(reach.seconds.__getitem__, tests))
     with tree.changed(mutant.file, mutant.source):
         code, output = tree.pytest(["-x", "-q", "--tb", "no", f"@{names}"], limit_s)
     failed = [text.split(" ")[1] for text in output.splitlines() if text.startswith(("FAILED ", "ERROR "))]
@@ -110,14 +110,14 @@ def diff(mutant: Mutant) -> str:
     return "\n".join(lines)
 
 
-def try_all(mutants: list[Mutant], reach: Reach, processes: int) -> Iterator[dict[str, Any]]:
-    """Run all mutants; yield each result when it is there."""
+def run_all(mutants: list[Mutant], reach: Reach, processes: int) -> Iterator[dict[str, Any]]:
+    """Run all mutants; yield each result when it is available."""
     home = Path(tempfile.mkdtemp(prefix="mutants-"))
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
     for number in range(processes):
         trees.put(Tree(home / str(number)))
 
-    def one(mutant: Mutant) -> dict[str, Any]:
+    def run_one(mutant: Mutant) -> dict[str, Any]:
         tree = trees.get()
         try:
             return attempt(tree, mutant, reach)
@@ -126,7 +126,7 @@ def try_all(mutants: list[Mutant], reach: Reach, processes: int) -> Iterator[dic
 
     pool = ThreadPoolExecutor(processes)
     try:
-        for future in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+        for future in as_completed([pool.submit(run_one, mutant) for mutant in mutants]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
@@ -134,7 +134,7 @@ def try_all(mutants: list[Mutant], reach: Reach, processes: int) -> Iterator[dic
 
 
 def report(results: list[dict[str, Any]], equivalent: dict[str, str]) -> None:
-    """Print survivors and score."""
+    """Print the survivors and the score."""
     counts = Counter(line["outcome"] for line in results)
     survivors = [line for line in results if line["outcome"] in {"survived", "unreached"}]
     named = [line for line in survivors if line["key"] in equivalent]
@@ -151,7 +151,7 @@ def report(results: list[dict[str, Any]], equivalent: dict[str, str]) -> None:
 
 
 def read_equivalent() -> dict[str, str]:
-    """Read the reasons, by mutant."""
+    """Return the reasons of equivalent mutants by key."""
     lines = (line.partition(" ") for line in EQUIVALENT.read_text().splitlines() if not line.startswith("#"))
     return {key: reason for key, _, reason in lines if key}
 
@@ -168,18 +168,18 @@ def main(seed: int, count: int, only: tuple[str, ...], resume: bool, processes: 
         shutil.rmtree(DATA, ignore_errors=True)
     mutants = sample(list(only or filter(lambda path: (ROOT / path).exists(), FOLDERS)), seed, count)
     if not (DATA / "reach.json").exists():
-        click.echo("recording which test reaches what")
+        click.echo("recording which tests reach which lines")
         record(Tree(DATA / "recorded"), DATA, [*TESTS], 2 * processes)
     reach = Reach.read(DATA / "reach.json")
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     results = {line["key"]: line for line in lines}
-    wanted = [one for one in mutants if results.get(one.key, {}).get("outcome") not in {"killed", "timeout"}]
+    pending = [mutant for mutant in mutants if results.get(mutant.key, {}).get("outcome") not in {"killed", "timeout"}]
     with RESULTS.open("a") as file:
-        for number, line in enumerate(try_all(wanted, reach, processes), 1):
+        for number, line in enumerate(run_all(pending, reach, processes), 1):
             results[line["key"]] = line
             file.write(json.dumps(line) + "\n")
             file.flush()
-            click.echo(f"{number} of {len(wanted)} {line['file']}:{line['line']} {line['kind']}: {line['outcome']}")
+            click.echo(f"{number} of {len(pending)} {line['file']}:{line['line']} {line['kind']}: {line['outcome']}")
     report([results[mutant.key] for mutant in mutants], read_equivalent())
 
 

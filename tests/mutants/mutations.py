@@ -1,5 +1,5 @@
 # mypy: disable-error-code="exhaustive-match"
-"""Generates the mutants of a file: small changes of its behaviour that a test should notice."""
+"""Generate the mutants of a file: small changes of its behaviour that a test should detect."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 NEVER_RAISED = "FloatingPointError"
 # Base classes, decorators, calls and names that only type checkers and readers use.
-QUIET = {"Protocol", "TypedDict", "overload", "abstractmethod", "cast", "TypeVar", "TYPE_CHECKING", "__all__"}
-SMALL = 10
+NOT_EXECUTED = {"Protocol", "TypedDict", "overload", "abstractmethod", "cast", "TypeVar", "TYPE_CHECKING", "__all__"}
+SMALL_NUMBER = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Mutant:
     """One change of one file.
 
     Attributes:
-        key: identifies it, as long as file name, function and changed text stay the same.
-        file: path from the root of the repository.
-        kind: of the change.
-        first, last: the changed lines.
-        within: the function, ``""`` for code that runs at import.
-        source: the whole file with the change.
+        key: A stable id as long as file name, function and changed text stay the same.
+        file: The path from the root of the repository.
+        kind: The kind of the change.
+        first, last: The changed lines.
+        within: The function, or ``""`` for code that runs at import.
+        source: The complete file with the change.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Mutant:
 
 
 Change = tuple[str, ast.AST, str]
-"""Kind, node to replace, new text."""
+"""The kind, the node to replace, and the new text."""
 
 
 def find_mutants(file: str, text: str) -> Iterator[Mutant]:
@@ -88,7 +88,7 @@ def _span(node: ast.AST) -> tuple[int, int, int, int]:
 
 
 def _nodes(node: ast.AST, within: str) -> Iterator[tuple[ast.AST, str]]:
-    """Return the nodes that may change, each with the function around it."""
+    """Return the nodes that may be changed, with the function of each."""
     yield node, within
     for child in _children(node):
         inside = within
@@ -99,7 +99,7 @@ def _nodes(node: ast.AST, within: str) -> Iterator[tuple[ast.AST, str]]:
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:
     """Return the children of a node that are executed."""
-    if _is_quiet(node):
+    if _is_not_executed(node):
         return []
     match node:
         case ast.FunctionDef(args=args, body=body) | ast.AsyncFunctionDef(args=args, body=body):
@@ -113,13 +113,13 @@ def _children(node: ast.AST) -> Iterable[ast.AST]:
     return ast.iter_child_nodes(node)
 
 
-def _is_quiet(node: ast.AST) -> bool:
-    """True for code that only type checkers and readers use."""
+def _is_not_executed(node: ast.AST) -> bool:
+    """Return whether code is used only by type checkers and readers."""
     match node:
         case ast.ClassDef(bases=names) | ast.FunctionDef(decorator_list=names):
-            return bool(QUIET & _names(names))
+            return bool(NOT_EXECUTED & _names(names))
         case ast.If(test=name) | ast.Assign(targets=[name]) | ast.Call(func=name):
-            return isinstance(name, ast.Name) and name.id in QUIET
+            return isinstance(name, ast.Name) and name.id in NOT_EXECUTED
         case ast.Subscript(slice=part):  # most of these are types
             return isinstance(part, ast.Name | ast.Attribute | ast.Tuple | ast.Subscript)
     return isinstance(node, ast.Assert | ast.JoinedStr)
@@ -135,7 +135,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         case ast.Constant(value=bool() | int() | float() as value):
             yield from (("constant", node, repr(new)) for new in _others(value))
         case ast.IfExp(test=test) | ast.If(test=test) | ast.While(test=test):
-            if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):  # these have changes of their own
+            if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):  # these have other changes
                 yield "condition", test, f"(not ({ast.unparse(test)}))"
         case ast.Call(func=ast.Name(id="suppress"), args=args):
             yield from (("exception", arg, NEVER_RAISED) for arg in args)
@@ -149,9 +149,9 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 def _others(value: float) -> list[float]:
     if isinstance(value, bool):
         return [not value]
-    if abs(value) < SMALL:
+    if abs(value) < SMALL_NUMBER:
         return [value + 1, value - 1]
-    return [value * 10, value // 10]  # a pause of one millisecond more or less is no different behaviour
+    return [value * 10, value // 10]  # a change by one would not be observable, as in a wait of one millisecond more
 
 
 def _operators(node: ast.AST) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""Records which tests reach which line, and how long each test takes."""
+"""Record which tests reach which lines, and how long each test takes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ patch =
     _exit
 """
 LIMIT_S = 2 * 3600.0
-# It raises exceptions at random moments, also inside coverage, which then never releases its lock.
-LEFT_OUT = "tests/redis/test_client.py::test_interrupts_at_random_moments_never_mix_up_replies"
+# This test raises exceptions at random times, also inside coverage, which then never releases its lock.
+EXCLUDED_TEST = "tests/redis/test_client.py::test_interrupts_at_random_moments_never_mix_up_replies"
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The recorded tests.
+    """The recording: durations of tests and the lines that they reach.
 
     Attributes:
-        seconds: duration of each test that passed.
-        lines: by file and line, the tests that reach it.
+        seconds: The duration of each test that passed.
+        lines: The tests that reach a line, by file and line.
     """
 
     seconds: dict[str, float]
@@ -59,7 +59,7 @@ class Reach:
 
 
 def record(tree: Tree, data: Path, tests: list[str], processes: int) -> None:
-    """Run the tests in ``tree`` and write ``reach.json`` into ``data``."""
+    """Run the tests in ``tree`` and write ``reach.json`` to ``data``."""
     (data / "lines").mkdir(parents=True)
     config, results = data / "coveragerc", data / "results"
     config.write_text(CONFIG.format(tree=tree.directory, data=data / "lines"))
@@ -75,7 +75,7 @@ def record(tree: Tree, data: Path, tests: list[str], processes: int) -> None:
         "-m",
         "not (spark or bench)",
     ]
-    _, output = tree.pytest([*options, *tests, "--deselect", LEFT_OUT], LIMIT_S, environ)
+    _, output = tree.pytest([*options, *tests, "--deselect", EXCLUDED_TEST], LIMIT_S, environ)
     click.echo(output[-2000:])
     seconds: dict[str, float] = defaultdict(float)
     failed = set()

@@ -1,4 +1,4 @@
-"""A pytest plugin that records which test reaches which line, also in the processes that the test starts or forks.
+"""A pytest plugin that records which tests reach which lines, also in processes that tests start or fork.
 
 A ``.pth`` file starts coverage in every process. A process takes the name of the test from its environment, or from
 the process that forked it. `tests.mutants.record` reads the data files.
@@ -28,16 +28,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     measured = coverage.Coverage.current()
     if measured is None:
         return (yield)
-    _name(measured, item.nodeid)
+    _set_test(measured, item.nodeid)
     try:
         return (yield)
     finally:
-        _name(measured, "")
+        _set_test(measured, "")
 
 
-def _name(measured: coverage.Coverage, test: str) -> None:
+def _set_test(measured: coverage.Coverage, test: str) -> None:
     os.environ[TEST] = test
-    fork_server.close()  # what it forks has the name with which it started
+    fork_server.close()  # its processes inherit the name of the test at its start
     measured.config.context = test  # a forked child starts with this configuration
     measured.switch_context(test)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 __all__ = ["ROOT", "Tree"]
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "MUTANTS_TREE"
-# Ignored by Git, needed by tests.
+TREE_VARIABLE = "MUTANTS_TREE"
+# Ignored by Git, but needed by tests.
 LINKS = ("tests/interop/node_modules",)
 COPIES = ("bulltask/lua/official",)
 PYTEST = (".venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
@@ -28,7 +28,7 @@ class Tree:
     """A copy of the working tree, with a virtual environment that imports ``bulltask`` from the copy.
 
     Args:
-        directory: of the copy; an existing one is replaced.
+        directory: The directory of the copy; an existing one is replaced.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -79,7 +79,7 @@ class Tree:
             [*PYTEST, "--basetemp", self.directory / "t", *arguments],
             cwd=self.directory,
             # Thousands of processes start in this tree: they reuse compiled modules.
-            env=os.environ | {MARK: str(self.directory), "PYTHONDONTWRITEBYTECODE": ""} | (environ or {}),
+            env=os.environ | {TREE_VARIABLE: str(self.directory), "PYTHONDONTWRITEBYTECODE": ""} | (environ or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -97,10 +97,10 @@ class Tree:
         return process.returncode, output
 
     def end_processes(self) -> None:
-        """Kill the processes of this tree. A server overwrites its environment, but works in the tree."""
-        mark = f"{MARK}={self.directory}".encode()
+        """Kill the processes of this tree. Servers overwrite their environment, but their directory is in the tree."""
+        variable = f"{TREE_VARIABLE}={self.directory}".encode()
         for entry in os.scandir("/proc"):
             with suppress(OSError, ValueError):
-                marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
-                if marked or Path(entry.path, "cwd").readlink().is_relative_to(self.directory):
+                belongs = variable in Path(entry.path, "environ").read_bytes().split(b"\0")
+                if belongs or Path(entry.path, "cwd").readlink().is_relative_to(self.directory):
                     os.kill(int(entry.name), signal.SIGKILL)

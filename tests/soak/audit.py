@@ -1,4 +1,4 @@
-"""What became of the jobs."""
+"""Check the final states of the jobs."""
 
 from __future__ import annotations
 
@@ -8,136 +8,136 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bulltask.testing.wait import wait_until
+from tests.soak.environment import SoakEnvironment
 from tests.soak.load import Sent
-from tests.soak.scene import Scene
 from tests.soak.tasks import QUEUES
 
-__all__ = ["Audit", "audit", "runs_again", "wait_for_the_end"]
+__all__ = ["Audit", "audit", "repeated_runs", "wait_for_outcomes"]
 
 LISTS = ("wait", "active", "paused")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
 ENDED = ("completed", "failed")
-STANDSTILL_S = 45.0
+NO_PROGRESS_S = 45.0
 SCHEDULED = "repeat:soak:"
-SCHEDULER_S = 15.0  # it runs every second, and the last fault may have lasted some
+SCHEDULER_S = 15.0  # it runs every second, and the last fault may have taken several seconds
 
 
 @dataclass(slots=True)
 class Audit:
-    """Counts, and the jobs that have a problem.
+    """Counts of jobs, and problems.
 
     Attributes:
-        places: acknowledged jobs by where they are in the end: ``completed``, ``failed`` … or ``nowhere``.
-        runs: acknowledged jobs by how often they ran.
-        malformed: malformed jobs by where they are, by what is wrong with them.
-        reasons: why acknowledged jobs failed that should not have.
-        problems: what must not be, by what it is.
+        states: Acknowledged jobs by final state: ``completed``, ``failed`` … or ``nowhere``.
+        runs: Acknowledged jobs by number of runs.
+        malformed: Malformed jobs by state, by their defect.
+        reasons: Reasons of unexpected failures of acknowledged jobs.
+        problems: The jobs and other details of each problem, by its description.
     """
 
-    places: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
     runs: Counter[int] = field(default_factory=Counter)
     malformed: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     reasons: Counter[str] = field(default_factory=Counter)
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
-def wait_for_the_end(scene: Scene, timeout: float) -> None:
-    """Wait until every acknowledged job has ended, none has for a while, or the time is over."""
+def wait_for_outcomes(env: SoakEnvironment, timeout: float) -> None:
+    """Wait until every acknowledged job has finished, none has finished for a while, or the time is over."""
     last, since = -1, time.monotonic()
     deadline = since + timeout
 
-    def over() -> bool:
+    def finished() -> bool:
         nonlocal last, since
-        left = sum(len(jobs) for place, jobs in _places(scene, scene.ledger.jobs).items() if place not in ENDED)
+        left = sum(len(jobs) for state, jobs in _by_state(env, env.ledger.jobs).items() if state not in ENDED)
         if left != last:
             last, since = left, time.monotonic()
         now = time.monotonic()
-        scene.pause(0.5)
-        return not left or now - since > STANDSTILL_S or now > deadline
+        env.pause(0.5)
+        return not left or now - since > NO_PROGRESS_S or now > deadline
 
-    wait_until(over, timeout + STANDSTILL_S, "the end of the jobs")
+    wait_until(finished, timeout + NO_PROGRESS_S, "the outcomes of the jobs")
 
 
-def audit(scene: Scene) -> Audit:
-    """Compare what was acknowledged with what Redis and the journal say."""
-    found, jobs = Audit(), scene.ledger.jobs
-    ends = _end_events(scene)
-    for place, ids in _places(scene, jobs).items():
-        found.places[place] += len(ids)
+def audit(env: SoakEnvironment) -> Audit:
+    """Compare the acknowledged jobs with Redis and the journal."""
+    result, jobs = Audit(), env.ledger.jobs
+    ends = _end_events(env)
+    for state, ids in _by_state(env, jobs).items():
+        result.states[state] += len(ids)
         for job_id in ids:
-            found.runs[scene.journal.runs(job_id)] += 1
-            _judge(scene, found, job_id, place, ends[job_id])
-    malformed = {job_id: Sent(kind, "main", "either") for job_id, kind in scene.malformed.items()}
-    for place, ids in _places(scene, malformed).items():
+            result.runs[env.journal.runs(job_id)] += 1
+            _check_job(env, result, job_id, state, ends[job_id])
+    malformed = {job_id: Sent(kind, "main", "either") for job_id, kind in env.malformed.items()}
+    for state, ids in _by_state(env, malformed).items():
         for job_id in ids:
-            found.malformed[malformed[job_id].kind][place] += 1
+            result.malformed[malformed[job_id].kind][state] += 1
             if len(ends[job_id]) > 1:
-                found.problems[f"a malformed job ended as {ends[job_id]}"].append(f"{malformed[job_id].kind}: {job_id}")
-    _judge_scheduler(scene, found)
-    return found
+                result.problems[f"a malformed job has the events {ends[job_id]}"].append(
+                    f"{malformed[job_id].kind}: {job_id}"
+                )
+    _check_scheduler(env, result)
+    return result
 
 
-def runs_again(scene: Scene) -> list[int]:
-    """When acknowledged jobs ran once more than they had to, epoch milliseconds."""
+def repeated_runs(env: SoakEnvironment) -> list[int]:
+    """Return the times of runs of acknowledged jobs beyond the expected number, in epoch milliseconds."""
     return [
-        at_ms
-        for job_id, sent in scene.ledger.jobs.items()
-        for at_ms in scene.journal.starts.get(job_id, ())[sent.runs :]
+        at_ms for job_id, sent in env.ledger.jobs.items() for at_ms in env.journal.starts.get(job_id, ())[sent.runs :]
     ]
 
 
-def _judge(scene: Scene, found: Audit, job_id: str, place: str, ends: list[str]) -> None:
-    sent = scene.ledger.jobs[job_id]
-    name = f"{sent.kind} {job_id} of {sent.queue}, {scene.journal.runs(job_id)} runs"
-    if place not in ENDED:
-        found.problems[f"acknowledged, and {place} with the events {ends}"].append(name)
-    elif ends != [place]:
-        found.problems[f"{place} with the events {ends}"].append(name)
-    elif sent.outcome not in {place, "either"}:
-        key = scene.keys(sent.queue).job(job_id)
-        reason = str(scene.redis.hget(key, "failedReason"))[:160]
-        found.reasons[reason] += 1
-        found.problems[f"{place}, not {sent.outcome}"].append(f"{name}: {reason}")
+def _check_job(env: SoakEnvironment, result: Audit, job_id: str, state: str, ends: list[str]) -> None:
+    sent = env.ledger.jobs[job_id]
+    name = f"{sent.kind} {job_id} of {sent.queue}, {env.journal.runs(job_id)} runs"
+    if state not in ENDED:
+        result.problems[f"acknowledged, and {state} with the events {ends}"].append(name)
+    elif ends != [state]:
+        result.problems[f"{state} with the events {ends}"].append(name)
+    elif sent.outcome not in {state, "either"}:
+        key = env.keys(sent.queue).job(job_id)
+        reason = str(env.redis.hget(key, "failedReason"))[:160]
+        result.reasons[reason] += 1
+        result.problems[f"{state}, not {sent.outcome}"].append(f"{name}: {reason}")
 
 
-def _judge_scheduler(scene: Scene, found: Audit) -> None:
+def _check_scheduler(env: SoakEnvironment, result: Audit) -> None:
     last_ms = max(
-        (at_ms for job_id, runs in scene.journal.starts.items() if SCHEDULED in job_id for at_ms in runs), default=0
+        (at_ms for job_id, runs in env.journal.starts.items() if SCHEDULED in job_id for at_ms in runs), default=0
     )
-    late_s = (scene.stopped_ms - last_ms) / 1000
+    late_s = (env.stopped_ms - last_ms) / 1000
     if late_s > SCHEDULER_S:
-        found.problems["the scheduler stood still"].append(f"{late_s:.1f} s before the end")
+        result.problems["the scheduler stopped"].append(f"{late_s:.1f} s before the end")
 
 
-def _places(scene: Scene, jobs: dict[str, Sent]) -> dict[str, list[str]]:
-    """The ids by the list or set that has them, ``nowhere`` (a hash without a place) or ``gone``."""
-    left, found = dict(jobs), defaultdict(list)
+def _by_state(env: SoakEnvironment, jobs: dict[str, Sent]) -> dict[str, list[str]]:
+    """Return the ids by the list or set that contains them, ``nowhere`` (only a hash) or ``removed``."""
+    left, result = dict(jobs), defaultdict(list)
     for queue in QUEUES:
-        base = scene.keys(queue).base
-        contents: dict[str, Any] = {name: scene.redis.lrange(base + name, 0, -1) for name in LISTS}
-        contents |= {name: scene.redis.zrange(base + name, 0, -1) for name in SETS}
+        base = env.keys(queue).base
+        contents: dict[str, Any] = {name: env.redis.lrange(base + name, 0, -1) for name in LISTS}
+        contents |= {name: env.redis.zrange(base + name, 0, -1) for name in SETS}
         for name, ids in contents.items():
             for job_id in ids:
                 if job_id in left and left[job_id].queue == queue:
                     del left[job_id]
-                    found[name].append(job_id)
+                    result[name].append(job_id)
     for job_id, sent in left.items():
-        there = scene.redis.exists(scene.keys(sent.queue).job(job_id))
-        found["nowhere" if there else "gone"].append(job_id)
-    return found
+        exists = env.redis.exists(env.keys(sent.queue).job(job_id))
+        result["nowhere" if exists else "removed"].append(job_id)
+    return result
 
 
-def _end_events(scene: Scene) -> dict[str, list[str]]:
-    """The events ``completed`` and ``failed`` by job."""
-    found: dict[str, list[str]] = defaultdict(list)
+def _end_events(env: SoakEnvironment) -> dict[str, list[str]]:
+    """Return the events ``completed`` and ``failed`` by job."""
+    result: dict[str, list[str]] = defaultdict(list)
     for queue in QUEUES:
         first = "-"
         while True:
-            part: Any = scene.redis.xrange(scene.keys(queue).events, first, "+", 10_000)
+            part: Any = env.redis.xrange(env.keys(queue).events, first, "+", 10_000)
             if not part:
                 break
             for _, fields in part:
                 if fields["event"] in ENDED:
-                    found[fields["jobId"]].append(fields["event"])
+                    result[fields["jobId"]].append(fields["event"])
             first = f"({part[-1][0]}"
-    return found
+    return result

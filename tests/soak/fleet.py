@@ -1,4 +1,4 @@
-"""The workers: started, watched, killed and started again."""
+"""The workers of a soak test: started, monitored, killed and restarted."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tests.support.worker import Worker
 __all__ = ["CHILDREN", "Fleet", "Sample", "probe_queue"]
 
 CHILDREN = 2
-LOOK_S = 0.2
+CHECK_S = 0.2
 SAMPLE_S = 5.0
 
 
 def probe_queue(index: int) -> str:
-    """The queue that only the worker of this index serves."""
+    """Return the queue that only the worker with this index serves."""
     return f"probe-{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a supervisor holds at one moment: resident memory in MB, open files."""
+    """Resident memory in MB and open files of a supervisor at one time."""
 
     memory_mb: float
     files: int
 
     @classmethod
     def of(cls, pid: int) -> Sample:
-        """Look at a process.
+        """Measure a process.
 
         Raises:
             OSError: it is gone.
@@ -44,63 +44,63 @@ class Sample:
 
 
 class Fleet:
-    """Responsible for the workers; one that ends by itself is written down and started again.
+    """Starts the workers, and restarts and records those that crash.
 
     Args:
-        directory: for the workers' modules and logs.
-        urls: the way to Redis of each worker.
-        journal_url: where the tasks tell of their runs.
-        settings: of all workers.
-        mark: in the environment of all their processes.
+        directory: The directory for the workers' modules and logs.
+        urls: The broker URL of each worker.
+        journal_url: The server on which the tasks record their runs.
+        settings: The settings of all workers.
+        session_id: An id in the environment of all their processes.
 
     Attributes:
-        deaths: supervisors that ended although nobody ended them: how, and the end of their log.
-        samples: memory and files of each supervisor that lived, in the order of time, by its process id.
+        deaths: Supervisors that exited although none stopped or killed them: exit code and end of the log.
+        samples: Memory and open files of each supervisor over time, by process id.
     """
 
     def __init__(
-        self, directory: Path, urls: list[str], journal_url: str, settings: Mapping[str, object], mark: str
+        self, directory: Path, urls: list[str], journal_url: str, settings: Mapping[str, object], session_id: str
     ) -> None:
         self._directory, self._urls, self._settings = directory, urls, dict(settings)
-        self._environ = {"JOURNAL_URL": journal_url, SESSION_VARIABLE: mark}
+        self._environ = {"JOURNAL_URL": journal_url, SESSION_VARIABLE: session_id}
         self._started, self._lock, self._over = 0, threading.RLock(), threading.Event()
         self.deaths: list[str] = []
         self.samples: dict[int, list[Sample]] = {}
         self._all: list[Worker] = []
         self.workers = [self._start(index) for index in range(len(urls))]
-        self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
+        self._monitor_thread = threading.Thread(target=self._monitor, name="fleet", daemon=True)
 
     def wait_until_ready(self) -> None:
-        """Wait for the first children, and watch from then on."""
+        """Wait for the first children, and start to monitor the workers."""
         for worker in self.workers:
             worker.wait_for_line("Child started", CHILDREN)
-        self._watcher.start()
+        self._monitor_thread.start()
 
     def kill(self, index: int) -> None:
-        """``kill -9`` a supervisor, and start another one in its place; return when that has children."""
+        """Kill a supervisor with ``kill -9`` and start a new worker; return when it has children."""
         with self._lock:
             self.workers[index].process.kill()
             self.workers[index].wait()
             self.workers[index] = self._start(index)
-            fresh = self.workers[index]
-        fresh.wait_for_line("Child started", CHILDREN)
+            worker = self.workers[index]
+        worker.wait_for_line("Child started", CHILDREN)
 
     def stop(self) -> list[str]:
-        """End all as an operator would; return what is wrong with it."""
+        """Stop all workers with TERM; return the problems."""
         self._over.set()
-        self._watcher.join()
-        wrong = []
+        self._monitor_thread.join()
+        problems = []
         for index, worker in enumerate(self.workers):
             try:
                 code = worker.stop(60)
             except TimeoutError as exc:
-                wrong.append(f"worker {index} did not stop: {exc}")
+                problems.append(f"worker {index} did not stop: {exc}")
             else:
-                wrong += [f"worker {index} stopped with exit code {code}"] if code else []
-        return wrong
+                problems += [f"worker {index} stopped with exit code {code}"] if code else []
+        return problems
 
     def close(self) -> None:
-        """End what is left, and write the logs into the directory."""
+        """Kill the remaining workers, and write the logs to the directory."""
         self._over.set()
         for number, worker in enumerate(self._all):
             worker.send(signal.SIGCONT)
@@ -108,10 +108,10 @@ class Fleet:
             (self._directory / f"worker-{number}.log").write_text(worker.log + "\n")
 
     def _start(self, index: int) -> Worker:
-        place = self._directory / f"app-{self._started}"
+        directory = self._directory / f"app-{self._started}"
         self._started += 1
         worker = Worker(
-            place,
+            directory,
             TASKS,
             options=["-Q", ",".join([*QUEUES, probe_queue(index)])],
             settings={**self._settings, "broker_url": self._urls[index]},
@@ -120,16 +120,16 @@ class Fleet:
         self._all.append(worker)
         return worker
 
-    def _watch(self) -> None:
-        looks = 0
-        while not self._over.wait(LOOK_S):
+    def _monitor(self) -> None:
+        checks = 0
+        while not self._over.wait(CHECK_S):
             with self._lock:
                 for index, worker in enumerate(self.workers):
                     if (code := worker.process.poll()) is not None:
                         worker.wait()
                         end = "\n".join(worker.text[-15:])
-                        self.deaths.append(f"worker {index} (process {worker.pid}) ended with {code}:\n{end}")
+                        self.deaths.append(f"worker {index} (process {worker.pid}) exited with {code}:\n{end}")
                         self.workers[index] = self._start(index)
-                    elif looks % int(SAMPLE_S / LOOK_S) == 0:
+                    elif checks % int(SAMPLE_S / CHECK_S) == 0:
                         self.samples.setdefault(worker.pid, []).append(Sample.of(worker.pid))
-            looks += 1
+            checks += 1

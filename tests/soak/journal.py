@@ -1,4 +1,4 @@
-"""What the tasks tell of their runs, on a server that no fault concerns."""
+"""The journal in which the tasks record their runs, on a server without faults."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ __all__ = ["Journal", "now_ms"]
 
 
 def now_ms() -> int:
-    """This machine's time, which is that of the journal's entries."""
+    """Return this machine's time, which the entries of the journal use."""
     return int(time.time() * 1000)
 
 
 class Journal:
-    """Responsible for following the starts of jobs.
+    """Reads the starts of jobs in a thread.
 
     Args:
-        url: the journal's server.
+        url: The URL of the journal's server.
 
     Attributes:
-        starts: when a job's runs began, epoch milliseconds, by the job's id.
+        starts: The start times of a job's runs in epoch milliseconds, by the job's id.
     """
 
     def __init__(self, url: str) -> None:
         self.starts: dict[str, list[int]] = defaultdict(list)
-        self._of_queue: dict[str, list[int]] = defaultdict(list)
-        self._changed, self._over = threading.Condition(), False
+        self._by_queue: dict[str, list[int]] = defaultdict(list)
+        self._changed, self._stopped = threading.Condition(), False
         self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=None)
         self._thread = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._thread.start()
 
     def wait_for_start(self, job_id: str, timeout: float) -> int | None:
-        """When the job's first run began; ``None`` if it has not within ``timeout`` seconds."""
+        """Return when the job's first run started, or ``None`` after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.starts.get(job_id), timeout)
             return self.starts[job_id][0] if self.starts.get(job_id) else None
 
     def first_start(self, queue: str, since_ms: int, timeout: float) -> int | None:
-        """When the first run of a queue began since then; ``None`` if none has within ``timeout`` seconds."""
+        """Return when the first run in a queue since ``since_ms`` started, or ``None`` after ``timeout`` seconds."""
 
         def later() -> list[int]:
-            return [at_ms for at_ms in self._of_queue[queue][-2_000:] if at_ms >= since_ms]
+            return [at_ms for at_ms in self._by_queue[queue][-2_000:] if at_ms >= since_ms]
 
         with self._changed:
             self._changed.wait_for(later, timeout)
             return min(later(), default=None)
 
     def runs(self, job_id: str) -> int:
-        """How often a job has run so far."""
+        """Return the number of runs of a job so far."""
         return len(self.starts.get(job_id, ()))
 
     def close(self) -> None:
-        """Stop following."""
-        self._over = True
+        """Stop reading."""
+        self._stopped = True
         self._thread.join()
         self._client.close()
 
     def _follow(self) -> None:
         last = "0-0"
-        while not self._over:
+        while not self._stopped:
             reply: Any = self._client.xread({"journal": last}, block=500)
             for _, entries in reply or ():
                 with self._changed:
@@ -71,5 +71,5 @@ class Journal:
                         last = entry_id
                         at_ms = int(entry_id.partition("-")[0])
                         self.starts[fields["job"]].append(at_ms)
-                        self._of_queue[fields["queue"]].append(at_ms)
+                        self._by_queue[fields["queue"]].append(at_ms)
                     self._changed.notify_all()

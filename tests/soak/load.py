@@ -1,4 +1,4 @@
-"""Who sends: bulltask at a bounded rate through the proxy, and Node.js beside it."""
+"""The load: bulltask sends at a limited rate through the proxy, and Node.js sends directly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["RUNS", "Ledger", "NodeLoad", "Producer", "Sent"]
 
 Outcome = Literal["completed", "failed", "either"]
 RUNS = {"flaky": 2, "aflaky": 2, "stops_its_loop": 2, "kills_its_child": 2}
-"""Tasks whose first run does not end well."""
+"""The number of runs of tasks whose first run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An acknowledged job: its kind, its queue, how it must end, and how often it must run for that."""
+    """An acknowledged job: its kind, queue, expected outcome, and expected number of runs."""
 
     kind: str
     queue: str
@@ -33,76 +33,76 @@ class Sent:
 
 
 class Ledger:
-    """Responsible for what was acknowledged; several threads write.
+    """Records acknowledged jobs and failed sends of several threads.
 
     Attributes:
-        jobs: acknowledged jobs by id.
-        refused: sends that raised, by kind of error.
-        raw: those that raised what they should not.
+        jobs: The acknowledged jobs by id.
+        failed: The number of failed sends by class of the exception.
+        unexpected: Sends that raised an unexpected exception.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, Sent] = {}
-        self.refused: Counter[str] = Counter()
-        self.raw: list[str] = []
+        self.failed: Counter[str] = Counter()
+        self.unexpected: list[str] = []
 
     def send(self, sent: Sent, send: Callable[[], list[str]]) -> None:
-        """Call ``send``, which returns the ids of the acknowledged jobs."""
+        """Call ``send``, which returns the ids of the acknowledged jobs, and record them or the error."""
         try:
             ids = send()
         except (BulltaskError, NodeError, TimeoutError) as exc:
-            self.refused[type(exc).__name__] += 1
+            self.failed[type(exc).__name__] += 1
             return
-        except Exception as exc:  # noqa: BLE001 - a send raises BulltaskError, whatever becomes of the connection
-            self.raw.append(f"{sent.kind}: {exc!r}")
+        except Exception as exc:  # noqa: BLE001 - a send must raise only BulltaskError
+            self.unexpected.append(f"{sent.kind}: {exc!r}")
             return
         for job_id in ids:
             self.jobs[job_id] = sent
 
 
 class Producer(threading.Thread):
-    """Sends jobs of all kinds until it is told to stop.
+    """Sends jobs of all kinds until `stop`.
 
     Args:
-        app: sends.
-        ledger: what was acknowledged.
-        rate: calls in a second.
-        rng: chooses.
+        app: The app that sends.
+        ledger: Records the acknowledged jobs.
+        rate: The number of calls per second.
+        rng: Chooses the jobs.
     """
 
     def __init__(self, app: App, ledger: Ledger, rate: float, rng: random.Random) -> None:
         super().__init__(name="producer", daemon=True)
         self._app, self._ledger, self._pause_s, self._rng = app, ledger, 1 / rate, rng
-        self._over = threading.Event()
-        self._ways: list[tuple[int, Callable[[], None]]] = [
-            (30, lambda: self.one("plain", "main")),
-            (15, lambda: self.one("nap", "main")),
-            (4, lambda: self.one("plain", "main", ms=400)),
-            (6, lambda: self.one("nap", "main", ms=800)),
-            (10, lambda: self.one("plain", "main", priority=rng.randint(1, 9))),
-            (10, lambda: self.one("nap", "narrow", ms=50)),
-            (5, lambda: self.one("plain", "narrow", ms=20)),
-            (8, lambda: self.one("plain", "main", countdown=rng.uniform(0.1, 6))),
-            (6, lambda: self.one("flaky", "main")),
-            (6, lambda: self.one("aflaky", "main")),
-            (3, lambda: self.one("broken", "main", "failed")),
-            (5, lambda: self.one("plain", "shared")),
+        self._stopped = threading.Event()
+        self._calls: list[tuple[int, Callable[[], None]]] = [
+            (30, lambda: self.send_one("plain", "main")),
+            (15, lambda: self.send_one("nap", "main")),
+            (4, lambda: self.send_one("plain", "main", ms=400)),
+            (6, lambda: self.send_one("nap", "main", ms=800)),
+            (10, lambda: self.send_one("plain", "main", priority=rng.randint(1, 9))),
+            (10, lambda: self.send_one("nap", "narrow", ms=50)),
+            (5, lambda: self.send_one("plain", "narrow", ms=20)),
+            (8, lambda: self.send_one("plain", "main", countdown=rng.uniform(0.1, 6))),
+            (6, lambda: self.send_one("flaky", "main")),
+            (6, lambda: self.send_one("aflaky", "main")),
+            (3, lambda: self.send_one("broken", "main", "failed")),
+            (5, lambda: self.send_one("plain", "shared")),
             (2, self._bulk),
             (3, self._flow),
         ]
 
     def run(self) -> None:
-        """Send, at no more than the rate."""
-        weights, ways = zip(*self._ways, strict=True)
-        while not self._over.wait(self._pause_s):
-            self._rng.choices(ways, weights)[0]()
+        """Send jobs at the rate."""
+        weights, calls = zip(*self._calls, strict=True)
+        while not self._stopped.wait(self._pause_s):
+            self._rng.choices(calls, weights)[0]()
 
     def stop(self) -> None:
         """Stop sending, and wait for the last reply."""
-        self._over.set()
+        self._stopped.set()
         self.join()
 
-    def one(
+    def send_one(
         self,
         task: str,
         queue: str,
@@ -139,33 +139,35 @@ class Producer(threading.Thread):
 
 
 class NodeLoad(threading.Thread):
-    """A worker of Node.js on ``shared``, and a sender to our queues.
+    """A Node.js worker on ``shared``, and a sender to the queues ``main`` and ``shared``.
 
     Args:
-        node: the official client, on a way of its own to Redis.
-        ledger: what was acknowledged.
+        node: The official client, with a direct connection to Redis.
+        ledger: Records the acknowledged jobs.
     """
 
     def __init__(self, node: NodeBridge, ledger: Ledger) -> None:
         super().__init__(name="node", daemon=True)
-        self._node, self._ledger, self._over = node, ledger, threading.Event()
+        self._node, self._ledger, self._stopped = node, ledger, threading.Event()
         for queue in ("main", "shared"):
-            node.call("queue.getJobCounts", queue=f"{{{queue}}}")  # made now, for it resets the length of the stream
+            node.call(
+                "queue.getJobCounts", queue=f"{{{queue}}}"
+            )  # creates the Queue now, as it resets the length of the stream
         node.call(
             "worker.start", queue="{shared}", processor="echo", opts={"lockDuration": 4000, "maxStalledCount": 20}
         )
 
     def run(self) -> None:
-        """Send a job to each of two queues, twice a second."""
+        """Send two jobs per second, alternately to two queues."""
         turn = 0
-        while not self._over.wait(0.5):
+        while not self._stopped.wait(0.5):
             turn += 1
             queue, task = ("main", "nap") if turn % 2 else ("shared", "plain")
             self._ledger.send(Sent(f"{task}-of-node", queue, "completed"), partial(self._add, queue, task, turn))
 
     def stop(self) -> None:
-        """Stop sending; the worker goes on."""
-        self._over.set()
+        """Stop sending; the worker continues."""
+        self._stopped.set()
         self.join(30)
 
     def _add(self, queue: str, task: str, turn: int) -> list[str]:

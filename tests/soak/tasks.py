@@ -1,4 +1,4 @@
-"""The tasks of the soak's workers, and the queues that these serve."""
+"""The tasks and queues of a soak test's workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["QUEUES", "TASKS"]
 
 QUEUES: Final = ("main", "narrow", "shared")
-"""``narrow`` has a global concurrency, ``shared`` a worker of Node.js beside ours."""
+"""``narrow`` has a global concurrency; ``shared`` also has a Node.js worker."""
 
 TASKS: Final = '''
 import asyncio
@@ -18,8 +18,8 @@ import time
 from bulltask import PermanentError, TransientError
 
 
-def note(self):
-    """Tell the journal that a run has begun; return whether it is the job's first one."""
+def record_start(self):
+    """Record the start of a run in the journal; return whether it is the job's first run."""
     request = self.request
     record("start", job=request.id, queue=request.queue, worker=os.environ["SOAK_WORKER"])
     return journal().incr(f"runs:{request.id}") == 1
@@ -27,39 +27,39 @@ def note(self):
 
 @app.task(bind=True, name="plain")
 def plain(self, ms=5, **_):
-    note(self)
+    record_start(self)
     time.sleep(ms / 1000)
     return ms
 
 
 @app.task(bind=True, name="nap")
 async def nap(self, ms=5):
-    note(self)
+    record_start(self)
     await asyncio.sleep(ms / 1000)
     return ms
 
 
 @app.task(bind=True, name="flaky")
 def flaky(self):
-    if note(self):
+    if record_start(self):
         raise TransientError("the first run fails")
 
 
 @app.task(bind=True, name="aflaky")
 async def aflaky(self):
-    if note(self):
+    if record_start(self):
         raise TransientError("the first run fails")
 
 
 @app.task(bind=True, name="broken")
 def broken(self):
-    note(self)
-    raise PermanentError("as it should")
+    record_start(self)
+    raise PermanentError("expected")
 
 
 @app.task(bind=True, name="forks")
 def forks(self, then):
-    note(self)
+    record_start(self)
     if os.fork() == 0:
         if then == "raise":
             raise RuntimeError("in the copy")
@@ -70,25 +70,25 @@ def forks(self, then):
 
 @app.task(bind=True, name="stops_its_loop")
 async def stops_its_loop(self):
-    if note(self):
+    if record_start(self):
         asyncio.get_running_loop().stop()
     await asyncio.sleep(0.01)
 
 
 @app.task(bind=True, name="holds_the_gil")
 def holds_the_gil(self, seconds):
-    note(self)
-    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # unlike CDLL, PyDLL keeps it
+    record_start(self)
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # unlike CDLL, PyDLL holds the GIL
 
 
 @app.task(bind=True, name="aholds_the_gil")
 async def aholds_the_gil(self, seconds):
-    note(self)
+    record_start(self)
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
 
 
 @app.task(bind=True, name="kills_its_child")
 def kills_its_child(self):
-    if note(self):
+    if record_start(self):
         os.kill(os.getpid(), signal.SIGKILL)
 '''

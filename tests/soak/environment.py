@@ -1,4 +1,4 @@
-"""What the soak runs on: servers, the proxy, workers, senders; and how long a worker takes to go on after a fault."""
+"""The environment of a soak test: servers, proxy, workers and senders; and the idle times after a fault."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.soak.journal import Journal, now_ms
 from tests.soak.load import Ledger, NodeLoad, Producer
 from tests.soak.tasks import QUEUES
 
-__all__ = ["LOCK_S", "PASSWORD", "Idle", "Scene"]
+__all__ = ["LOCK_S", "PASSWORD", "Idle", "SoakEnvironment"]
 
 PASSWORD: Final = "soak"
 LOCK_S: Final = 4
-PATIENCE_S: Final = 25.0
+TIMEOUT_S: Final = 25.0
 SETTINGS: Final = {
     "worker_concurrency": 2,
     "lock_duration": LOCK_S,
     "stalled_interval": LOCK_S,
-    # A job that was innocently in the way of many faults is not to fail for that.
+    # A job that is affected by many faults must not fail.
     "max_stalled_count": 100,
     "max_crashes": 100,
     "task_retry_backoff": 0.2,
@@ -42,12 +42,12 @@ SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """How long it took until the first job began after Redis answered.
+    """The times until the first job started after Redis answered again.
 
     Attributes:
-        fault: after which fault.
-        since_ms: when that fault began, epoch milliseconds.
-        seconds: by what was waited for: a worker, or a queue of all workers.
+        fault: The name of the fault.
+        since_ms: The start of the fault, in epoch milliseconds.
+        seconds: The idle time of each worker and of each shared queue.
     """
 
     fault: str
@@ -56,26 +56,26 @@ class Idle:
 
     @property
     def longest(self) -> tuple[float, str]:
-        """The longest of them, and whose it is."""
+        """The longest idle time, and the worker or queue."""
         return max((seconds, who) for who, seconds in self.seconds.items())
 
 
-class Scene:
-    """Responsible for everything that runs; a context manager.
+class SoakEnvironment:
+    """All processes of a soak test; a context manager that stops them.
 
     Args:
-        directory: for files.
-        workers: how many; the last one goes straight to Redis, the others through the proxy.
-        rate: calls in a second.
-        seed: of all chance.
-        mark: in the environment of the workers' processes.
+        directory: The directory for files.
+        workers: The number of workers; the last one connects directly to Redis, the others through the proxy.
+        rate: The number of calls per second.
+        seed: The seed of all random generators.
+        session_id: An id in the environment of the workers' processes.
     """
 
-    def __init__(self, directory: Path, workers: int, rate: float, seed: int, mark: str) -> None:
+    def __init__(self, directory: Path, workers: int, rate: float, seed: int, session_id: str) -> None:
         self.rng = random.Random(seed)
         self._never, self._stack = threading.Event(), ExitStack()
         enter = self._stack.enter_context
-        # Never held back for a sync: what was acknowledged is in the kernel's hands when the server is killed.
+        # No fsync: the kernel keeps acknowledged writes when the server process is killed.
         extra = ["--appendfsync", "no", "--enable-debug-command", "no"]
         started = RedisServer.start(
             directory / "redis", flavour="redis", appendonly=True, password=PASSWORD, extra=extra
@@ -94,15 +94,15 @@ class Scene:
         self._stack.callback(self._sender.close)
         self.direct.queue("narrow").set_global_concurrency(2)
         urls = [self.proxied_url] * (workers - 1) + [self.url]
-        self.fleet = Fleet(directory, urls, journal.url, SETTINGS, mark)
+        self.fleet = Fleet(directory, urls, journal.url, SETTINGS, session_id)
         self._stack.callback(self.fleet.close)
         self._producer = Producer(self._sender, self.ledger, rate, random.Random(seed + 1))
         self._node = NodeLoad(enter(NodeBridge.to(self.url)), self.ledger) if shutil.which("node") else None
-        for queue in QUEUES:  # all events are read in the end
+        for queue in QUEUES:  # the audit reads all events
             self.redis.hset(self.keys(queue).meta, "opts.maxLenEvents", 5_000_000)
 
     def start(self) -> None:
-        """Let everything run."""
+        """Start the workers, the scheduler and the senders."""
         self.fleet.wait_until_ready()
         self.direct.queue("main").schedulers.upsert("soak", every=1, name="plain", data={"ms": 1})
         self._producer.start()
@@ -110,7 +110,7 @@ class Scene:
             self._node.start()
 
     def stop_sending(self) -> None:
-        """End what is sent; what was sent goes on."""
+        """Stop sending; jobs that were sent continue."""
         self.stopped_ms = now_ms()
         self._producer.stop()
         if self._node is not None:
@@ -118,20 +118,20 @@ class Scene:
         self.direct.queue("main").schedulers.remove("soak")
 
     def pause(self, seconds: float) -> None:
-        """Let a fault last."""
+        """Wait during a fault."""
         self._never.wait(seconds)
 
-    def some_child(self) -> int:
-        """Process id of any child of any worker."""
+    def random_child(self) -> int:
+        """Return the process id of a random child of a random worker."""
         children = [pid for worker in self.fleet.workers for pid in worker.children]
         return self.rng.choice(children)
 
     def keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue."""
+        """Return the keys of a queue."""
         return QueueKeys("bull", f"{{{queue}}}", queue)
 
     def wait_until_redis_answers(self) -> int:
-        """Wait until Redis takes writes, straight and through the proxy; return when it did, epoch milliseconds."""
+        """Wait until Redis accepts writes, directly and through the proxy; return the time in epoch milliseconds."""
 
         def answers() -> bool:
             for url in (self.url, self.proxied_url):
@@ -142,11 +142,11 @@ class Scene:
                 return False
             return True
 
-        wait_until(answers, 30, "an answer of Redis")
+        wait_until(answers, 30, "a reply of Redis")
         return now_ms()
 
     def idle_after(self, fault: str, since_ms: int) -> Idle:
-        """Give every worker and every queue a job, and see when the first one begins."""
+        """Send a job to every worker and every queue, and measure when the first one starts."""
         answered_ms = self.wait_until_redis_answers()
         probes = {}
         for index in range(len(self.fleet.workers)):
@@ -154,16 +154,16 @@ class Scene:
         for queue in QUEUES:
             self.direct.send_task("plain", queue=queue)
         with ThreadPoolExecutor(len(probes) + len(QUEUES)) as pool:
-            begun = {who: pool.submit(self.journal.wait_for_start, job, PATIENCE_S) for who, job in probes.items()}
-            begun |= {
-                f"queue {name}": pool.submit(self.journal.first_start, name, answered_ms, PATIENCE_S)
+            pending = {who: pool.submit(self.journal.wait_for_start, job, TIMEOUT_S) for who, job in probes.items()}
+            pending |= {
+                f"queue {name}": pool.submit(self.journal.first_start, name, answered_ms, TIMEOUT_S)
                 for name in QUEUES[:2]
             }
-            at_ms = {who: found.result() for who, found in begun.items()}
+            at_ms = {who: found.result() for who, found in pending.items()}
         return Idle(
             fault,
             since_ms,
-            {who: PATIENCE_S if at is None else max(0, at - answered_ms) / 1000 for who, at in at_ms.items()},
+            {who: TIMEOUT_S if at is None else max(0, at - answered_ms) / 1000 for who, at in at_ms.items()},
         )
 
     def __enter__(self) -> Self:
