@@ -1,7 +1,7 @@
 """A driver that is killed at any moment leaves the same tables as one that is not interrupted.
 
-The suite kills three drivers; set ``BULLTASK_KILLS=10`` for more. ``--log-cli-level=WARNING`` shows each interrupted
-step.
+The suite kills three drivers, the first with its JVM; ``BULLTASK_KILLS=10`` kills more.
+``--log-cli-level=WARNING`` shows each interrupted step.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -45,6 +46,7 @@ from bulltask.spark.pipeline import PipelineOptions
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.testing.wait import wait_until
 from tests.spark.conftest import settings
+from tests.support.attached_driver import gateway_variables, release
 from tests.support.event_writing import write_events
 from tests.support.job_histories import histories
 from tests.support.pipeline_kills import STEPS, interrupted_step, is_running
@@ -64,18 +66,22 @@ TERMS = SLOConfig([Objective("wait", within=1, target=0.9), Objective("total", w
 OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "max_open": 0.9}
 
 SESSION = """
-import json, sys
+import json, os, sys
 from datetime import date
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.spark import Pipeline, session
+from tests.support.attached_driver import attach
 from tests.support.pipeline_kills import kill_before
 
+if "PYSPARK_GATEWAY_PORT" in os.environ:
+    attach()
 root, conf, when = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 spark = session("killed", "local[2]", shuffle_partitions=2, conf=conf)
-jvm = spark.sparkContext._gateway.proc.pid
+process = spark.sparkContext._gateway.proc
+jvm = [process.pid] if process else []
 if when:
-    kill_before(*when, jvm)
-print(jvm, flush=True)
+    kill_before(*when, *jvm)
+print(json.dumps(jvm), flush=True)
 """
 STREAM = SESSION + """
 Pipeline(spark, root, url=sys.argv[4], **json.loads(sys.argv[5])).run(available_now=True).awaitTermination()
@@ -136,20 +142,23 @@ def without_session_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def read_output(driver: Program) -> str:
     """Return the next line that the program has printed; skip the JVM's log."""
     while line := driver.read_line():
-        if line.isdecimal() or line == "done":
+        if line == "done" or re.fullmatch(r"\[\d*\]", line):
             return line
     return ""
 
 
-def kill(driver: Program, jvm: int, rng: random.Random) -> None:
-    """Kill the driver with its JVM, or the driver alone, whose JVM ends a little later."""
-    if rng.random() < 0.5:
-        os.kill(jvm, signal.SIGKILL)
-    driver.send(signal.SIGKILL)
+def run_and_kill(
+    point: KillPoint,
+    rng: random.Random,
+    layout: Layout,
+    program: str,
+    *words: str,
+    attached_to: SparkSession | None = None,
+) -> None:
+    """Run a driver and kill it at the given point.
 
-
-def run_and_kill(point: KillPoint, rng: random.Random, layout: Layout, program: str, *words: str) -> None:
-    """Run a driver and kill it at the given point."""
+    It has a JVM of its own, which dies with it or a little later, unless it is attached to that of a session.
+    """
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
     leftover = set(layout.internal("staging").glob("*"))  # of drivers that were killed before
@@ -164,23 +173,21 @@ def run_and_kill(point: KillPoint, rng: random.Random, layout: Layout, program: 
 
     when = [point.pattern, rng.randint(point.first, point.last)] if point.pattern else None
     conf = json.dumps(settings(layout.root.parent))
-    with run_program(program, str(layout.root), conf, json.dumps(when), *words) as driver:
-        jvm = int(read_output(driver))
+    variables = {} if attached_to is None else gateway_variables(attached_to)
+    with run_program(program, str(layout.root), conf, json.dumps(when), *words, **variables) as driver:
+        jvms = json.loads(read_output(driver))
         if point.pattern:
             assert driver.process.wait(300) == -signal.SIGKILL, f"the driver has not reached {point}"
         else:
             wait_until(is_reached, 300.0, f"{point}")
             threading.Event().wait(rng.uniform(0, point.seconds))
-            kill(driver, jvm, rng)
-        wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
-
-
-def run_to_completion(layout: Layout, program: str, *words: str) -> None:
-    with run_program(program, str(layout.root), json.dumps(settings(layout.root.parent)), "null", *words) as driver:
-        jvm = int(read_output(driver))
-        assert read_output(driver) == "done"
-        driver.close_stdin(100)
-        wait_until(lambda: not is_running(jvm), 100.0, "the end of the JVM")
+            if rng.random() < 0.5:
+                for pid in jvms:
+                    os.kill(pid, signal.SIGKILL)
+            driver.send(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, jvms)), 100.0, "the end of the JVM")
+    if attached_to is not None:
+        release(attached_to)
 
 
 def kill_points(rng: random.Random) -> Iterator[KillPoint]:
@@ -221,13 +228,18 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     return [replace(event, event_ms=event.event_ms + MIDNIGHT_MS - middle_ms) for event in events]
 
 
-def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
-    """Write bronze, silver and gold without interruption.
+def run_stream(spark: SparkSession, root: Path, url: str) -> None:
+    """Write bronze and silver to the end.
 
     Use the batch limits of `OPTIONS`: a job that is given up in one batch and continues in a later one has two rows.
     """
     options: PipelineOptions = {**OPTIONS, "url": url}
     Pipeline(spark, root, **options).run(available_now=True).awaitTermination()
+
+
+def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
+    """Write bronze, silver and gold without interruption."""
+    run_stream(spark, root, url)
     return build_gold(spark, Layout(root), slo_config)
 
 
@@ -249,14 +261,14 @@ def test_the_tables_of_a_killed_driver_equal_those_of_an_uninterrupted_one(
     layout, kills = Layout(tmp_path / "lake"), Counter[str]()
     words = (broker_url, json.dumps(OPTIONS))
     for number, point in zip(range(KILLS), kill_points(rng), strict=False):
-        run_and_kill(point, rng, layout, STREAM, *words)
+        run_and_kill(point, rng, layout, STREAM, *words, attached_to=spark if number else None)
         observed, files = interrupted_step(layout)
         # Leftovers of an earlier kill in the same batch may look like another step.
         step = point.step or observed
         log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, files)
         kills[step] += 1
     log.warning("kills by step: %s", ", ".join(f"{step} {kills[step]}" for step in STEPS))
-    run_to_completion(layout, STREAM, *words)
+    run_stream(spark, layout.root, broker_url)
     undisturbed = write_undisturbed(spark, tmp_path / "undisturbed", broker_url, TERMS)
     expected = Counter((event.queue, event.event_id) for event in events)
     assert arrow_ids(layout) == expected
@@ -289,11 +301,10 @@ def test_a_killed_build_of_gold_leaves_old_or_new_rows_for_each_day(
     for number in range(max(1, KILLS // 3)):
         # Each day of each table is moved away and replaced: five tables, two days, at least twenty moves.
         point = KillPoint(r"(os\.rename|os\.remove|rmtree) \S*(gold/|intents/|trash/)", 1, 20)
-        run_and_kill(point, rng, layout, BUILD, *words)
+        run_and_kill(point, rng, layout, BUILD, *words, attached_to=spark)
         moves, days = finish_intents(layout), gold_days(layout)
         log.warning("kill %d of a build: %d moves were unfinished", number + 1, moves)
         assert days.keys() == old.keys()
         assert all(rows in (old[key], new[key]) for key, rows in days.items())
         assert not any(any(layout.internal(directory).glob("*")) for directory in ("new", "trash"))
-    run_to_completion(layout, BUILD, *words)
-    assert gold_days(layout) == new
+    assert gold_days(build_gold(spark, layout, slo_config)) == new
