@@ -19,7 +19,7 @@ from bulltask.schedule.repeat import Repeat
 
 __all__ = ["BeatEntry", "read_entries"]
 
-_KNOWN: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
+_KEYS: Final = ("task", "schedule", "args", "kwargs", "options", "relative")
 _INVALID_OPTIONS: Final = ("countdown", "eta", "job_id", "timestamp", "deduplication", "parent")
 
 
@@ -28,7 +28,7 @@ class BeatEntry:
     """One valid entry.
 
     Attributes:
-        name: Its key, which is the id of its job scheduler.
+        name: The key of the entry, which is the id of its job scheduler.
         rule: When its jobs run.
         job: The template of its jobs, with their queue.
     """
@@ -40,8 +40,8 @@ class BeatEntry:
     @property
     def digest(self) -> str:
         """A short hash that changes with the entry and the settings that it depends on."""
-        given = [self.job.name, self.job.data.decode(), self.rule.to_wire(), self.job.options.to_template()]
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        content = [self.job.name, self.job.data.decode(), self.rule.to_wire(), self.job.options.to_template()]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_entries(app: App) -> list[BeatEntry] | None:
@@ -50,46 +50,46 @@ def read_entries(app: App) -> list[BeatEntry] | None:
     Raises:
         ConfigError: An entry is invalid; the message names it.
     """
-    given = app.config.beat_schedule
-    return None if given is None else [_entry(app, name, entry) for name, entry in given.items()]
+    schedule = app.config.beat_schedule
+    return None if schedule is None else [_parse_entry(app, name, entry) for name, entry in schedule.items()]
 
 
-def _entry(app: App, name: str, given: object) -> BeatEntry:
+def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
     try:
         check_scheduler_id(name)
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"it must be a dictionary, not {given!r}")
-        _check_names(given)
-        return BeatEntry(name, _rule(given, app.config.timezone), _job(app, given))
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"it must be a dictionary, not {entry!r}")
+        _check_keys(entry)
+        return BeatEntry(name, _parse_rule(entry, app.config.timezone), _build_job(app, entry))
     except (BulltaskError, TypeError, ValueError) as exc:
         raise ConfigError(f"beat_schedule[{name!r}]: {exc}") from exc
 
 
-def _check_names(given: Mapping[Any, Any]) -> None:
-    for key in given:
-        if key not in _KNOWN:
-            raise ConfigError(f"unknown key {key!r}{did_you_mean(str(key), _KNOWN)}")
+def _check_keys(entry: Mapping[Any, Any]) -> None:
+    for key in entry:
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key {key!r}{did_you_mean(str(key), _KEYS)}")
     for key in ("task", "schedule"):
-        if key not in given:
+        if key not in entry:
             raise ConfigError(f"the key {key!r} is missing")
-    if given.get("relative"):
+    if entry.get("relative"):
         raise ConfigError("relative intervals are not supported; use crontab(…)")
 
 
-def _rule(given: Mapping[str, Any], timezone: str) -> Repeat:
-    schedule = given["schedule"]
+def _parse_rule(entry: Mapping[str, Any], timezone: str) -> Repeat:
+    schedule = entry["schedule"]
     if isinstance(schedule, crontab):
         schedule = schedule.pattern
     if isinstance(schedule, str):
-        # The time zone is always stored: Node.js would use that of its own machine.
+        # The time zone is always stored, because Node.js would use the one of its machine.
         return replace(Repeat.of(cron=schedule), tz=timezone)
     if isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool):
         return Repeat.of(every=schedule)
     raise ConfigError(f"schedule must be crontab(…), a timedelta, seconds or a cron pattern, not {schedule!r}")
 
 
-def _job(app: App, given: Mapping[str, Any]) -> NewJob:
-    task, options = given["task"], given.get("options") or {}
+def _build_job(app: App, entry: Mapping[str, Any]) -> NewJob:
+    task, options = entry["task"], entry.get("options") or {}
     name = task.name if isinstance(task, AnyTask) else task
     if not isinstance(name, str):
         raise ConfigError(f"task must be the name of a task, not {task!r}")
@@ -98,4 +98,4 @@ def _job(app: App, given: Mapping[str, Any]) -> NewJob:
     for option in _INVALID_OPTIONS:
         if options.get(option) is not None:
             raise ConfigError(f"the option {option} cannot be used for scheduled jobs")
-    return app.build_job(name, tuple(given.get("args") or ()), dict(given.get("kwargs") or {}), options)
+    return app.build_job(name, tuple(entry.get("args") or ()), dict(entry.get("kwargs") or {}), options)

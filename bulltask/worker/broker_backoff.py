@@ -1,4 +1,4 @@
-"""How long a process waits after errors of Redis, and which of them it reports."""
+"""Backoff after errors of Redis, and the events that report them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _SERVER_ERRORS = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemory
 
 
 class ReconnectBackoff:
-    """The backoff of one process while Redis is lost, or answers every command with an error.
+    """The backoff of one process while Redis is unreachable, or replies to every command with an error.
 
     Args:
-        bus: Receives events for the start of an outage, for each attempt to reach a lost Redis, and for the end.
+        bus: Receives events for the start and the end of an outage, and for each attempt to reconnect.
         config: The delays between attempts.
     """
 
@@ -54,14 +54,14 @@ class ReconnectBackoff:
     def record_failure(self, exc: BrokerError) -> int:
         """Record a failure; return how many milliseconds to wait before the next attempt.
 
-        Every error is reported once per outage, also if another one came first: a Redis that was lost may refuse the
-        login when it is back.
+        Every error is reported once per outage, even after a different one: for example, an unreachable Redis may
+        reject the login when it is back.
 
-        The delay doubles up to ``broker_reconnect_delay_max`` if Redis is lost, and up to ``run_retry_delay`` if it
-        answers with an error. By default a worker works again within 5 s of Redis' return, however long the outage
-        was. If the connection is refused, or Redis is still loading its data, an attempt is cheap, and the delay is at
-        most a second. Each kind of error starts with a short delay: a failover begins with error replies, and a
-        connection that breaks afterwards shows that the situation has changed.
+        The delay doubles up to ``broker_reconnect_delay_max`` if Redis is unreachable, and up to ``run_retry_delay``
+        after error replies. By default a worker resumes within 5 s after Redis is back, however long the outage was. If
+        the connection is refused, or Redis is still loading its data, an attempt is cheap, and the delay is at most a
+        second. Each kind of error starts with a short delay: a failover begins with error replies, and a connection
+        that breaks afterwards shows that the situation has changed.
         """
         lost = isinstance(exc, BrokerUnavailableError)
         if self._attempt == 0:
@@ -87,15 +87,16 @@ class ReconnectBackoff:
         return self._until_ms - now_ms
 
     def _report(self, exc: BrokerError) -> None:
-        fault = str(exc).partition(" script: ")[0]  # the same error from any script is one error
+        message = str(exc).partition(" script: ")[0]  # the same error from different scripts is reported once
         if isinstance(exc, BrokerUnavailableError):
-            # A restart causes several connection errors: one is reported. So is a reply that is not Redis'.
-            if not self._lost or (exc.answered and fault not in self._reported):
+            # A restart of Redis causes several connection errors, of which one is reported. A reply of a program that
+            # is not Redis is reported in addition.
+            if not self._lost or (exc.answered and message not in self._reported):
                 self._bus.emit(RedisDisconnected(str(exc)))
             self._lost = True
-        elif fault not in self._reported:
+        elif message not in self._reported:
             self._bus.emit(RedisErrorReply("", str(exc)))
-        self._reported.add(fault)
+        self._reported.add(message)
 
     @property
     def is_active(self) -> bool:
@@ -105,17 +106,17 @@ class ReconnectBackoff:
     @property
     def is_exhausted(self) -> bool:
         """True after more attempts than ``broker_connection_max_retries``."""
-        most = self._config.connection_retries
-        return most is not None and self._attempt > most
+        max_retries = self._config.connection_retries
+        return max_retries is not None and self._attempt > max_retries
 
     def reset(self) -> None:
-        """Record that Redis serves this process; cheap when there was no outage."""
+        """Record that a command succeeded; this ends an outage."""
         if self._attempt:
-            lasted_ms = mono_ms() - self._since_ms
+            duration_ms = mono_ms() - self._since_ms
             if self._lost:
-                self._bus.emit(RedisReconnected(self._attempt, lasted_ms))
+                self._bus.emit(RedisReconnected(self._attempt, duration_ms))
             else:
-                self._bus.emit(RedisRecovered("", self._attempt, lasted_ms))
+                self._bus.emit(RedisRecovered("", self._attempt, duration_ms))
             self._attempt, self._until_ms, self._lost = 0, 0, False
             self._attempts_by_kind.clear()
             self._reported.clear()
@@ -129,12 +130,12 @@ class _QueueState:
 
 
 class QueueBackoff:
-    """The backoff of single queues whose commands Redis refuses; the worker's other queues continue.
+    """The backoff of single queues for which Redis returns error replies; the worker's other queues continue.
 
     Args:
         queues: The worker's queues, in their order.
-        bus: Receives an event for each new error, and for its end.
-        config: The longest delay, ``run_retry_delay``.
+        bus: Receives an event for each new error, and when the queue has recovered.
+        config: The maximum delay, ``run_retry_delay``.
     """
 
     def __init__(self, queues: Sequence[QueueKeys], bus: Bus, config: Config) -> None:
@@ -143,7 +144,7 @@ class QueueBackoff:
 
     @staticmethod
     def concerns_queue(exc: BrokerError) -> bool:
-        """Whether an error concerns one queue; False if Redis is lost, or would answer so for every queue."""
+        """Whether an error concerns one queue; False if Redis is unreachable, or has this error for every queue."""
         return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.login))
 
     @contextmanager
@@ -151,7 +152,7 @@ class QueueBackoff:
         """Record an error of queue ``index`` that is raised in the block.
 
         Raises:
-            BrokerError: The error concerns the server, so other queues need not be tried.
+            BrokerError: The error concerns the server, so commands for other queues would fail, too.
         """
         try:
             yield
@@ -173,7 +174,7 @@ class QueueBackoff:
         )
 
     def reset(self, index: int) -> None:
-        """Record that Redis serves queue ``index``; cheap when there was no error."""
+        """Record that a command for queue ``index`` succeeded."""
         if self._failing and (state := self._failing.pop(index, None)) is not None:
-            lasted_ms = mono_ms() - state.since_ms
-            self._bus.emit(RedisRecovered(self._queues[index].queue, state.attempt, lasted_ms))
+            duration_ms = mono_ms() - state.since_ms
+            self._bus.emit(RedisRecovered(self._queues[index].queue, state.attempt, duration_ms))

@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    USAGE = 2  # click's own
-    BOOT_FAILED = 3  # a child could not start; the worker stops when it keeps happening
-    BROKER_UNUSABLE = 4  # wrong password, commands forbidden by the ACL, a server or database that cannot be used
-    BROKER_UNREACHABLE = 5  # Redis was unavailable for more attempts than broker_connection_max_retries
+    USAGE = 2  # click's exit code for invalid options
+    BOOT_FAILED = 3  # a child could not start; the worker exits with it after several such children in a row
+    BROKER_UNUSABLE = 4  # wrong password, commands forbidden by the ACL, an unsupported server, a missing database
+    BROKER_UNREACHABLE = 5  # Redis was unavailable for more than broker_connection_max_retries attempts

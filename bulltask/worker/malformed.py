@@ -28,25 +28,25 @@ class MalformedJobs:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
         self._keep = config.keep_failed or KEEP_ALL
 
-    def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, fault: Exception) -> bool:
-        """Fail the job that is locked with ``token`` if its hash has caused ``fault``.
+    def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
+        """Fail the job that is locked with ``token`` if its hash has caused ``exc``.
 
-        An error reply of Redis may have its cause in the queue instead; then nothing is changed.
+        An error reply of Redis may be caused by the queue instead; then nothing is changed.
 
         Returns:
             False if the job's hash is well-formed.
 
         Raises:
-            BrokerError: Redis is unavailable, or refuses this call too.
+            BrokerError: Redis is unavailable, or returns an error reply to this call, too.
         """
-        by_redis = isinstance(fault, BrokerError)
-        ending = malformed_finish(str(fault) if by_redis else f"{type(fault).__name__}: {fault}", self._keep)
+        is_reply = isinstance(exc, BrokerError)
+        finish_options = malformed_finish(str(exc) if is_reply else f"{type(exc).__name__}: {exc}", self._keep)
         options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
-        finish = move_to_finished(keys, job_id, options, ending, fetch_next=False, now_ms=now_ms)
+        finish = move_to_finished(keys, job_id, options, finish_options, fetch_next=False, now_ms=now_ms)
         try:
-            done = self._client.run(quarantine(keys, finish, token, only_malformed=by_redis))
-        except JobError:  # it has ended, or another worker has it: it blocks no jobs here
+            failed = self._client.run(quarantine(keys, finish, token, only_malformed=is_reply))
+        except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
             return True
-        if done:
-            self._bus.emit(MalformedJobFailed(job_id, keys.queue, ending.value.decode("utf-8", "replace")))
-        return done
+        if failed:
+            self._bus.emit(MalformedJobFailed(job_id, keys.queue, finish_options.value.decode("utf-8", "replace")))
+        return failed

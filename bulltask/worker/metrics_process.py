@@ -20,9 +20,9 @@ __all__ = ["MetricsProcess"]
 
 
 class MetricsProcess:
-    """The exporter's process.
+    """The process that serves ``/metrics``.
 
-    The constructor binds the port, so that a wrong one stops the worker early; :meth:`start` forks the process.
+    The constructor binds the port, so that an invalid port stops the worker early; :meth:`start` forks the process.
 
     Args:
         config: The address and port.
@@ -66,7 +66,7 @@ class MetricsProcess:
         self._socket.close()
 
     def stop(self) -> None:
-        """Stop the process and wait for its end."""
+        """Stop the process and wait until it has exited."""
         self._socket.close()
         if self._pid:
             with suppress(ProcessLookupError, ChildProcessError):

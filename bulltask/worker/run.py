@@ -1,4 +1,4 @@
-"""Assembles a worker. Besides ``app.py`` this is the only module that creates objects and connects them."""
+"""Assembles a worker. Apart from ``app.py``, this is the only module that creates objects and connects them."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def run_worker(
     """Run a worker in this process until it is stopped, as ``bulltask worker`` does.
 
     Args:
-        app: The app. Its settings are frozen and its tasks are imported now.
-        queues: The queues' names in the app. If empty: the default queue and those that tasks name.
-        spec: The value of ``-A`` for this app, which children need that cannot be forked.
+        app: The app. This function freezes its settings and imports its tasks.
+        queues: The queues' names in the app. If empty: the default queue and the queues of the app's tasks.
+        spec: The value of ``-A`` for this app, for children that are spawned.
         process_spec: How the process was started. Create it before the app is imported, if possible.
 
     Returns:
-        The exit code. After ``HUP`` it does not return: The process runs its command line again.
+        The exit code. After ``HUP`` the function does not return: the process runs its command line again.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -74,9 +74,9 @@ def run_worker(
 
 
 def default_queues(app: App) -> tuple[str, ...]:
-    """Return the default queue and every queue that a task of the app names."""
-    named = (task.options.queue for task in app.tasks.values())
-    return tuple(dict.fromkeys([app.config.default_queue, *(queue for queue in named if queue)]))
+    """Return the default queue and the queues of the app's tasks."""
+    queues = (task.options.queue for task in app.tasks.values())
+    return tuple(dict.fromkeys([app.config.default_queue, *(queue for queue in queues if queue)]))
 
 
 def worker_id(name: str = "") -> str:
@@ -104,7 +104,7 @@ class _Assembly:
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
-        # With room for children that TTIN adds, because shared memory cannot grow later.
+        # With room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * config.concurrency + 2
         self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
@@ -115,13 +115,13 @@ class _Assembly:
         self.signals.install(self.wakeup_pipe)
         try:
             preflight = Preflight(self.client, self.keys, self.config, self.logger, self.backoff)
-            refusal = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
-            if refusal is None:
+            failure = preflight.run(self.signals.wait, lambda: self.signals.contains({*STOP_METHODS, "restart"}))
+            if failure is None:
                 if exporter is not None:
                     exporter.start(self._close_inherited)
                 code, restart = self._supervise()
             else:
-                code, restart = refusal, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
+                code, restart = failure, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
             if exporter is not None:
                 exporter.stop()
@@ -142,11 +142,10 @@ class _Assembly:
         pool = ChildPool(self.slots, self._launcher(), StackCollector(bus), bus, config.concurrency)
         recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
-        check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
-        stalls = [] if config.skip_stalled_check else [check]
-        self._warn_of_unknown_tasks()
-        self._warn_of_unknown_queues()
-        self._warn_of_missing_spark()
+        stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
+        self._warn_about_unknown_tasks()
+        self._warn_about_unknown_queues()
+        self._warn_about_missing_spark()
         beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
@@ -157,7 +156,7 @@ class _Assembly:
             canceller,
             revocations,
             recovery,
-            *stalls,
+            *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
             beat,
         ]
@@ -167,7 +166,7 @@ class _Assembly:
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
-    def _warn_of_unknown_tasks(self) -> None:
+    def _warn_about_unknown_tasks(self) -> None:
         for entry in self.entries or ():
             if self.app.tasks.get(entry.job.name) is None:
                 self.logger.warning(
@@ -176,14 +175,14 @@ class _Assembly:
                     task=entry.job.name,
                 )
 
-    def _warn_of_unknown_queues(self) -> None:
-        # A warning only: the settings are the app's, and another of its workers may serve the queue.
+    def _warn_about_unknown_queues(self) -> None:
+        # Only a warning: the settings belong to the app, and another worker of the app may serve the queue.
         for queue in (self.config.limits or {}).keys() - {EVERY_QUEUE, *self.queues, *default_queues(self.app)}:
             self.logger.warning(
-                "The limiter names a queue that neither this worker nor a task of its app uses", queue=queue
+                "The limiter names a queue that neither this worker nor a task of this app uses", queue=queue
             )
 
-    def _warn_of_missing_spark(self) -> None:
+    def _warn_about_missing_spark(self) -> None:
         tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
         if tasks and (missing := missing_dependencies()):
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)

@@ -1,16 +1,16 @@
-"""Shared memory in which the supervisor sees what its children are doing.
+"""Shared memory through which the supervisor reads the state of its children.
 
 A child has one slot for each job that it may run at a time. The child writes state, queue and job id; the supervisor
-writes the token before the child exists. So a job can be found at any moment of a crash: every job that a dead child
-had acquired, or was acquiring, is locked with one of its tokens.
+writes the token before it starts the child. So no crash loses a job: every job that a dead child had acquired, or was
+acquiring, is locked with one of the child's tokens.
 
 A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
-To cancel a run, the supervisor writes a request into a word of the slot that only it writes, with the number of the
-run: the child counts its runs, so a late request never hits the next job.
+To cancel a run, the supervisor writes a request into a word of the slot that only the supervisor writes. The request
+contains the number of the run, so a late request does not cancel the slot's next run.
 
-A slot has a sequence number that is odd while the slot is written (a seqlock). A reader that sees an odd or changed
-number tries again; if that keeps happening, it knows at least the token.
+A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that reads an odd or
+changed number reads again; after several attempts only the token is certain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ID_BYTES: Final = 768
-"""Room for a job id; a job with a longer one (from another client) is found by the slot's token."""
+"""Maximum length of a job id in a slot; a job with a longer id (from another client) is found by the slot's token."""
 
 STACKS_NAME: Final = "bulltask-stacks"
 """Name of the file for a child's stacks, as shown in ``/proc``."""
@@ -58,24 +58,24 @@ _RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES = r
 # Words of the control page.
 _PAUSED: Final = 0
 
-_READ_TRIES: Final = 5
+_MAX_READS: Final = 5
 _REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
 _RETRIED: Final = 2
 
 UNKNOWN_RUN: Final = -1
-"""The run of a slot that is being written."""
+"""The run number of a slot that is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """The deadlines of a run, and what the supervisor needs to enforce them without running user code.
+    """The deadlines of a run, with the data that the supervisor needs to enforce them without running user code.
 
     Attributes:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
-        hard_ms: The length of the hard limit.
-        is_async: The run shares its child's event loop.
-        retried: After the hard limit the job is retried, if it has attempts left.
+        hard_ms: The duration of the hard limit.
+        is_async: Whether the task is async, so that the run shares its child's event loop.
+        retried: Whether the job is retried after the hard limit, if it has attempts left.
     """
 
     soft_at_ms: int = 0
@@ -95,10 +95,10 @@ class SlotView:
     Attributes:
         job_id: The job, ``""`` if unknown (being written, or too long for a slot).
         since_ms: Monotonic time at which the slot entered this state.
-        run: Number of jobs that the slot has had; :data:`UNKNOWN_RUN` if unknown.
+        run: The number of the slot's current run; :data:`UNKNOWN_RUN` if unknown.
         deadlines: The deadlines of that run.
         cancel_reason: Why the supervisor cancels that run.
-        acknowledged: The child has passed the cancel request to the task.
+        acknowledged: Whether the child has passed the cancel request to the task.
     """
 
     state: SlotState
@@ -113,7 +113,7 @@ class SlotView:
 
 
 class Slot:
-    """One slot. Only the child that owns it writes to it, except for :meth:`request_cancel`."""
+    """A slot. Only its child writes to it, except for :meth:`request_cancel`."""
 
     __slots__ = ("_bytes", "_words", "token")
 
@@ -128,7 +128,7 @@ class Slot:
         return self._words[_SINCE]
 
     def reserve(self, now_ms: int) -> None:
-        """Record that a fetch begins: from now on the token may lock a job."""
+        """Record that a fetch starts: from now on the token may lock a job."""
         self._set(SlotState.RESERVED, now_ms)
 
     def activate(self, queue_index: int, job_id: str, now_ms: int) -> None:
@@ -146,7 +146,7 @@ class Slot:
         words[_SEQ] += 1
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Record the deadlines of the job's run, which begins now."""
+        """Record the deadlines of the job's run, which starts now."""
         words = self._words
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
@@ -157,19 +157,17 @@ class Slot:
     @property
     def cancel_reason(self) -> CancelReason:
         """Why the supervisor cancels the current run; ``NONE`` if it does not."""
-        cancel_reason = self._words[_CANCEL]
-        return (
-            CancelReason(cancel_reason % (1 << _REASON_BITS))
-            if cancel_reason >> _REASON_BITS == self._words[_RUN]
-            else CancelReason.NONE
-        )
+        request = self._words[_CANCEL]
+        if request >> _REASON_BITS != self._words[_RUN]:
+            return CancelReason.NONE
+        return CancelReason(request % (1 << _REASON_BITS))
 
     def request_cancel(self, run: int, reason: CancelReason) -> None:
-        """Request that a run is cancelled; a signal makes the child look."""
+        """Request that a run is cancelled; the child reads the request after a signal."""
         self._words[_CANCEL] = run << _REASON_BITS | reason
 
     def acknowledge(self, acknowledged: bool = True) -> None:
-        """Acknowledge the cancel request, or withdraw that, so that it is sent again."""
+        """Acknowledge the cancel request, or withdraw the acknowledgement, so that the request is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
     def is_overdue(self, now_ms: int) -> bool:
@@ -194,7 +192,7 @@ class Slot:
     def read(self) -> SlotView:
         """Return a consistent copy, for the supervisor."""
         words = self._words
-        for _ in range(_READ_TRIES):
+        for _ in range(_MAX_READS):
             seq = words[_SEQ]
             state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
             run, deadlines, cancel_reason = words[_RUN], self._deadlines(), self.cancel_reason
@@ -205,7 +203,7 @@ class Slot:
                 return SlotView(
                     SlotState(state), self.token, queue, job_id, since, run, deadlines, cancel_reason, acknowledged
                 )
-        # The child was stopped or killed while it wrote: only the token is certain.
+        # The child was stopped or killed while it was writing: only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_RUN)
 
     def _deadlines(self) -> Deadlines:
@@ -223,7 +221,7 @@ class Slot:
 
 
 class ControlPage:
-    """The supervisor's instructions for all children, including those that start later."""
+    """The supervisor's instructions for all children, including children that start later."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("q")
@@ -247,7 +245,7 @@ class ChildBlock:
 
     @property
     def run_state(self) -> ProcessState:
-        """The child's state; ``RUN`` once it fetches jobs."""
+        """The child's state; ``RUN`` when it fetches jobs."""
         return ProcessState(self._words[_RUN_STATE])
 
     @run_state.setter
@@ -256,7 +254,7 @@ class ChildBlock:
 
     @property
     def stacks_fd(self) -> int:
-        """The child's descriptor of the file for its stacks; -1 while it has none."""
+        """The child's descriptor of the file for its stacks; -1 until it has one."""
         return self._words[_STACKS_FD] - 1
 
     @stacks_fd.setter
@@ -269,7 +267,7 @@ class ChildBlock:
         return self._words[_STACKS_REQUESTED] != self._words[_STACKS_COMPLETED]
 
     def request_stacks(self) -> None:
-        """Request a dump; a signal makes the child look."""
+        """Request a dump; the child reads the request after a signal."""
         self._words[_STACKS_REQUESTED] += 1
 
     def complete_stacks(self) -> None:
@@ -278,7 +276,7 @@ class ChildBlock:
 
     @property
     def has_deadlines(self) -> bool:
-        """True once one of the child's runs had a deadline; other children need no check."""
+        """True if one of the child's runs has had a deadline; other children need no check."""
         return bool(self._words[_HAS_DEADLINES])
 
     @has_deadlines.setter
@@ -302,10 +300,10 @@ class ChildBlock:
 class Slots:
     """The shared memory: the control page, and one block per child.
 
-    It has no name in the file system, so a killed worker leaves nothing behind.
+    It has no name in the file system, so a killed worker leaves no files.
 
     Args:
-        children: The maximum number of children; a block that is never used takes no memory.
+        children: The maximum number of children; a block that is never used needs no memory.
         per_child: How many jobs a child may run at a time.
         fd: A descriptor of :func:`anonymous_file` to use, for children that are spawned; ``None`` for anonymous
             memory.
@@ -316,10 +314,10 @@ class Slots:
         size = _CHILD_BYTES + per_child * _SLOT_BYTES
         page = os.sysconf("SC_PAGE_SIZE")
         self._stride = -(-size // page) * page  # no two children write to one page
-        whole = page + self._stride * children
+        total = page + self._stride * children
         if fd is not None and os.fstat(fd).st_size == 0:
-            os.ftruncate(fd, whole)
-        self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, whole))
+            os.ftruncate(fd, total)
+        self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, total))
         self.control = ControlPage(self._memory[:page])
         starts = (page + index * self._stride for index in range(children))
         self.children = [ChildBlock(self._memory[start : start + size], per_child) for start in starts]

@@ -8,7 +8,7 @@ __all__ = ["CancelReason", "ProcessState", "SlotState"]
 
 
 class SlotState(IntEnum):
-    """What a slot of a child is doing; written by the child, read by the supervisor."""
+    """State of a child's slot; the child writes it, the supervisor reads it."""
 
     FREE = 0
     RESERVED = 1  # a fetch has been sent: the token may lock a job that the child does not know yet
@@ -20,16 +20,16 @@ class CancelReason(IntEnum):
     """Why the supervisor cancels a run; a larger number replaces a smaller one."""
 
     NONE = 0
-    SOFT_LIMIT = 1  # the task may clean up, and may even continue
+    SOFT_LIMIT = 1  # the task can clean up, and may even continue
     HARD_LIMIT = 2
     REVOKED = 3
 
 
 class ProcessState(IntEnum):
-    """State of a supervisor or child (Celery's RUN, CLOSE, TERMINATE). It only ever increases."""
+    """State of a supervisor or child (Celery's RUN, CLOSE, TERMINATE). It never decreases."""
 
     INIT = 0
     RUN = 1
-    CLOSE = 2  # warm shutdown: no new jobs, running ones may finish
+    CLOSE = 2  # warm shutdown: no new jobs, running jobs may finish
     TERMINATE = 3  # cold shutdown: children are killed, their jobs are released
     CLOSED = 4

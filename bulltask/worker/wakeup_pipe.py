@@ -1,4 +1,4 @@
-"""A pipe that signals and threads write to, so that a wait ends at once (self-pipe)."""
+"""A pipe to which signals and threads write to end a wait immediately (self-pipe)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["WakeupPipe"]
 
 
 class WakeupPipe:
-    """Wakes the main thread of a process when a signal arrives or another thread needs it.
+    """Wakes the main thread of a process when a signal arrives or another thread calls :meth:`wake`.
 
     The interpreter writes to the pipe when a signal arrives, before any handler runs. So a signal that arrives just
     before the wait is not missed.
@@ -24,7 +24,7 @@ class WakeupPipe:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def wait(self, timeout_ms: float) -> None:
-        """Return after ``timeout_ms``, or as soon as the pipe was written to."""
+        """Return after ``timeout_ms``, or as soon as the pipe has data."""
         readable, _, _ = select.select([self._read], [], [], max(0.0, timeout_ms) / 1000)
         if readable:
             os.read(self._read, 4096)

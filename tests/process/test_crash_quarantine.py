@@ -15,7 +15,7 @@ from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.quarantine import UNSEEN_CRASHES
+from bulltask.worker.quarantine import EXTRA_CRASHES
 from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from tests.support.worker_harness import WorkerHarness
 
@@ -176,7 +176,7 @@ def dying_child(harness: WorkerHarness, proxy: FlakyProxy) -> Iterator[DyingChil
 
 def test_a_poison_pill_fails_although_it_never_runs_alone(harness: WorkerHarness, dying_child: DyingChild) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(3)]
-    for crash in range(1 + UNSEEN_CRASHES):
+    for crash in range(1 + EXTRA_CRASHES):
         assert dying_child.crashed == [], f"after {crash} crashes"
         tokens = dying_child.acquire(3)
         dying_child.die(tokens.values(), [token for job_id, token in tokens.items() if job_id != jobs[0].id])

@@ -105,7 +105,7 @@ def test_the_global_rate_limit_overrides_the_workers_max(harness: WorkerHarness)
 
 def test_a_worker_warns_of_a_limiter_for_an_unknown_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
-    line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of its app uses")[0]
+    line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of this app uses")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
 
 

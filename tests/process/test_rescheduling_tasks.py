@@ -154,5 +154,5 @@ def test_the_log_reports_that_a_task_delayed_its_job(harness: WorkerHarness) -> 
     job = harness.app.send_task("later")
     job.get(timeout=60)
     line = worker.wait_for_line("Job released", job_id=job.id)[0]
-    assert line["reason"] == "its task asked to be run again in 0.3 s"
+    assert line["reason"] == "its task rescheduled it, to run in 0.3 s"
     assert worker.warnings() == []

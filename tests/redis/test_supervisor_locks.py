@@ -325,7 +325,7 @@ def test_a_child_keeps_a_slowly_fetched_job_unless_another_worker_has_it(worker:
             assert (acquired is not None) == owned
             if acquired is not None:
                 assert worker.lock_ttl_ms(job_id) > 20_000
-                assert fetcher.keeps_lock(acquired)
+                assert fetcher.renew_lock(acquired)
     finally:
         fetcher.client.close()
         wakeup_pipe.close()

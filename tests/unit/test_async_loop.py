@@ -56,14 +56,14 @@ class Child:
         attempt: Any = None
         job = RunningJob.from_hash("mail", "7", FIELDS)
         self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
-        self.loop.done_with(slot)
+        self.loop.release_slot(slot)
         return slot
 
     def has_free_slot(self) -> bool:
         stopping = iter([False, True])
         if (slot := self.loop.free_slot(lambda: next(stopping))) is None:
             return False
-        self.loop.done_with(slot)
+        self.loop.release_slot(slot)
         return True
 
     def finish(self) -> None:
@@ -121,7 +121,7 @@ def test_a_slot_is_free_again_when_its_job_is_settled(child: Child) -> None:
     assert set(free) == slots
     for slot in free:
         assert slot is not None
-        child.loop.done_with(slot)
+        child.loop.release_slot(slot)
 
 
 def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:

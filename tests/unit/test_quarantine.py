@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bulltask.transport.scripts.move import CRASHES
-from bulltask.worker.quarantine import ALONE, SMALL_GROUP, UNSEEN_CRASHES, max_concurrent, should_fail
+from bulltask.worker.quarantine import ALONE, EXTRA_CRASHES, SMALL_GROUP, max_concurrent, should_fail
 
 FIELD = CRASHES.encode()
 
@@ -46,5 +46,5 @@ def test_a_job_that_ran_alone_fails_after_max_crashes() -> None:
 
 
 def test_a_job_that_crashes_children_while_it_is_acquired_fails() -> None:
-    limit = 2 + UNSEEN_CRASHES
+    limit = 2 + EXTRA_CRASHES
     assert [should_fail(crashes, 2, concurrent=9, running=False) for crashes in (limit - 1, limit)] == [False, True]

@@ -176,7 +176,7 @@ def test_a_retry_without_attempts_left_fails_with_its_reason() -> None:
     assert outcome.reason == "reason"
     outcome = decide(Retry(), failures=2)
     assert isinstance(outcome, FailedOutcome)
-    assert outcome.reason == "the task asked for another try, but this was number 3 of 3"
+    assert outcome.reason == "the task requested a retry, but this was attempt 3 of 3"
 
 
 @pytest.mark.parametrize(

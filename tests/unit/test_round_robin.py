@@ -12,7 +12,7 @@ from bulltask.clock import ServerClock
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import NO_JOB, Fetched
 from bulltask.worker.child import round_robin as module
-from bulltask.worker.child.round_robin import LONGEST_LIMIT_MS, PROBE_MS, RoundRobin
+from bulltask.worker.child.round_robin import EMPTY_POLL_MS, MAX_LIMIT_MS, RoundRobin
 
 START_MS = 1_000_000
 SERVER_AHEAD_MS = 7_000_000
@@ -84,7 +84,7 @@ def test_an_empty_queue_is_polled_again_after_the_probe_interval(time: Time) -> 
     rotation = round_robin(time, 2)
     rotation.record_empty(1, NO_JOB)
     assert list(rotation.candidates()) == [0]
-    time.advance_ms(PROBE_MS - 1)
+    time.advance_ms(EMPTY_POLL_MS - 1)
     assert list(rotation.candidates()) == [0]
     time.advance_ms(1)
     assert list(rotation.candidates()) == [0, 1]
@@ -158,7 +158,7 @@ def test_a_queue_with_a_long_rate_limit_is_polled_at_intervals(time: Time) -> No
     rotation = round_robin(time, 1)
     rotation.record_empty(0, Fetched(limited_ms=3_600_000))
     assert rotation.waitable() == []
-    assert rotation.wait_ms(3_600_000) == LONGEST_LIMIT_MS == 30_000
+    assert rotation.wait_ms(3_600_000) == MAX_LIMIT_MS == 30_000
     time.advance_ms(30_000)
     rotation.reopen_all()
     assert list(rotation.candidates()) == [0]

@@ -106,8 +106,8 @@ def test_the_file_of_the_supervisors_stacks_is_closed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(stacks, "anonymous_file", lambda _: fd)
     bus, emitted = Bus(), list[StacksDumped]()
     bus.subscribe(StacksDumped, emitted.append)
-    stacks.StackCollector(bus).dump_own()
-    assert "dump_own" in emitted[0].stacks
+    stacks.StackCollector(bus).dump_supervisor()
+    assert "dump_supervisor" in emitted[0].stacks
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -146,7 +146,7 @@ def test_a_reported_lost_lock_is_forgotten_after_its_run() -> None:
     view = SlotView(SlotState.FREE, "token", 0, "", 0, run=2)
     heartbeat = Heartbeat([KEYS], lambda: [view], nothing, CONFIG, Bus(), ReconnectBackoff(Bus(), CONFIG))
     heartbeat._reported_lost = {("token", 1), ("token", 2)}
-    heartbeat._held()
+    heartbeat._locked_slots()
     assert heartbeat._reported_lost == {("token", 2)}
 
 

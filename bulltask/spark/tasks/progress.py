@@ -69,7 +69,7 @@ class SparkJobMonitor:
     def _check(self) -> None:
         self._report(self._count.read())
         with suppress(BulltaskError):  # Redis is down: the lock may still be ours
-            self._lost = self._lost or not self._run.sent_by_bulltask()
+            self._lost = self._lost or not self._run.holds_lock()
         if self._lost:  # each time: the task may start another action
             self._context.cancelJobGroup(self._run.job_id)
 

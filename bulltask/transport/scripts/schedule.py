@@ -19,16 +19,16 @@ from bulltask.transport.replies import raise_for, text
 __all__ = [
     "BeatLabel",
     "Iteration",
+    "add_beat_queue",
     "add_job_scheduler",
     "beat_queues",
     "count_schedulers",
-    "forget_queue",
     "get_job_scheduler",
     "list_schedulers",
-    "note_queue",
     "read_label",
     "read_repeatable",
     "read_scheduler",
+    "remove_beat_queue",
     "remove_job_scheduler",
     "remove_repeatable",
     "update_job_scheduler",
@@ -253,11 +253,11 @@ def beat_queues(prefix: str, app: str) -> Call[set[str]]:
     )
 
 
-def note_queue(prefix: str, app: str, queue: str) -> Call[int]:
+def add_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
     """Record that the app has schedulers in a queue, to find them when its settings no longer name the queue."""
     return command("SADD", key_names.beat_queues(prefix, app), queue)
 
 
-def forget_queue(prefix: str, app: str, queue: str) -> Call[int]:
+def remove_beat_queue(prefix: str, app: str, queue: str) -> Call[int]:
     """Record that the app no longer has schedulers in a queue."""
     return command("SREM", key_names.beat_queues(prefix, app), queue)

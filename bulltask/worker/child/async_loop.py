@@ -1,4 +1,4 @@
-"""A child's event loop: runs async tasks concurrently, on a thread of its own."""
+"""A child's event loop: runs async tasks concurrently, on a separate thread."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _WAIT_MS = 60_000
 
 
 class AsyncLoop:
-    """Runs async tasks, and owns the child's free slots.
+    """Runs async tasks, and manages the child's free slots.
 
-    The thread starts with the first async job, so a child without async jobs has none. The main thread acquires jobs
-    while a slot is free; when it runs a sync task, that task and this loop take turns (the GIL).
+    The thread starts with the first async job, so a child without async jobs has no such thread. The main thread
+    acquires jobs while a slot is free; a sync task that it runs shares the GIL with this loop.
 
     Args:
         block: The child's slots.
         attempts: Runs attempts.
-        settler: Makes the calls that write their outcomes.
-        client: Makes the loop's client.
-        backoff: Waits while Redis is unavailable; this loop's own.
+        settler: Builds the calls that write their outcomes.
+        client: Creates the loop's client.
+        backoff: The backoff of this loop while Redis is unavailable; the main thread has another one.
         wakeup_pipe: Wakes the main thread when a slot is free again.
     """
 
@@ -71,14 +71,14 @@ class AsyncLoop:
             self._wakeup_pipe.wait(_WAIT_MS)
         return None
 
-    def done_with(self, slot: Slot) -> None:
-        """Free a slot of the main thread, unless its job was passed to the event loop, which frees it itself."""
+    def release_slot(self, slot: Slot) -> None:
+        """Free a slot of the main thread, unless its job was passed to the event loop, which will free the slot."""
         if not self._passed_on:
             self._free.append(slot)
         self._passed_on = False
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
-        """Run an async attempt; its slot is free again when the job is settled."""
+        """Start an async attempt; its slot is free again when the job is settled."""
         if acquired.max_concurrent:
             self._max_concurrent[acquired.slot] = acquired.max_concurrent
         self._passed_on = True  # only the main thread reads and writes it
@@ -90,13 +90,13 @@ class AsyncLoop:
         self.wait_for_others(0)
         if self._loop is not None and self._thread is not None:
             self._closing = True
-            with suppress(RuntimeError):  # code that a task left running may have stopped or closed it
+            with suppress(RuntimeError):  # code that a task has left running may have stopped or closed the loop
                 self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
 
     def wait_for_others(self, left: int) -> None:
-        """Wait until at most ``left`` jobs are running, the main thread's included."""
+        """Wait until at most ``left`` jobs are running, including that of the main thread."""
         while self._count - len(self._free) > left:
             self._wakeup_pipe.wait(_WAIT_MS)
 
@@ -121,7 +121,7 @@ class AsyncLoop:
             except BaseException as exc:  # noqa: BLE001 - an asyncio task of the user may raise SystemExit
                 raised = exc
             if not self._closing:
-                self._give_up(tuple(self._tasks.values()), raised)
+                self._exit_child(tuple(self._tasks.values()), raised)
             with suppress(RuntimeError):  # as in drain()
                 loop.run_until_complete(self._close_client())
 
@@ -129,8 +129,8 @@ class AsyncLoop:
         self._thread.start()
         return loop
 
-    def _give_up(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
-        """End the child, because its async jobs cannot continue: the supervisor recovers them by their slots."""
+    def _exit_child(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
+        """Exit the process, because its async jobs cannot continue: the supervisor recovers them from their slots."""
         self._settler.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
@@ -140,9 +140,9 @@ class AsyncLoop:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # only bulltask's own code can have failed here
+        if task.cancelled() or task.exception() is not None:  # an error of bulltask, because _work() handles the task's
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
-            self._give_up([self._tasks[task]], raised)
+            self._exit_child([self._tasks[task]], raised)
         del self._tasks[task]
 
     async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
@@ -160,10 +160,10 @@ class AsyncLoop:
         try:
             await self._write(acquired, outcome)
         except (BrokerError, JobError) as exc:
-            written = await self._execute(self._settler.settle_again(acquired, outcome, exc), acquired)
+            written = await self._execute(self._settler.retry_settle(acquired, outcome, exc), acquired)
         self._backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
-            await self._run_until_answered(call)
+            await self._run_until_reply(call)
         self._settler.emit(acquired, written, duration_ms)
 
     async def _write(self, acquired: AcquiredJob, outcome: Outcome) -> None:
@@ -193,11 +193,11 @@ class AsyncLoop:
             case WriteStep():
                 await self._write(acquired, step.outcome)
             case _:
-                return await self._run_until_answered(step)
+                return await self._run_until_reply(step)
         return None
 
-    async def _run_until_answered(self, call: Call[Any]) -> Any:
-        """Make a call until Redis answers; return ``False`` if it answers with an error."""
+    async def _run_until_reply(self, call: Call[Any]) -> Any:
+        """Repeat a call until there is a reply; return ``False`` after an error reply."""
         while True:
             try:
                 return await self.client().run(call)

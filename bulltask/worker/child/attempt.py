@@ -1,6 +1,6 @@
-"""One attempt of a job: find the task, check the job, call the task, and decide what follows an exception.
+"""Attempts: find the task of a job, check the job, call the task, and return the outcome.
 
-Only the call differs between sync and async tasks.
+Sync and async tasks differ only in the call.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from bulltask.worker.slots import Deadlines, Slot
 
 __all__ = ["Attempt", "Attempts"]
 
-_FIRST_PAUSE_MS: Final = 1_000
-_LONGEST_PAUSE_MS: Final = 60_000
+_MIN_PAUSE_MS: Final = 1_000
+_MAX_PAUSE_MS: Final = 60_000
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
-"""BullMQ's message in Node.js, which alerts may look for."""
+"""The message of Node's BullMQ, for which alerts may search."""
 
 
 @value_class
 class Attempt:
-    """A job whose task is known and whose arguments fit."""
+    """A job with its task and valid arguments."""
 
     job: RunningJob
     task: AnyTask[..., Any]
@@ -57,7 +57,7 @@ class Attempts:
 
     Args:
         app: Tasks, settings and error categories.
-        reporter: Makes a job's reporter, which sends progress and log lines of a bound task.
+        reporter: Creates a job's reporter, which sends progress and log lines of a bound task.
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
     """
@@ -67,26 +67,26 @@ class Attempts:
     ) -> None:
         self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
         self._cancellation, self._pid = cancellation, os.getpid()
-        self._known_limits: dict[str, TimeLimits] = {}
+        self._task_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
-        """Return the attempt, or its outcome if the task must not or cannot be called."""
+        """Return the attempt, or an outcome if the task must not or cannot be called."""
         if job.malformed:
             return FailedOutcome(job.deferred_failure, "", "permanent", malformed=True)
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
             if task is None:
-                return self._unknown(job)
+                return self._unknown_task_outcome(job)
             args, kwargs = task.arguments.unbind(codec.decode(job.data, what=f"data of job {job.id}"))
             if task.bind:
                 args = (self._context(job, args, kwargs), *args)
         except DecodeError as exc:
-            return self._decide(InvalidJobError(str(exc)), job, task)
+            return self._outcome_of_error(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
-            return self._decide(exc, job, task)
+            return self._outcome_of_error(exc, job, task)
         except Exception as exc:  # noqa: BLE001 - no data in a job may end the child
-            return self._decide(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
+            return self._outcome_of_error(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
@@ -94,60 +94,61 @@ class Attempts:
 
         Any exception ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
-        users = functools.partial(call_task, self._cancellation.raise_if_cancelled, attempt.task.function)
-        function: Callable[..., Any] = users
+        function: Callable[..., Any] = functools.partial(
+            call_task, self._cancellation.raise_if_cancelled, attempt.task.function
+        )
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
-            function = self._spark.inside(attempt.job, slot.token, users, context)
-        run = self._begun(attempt, slot)
+            function = self._spark.wrap(attempt.job, slot.token, function, context)
+        run = self._start_run(attempt, slot)
         self._cancellation.enter(run)
         try:
             # A copy, so that one task's context variables are not visible to the next one.
             result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - see the docstring
-            return self._ended(attempt, run, exc)
-        return self._returned(attempt, run, result)
+            return self._outcome_of_exception(attempt, run, exc)
+        return self._outcome_of_return(attempt, run, result)
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """Run an async task; the caller gives it an asyncio task, and so a context, of its own."""
-        run = self._begun(attempt, slot)
+        """Run an async task; the caller creates a separate asyncio task, and so a separate context, for it."""
+        run = self._start_run(attempt, slot)
         self._cancellation.enter_async(run)
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
             exit_if_forked(self._pid, exc)
-            return self._ended(attempt, run, exc)
+            return self._outcome_of_exception(attempt, run, exc)
         else:
             exit_if_forked(self._pid)
-            return self._returned(attempt, run, result)
+            return self._outcome_of_return(attempt, run, result)
         finally:
             self._cancellation.leave_async()
 
     def close(self) -> None:
-        """Release what is shared by the tasks of this child."""
+        """Close the Spark session that the tasks of this child share."""
         self._spark.close()
 
     def _check(self, job: RunningJob) -> None:
         if job.deferred_failure:
             raise PermanentError(job.deferred_failure)
-        most = self._config.max_started_attempts
-        if most is not None and job.attempts_started > most:
+        limit = self._config.max_started_attempts
+        if limit is not None and job.attempts_started > limit:
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
-            raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was picked up")
+            raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
 
     def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
         """Return the job's limits, else its task's, else the app's."""
-        known = self._known_limits.get(task.name)
-        if known is None:
-            known = self._known_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
-        return job.time_limits.over(known)
+        defaults = self._task_limits.get(task.name)
+        if defaults is None:
+            defaults = self._task_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
+        return job.time_limits.over(defaults)
 
-    def _unknown(self, job: RunningJob) -> Outcome:
+    def _unknown_task_outcome(self, job: RunningJob) -> Outcome:
         if self._config.unknown_task == "fail":
             raise InvalidJobError(f"unknown task {job.name!r} in app {self._app.name} (task_unknown='fail')")
-        pause_ms = _FIRST_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
-        return RescheduledByWorker(min(pause_ms, _LONGEST_PAUSE_MS))
+        pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
+        return RescheduledByWorker(min(pause_ms, _MAX_PAUSE_MS))
 
     def _context(self, job: RunningJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
         request = Request(
@@ -164,12 +165,12 @@ class Attempts:
         )
         return Context(request, self._reporter(job))
 
-    def _begun(self, attempt: Attempt, slot: Slot) -> TaskRun:
+    def _start_run(self, attempt: Attempt, slot: Slot) -> TaskRun:
         limits = attempt.limits
         if limits != NO_LIMITS:
             now_ms = mono_ms()
             hard_ms = limits.hard_ms or 0
-            # Decided before the run, because the retry policy may be user code, which the supervisor never runs.
+            # Computed before the run, because the retry policy may be user code, which the supervisor never runs.
             retried = hard_ms > 0 and is_retried(
                 limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
             )
@@ -183,22 +184,22 @@ class Attempts:
             self._cancellation.set_deadlines(slot, deadlines)
         return TaskRun(slot, attempt.job.name, limits)
 
-    def _ended(self, attempt: Attempt, run: TaskRun, raised: BaseException) -> Outcome:
-        ended = run.resolve(raised) or raised
-        return requested_outcome(ended) or self._decide(ended, attempt.job, attempt.task)
+    def _outcome_of_exception(self, attempt: Attempt, run: TaskRun, raised: BaseException) -> Outcome:
+        exc = run.resolve(raised) or raised
+        return requested_outcome(exc) or self._outcome_of_error(exc, attempt.job, attempt.task)
 
-    def _returned(self, attempt: Attempt, run: TaskRun, result: object) -> Outcome:
-        ended = run.resolve(None)
-        if ended is not None:
-            return self._decide(ended, attempt.job, attempt.task)
-        return self._completed(attempt, result)
+    def _outcome_of_return(self, attempt: Attempt, run: TaskRun, result: object) -> Outcome:
+        exc = run.resolve(None)
+        if exc is not None:
+            return self._outcome_of_error(exc, attempt.job, attempt.task)
+        return self._encode_result(attempt, result)
 
-    def _decide(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
+    def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)
-        exit_if_forked(self._pid)  # user code may fork: a backoff function, or an error category's
+        exit_if_forked(self._pid)  # a backoff function or a category rule of the user may have forked
         return outcome
 
-    def _completed(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
+    def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         what = f"the return value of task {attempt.job.name}"
         try:
             return CompletedOutcome(codec.encode(result, what=what, limit=self._config.max_payload), result)

@@ -1,16 +1,17 @@
-"""Cancels a running task: a cancel request of the supervisor interrupts the task's own code, and nothing else.
+"""Cancels a running task: a cancel request of the supervisor interrupts only the code of the task.
 
-The request is stored in the run's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child look at it.
+The request is stored in the run's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child read it.
 
 A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception there. It
-must never do so while the child's own code runs, because a connection would be left in the middle of a reply, or an
-outcome half written. A flag that is set before a task and reset after it would leave gaps. So the handler inspects the
-stack: it raises only if :func:`call_task`, which does nothing but call the task's function, is on it. The exception
-comes out of that call and becomes the run's outcome. A signal that arrives earlier does nothing, because
-:func:`call_task` checks for a request first; one that arrives later does nothing, because the run has ended.
+must never raise while bulltask's code runs, because that would interrupt the reading of a reply or the writing of an
+outcome. A flag that is set before a task and reset after it would not suffice, because a signal may arrive just before
+or after the change. So the handler inspects the stack: it raises only if :func:`call_task`, which does nothing but call
+the task's function, is on it. The exception leaves that call and becomes the run's outcome. The handler ignores a
+signal that arrives earlier, because :func:`call_task` checks for a request first, and a signal that arrives later,
+because the run has ended.
 
 An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only where the task waits: between its
-first call and its return that is always in its own code.
+first call and its return that is always in the code of the task.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from bulltask.worker.states import CancelReason
 __all__ = ["Cancellation", "TaskRun", "call_task", "uninterrupted"]
 
 _POLL_S: Final = 0.25
-"""How often the event loop polls for requests: a sync task in C code keeps the main thread from handling signals."""
+"""Interval at which the event loop polls for requests: while a sync task runs C code, no signal handler runs."""
 
 
 def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a task's function. The signal handler raises only while this function is on the stack.
 
-    A process that the function forks ends here, when it returns or raises.
+    A process that the function forks exits when it returns from the function.
 
     Args:
         begin: Raises if the run is cancelled before it starts.
@@ -58,7 +59,7 @@ def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args:
 
 
 def uninterrupted(action: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    """Return a signal handler that runs ``action`` to its end: no cancel request interrupts it."""
+    """Return a signal handler that runs ``action`` without interruption by a cancel request."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         action()
@@ -67,15 +68,15 @@ def uninterrupted(action: Callable[[], None]) -> Callable[[int, FrameType | None
 
 
 _TASK_CODE: Final[CodeType] = call_task.__code__
-_QUIET: Final[CodeType] = uninterrupted(lambda: None).__code__
+_UNINTERRUPTED_CODE: Final[CodeType] = uninterrupted(lambda: None).__code__
 
 
 @dataclass(slots=True)
 class TaskRun:
-    """One run of a task.
+    """A run of a task.
 
     Attributes:
-        slot: Has the supervisor's cancel request.
+        slot: The slot, which contains the supervisor's cancel request.
         task: The task's name.
         limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
@@ -87,7 +88,7 @@ class TaskRun:
     acknowledged: CancelReason = CancelReason.NONE
 
     def take_request(self) -> CancelReason:
-        """Return a request that was not passed on yet, and acknowledge it."""
+        """Return a request that the task has not received yet, and acknowledge it."""
         reason = self.slot.cancel_reason
         if reason <= self.acknowledged:
             return CancelReason.NONE
@@ -96,31 +97,32 @@ class TaskRun:
         return reason
 
     def resolve(self, raised: BaseException | None) -> BaseException | None:
-        """Return the exception that the run ends with; ``None`` if its return value counts.
+        """Return the exception that ends the run; ``None`` if the task's return value is its result.
 
-        A task may handle a soft limit and continue. A hard limit or a revocation counts whatever the task does.
+        A task may handle a soft limit and continue. After a hard limit or a revocation the attempt fails, even if the
+        task returns.
 
         Args:
             raised: The exception that the task raised, ``None`` if it has returned.
         """
         match self.acknowledged:
             case CancelReason.REVOKED:
-                ended: BaseException = raised if isinstance(raised, TaskCancelled) else TaskCancelled("revoked")
+                exc: BaseException = raised if isinstance(raised, TaskCancelled) else TaskCancelled("revoked")
             case CancelReason.HARD_LIMIT:
-                ended = self.limits.hard_exceeded(self.task)
+                exc = self.limits.hard_exceeded(self.task)
             case CancelReason.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
-                ended = self.limits.soft_exceeded(self.task)
+                exc = self.limits.soft_exceeded(self.task)
             case _:
                 return raised
-        # The traceback shows the task's author where the task was.
-        return ended if raised is None else ended.with_traceback(raised.__traceback__)
+        # The traceback shows where the task was interrupted.
+        return exc if raised is None else exc.with_traceback(raised.__traceback__)
 
 
 class Cancellation:
     """Passes the supervisor's cancel requests to running tasks.
 
     Args:
-        block: Tells the supervisor whether this child's runs have deadlines.
+        block: The child's block, in which the supervisor reads whether runs have deadlines.
         cancel_spark: Cancels the Spark jobs that the sync task waits for.
         loop: Returns the child's event loop, ``None`` while there is none.
     """
@@ -142,14 +144,14 @@ class Cancellation:
         self._repeat_if_dropped(sys.unraisablehook)
 
     def set_deadlines(self, slot: Slot, deadlines: Deadlines) -> None:
-        """Set the deadlines of the run in ``slot``, which the supervisor enforces."""
+        """Set the deadlines of the run in ``slot``; the supervisor enforces them."""
         slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
 
     # ---- sync tasks: the main thread ----
 
     def enter(self, run: TaskRun) -> None:
-        """Make ``run`` the one to cancel inside :func:`call_task`, whose ``begin`` is :meth:`raise_if_cancelled`."""
+        """Make ``run`` the current run, which a request cancels inside :func:`call_task`."""
         self._sync = run
 
     def raise_if_cancelled(self) -> None:
@@ -160,9 +162,8 @@ class Cancellation:
             TaskCancelled: The job was revoked.
         """
         run = self._sync
-        if (
-            run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT
-        ):  # at a hard limit the supervisor kills this child
+        # At a hard limit the supervisor kills this child.
+        if run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT:
             return
         reason = run.take_request()
         if reason is CancelReason.NONE:
@@ -173,20 +174,20 @@ class Cancellation:
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._async and (loop := self._running_loop()) is not None:
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._poll)
         if _in_task_code(frame):
             self.raise_if_cancelled()
 
-    def _repeat_if_dropped(self, before: Callable[[Any], Any]) -> None:
-        """Request again when the exception was lost: Python drops one that is raised in a finalizer or a C callback."""
+    def _repeat_if_dropped(self, previous_hook: Callable[[Any], Any]) -> None:
+        """Repeat a request whose exception was lost: Python drops exceptions in finalizers and C callbacks."""
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
             run = self._sync
             if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
                 run.acknowledged = CancelReason.NONE
                 run.slot.acknowledge(False)
-            before(unraisable)
+            previous_hook(unraisable)
 
         sys.unraisablehook = hook
 
@@ -229,7 +230,7 @@ class Cancellation:
 
 
 def _in_task_code(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code is not _QUIET:
+    while frame is not None and frame.f_code is not _UNINTERRUPTED_CODE:
         if frame.f_code is _TASK_CODE:
             return True
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Acquires jobs, one at a time, from the queue whose turn it is; waits for a marker when all queues are empty."""
+"""Acquires jobs, one at a time, from the queues in turn; waits for a marker when all queues are empty."""
 
 from __future__ import annotations
 
@@ -35,30 +35,29 @@ __all__ = ["FetchOptionsCache", "JobFetcher", "WaitInterrupted"]
 
 _PAUSE_MS: Final = 60_000
 _CONCURRENCY_POLL_MS: Final = 1_000
-"""A queue with global concurrency is polled at this interval: no marker says that another worker's job has ended."""
+"""A queue with global concurrency is polled at this interval: no marker is added when a job of another worker ends."""
 _CONCURRENCY_CHECK_MS: Final = 5_000
-"""How often a child checks whether a queue has global concurrency."""
+"""Interval at which a child checks whether a queue has global concurrency."""
 
 
 class FetchOptionsCache:
-    """Makes the options of a fetch once for each slot and queue, because they are the same in every call.
+    """Caches the options of a fetch for each slot and queue, because they are the same in every call.
 
     Args:
-        config: The worker's settings that are sent with each call.
+        config: The worker's settings.
         worker_id: Stored in each job as the worker that processes it.
     """
 
     def __init__(self, config: Config, worker_id: str) -> None:
         self._config, self._worker_id = config, worker_id
-        self._made: dict[tuple[str, str], FetchOptions] = {}
+        self._cache: dict[tuple[str, str], FetchOptions] = {}
 
     def get(self, keys: QueueKeys, token: str) -> FetchOptions:
         """Return the options for a queue, with a slot's token."""
-        options = self._made.get((keys.base, token))
+        options = self._cache.get((keys.base, token))
         if options is None:
-            options = self._made[keys.base, token] = FetchOptions.from_config(
-                self._config, keys, token, self._worker_id
-            )
+            options = FetchOptions.from_config(self._config, keys, token, self._worker_id)
+            self._cache[keys.base, token] = options
         return options
 
 
@@ -70,12 +69,12 @@ class JobFetcher:
     """Acquires jobs from the worker's queues.
 
     Args:
-        broker: Makes two connections: one for short calls, used only by the main thread, and one for blocking waits.
+        broker: Creates two connections: one for short calls, used only by the main thread, and one for blocking waits.
         queues: The queues' names in the app, in the given order.
         bus: Receives an event for every acquired job.
         worker_id: Stored in each job as the worker that processes it.
         wakeup_pipe: Ends a wait early.
-        control: Says whether the worker is paused.
+        control: The control page, which contains whether the worker is paused.
     """
 
     def __init__(
@@ -100,24 +99,24 @@ class JobFetcher:
         self._malformed = MalformedJobs(self.client, self._clock, self._config, bus)
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.round_robin.queues)}
         self._uncertain: set[Slot] = set()
-        self._longest_ms, self._check_at_ms = self._config.drain_delay_ms, 0
+        self._max_wait_ms, self._check_at_ms = self._config.drain_delay_ms, 0
         self.closing = False
         self._waiting = False
 
     @property
     def may_acquire(self) -> bool:
-        """False while this child must not acquire jobs: it is closing, or the worker is paused."""
+        """False while this child is closing or the worker is paused."""
         return not (self.closing or self._control.paused)
 
     def close(self) -> None:
-        """Acquire no more jobs. Called by a signal handler, so it ends a wait at once."""
+        """Acquire no more jobs, and end a wait; called by a signal handler."""
         self.closing = True
         self.interrupt_wait()
 
     def interrupt_wait(self) -> None:
         """End a wait if jobs must no longer be acquired; called by a signal handler."""
         if self._waiting and not self.may_acquire:
-            self._waiting = False  # once: a second signal must not interrupt the handling of the first one
+            self._waiting = False  # a second signal must not interrupt the handling of the first one
             raise WaitInterrupted
 
     def acquire(self, slot: Slot) -> AcquiredJob | None:
@@ -130,7 +129,7 @@ class JobFetcher:
             slot.reserve(mono_ms())
             try:
                 self.client.connect()  # also sets the clock, by which delayed jobs are promoted
-                self._release_unseen()
+                self._release_uncertain()
                 # Checked again, because the worker may have been paused while this child connected.
                 acquired = self._poll(slot) if self.may_acquire else None
                 self.backoff.reset()
@@ -147,17 +146,17 @@ class JobFetcher:
         return None
 
     def release(self, slot: Slot) -> None:
-        """Free the slot; if a lost reply may have left a job in it, keep it reserved, so that the supervisor checks."""
+        """Free the slot; keep it reserved if a call without a reply may have locked a job with its token."""
         if slot in self._uncertain:
             slot.reserve(mono_ms())
         else:
             slot.free(mono_ms())
 
     def record_lost_call(self, exc: BrokerError, slot: Slot) -> None:
-        """Record that the reply of a call was lost that may have acquired a job with the slot's token."""
+        """Record that the reply of a call was lost, so that the call may have acquired a job with the slot's token."""
         if isinstance(exc, BrokerUnavailableError):
             self._uncertain.add(slot)
-            # If one connection is half-open the other may be too, and would need another timeout to notice.
+            # If one connection is half-open, the other one may be, too, which would cost another timeout.
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -166,18 +165,18 @@ class JobFetcher:
         self._waiter.close()
 
     def release_fetched(self, index: int, slot: Slot, fetched: Fetched | BulltaskError) -> None:
-        """Release the job that was fetched in the same round trip as an outcome that Redis refused."""
+        """Release the job that was fetched in the same round trip as an outcome that could not be written."""
         if isinstance(fetched, Fetched) and fetched.job_id:
             self.client.run(move_from_active_to_wait(self.round_robin.queues[index], fetched.job_id, slot.token))
 
-    def keeps_lock(self, acquired: AcquiredJob) -> bool:
-        """Whether an acquired job is still this child's; a lock that has run out is taken again."""
-        return self.client.run(self._keep_lock(acquired.keys, acquired.slot, acquired.job.id))
+    def renew_lock(self, acquired: AcquiredJob) -> bool:
+        """Renew or reacquire the lock of an acquired job. Returns False if the lock is lost."""
+        return self.client.run(self._renew_call(acquired.keys, acquired.slot, acquired.job.id))
 
     def fail_malformed(self, index: int, slot: Slot, exc: BrokerError) -> bool:
         """Fail the job that a fetch of queue ``index`` had locked when it stopped with ``exc``, if it is malformed.
 
-        A job that is not malformed is released; if Redis is lost in between, later.
+        A job that is not malformed is released; if Redis becomes unavailable, it is released later.
 
         Returns:
             True if the job was malformed, so that another fetch may succeed.
@@ -204,29 +203,30 @@ class JobFetcher:
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
 
     def acquired(self, index: int, slot: Slot, fetched: Fetched) -> AcquiredJob | None:
-        """Return the job of a fetch's reply; ``None`` if the queue had none."""
+        """Return the job in the reply of a fetch; ``None`` if the queue had none."""
         if not fetched.job_id:
             self.round_robin.record_empty(index, fetched)
             return None
         self.round_robin.acquired_from(index)
-        keys, asked_ms = self.round_robin.queues[index], slot.since_ms
+        keys, reserved_ms = self.round_robin.queues[index], slot.since_ms
         slot.activate(index, fetched.job_id, mono_ms())
-        if mono_ms() - asked_ms > self._config.lock_ms // 2 and not self._keeps_after_delay(keys, slot, fetched.job_id):
+        is_late = mono_ms() - reserved_ms > self._config.lock_ms // 2
+        if is_late and not self._renew_late_lock(keys, slot, fetched.job_id):
             return None
         job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
         if self._bus.wants(JobStarted):
             self._bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
         return AcquiredJob(slot, index, keys, job, max_concurrent(fetched.fields, self._config.max_crashes))
 
-    def _keeps_after_delay(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
-        """Take the lock again after this process stood still: another worker may have the job by now."""
+    def _renew_late_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> bool:
+        """Renew or reacquire a lock after this process was suspended; False if another worker has the job."""
         try:
-            return self.client.run(self._keep_lock(keys, slot, job_id))
+            return self.client.run(self._renew_call(keys, slot, job_id))
         except BrokerError:
-            self._uncertain.add(slot)  # released as soon as Redis answers
+            self._uncertain.add(slot)  # released as soon as Redis is available
             return False
 
-    def _keep_lock(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
+    def _renew_call(self, keys: QueueKeys, slot: Slot, job_id: str) -> Call[bool]:
         return renew_lock(keys, job_id, slot.token, self._config.lock_ms)
 
     def _poll(self, slot: Slot) -> AcquiredJob | None:
@@ -251,15 +251,15 @@ class JobFetcher:
                 return fetched
         return None
 
-    def _release_unseen(self) -> None:
-        """Release the jobs that calls with a lost reply have acquired; they are found by their token."""
+    def _release_uncertain(self) -> None:
+        """Release the jobs that calls with a lost reply have acquired; the token of their lock identifies them."""
         if not self._uncertain:
             return
         tokens = [slot.token for slot in self._uncertain]
         for index, keys in enumerate(self.round_robin.queues):
-            with self._queue_backoff.recording(index):  # jobs in a broken queue are left to the stalled check
+            with self._queue_backoff.recording(index):  # the stalled check recovers the jobs of a broken queue
                 for token, job_id in self.client.run(find_by_token(keys, tokens)):
-                    with suppress(JobError):  # settled, or acquired by another worker, in between
+                    with suppress(JobError):  # the job was settled, or acquired by another worker, since
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         self._uncertain.clear()
 
@@ -267,7 +267,7 @@ class JobFetcher:
         waitable = self.round_robin.waitable()
         if mono_ms() >= self._check_at_ms:
             self._check_global_concurrency()
-        wait_ms = self.round_robin.wait_ms(self._longest_ms)
+        wait_ms = self.round_robin.wait_ms(self._max_wait_ms)
         if not waitable:
             self._wakeup_pipe.wait(wait_ms)
             self.round_robin.reopen_all()
@@ -282,22 +282,21 @@ class JobFetcher:
         finally:
             self._waiting = False
         if popped is None:
-            # No marker came, but only a fetch promotes delayed jobs and replaces a lost marker.
+            # There was no marker, but only a fetch promotes delayed jobs and replaces a lost marker.
             self.round_robin.reopen_all()
         else:
             self.round_robin.record_marker(self._queues[popped[0]], popped[1])
 
     def _check_global_concurrency(self) -> None:
-        """Find out which queues have global concurrency: a fetch does not say that it found no job for that reason."""
-        asked = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.round_robin.queues])
+        """Check which queues have global concurrency: the reply of a fetch without a job does not contain the cause."""
+        replies = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.round_robin.queues])
+        has_limit = any(isinstance(limit, bytes) for limit in replies)
         drain_ms = self._config.drain_delay_ms
-        self._longest_ms = (
-            min(drain_ms, _CONCURRENCY_POLL_MS) if any(isinstance(most, bytes) for most in asked) else drain_ms
-        )
+        self._max_wait_ms = min(drain_ms, _CONCURRENCY_POLL_MS) if has_limit else drain_ms
         self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
 
     def _restore_markers(self) -> None:
-        """Add the markers again: an interrupted wait may have popped one, and another worker should get it."""
+        """Add the markers again: an interrupted wait may have popped one that another worker needs."""
         with suppress(BrokerError):  # other workers poll again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.round_robin.queues])
 

@@ -1,4 +1,4 @@
-"""Keeps a process that a task forks from acting as a second child."""
+"""Prevents a process that a task forks from acting as a second child."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bulltask.process import exit_if_forked
 
 __all__ = ["isolate_forks"]
 
-_OURS: Final = (
+_IGNORED_SIGNALS: Final = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGUSR1,
@@ -21,21 +21,21 @@ _OURS: Final = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-"""Signals that the supervisor sends to a child, or a terminal to the whole group; a fork ignores them, too."""
+"""Signals that the supervisor sends to a child, or a terminal to the process group; a fork ignores them."""
 
 _TERM: Final = (signal.SIGTERM,)
 
 
 def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asyncio.AbstractEventLoop | None]) -> None:
-    """Make every process that this one forks from now on give up the child's signal handlers and connections.
+    """Make every process that this process forks drop the child's signal handlers and connections.
 
-    A fork that returns to the child's code ends there (:func:`bulltask.process.exit_if_forked`). Until then it runs
-    user code, possibly for long: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not keep the
-    child's connections open.
+    A fork that returns to the child's code exits (:func:`bulltask.process.exit_if_forked`). Until then it runs user
+    code, possibly for a long time: ``TERM`` must end it (``multiprocessing.Process.terminate``), and it must not keep
+    the child's connections open.
 
     Args:
         close_inherited: Closes the child's connections in the fork.
-        loop: Returns the child's event loop, ``None`` while there is none.
+        loop: Returns the child's event loop, ``None`` if there is none.
     """
     pid = os.getpid()
 
@@ -48,14 +48,14 @@ def isolate_forks(close_inherited: Callable[[], None], loop: Callable[[], asynci
     def isolate() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for number in _OURS:
-            # Not SIG_IGN, which programs that the fork starts would inherit. Where it is set already (nohup) it stays.
+        for number in _IGNORED_SIGNALS:
+            # Not SIG_IGN, which programs that the fork starts would inherit. An existing SIG_IGN (nohup) is kept.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         release()
         close_inherited()
         if (running := loop()) is not None:
-            # If an async task has forked, the child's other tasks would continue in the fork when it waits.
+            # If an async task has forked, the child's other tasks would continue in the fork whenever that task waits.
             with suppress(RuntimeError):  # the loop is closed, or belongs to another thread (asyncio's debug mode)
                 running.call_soon(exit_if_forked, pid)
 

@@ -45,7 +45,7 @@ __all__ = ["ChildPlan", "child_bus", "run_child"]
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """Everything a child needs from the supervisor.
+    """The objects that a child gets from the supervisor.
 
     Attributes:
         app: The app, with its tasks loaded.
@@ -54,7 +54,7 @@ class ChildPlan:
         index: The child's index in the pool.
         block: The child's part of the shared memory.
         control: The supervisor's instructions for all children.
-        bus: Makes the child's bus with its listeners; called after the fork.
+        bus: Creates the child's bus with its listeners; called after the fork.
         close_inherited: Closes the supervisor's connections and pipes, which the child has inherited.
     """
 
@@ -69,12 +69,12 @@ class ChildPlan:
 
 
 def run_child(plan: ChildPlan, parent_pid: int) -> None:
-    """Run jobs until the child is stopped, then end the process; never returns."""
+    """Run jobs until the child is stopped, then exit; never returns."""
     code: int = ExitCode.BOOT_FAILED
     try:
         _reset_signals(parent_pid)
         plan.close_inherited()
-        loader.all_scripts()  # a fork has inherited the scripts; a new interpreter reads the files now
+        loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         bus = plan.bus()
         loop = _assemble(plan, bus)
         unblock_signals()
@@ -108,50 +108,50 @@ def _reset_signals(parent_pid: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # Ctrl-C in a terminal reaches the whole process group, but only the supervisor acts on it. Not SIG_IGN, which
-    # programs that a task starts would inherit.
+    # Ctrl-C in a terminal sends SIGINT to the whole process group, but only the supervisor handles it. Not SIG_IGN,
+    # which programs that a task starts would inherit.
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
-    # The kernel sends these two to the whole group when a background process uses the terminal. If they are ignored,
+    # The kernel sends these two to the process group when a background process uses the terminal. If they are ignored,
     # a task that reads from the terminal gets an error instead, and the supervisor does not change its children.
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    # Without a supervisor the locks are not renewed, and another worker will run the jobs. The kernel ends the child
-    # before that, whatever it is doing.
+    # Without a supervisor the locks are not renewed, and another worker will run the jobs. So the kernel kills the
+    # child when the supervisor dies.
     die_with_parent(signal.SIGKILL, parent_pid)
     gc.enable()
 
 
 def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     app, config = plan.app, plan.app.config
-    broker = app.broker  # App makes a new broker after a fork
+    broker = app.broker  # App creates a new broker after a fork
     wakeup_pipe = WakeupPipe()
 
     def reporter(job: RunningJob) -> Reporter:
-        # Called late, because the loop's own thread makes its client.
+        # A function, because the loop's client is created on the loop's thread.
         keys = broker.keys(job.queue)
         return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
-    def is_locked(job: RunningJob, token: str) -> bool:
+    def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
-    spark = SparkTasks(app, reporter, is_locked, fetcher.close)
+    spark = SparkTasks(app, reporter, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     attempts = Attempts(app, reporter, spark, cancellation)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
     async_loop = AsyncLoop(
         plan.block, attempts, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe
     )
-    _listen(fetcher)
+    _handle_stop_signals(fetcher)
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
-    iterations = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
-    return SyncLoop(fetcher, attempts, settler, iterations, async_loop)
+    iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
+    return SyncLoop(fetcher, attempts, settler, iteration_adder, async_loop)
 
 
-def _listen(fetcher: JobFetcher) -> None:
+def _handle_stop_signals(fetcher: JobFetcher) -> None:
     signal.signal(signal.SIGTERM, uninterrupted(fetcher.close))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the worker continues when its terminal closes
         signal.signal(signal.SIGHUP, uninterrupted(fetcher.close))

@@ -1,4 +1,4 @@
-"""Values that pass through a child: an acquired job, and the outcome of its attempt."""
+"""An acquired job, and the outcomes of its attempt."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 
 @value_class
 class AcquiredJob:
-    """A job that this child holds the lock of.
+    """A job whose lock this child holds.
 
     Attributes:
         slot: The slot whose token locks the job.
         queue_index: Index of its queue in the worker's list.
         keys: The queue's keys.
-        max_concurrent: How many jobs the child may run while it runs this one, this one included; 0 for any number.
-            Set for a job in crash quarantine (:mod:`bulltask.worker.quarantine`).
+        max_concurrent: How many jobs the child may run while it runs this job, this job included; 0 for no limit. Set
+            for a job in crash quarantine (:mod:`bulltask.worker.quarantine`).
     """
 
     slot: Slot
@@ -63,7 +63,7 @@ class FailedOutcome:
     Attributes:
         reason: The error message.
         trace: The attempt's traceback.
-        malformed: BullMQ's own script may fail on this job, so it is failed by bulltask's.
+        malformed: BullMQ's script may stop with an error at this job, so bulltask's script fails it.
     """
 
     reason: str
@@ -79,7 +79,7 @@ class FailedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and another one follows after ``delay_ms`` (0: immediately)."""
+    """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately)."""
 
     delay_ms: int
     reason: str
@@ -94,9 +94,10 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByWorker:
-    """The job cannot run now and is due again after ``delay_ms``. No attempt is counted.
+    """The worker cannot run the job now; it is due again after ``delay_ms``. No attempt is counted.
 
-    ``reason`` says why its scheduler's next iteration could not be added; ``""`` means that the task is unknown here.
+    Attributes:
+        reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is unknown.
     """
 
     delay_ms: int
@@ -105,26 +106,26 @@ class RescheduledByWorker:
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByTask:
-    """The task asked to run again after ``delay_ms`` (BullMQ's ``DelayedError``). No attempt is counted."""
+    """The task rescheduled its job: it is due again after ``delay_ms`` (``RescheduleJob``). No attempt is counted."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The task released its job (BullMQ's ``WaitingError``): it is next in the queue. No attempt is counted."""
+    """The task released its job (``ReleaseJob``): it is next in its queue. No attempt is counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimited:
-    """The task released its job and rate-limits the queue for ``limit_ms`` (BullMQ's ``RateLimitError``)."""
+    """The task released its job and rate-limits the queue for ``limit_ms`` (``RateLimitQueue``)."""
 
     limit_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingForChildren:
-    """The task asked to run again after the job's children (``WaitingChildrenError``). No attempt is counted."""
+    """The job waits for its child jobs and then runs again (``WaitForChildren``). No attempt is counted."""
 
 
 RequestedOutcome = RescheduledByTask | Released | RateLimited | WaitingForChildren
@@ -137,8 +138,8 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
         case RescheduleJob():
             try:
                 return RescheduledByTask(to_ms(exc.delay, "the delay of RescheduleJob"))
-            except ConfigError as fault:
-                return FailedOutcome(str(fault), "", "permanent")
+            except ConfigError as error:
+                return FailedOutcome(str(error), "", "permanent")
         case ReleaseJob():
             return Released()
         case RateLimitQueue():
@@ -150,10 +151,10 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
 
 
 def release_reason(outcome: RequestedOutcome) -> str:
-    """Return the reason that the log gives for a requested outcome."""
+    """Return the reason in the log line of a requested outcome."""
     match outcome:
         case RescheduledByTask():
-            return f"its task asked to be run again in {outcome.delay_ms / 1000:g} s"
+            return f"its task rescheduled it, to run in {outcome.delay_ms / 1000:g} s"
         case Released():
             return "its task released it"
         case RateLimited():
@@ -165,10 +166,8 @@ def release_reason(outcome: RequestedOutcome) -> str:
 def _rate_limited(exc: RateLimitQueue) -> RateLimited | FailedOutcome:
     try:
         limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
-    except ConfigError as fault:
-        return FailedOutcome(str(fault), "", "permanent")
-    return (
-        RateLimited(limit_ms)
-        if limit_ms
-        else FailedOutcome("a rate limit must last for 0.001 s or more", "", "permanent")
-    )
+    except ConfigError as error:
+        return FailedOutcome(str(error), "", "permanent")
+    if not limit_ms:
+        return FailedOutcome("the duration of a rate limit must be 0.001 s or more", "", "permanent")
+    return RateLimited(limit_ms)

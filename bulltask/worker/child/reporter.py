@@ -1,4 +1,4 @@
-"""Sends what a bound task reports about its job to Redis."""
+"""Sends the progress, log lines and data that a bound task reports to Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobReporter:
     Args:
         job: The job.
         keys: Its queue.
-        pool: Sync clients; a task may report from its own threads.
+        pool: Sync clients; a task may report from threads that it starts.
         aclient: Returns the async client of the child's event loop.
         config: The limits of a job's size and of its log.
     """

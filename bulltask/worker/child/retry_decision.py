@@ -1,8 +1,8 @@
 """Decides whether a failed attempt is retried, and when.
 
-Jobs that bulltask sent follow the task's policy: transient errors are retried; permanent and unknown ones fail the
-job at once; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs of other clients follow
-BullMQ: every error is retried except permanent ones. In both cases the job itself says how many attempts it has.
+Jobs that bulltask has sent follow the task's policy: transient errors are retried; permanent and unknown errors fail
+the job immediately; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs of other clients
+follow BullMQ: every error is retried except permanent ones. In both cases the number of attempts is stored in the job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def decide_retry(
         exc: The exception of the task.
         job: The job; its ``attempts_made`` does not include this attempt.
         task: The job's task, ``None`` if the attempt failed before it was found.
-        app: Has the error categories and the server's time.
+        app: The app, with its error categories and the server's time.
     """
     if isinstance(exc, TaskCancelled):
         return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
@@ -50,8 +50,8 @@ def decide_retry(
         return FailedOutcome(reason, trace, category.value, cause)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
-    except Exception as fault:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
-        reason = f"{reason} (and it cannot be retried: {type(fault).__name__}: {fault})"
+    except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
+        reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
         return FailedOutcome(reason, trace, category.value, cause)
     return Retried(delay_ms, reason, trace, category.value, cause)
 
@@ -62,11 +62,11 @@ def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], 
 
 
 def trace_of(exc: BaseException) -> str:
-    """Return the traceback as text, starting at the user's own code: bulltask's frames do not help."""
+    """Return the traceback as text, from the first frame of user code on."""
     frames = _user_frames(exc.__traceback__)
     text = trace_text(exc, frames)
     if frames is None and exc.__cause__ is None and exc.__context__ is None:
-        # No frame of user code is left. The header still shows that this is a Python traceback.
+        # There is no frame of user code. The header still shows that this is a Python traceback.
         text = f"Traceback (most recent call last):\n{text}"
     return text
 
@@ -79,7 +79,7 @@ def _user_frames(tb: TracebackType | None) -> TracebackType | None:
 
 def _reason(cause: BaseException, job: RunningJob) -> str:
     if isinstance(cause, Retry):
-        return f"the task asked for another try, but this was number {job.attempts_made + 1} of {max(1, job.attempts)}"
+        return f"the task requested a retry, but this was attempt {job.attempts_made + 1} of {max(1, job.attempts)}"
     return reason_of(cause)
 
 
@@ -99,7 +99,7 @@ def _is_retryable(
     if requested is not None:
         return True
     if explicit_category(cause) is ErrorCategory.PERMANENT:
-        return False  # raised on purpose by the task; autoretry_for=(Exception,) does not include it
+        return False  # the task raised it on purpose, so autoretry_for=(Exception,) does not apply
     if task is not None and isinstance(cause, task.options.dont_autoretry_for):
         return False
     if task is not None and isinstance(cause, task.options.autoretry_for):

@@ -1,4 +1,4 @@
-"""Which of a worker's queues is fetched from next: each in turn, so that a busy queue does not starve the others."""
+"""The order in which a worker fetches from its queues: in turn, so that a busy queue does not starve the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bulltask.transport.replies import Fetched
 
 __all__ = ["RoundRobin"]
 
-PROBE_MS: Final = 100
-"""While other queues are busy, an empty one is polled at this interval."""
-LONGEST_LIMIT_MS: Final = 30_000
-"""A rate-limited queue is polled again after this time at the latest, as in Node.js workers."""
+EMPTY_POLL_MS: Final = 100
+"""Interval at which an empty queue is polled while other queues are busy."""
+MAX_LIMIT_MS: Final = 30_000
+"""Maximum time until a rate-limited queue is polled again, as in Node.js workers."""
 
 
 class RoundRobin:
@@ -35,7 +35,7 @@ class RoundRobin:
         self._due_at_ms = [0] * len(queues)
 
     def candidates(self) -> Iterator[int]:
-        """Yield the indexes of queues that may have a job, the one whose turn it is first."""
+        """Yield the indexes of queues that may have a job, in the order of their turns."""
         now_ms = mono_ms()
         for step in range(len(self.queues)):
             index = (self._turn + step) % len(self.queues)
@@ -43,7 +43,7 @@ class RoundRobin:
                 yield index
 
     def acquired_from(self, index: int) -> None:
-        """Record that a job came from this queue: it is the next queue's turn."""
+        """Record that a job of this queue was acquired: it is the next queue's turn."""
         self._turn = (index + 1) % len(self.queues)
 
     def after(self, index: int) -> int:
@@ -54,43 +54,43 @@ class RoundRobin:
         return next(self.candidates(), index)
 
     def record_empty(self, index: int, fetched: Fetched) -> None:
-        """Record that the queue had no job, and for how long that is certain."""
-        self._closed_until_ms[index] = mono_ms() + PROBE_MS
+        """Record that the queue had no job, and when to poll it again."""
+        self._closed_until_ms[index] = mono_ms() + EMPTY_POLL_MS
         self._due_at_ms[index] = fetched.due_ms
         self.rate_limited(index, fetched.limited_ms)
 
     def rate_limited(self, index: int, limit_ms: int) -> None:
         """Record that the queue is rate-limited for ``limit_ms``; the event loop's thread calls this too."""
-        # Not longer: a limit may be removed early, and only a fetch promotes delayed jobs.
-        self._close(index, min(limit_ms, LONGEST_LIMIT_MS))
+        # At most MAX_LIMIT_MS: a limit may be removed early, and only a fetch promotes delayed jobs.
+        self._close(index, min(limit_ms, MAX_LIMIT_MS))
 
     def record_error(self, index: int, pause_ms: int) -> None:
-        """Record that Redis answered a fetch with an error: do not poll the queue for ``pause_ms``."""
+        """Record that Redis returned an error reply to a fetch: do not poll the queue for ``pause_ms``."""
         self._close(index, pause_ms)
-        self._due_at_ms[index] = 0  # a due time in the past would end every wait at once
+        self._due_at_ms[index] = 0  # a due time in the past would end every wait immediately
 
     def record_marker(self, index: int, score_ms: float) -> None:
         """Record the queue's marker: a job is waiting now, or one is due at ``score_ms`` (server time)."""
         if score_ms <= self._clock.now_ms():
             self._closed_until_ms[index] = self._limited_until_ms[index]
         else:
-            self._due_at_ms[index] = int(min(score_ms, MAX_NUMBER))  # clients may store any delay
+            self._due_at_ms[index] = int(min(score_ms, MAX_NUMBER))  # a client may store any delay
 
     def reopen_all(self) -> None:
         """Poll every queue again: only a fetch promotes delayed jobs and replaces a lost marker."""
         self._closed_until_ms = [until if until > mono_ms() else 0 for until in self._limited_until_ms]
 
     def waitable(self) -> list[int]:
-        """Return the queues whose markers to wait for, which excludes rate-limited ones."""
+        """Return the queues whose markers to wait for: all that are not rate-limited."""
         now_ms = mono_ms()
         return [index for index, until in enumerate(self._limited_until_ms) if until <= now_ms]
 
-    def wait_ms(self, longest_ms: int) -> int:
-        """Return how long to wait for a marker: until a delayed job is due or a limit ends, at most ``longest_ms``."""
+    def wait_ms(self, max_ms: int) -> int:
+        """Return how long to wait for a marker: until a delayed job is due or a limit ends, at most ``max_ms``."""
         now_ms, server_ms = mono_ms(), self._clock.now_ms()
         waits = [due - server_ms for due in self._due_at_ms if due]
         waits += [until - now_ms for until in self._limited_until_ms if until > now_ms]
-        return max(1, min([longest_ms, *waits]))
+        return max(1, min([max_ms, *waits]))
 
     def _close(self, index: int, pause_ms: int) -> None:
         until_ms = mono_ms() + pause_ms

@@ -1,4 +1,4 @@
-"""Settle a job: write the outcome of its attempt to Redis with one script call, and emit the event."""
+"""Settles jobs: writes the outcome of an attempt to Redis with one script call, and emits its event."""
 
 from __future__ import annotations
 
@@ -71,31 +71,31 @@ from bulltask.worker.child.outcomes import (
 
 __all__ = ["BackoffStep", "Settlement", "Settler", "WriteStep"]
 
-_UNSTORABLE: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
-"""Errors, apart from ``RECOVERABLE`` ones, that need another outcome: see :meth:`Settler.fallback`."""
+_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+"""Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`Settler.fallback`."""
 
-_LONG_S: Final = 3_600
-"""Longer than any call is repeated."""
+_MAX_REPEAT_S: Final = 3_600
+"""An upper bound of the time for which a call is repeated."""
 
 _UNKNOWN_TASK: Final = (
-    "no bulltask worker that acquired this job has the task {!r}; it is retried until one has "
+    "the worker that acquired this job does not have the task {!r}; the job is rescheduled until a worker has the task "
     "(or set task_unknown='fail')"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BackoffStep:
-    """A step of a settlement: wait, because Redis is unavailable."""
+    """A step of a settlement: wait, because of ``error``."""
 
     error: BrokerError
 
 
 @dataclass(frozen=True, slots=True)
 class WriteStep:
-    """A step of a settlement: write the outcome again. The result is the next job, if one came with the reply.
+    """A step of a settlement: write the outcome again. The result is the next job, if the reply contains one.
 
     Attributes:
-        uncertain: The reply to an earlier write was lost, so Redis may have carried it out.
+        uncertain: The reply to an earlier write was lost, so Redis may have executed that write.
     """
 
     outcome: Outcome
@@ -105,19 +105,19 @@ class WriteStep:
 Settlement = Generator[
     BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
 ]
-"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is repeated until Redis answers."""
+"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is repeated until there is a reply."""
 
 
 class Settler:
-    """Makes the script call for an outcome, and emits its event.
+    """Builds the script call for an outcome, and emits its event.
 
-    It does no I/O: the sync loop and the async loop each have their own client.
+    It does no I/O: the sync loop and the async loop make the calls with separate clients.
 
     Args:
         config: Lock duration, and the settings for retention and metrics.
         clock: The server's time.
         bus: Receives the event of each outcome.
-        worker_id: Stored in the next job as the worker that processes it.
+        worker_id: Stored in the next job as the worker that runs it.
         rate_limited: Called with a queue's index and a time in milliseconds when a task rate-limits its queue.
     """
 
@@ -136,8 +136,8 @@ class Settler:
         """Return the call that writes ``outcome``; only ``moveToFinished`` can fetch the next job in the same step."""
         exit_if_forked(self._pid)  # a process that user code has forked must not settle its parent's job
         call = self._call(acquired, outcome, fetch_next)
-        takes_next = fetch_next and call.script is not None and call.script.name == "moveToFinished"
-        return call if takes_next else wake_next(acquired.keys, call)
+        fetches = fetch_next and call.script is not None and call.script.name == "moveToFinished"
+        return call if fetches else wake_next(acquired.keys, call)
 
     def _call(self, acquired: AcquiredJob, outcome: Outcome, fetch_next: bool) -> Call[Any]:
         keys, job, token, now_ms = acquired.keys, acquired.job, acquired.slot.token, self._clock.now_ms()
@@ -165,7 +165,7 @@ class Settler:
         fields = job.failure_fields(outcome.reason, outcome.trace)
         keep = job.keep("removeOnFail", self._config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
-        fetch = fetch_next and not (revoked or outcome.malformed)  # their scripts fetch no job
+        fetch = fetch_next and not (revoked or outcome.malformed)  # the scripts for these fetch no job
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         if outcome.malformed:
@@ -175,22 +175,22 @@ class Settler:
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimited) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
 
-        Redis applies such a limit only if the queue or its workers have one. This child applies it in any case, as
-        Node.js workers do.
+        BullMQ's scripts apply the limit only if the queue or its workers have a rate limit. This child always applies
+        it, as Node.js workers do.
         """
         self._rate_limited(acquired.queue_index, outcome.limit_ms)
         return limit_now(acquired.keys, outcome.limit_ms)
 
-    # ---- when the write fails ----
+    # ---- after a failed write ----
 
-    def settle_again(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
-        """Return the steps that follow after writing ``outcome`` failed with ``exc``.
+    def retry_settle(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Settlement:
+        """Return the steps that follow when writing ``outcome`` has failed with ``exc``.
 
-        While Redis is unavailable the outcome is kept and written again; the supervisor renews the job's lock.
+        While Redis is unavailable, the outcome is kept and written again; the supervisor renews the job's lock.
 
         Returns:
             A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
-            and the error of the fetch that followed the write, if the script stopped there.
+            and the error of the fetch after the write, if the script stopped with an error there.
         """
         uncertain = False
         while True:
@@ -198,79 +198,79 @@ class Settler:
                 uncertain = uncertain or isinstance(exc, BrokerUnavailableError)
                 yield BackoffStep(exc)
             else:
-                again, stored = yield from self._after_error(acquired, outcome, exc, uncertain)
-                if again is None:
+                next_outcome, stored = yield from self._handle_error(acquired, outcome, exc, uncertain)
+                if next_outcome is None:
                     fetch_error = exc if stored and isinstance(exc, BrokerError) else None
                     return (outcome if stored else None), None, fetch_error
-                outcome = again
+                outcome = next_outcome
             try:
-                following = yield WriteStep(outcome, uncertain)
-            except (BrokerError, JobError) as fault:
-                exc = fault
+                next_job = yield WriteStep(outcome, uncertain)
+            except (BrokerError, JobError) as error:
+                exc = error
             else:
-                return outcome, following, None
+                return outcome, next_job, None
 
-    def _after_error(
+    def _handle_error(
         self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
     ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
         """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
-        # A script that stores the outcome may stop later: mostly at the next job.
+        # A script that has stored the outcome may stop with an error afterwards, mostly at the next job.
         if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
             return None, True
-        if isinstance(exc, _UNSTORABLE):
+        if isinstance(exc, _NEED_FALLBACK):
             return self.fallback(acquired, outcome, exc), False
         if uncertain and (yield self.already_applied(acquired)):
             return None, True
-        renewed = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
-        return (outcome if renewed else None), False
+        reacquired = isinstance(exc, LockMissingError) and (yield self.reacquire_lock(acquired))
+        return (outcome if reacquired else None), False
 
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
-        """Return the outcome to write instead when Redis refuses ``outcome`` and waiting would not help.
+        """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
 
-        A malformed hash makes BullMQ's scripts fail, and a flow's parent cannot complete while children are pending
-        or failed. Such a job fails with that reason; for a malformed one bulltask's own script is used, which does not
-        read the malformed fields. A parent with pending children is retried first, as in Node.js.
+        BullMQ's scripts stop with an error at a malformed hash, and a flow's parent cannot complete while children are
+        pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
+        script, which does not read the malformed fields. A parent with pending children is retried first, as in
+        Node.js.
 
         ``None`` means that nothing can be written: the job is left to the stalled check, so that one malformed job
         does not block a child forever.
 
-        A job that would wait for children, but has none left, is released: it runs again at once, as if its last
-        child had ended a moment later.
+        A job that was to wait for its children, but has no pending child, is released: it runs again immediately.
         """
         if isinstance(exc, NoPendingChildrenError):
             return Released()
-        by_script = isinstance(exc, BrokerError)
+        script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
-            return replace(outcome, malformed=True) if by_script and not outcome.malformed else None
+            return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
         reason = f"the outcome of the job could not be stored: {exc}"
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
                 return Retried(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
-        return FailedOutcome(reason, "", "permanent", malformed=by_script)
+        return FailedOutcome(reason, "", "permanent", malformed=script_stopped)
 
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
-        """Return the call that checks whether Redis carried out a write whose reply was lost.
+        """Return the call that checks whether Redis executed a write whose reply was lost.
 
-        It did if the attempt was counted, or if the job is gone and its retention says so. Otherwise the lock ran out
-        and another worker has the job, or Redis has lost its data.
+        Redis did if the attempt was counted, or if the job no longer exists and its retention allows that. Otherwise
+        the lock has expired and another worker has the job, or Redis has lost its data.
         """
-        wanted, may_be_gone = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
+        expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
 
         def parse_reply(reply: Any) -> bool:
             name, attempts_made = reply
             try:
-                return may_be_gone if name is None else counter(attempts_made or b"0") >= wanted
+                return may_be_removed if name is None else counter(attempts_made or b"0") >= expected
             except ValueError:
                 return False
 
         return command("HMGET", acquired.keys.job(acquired.job.id), "name", "atm", parse_reply=parse_reply)
 
     def reacquire_lock(self, acquired: AcquiredJob) -> Call[bool]:
-        """Return the call that takes an expired lock again; its result says whether the job is still ours.
+        """Return the call that reacquires an expired lock; its result is False if the lock is lost.
 
-        Redis was unavailable, or the supervisor stood still, for longer than the lock lasts. The outcome is valid as
-        long as no other worker has acquired the job.
+        Redis was unavailable, or the supervisor was suspended, for longer than the lock lasts. The outcome is valid
+        unless another worker has acquired the job.
         """
         return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
@@ -278,16 +278,16 @@ class Settler:
         """Whether retention may remove the job before a write with a lost reply is repeated."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
-        return any(keep.get("count", -1) >= 0 or keep.get("age", _LONG_S) < _LONG_S for keep in kept)
+        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_REPEAT_S) < _MAX_REPEAT_S for keep in kept)
 
     # ---- after the write ----
 
     def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
         """Return the call to make after ``outcome`` was written, if any; its result is not used.
 
-        * BullMQ 5.72 and newer hold a job back while another one with its deduplication id runs
-          (``keepLastIfActive``). 5.62's script does not add it afterwards, so this call does.
-        * A job whose task is unknown gets a line in its log, once. Boards show the job as delayed, without an error.
+        * BullMQ 5.72 and newer keep a job while another job with its deduplication id runs (``keepLastIfActive``).
+          BullMQ 5.62's script does not add it afterwards, so this call does.
+        * A job whose task is unknown gets one line in its log, because dashboards show it only as delayed.
         """
         job = acquired.job
         if isinstance(outcome, RescheduledByWorker):
@@ -300,7 +300,7 @@ class Settler:
         return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
-        """Emit the event of a written outcome; ``None``: it was discarded because the lock was lost."""
+        """Emit the event of a written outcome; ``None`` means that it was discarded because the lock was lost."""
         job = acquired.job
         match outcome:
             case CompletedOutcome():
@@ -320,7 +320,7 @@ class Settler:
                 self._bus.emit(JobReleased(job.id, job.queue, job.name, release_reason(outcome)))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
-        """Emit that the event loop has ended while these jobs ran. A process that a task has forked ends here."""
+        """Emit an event: the loop has stopped while these jobs were running. A process that a task has forked exits."""
         exit_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))

@@ -1,4 +1,4 @@
-"""Runs tasks with ``spark=True`` in a child, by way of :mod:`bulltask.spark`, a higher layer than the worker."""
+"""Runs tasks with ``spark=True`` in a child, with :mod:`bulltask.spark`, a higher layer than the worker."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from bulltask.registry.context import Context, Reporter
 
 __all__ = ["SparkChild", "SparkRun", "SparkTasks", "missing_dependencies"]
 
-_HOME: Final = "bulltask.spark.tasks.in_child"
-"""Module with the :class:`SparkChild`. Imported by name, because it is in a higher layer and needs an extra."""
+_SPARK_MODULE: Final = "bulltask.spark.tasks.in_child"
+"""Module of the :class:`SparkChild`. It is imported by name, because it is in a higher layer and needs an extra."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparkRun:
-    """One run of a task with ``spark=True``.
+    """A run of a task with ``spark=True``.
 
     Attributes:
-        job_id: The job, which is also the job group of its work on Spark.
+        job_id: The job's id, which is also the job group of its Spark jobs.
         task: The task's name.
         report: Stores the job's progress.
-        has_reported: Whether the task has reported progress itself, which is then not overwritten.
-        sent_by_bulltask: Whether this child still holds the job's lock.
+        has_reported: Whether the task has reported progress, which must not be overwritten.
+        holds_lock: Whether this child still holds the job's lock.
     """
 
     job_id: str
     task: str
     report: Callable[[codec.Json], None]
     has_reported: Callable[[], bool]
-    sent_by_bulltask: Callable[[], bool]
+    holds_lock: Callable[[], bool]
 
 
 class SparkChild(Protocol):
     """The Spark session of a child."""
 
     def run(self, run: SparkRun, /) -> AbstractContextManager[None]:
-        """Return a context manager for a task: it has a Spark session inside, and nothing of it runs on afterwards."""
+        """Return a context manager with a Spark session for a task; at its end all Spark jobs of the task end."""
         ...
 
     def interrupt(self) -> None:
-        """Cancel the Spark work of the running job; see :meth:`SparkTasks.interrupt`."""
+        """Cancel the Spark jobs of the running job; see :meth:`SparkTasks.interrupt`."""
         ...
 
     def close(self) -> None:
@@ -64,27 +64,27 @@ class SparkTasks:
     """Runs tasks with ``spark=True``. Create it in the child, before the first task.
 
     Args:
-        app: Its name and settings.
-        reporter: Makes the reporter that stores a job's progress.
-        is_locked: Whether a job is still locked with a token; called from another thread.
-        leave: Ends the child after its jobs: its JVM has died, and a process can start only one.
+        app: The app, whose name and settings the session gets.
+        reporter: Creates the reporter that stores a job's progress.
+        renew_lock: Renews a job's lock; returns False if the lock is lost. It is called from another thread.
+        close_child: Stops the child after its jobs, if its JVM has died: a process can start only one JVM.
     """
 
     def __init__(
         self,
         app: App,
         reporter: Callable[[RunningJob], Reporter],
-        is_locked: Callable[[RunningJob, str], bool],
-        leave: Callable[[], None],
+        renew_lock: Callable[[RunningJob, str], bool],
+        close_child: Callable[[], None],
     ) -> None:
-        self._app, self._reporter, self._is_locked, self._leave = app, reporter, is_locked, leave
+        self._app, self._reporter, self._renew_lock, self._close_child = app, reporter, renew_lock, close_child
         self._child: SparkChild | None = None
-        # The app was imported before the fork, so a context that it made belongs to the supervisor. Spark Connect's
-        # thin client has no such class, and starts nothing.
+        # The app was imported before the fork, so a context that it has created belongs to the supervisor. Spark
+        # Connect's thin client has no such class, and starts no JVM.
         contexts: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
         self._inherited = contexts is not None and contexts._active_spark_context is not None  # noqa: SLF001
 
-    def inside(
+    def wrap(
         self, job: RunningJob, token: str, function: Callable[..., Any], context: Context | None
     ) -> Callable[..., Any]:
         """Return the task's function with a Spark session around each call.
@@ -103,7 +103,7 @@ class SparkTasks:
             reporter.send("progress", codec.encode(progress, what=f"progress of job {job.id}"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._found(job.name).run(run):
+            with self._spark_child(job.name).run(run):
                 return function(*args, **kwargs)
 
         reporter = self._reporter(job)
@@ -112,49 +112,51 @@ class SparkTasks:
             task=job.name,
             report=report,
             has_reported=lambda: context is not None and context.has_reported,
-            sent_by_bulltask=lambda: self._is_locked(job, token),
+            holds_lock=lambda: self._renew_lock(job, token),
         )
         return call
 
     def interrupt(self) -> None:
-        """Cancel the Spark work of the running job, so that its thread stops waiting for it.
+        """Cancel the Spark jobs of the running job, so that its thread stops waiting for them.
 
-        A signal handler calls this before it raises an interrupt: the exception alone would take effect only when
-        Spark has finished, and would leave the connection to the JVM with an unread reply.
+        A signal handler calls this before it raises an interrupt: without it, the exception would take effect only
+        when Spark has finished, and would leave an unread reply in the connection to the JVM.
         """
         if self._child is not None:
             self._child.interrupt()
 
     def close(self) -> None:
-        """Stop the JVM, if there is one, and wait for its end."""
+        """Stop the JVM, if there is one, and wait until it has exited."""
         if self._child is not None:
             self._child.close()
 
-    def _found(self, task: str) -> SparkChild:
+    def _spark_child(self, task: str) -> SparkChild:
         if self._child is None:
             if missing := missing_dependencies():
-                raise PermanentError(f"task {task!r} has spark=True, and {missing}")
+                raise PermanentError(f"task {task!r} has spark=True, but {missing}")
             if self._inherited:
                 raise PermanentError(
-                    f"task {task!r} has spark=True, and a Spark session was made while the app was imported: it "
-                    "belongs to the supervisor; get it inside the task, with bulltask.spark.current_session()"
+                    f"task {task!r} has spark=True, but a Spark session was created while the app was imported: it "
+                    "belongs to the supervisor; get a session in the task, with bulltask.spark.current_session()"
                 )
             config = self._app.config
-            made = importlib.import_module(_HOME).SparkInChild
-            self._child = made(self._app.name, config.spark_master, config.spark_conf or {}, self._leave)
+            spark_child_class = importlib.import_module(_SPARK_MODULE).SparkInChild
+            self._child = spark_child_class(
+                self._app.name, config.spark_master, config.spark_conf or {}, self._close_child
+            )
         assert self._child is not None
         return self._child
 
 
 def missing_dependencies() -> str:
-    """Return what is missing to run Spark on this machine and how to fix it; ``""`` if nothing is."""
+    """Return the first missing dependency of Spark on this machine and how to fix it; ``""`` if there is none."""
     if "SPARK_REMOTE" in os.environ:
-        return "SPARK_REMOTE is set, but tasks cannot use Spark Connect: unset it here"
-    for module in ("pyspark", "py4j", "pyarrow"):  # py4j: pyspark-client is a pyspark without it
+        return "SPARK_REMOTE is set, but tasks cannot use Spark Connect: unset it for the worker"
+    for module in ("pyspark", "py4j", "pyarrow"):  # pyspark-client has the module pyspark, but no py4j
         if find_spec(module) is None:
-            return f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
+            return f"{module} is not installed in the worker's environment: pip install 'bulltask[spark]'"
     home = os.environ.get("JAVA_HOME")
-    if home:  # Spark then looks nowhere else
-        there = os.access(Path(home, "bin", "java"), os.X_OK)
-        return "" if there else f"JAVA_HOME={home} has no bin/java: set it to a JRE, 17 or newer"
-    return "" if shutil.which("java") else "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME"
+    if home:  # Spark then searches nowhere else
+        has_java = os.access(Path(home, "bin", "java"), os.X_OK)
+        return "" if has_java else f"JAVA_HOME={home} has no bin/java: set it to a JRE, 17 or newer"
+    return "" if shutil.which("java") else "Java was not found: install a JRE, 17 or newer, or set JAVA_HOME"

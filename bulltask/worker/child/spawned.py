@@ -1,4 +1,4 @@
-"""A child that is a new interpreter: reads its spec, imports the app, and works like a forked child."""
+"""A spawned child: a new interpreter that reads its spec, imports the app, and then works like a forked child."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SpawnSpec", "main"]
 
 @dataclass(frozen=True, slots=True)
 class SpawnSpec:
-    """What a spawned child needs to know, as JSON, because it does not inherit the supervisor's memory.
+    """The parameters of a spawned child, as JSON, because it does not inherit the supervisor's memory.
 
     Attributes:
         app: The value of ``-A``.
@@ -55,7 +55,7 @@ class SpawnSpec:
 
 
 def main(spec_fd: int) -> None:
-    """Run the child that the spec describes; never returns."""
+    """Run a child with the spec in a file descriptor; never returns."""
     with os.fdopen(spec_fd, "rb") as file:
         spec = SpawnSpec(**json.load(file))
     sys.path[:] = spec.path

@@ -25,13 +25,13 @@ _MAX_TASKS: Final = 200
 class StackDumper:
     """Dumps this child's stacks after ``USR1``.
 
-    ``faulthandler`` writes the threads in its C handler, so this works in a child that is stuck in C code. Tasks are
-    added from Python when the main thread runs again; a blocked event loop does not delay that.
+    ``faulthandler`` writes the threads' stacks in its C handler, so this works in a child that is stuck in C code. The
+    asyncio tasks are added when the main thread runs Python code again; a blocked event loop does not delay that.
 
     Args:
-        block: Tells the supervisor where the file is, and when the dump is complete.
+        block: The child's block, in which the supervisor reads the file's descriptor and whether the dump is complete.
         loop: Returns the child's event loop, ``None`` while there is none.
-        bus: Receives the dump if the signal was not the supervisor's.
+        bus: Receives the dump if the supervisor has not requested it.
         index: The child's index in the pool.
     """
 
@@ -43,11 +43,11 @@ class StackDumper:
 
     def install(self) -> None:
         """Handle ``USR1`` from now on."""
-        # Unregister the handler that a fork inherits: faulthandler keeps the first one.
+        # Unregister the handler that a fork inherits, because faulthandler does not replace it.
         faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, uninterrupted(self._dump))
         if self._fd is not None:
-            # O_APPEND: the supervisor truncates the file, and the next dump starts at its end, not at the old offset.
+            # O_APPEND: the supervisor truncates the file, and the next dump must not start at the old offset.
             fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
             self._block.stacks_fd = self._fd
             faulthandler.register(signal.SIGUSR1, self._fd, all_threads=True, chain=True)
@@ -65,10 +65,9 @@ class StackDumper:
 
 
 def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return where each task of a loop waits, outermost frame first; ``""`` without a loop.
+    """Return the stack of each task of a loop, outermost frame first; ``""`` without a loop. Callable from any thread.
 
-    asyncio's ``Task.print_stack`` shows only the outermost coroutine, which does not help with a task that waits deep
-    in a library. Callable from any thread.
+    asyncio's ``Task.print_stack`` shows only the outermost coroutine, but a task may wait deep in a library.
     """
     if loop is None:
         return ""
@@ -77,14 +76,14 @@ def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
     for task in tasks[:_MAX_TASKS]:
         coroutine = task.get_coro()
         lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in _frames(coroutine)).format()
-        # The frames of the task that is running now are in its thread's stack only.
-        order = "runs: see its thread" if getattr(coroutine, "cr_running", False) else "outermost call first"
+        # The frames of the task that is running now are only in its thread's stack.
+        order = "running: see its thread" if getattr(coroutine, "cr_running", False) else "outermost call first"
         parts.append(f"Task {task.get_name()!r} ({order}):\n{''.join(lines)}")
     return "".join(parts)
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames from a task's coroutine to the innermost awaitable, through generators too."""
+    """Yield the frames from a task's coroutine to the innermost awaitable, including generators."""
     while awaited is not None:
         if type(awaited).__name__ == "coroutine_wrapper":
             # The result of coroutine.__await__(); only the garbage collector knows its coroutine.

@@ -20,18 +20,18 @@ from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, Write
 __all__ = ["IterationAdder", "SyncLoop"]
 
 _LOST_ITERATION_MS: Final = 1_000
-"""A job whose lock was lost while its next iteration was added is looked at again after this time."""
+"""Delay of a job whose lock was lost while its next iteration was added."""
 
 
 class IterationAdder:
     """Adds the next iteration of a job scheduler when a child acquires the current one.
 
-    The next iteration is added before the current job runs, so the series continues whatever happens to that job.
+    The next iteration is added before the current job runs, so the series continues even if that job fails.
 
     Args:
-        fetcher: Its client makes the calls. Jobs are acquired by the main thread, for the event loop too.
+        fetcher: The fetcher, whose client makes the calls.
         clock: The server's time.
-        zone: For cron patterns without a time zone.
+        zone: The time zone of cron patterns without one.
     """
 
     def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
@@ -40,8 +40,8 @@ class IterationAdder:
     def add_next(self, acquired: AcquiredJob) -> RescheduledByWorker | None:
         """Add the next iteration; return the current job's outcome if that is not possible.
 
-        While Redis is unavailable this tries again: the job is ours, and the supervisor renews its lock. If Redis
-        refuses the call, or the schedule cannot be read, the job becomes delayed and is tried again later
+        While Redis is unavailable, the call is repeated, and the supervisor renews the job's lock. After an error
+        reply, or if the schedule is malformed, the job is rescheduled
         (:func:`~bulltask.queue.next_iteration.scheduling_retry_delay_ms`).
         """
         interrupted = False
@@ -49,7 +49,7 @@ class IterationAdder:
             try:
                 self._add(acquired)
                 # Redis may have been unavailable for longer than the lock lasts: another worker may have the job.
-                lost = interrupted and not self._fetcher.keeps_lock(acquired)
+                lost = interrupted and not self._fetcher.renew_lock(acquired)
             except RECOVERABLE as exc:
                 interrupted = True
                 self._fetcher.back_off(exc)
@@ -75,9 +75,9 @@ class SyncLoop:
     Args:
         fetcher: Acquires jobs.
         attempts: Runs them.
-        settler: Makes the calls that write their outcome.
-        iterations: Keeps job schedulers going.
-        async_loop: Runs async tasks on another thread; it also owns the free slots.
+        settler: Builds the calls that write their outcomes.
+        iteration_adder: Adds the next jobs of job schedulers.
+        async_loop: Runs async tasks on another thread, and manages the free slots.
     """
 
     def __init__(
@@ -85,10 +85,15 @@ class SyncLoop:
         fetcher: JobFetcher,
         attempts: Attempts,
         settler: Settler,
-        iterations: IterationAdder,
+        iteration_adder: IterationAdder,
         async_loop: AsyncLoop,
     ) -> None:
-        self._fetcher, self._attempts, self._settler, self._iterations = fetcher, attempts, settler, iterations
+        self._fetcher, self._attempts, self._settler, self._iteration_adder = (
+            fetcher,
+            attempts,
+            settler,
+            iteration_adder,
+        )
         self._async = async_loop
 
     def run(self) -> None:
@@ -97,47 +102,47 @@ class SyncLoop:
             acquired = self._fetcher.acquire(slot)
             while acquired is not None:
                 acquired = self._work(acquired)
-            self._async.done_with(slot)
+            self._async.release_slot(slot)
         self._async.drain()
         self._attempts.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
-        """Run one job; return the next one if it came with the call that settled this one."""
+        """Run one job; return the next job if the call that settled this one has fetched it."""
         if acquired.max_concurrent:
-            # Before the job's data is decoded: if that kills the child, it should kill no other job.
+            # Before the job's data is decoded, because decoding may crash the child.
             self._async.wait_for_others(acquired.max_concurrent)
-        if acquired.job.is_repeated and (postponed := self._iterations.add_next(acquired)) is not None:
-            return self._settle(acquired, postponed, 0.0)
-        begun = self._attempts.begin(acquired.job)
-        if not isinstance(begun, Attempt):
-            return self._settle(acquired, begun, 0.0)
-        if begun.task.is_async:
-            self._async.start(acquired, begun)
+        if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
+            return self._settle(acquired, rescheduled, 0.0)
+        attempt = self._attempts.begin(acquired.job)
+        if not isinstance(attempt, Attempt):
+            return self._settle(acquired, attempt, 0.0)
+        if attempt.task.is_async:
+            self._async.start(acquired, attempt)
             return None
         started = time.monotonic()
-        outcome = self._attempts.call(begun, acquired.slot)
+        outcome = self._attempts.call(attempt, acquired.slot)
         return self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
 
     def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:
         fetcher, written, fetch_error = self._fetcher, outcome, None
         acquired.slot.settle(mono_ms())
         try:
-            following = self._exchange(acquired, outcome, fetch=fetcher.may_acquire)
+            next_job = self._exchange(acquired, outcome, fetch=fetcher.may_acquire)
         except (BrokerError, JobError) as exc:
-            steps = self._settler.settle_again(acquired, outcome, exc)
-            written, following, fetch_error = self._execute(steps, acquired)
+            steps = self._settler.retry_settle(acquired, outcome, exc)
+            written, next_job, fetch_error = self._execute(steps, acquired)
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
-        if following is None:
+        if next_job is None:
             fetcher.release(acquired.slot)
         fetcher.backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
-            self._run_until_answered(call)
+            self._run_until_reply(call)
         self._settler.emit(acquired, written, duration_ms)
-        return following
+        return next_job
 
     def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
-        """Write the outcome and fetch the next job, in one round trip from whichever queue."""
+        """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
         fetcher, slot = self._fetcher, acquired.slot
         if isinstance(outcome, RateLimited):
             fetcher.client.run(self._settler.limit_call(acquired, outcome))
@@ -149,12 +154,12 @@ class SyncLoop:
             return None
         if same:
             return fetcher.acquired(index, slot, fetcher.client.run(call))
-        done, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
-        if isinstance(done, BulltaskError):
+        settled, fetched = fetcher.client.try_many([call, fetcher.fetch_call(index, slot)])
+        if isinstance(settled, BulltaskError):
             fetcher.release_fetched(index, slot, fetched)
-            raise done
+            raise settled
         if isinstance(fetched, BulltaskError):
-            # The outcome is stored. The next fetch meets the same error and handles it.
+            # The outcome is stored. The next fetch raises the same error and handles it.
             if isinstance(fetched, BrokerError):
                 fetcher.fail_malformed(index, slot, fetched)
             return None
@@ -182,11 +187,11 @@ class SyncLoop:
                 fetch = self._fetcher.may_acquire and not step.uncertain
                 return self._exchange(acquired, step.outcome, fetch=fetch)
             case _:
-                return self._run_until_answered(step)
+                return self._run_until_reply(step)
         return None
 
-    def _run_until_answered(self, call: Call[Any]) -> Any:
-        """Make a call until Redis answers; return ``False`` if it answers with an error."""
+    def _run_until_reply(self, call: Call[Any]) -> Any:
+        """Repeat a call until there is a reply; return ``False`` after an error reply."""
         while True:
             try:
                 return self._fetcher.client.run(call)

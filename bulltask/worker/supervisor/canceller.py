@@ -19,9 +19,9 @@ __all__ = ["GRACE_MS", "Canceller"]
 GRACE_MS: Final = 5_000
 """How long a cancelled run may take to end before its child is killed."""
 
-
 _MAX_INTERVAL_MS: Final = 5_000
-"""Longest interval between signals. It grows, because a signal interrupts system calls and not all libraries retry."""
+"""Maximum interval between signals. The interval grows, because signals interrupt system calls, which not all libraries
+repeat."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,9 @@ class CancelRequest:
     """A request to cancel a run.
 
     Attributes:
-        kill_at_ms: When the child is killed if the run continues, ``None`` for never.
-        notify_at_ms, pause_ms: When the signal is sent again unless the child acknowledges, and the interval after it.
+        kill_at_ms: When the child is killed if the run continues; ``None`` for never.
+        notify_at_ms: When the signal is sent again unless the child acknowledges the request.
+        pause_ms: The interval after that signal.
     """
 
     run: int
@@ -40,11 +41,11 @@ class CancelRequest:
 
 
 class Canceller:
-    """Cancels single runs: requests it from the child, and kills the child if that does not help.
+    """Cancels single runs: sends a request to the child, and kills the child if the run does not end.
 
-    A signal tells the child about the request. It is sent again until the child acknowledges, because a run can be
-    cancelled only in the task's own code (:mod:`bulltask.worker.child.cancellation`). If a run does not end, its child
-    is killed; the child's other jobs run again, without a crash being counted.
+    A signal makes the child read the request. It is sent again until the child acknowledges the request, because a run
+    can be cancelled only in the code of its task (:mod:`bulltask.worker.child.cancellation`). If the child is killed,
+    its other jobs run again, without a crash being counted.
 
     Args:
         pool: The children.
@@ -60,44 +61,44 @@ class Canceller:
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
         """Cancel a run.
 
-        A sync task at its hard limit is killed at once: a soft limit was the warning, if one was set.
+        At the hard limit of a sync task the child is killed immediately; a soft limit can be set to warn the task.
 
         Args:
             view: The slot of the run when the decision was made.
-            reason: Why.
+            reason: Why the run is cancelled.
 
         Returns:
             False if the run has ended, or was already cancelled for this or a stronger reason.
         """
-        now = self._pool.view(view.token)
-        if now is None or now.run != view.run or now.run == UNKNOWN_RUN or now.state is not SlotState.ACTIVE:
+        current = self._pool.view(view.token)
+        if current is None or current.run != view.run or current.run == UNKNOWN_RUN:
             return False
-        if reason <= now.cancel_reason:
+        if current.state is not SlotState.ACTIVE or reason <= current.cancel_reason:
             return False
-        self._pool.request_cancel(now.token, now.run, reason)
-        at_once = reason is CancelReason.HARD_LIMIT and not now.deadlines.is_async
-        grace_ms = 0 if at_once else GRACE_MS
-        self._requests[now.token] = CancelRequest(
-            now.run, None if reason is CancelReason.SOFT_LIMIT else mono_ms() + grace_ms
+        self._pool.request_cancel(current.token, current.run, reason)
+        kill_now = reason is CancelReason.HARD_LIMIT and not current.deadlines.is_async
+        grace_ms = 0 if kill_now else GRACE_MS
+        self._requests[current.token] = CancelRequest(
+            current.run, None if reason is CancelReason.SOFT_LIMIT else mono_ms() + grace_ms
         )
-        self._bus.emit(CancelRequested(now.job_id, self._pool.index_of(now.token), reason.name.lower()))
-        self._pursue(now.token)
+        self._bus.emit(CancelRequested(current.job_id, self._pool.index_of(current.token), reason.name.lower()))
+        self._enforce(current.token)
         return True
 
     def cancel_jobs(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
-        """Cancel the runs of these jobs of a queue; return the ids of those that this worker's children have."""
-        held = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
-        found = {view.job_id for view in held if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
-        for view in held:
+        """Cancel the runs of these jobs of a queue; return the ids of the jobs that this worker's children run."""
+        views = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
+        running = {view.job_id for view in views if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
+        for view in views:
             self.cancel(view, CancelReason.REVOKED)
-        return found
+        return running
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Repeat requests that are not acknowledged, and kill children whose run does not end."""
         for token in tuple(self._requests):
-            self._pursue(token)
+            self._enforce(token)
 
-    def _pursue(self, token: str) -> None:
+    def _enforce(self, token: str) -> None:
         request, view = self._requests[token], self._pool.view(token)
         if view is None or view.run not in {request.run, UNKNOWN_RUN} or view.state is not SlotState.ACTIVE:
             del self._requests[token]  # the run has ended

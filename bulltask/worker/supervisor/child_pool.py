@@ -25,7 +25,7 @@ _MAX_BOOT_FAILURES: Final = 5
 
 
 class ChildBootError(Exception):
-    """Children keep dying at their start; replacing them forever would only hide that."""
+    """Several children in a row died at their start."""
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class ChildPool:
         slots: The shared memory, with one block per child.
         launch: Starts the child with an index and returns its pid.
         stacks: Collects the children's stacks.
-        bus: Receives an event for every start and death.
-        target: The initial number of children; the memory has room for more.
+        bus: Receives an event for every start and exit.
+        target: The initial number of children; the shared memory has room for more.
     """
 
     def __init__(self, slots: Slots, launch: Launcher, stacks: StackCollector, bus: Bus, target: int) -> None:
@@ -58,12 +58,12 @@ class ChildPool:
 
     @property
     def alive(self) -> int:
-        """How many children are alive."""
+        """The number of children that are alive."""
         return len(self._children)
 
     @property
     def target(self) -> int:
-        """How many children should be running."""
+        """The number of children that should be running."""
         return self._target
 
     @property
@@ -95,7 +95,7 @@ class ChildPool:
     def set_paused(self, paused: bool) -> None:
         """Pause or resume all children, including those that start later."""
         self._slots.control.paused = paused
-        # The flag in shared memory counts. The signal only ends a child's wait for jobs, so that it sees the flag now.
+        # The flag is in shared memory. The signal ends a child's wait for jobs, so that the child reads the flag.
         for child in self._children.values():
             _send(child.pid, signal.SIGTSTP if paused else signal.SIGCONT)
 
@@ -115,23 +115,23 @@ class ChildPool:
 
     def view(self, token: str) -> SlotView | None:
         """Return the slot with this token; ``None`` if its child is dead."""
-        found = self._slots_by_token.get(token)
-        return None if found is None else found[1].read()
+        entry = self._slots_by_token.get(token)
+        return None if entry is None else entry[1].read()
 
     def index_of(self, token: str) -> int:
         """Return the index of the child that has a token."""
         return self._slots_by_token[token][0]
 
-    def request_cancel(self, token: str, run: int, cause: CancelReason) -> None:
-        """Write a request to cancel a run; :meth:`notify` makes the child look at it."""
-        self._slots_by_token[token][1].request_cancel(run, cause)
+    def request_cancel(self, token: str, run: int, reason: CancelReason) -> None:
+        """Write a request to cancel a run; :meth:`notify` makes the child read it."""
+        self._slots_by_token[token][1].request_cancel(run, reason)
 
     def notify(self, token: str) -> None:
-        """Signal the child that has a token to look at its cancel requests."""
+        """Send the child that has a token the signal to read its cancel requests."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
     def kill_run(self, killed_run: KilledRun) -> None:
-        """Kill the child of a run that does not end otherwise."""
+        """Kill the child to end a run."""
         child = self._children[self.index_of(killed_run.token)]
         child.killed_runs[killed_run.token] = killed_run
         _send(child.pid, signal.SIGKILL)
@@ -150,28 +150,28 @@ class ChildPool:
         return min(waits, default=None)
 
     def reap(self) -> list[OrphanedJobs]:
-        """Collect dead children; return the jobs that each of them has left.
+        """Collect dead children; return the orphaned jobs of each.
 
         Raises:
             ChildBootError: Several children in a row died before they could acquire a job.
         """
-        left = []
+        orphans = []
         for index, child in list(self._children.items()):
             try:
                 pid, status = os.waitpid(child.pid, os.WNOHANG)
             except ChildProcessError:
                 pid, status = child.pid, 0
             if pid:
-                left.append(self._remove_dead(index, child, status))
-        return left
+                orphans.append(self._remove_dead(index, child, status))
+        return orphans
 
     def close(self) -> None:
-        """Ask every child to stop when its jobs are settled (warm shutdown)."""
+        """Request every child to stop when its jobs are settled (warm shutdown)."""
         for child in self._children.values():
             _request_stop(child)
 
     def kill(self) -> None:
-        """Kill every child now; their jobs are recovered from their slots."""
+        """Kill every child; their jobs are recovered from their slots."""
         for child in self._children.values():
             child.stop_requested = True
             _send(child.pid, signal.SIGKILL)
@@ -192,30 +192,32 @@ class ChildPool:
         del self._children[index]
         for slot in child.slots:
             del self._slots_by_token[slot.token]
-        block, how = self._slots.children[index], _exit_reason(status)
-        held = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
-        tokens = tuple(view.token for view in held)
-        running = frozenset(view.token for view in held if view.state is SlotState.ACTIVE)
+        block, exit_reason = self._slots.children[index], _exit_reason(status)
+        views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
+        tokens = tuple(view.token for view in views)
+        running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
         # The job id of a reserved slot is that of its previous job.
-        known = [view for view in held if view.job_id and view.state is not SlotState.RESERVED]
-        jobs = tuple((view.queue_index, view.token, view.job_id) for view in known)
-        left = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
+        with_job = [view for view in views if view.job_id and view.state is not SlotState.RESERVED]
+        jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
+        exited = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
         killed_runs = {
-            view.token: it for view in held if (it := child.killed_runs.get(view.token)) and it.may_match(view)
+            view.token: run for view in views if (run := child.killed_runs.get(view.token)) and run.may_match(view)
         }
         if child.killed_runs:
-            cause = max(killed_run.reason for killed_run in child.killed_runs.values()).name.lower()
-            self._bus.emit(ChildKilled(index, child.pid, cause, len(tokens)))
+            cancel_reason = max(killed_run.reason for killed_run in child.killed_runs.values()).name.lower()
+            self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
+        elif exited and not child.stop_requested:
+            self._bus.emit(ChildExited(index, child.pid))
         elif not child.stop_requested:
-            self._bus.emit(ChildExited(index, child.pid) if left else ChildDied(index, child.pid, how, len(tokens)))
+            self._bus.emit(ChildDied(index, child.pid, exit_reason, len(tokens)))
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
-        # A child that died early is replaced after a second at the earliest, so that a job that crashes every child
-        # does not keep the machine busy with forks.
+        # Children of one index start at intervals of at least a second, so that a job that crashes every child does not
+        # keep the machine busy with forks.
         died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
         self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
-        intentional = child.stop_requested or left or bool(child.killed_runs)
-        return OrphanedJobs(tokens, running, now_ms, how, intentional, killed_runs, jobs)
+        intentional = child.stop_requested or exited or bool(child.killed_runs)
+        return OrphanedJobs(tokens, running, now_ms, exit_reason, intentional, killed_runs, jobs)
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:

@@ -19,7 +19,7 @@ from bulltask.worker.states import SlotState
 __all__ = ["Heartbeat"]
 
 _RETRY_MS: Final = 500
-"""Delay until the next attempt once Redis answers again."""
+"""Interval between attempts to renew the locks during and after an outage."""
 
 _RUNNING: Final = {SlotState.ACTIVE, SlotState.SETTLING}
 _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
@@ -28,10 +28,10 @@ _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
 class Heartbeat:
     """Renews the locks of all jobs of the children, with one call per queue and tick.
 
-    It runs in the supervisor, so a child that holds the GIL, swaps or is stopped keeps its locks, including that of a
-    job whose fetch it has not finished reading. A failed renewal is logged and counted, and never stops the job; the
-    next tick tries again. After an outage that tick comes soon, so that expired locks are taken again before any worker
-    looks for stalled jobs.
+    It runs in the supervisor, so a child that holds the GIL, swaps or is stopped keeps its locks, including the lock of
+    a job whose reply the child has not read yet. A failed renewal is logged and counted, and never stops the job; the
+    next tick repeats it. After an outage the next tick follows soon, so that expired locks are reacquired before any
+    worker checks for stalled jobs.
 
     Args:
         queues: The worker's queues, in the order of the slots' queue index.
@@ -56,52 +56,54 @@ class Heartbeat:
         self._lock_ms = config.lock_ms
         # Twice as often as necessary, as in BullMQ, so that one failed tick does no harm.
         self._interval_ms = max(50, config.renew_ms // 2)
-        self._tried_ms = 0
+        self._attempted_ms = 0
         self._unavailable = False
         self._failures: dict[int, int] = {}
         self._reported_lost: set[tuple[str, int]] = set()
 
     @property
     def interval_ms(self) -> int:
-        """Milliseconds between ticks; short from an error of the server to the next renewal."""
+        """Milliseconds between ticks; short after an error of the server, until a renewal succeeds."""
         return min(_RETRY_MS, self._interval_ms) if self._unavailable else self._interval_ms
 
     def has_renewed(self, index: int) -> bool:
-        """Whether the locks of queue ``index`` are renewed; if not, they may have run out."""
+        """Whether the last renewal of the locks of queue ``index`` succeeded; if not, they may have expired."""
         return index not in self._failures
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Renew every lock."""
-        if self._unavailable and self._backoff.is_active and mono_ms() - self._tried_ms < self._interval_ms:
-            return  # other services try already, and each call may take its whole timeout
-        self._tried_ms = mono_ms()
-        held, unknown = self._held()
-        lost: BrokerError | None = None
-        for index, views in enumerate(held):
-            # If Redis is lost, skip the other queues: each may take its whole timeout, and dead children wait for it.
-            fault = lost or self._renew(index, views, unknown)
-            if fault is not None and not self._queue_backoff.concerns_queue(fault):
-                lost = fault
-            self._record(index, views, fault)
-        self._unavailable = lost is not None
+        if self._unavailable and self._backoff.is_active and mono_ms() - self._attempted_ms < self._interval_ms:
+            return  # other services try to reconnect, and each call may take its whole timeout
+        self._attempted_ms = mono_ms()
+        views_by_queue, unknown = self._locked_slots()
+        server_error: BrokerError | None = None
+        for index, views in enumerate(views_by_queue):
+            # After an error of the server, skip the other queues: each call may take its whole timeout, which delays
+            # the recovery of dead children's jobs.
+            error = server_error or self._renew(index, views, unknown)
+            if error is not None and not self._queue_backoff.concerns_queue(error):
+                server_error = error
+            self._record(index, views, error)
+        self._unavailable = server_error is not None
 
-    def _held(self) -> tuple[list[list[SlotView]], list[str]]:
-        """Return the slots whose job is known, for each queue, and the tokens that may lock an unknown job."""
-        held: list[list[SlotView]] = [[] for _ in self._queues]
+    def _locked_slots(self) -> tuple[list[list[SlotView]], list[str]]:
+        """Return the slots whose job is known, by queue, and the tokens that may lock an unknown job."""
+        views_by_queue: list[list[SlotView]] = [[] for _ in self._queues]
         unknown, runs, now_ms = [], set(), mono_ms()
         for view in self._views():
             runs.add((view.token, view.run))
             if view.state in _RUNNING and view.job_id:
-                held[view.queue_index].append(view)
+                views_by_queue[view.queue_index].append(view)
             elif view.state in _RUNNING:
                 unknown.append(view.token)
-            # A child that holds the GIL may not have read the reply with its job yet.
+            # A child that holds the GIL may not have read the reply to its fetch yet.
             if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
                 unknown.append(view.token)
         self._reported_lost &= runs
-        return held, unknown
+        return views_by_queue, unknown
 
     def _renew(self, index: int, views: Sequence[SlotView], unknown: Sequence[str]) -> BrokerError | None:
+        """Renew the locks of one queue; return the error if that failed."""
         keys = self._queues[index]
         started_ms = mono_ms()
         try:
@@ -117,24 +119,24 @@ class Heartbeat:
             elif not self._unavailable:
                 self._backoff.record_failure(exc)
             return exc
-        if self._unavailable:  # otherwise it proves little: a full Redis renews locks but refuses other calls
+        if self._unavailable:  # otherwise a success proves little: a full Redis renews locks but rejects other calls
             self._backoff.reset()
         self._queue_backoff.reset(index)
         self._report_lost(keys, [view for view in views if view.job_id in lost])
         self._bus.emit(HeartbeatSucceeded(keys.queue, len(pairs) - len(lost), mono_ms() - started_ms))
         return None
 
-    def _record(self, index: int, views: Sequence[SlotView], fault: BrokerError | None) -> None:
-        if fault is None or not views:
+    def _record(self, index: int, views: Sequence[SlotView], error: BrokerError | None) -> None:
+        if error is None or not views:
             self._failures.pop(index, None)
             return
         attempt = self._failures[index] = self._failures.get(index, 0) + 1
         job_ids = tuple(view.job_id for view in views)
-        self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(fault), attempt))
+        self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(error), attempt))
 
     def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
         """Report each run that has lost its lock, once."""
-        # Only active ones: while an outcome is written, the lock may be gone because the job was just settled.
+        # Only active runs: while an outcome is written, the lock may be gone because the job was just settled.
         running = {
             view
             for view in lost

@@ -1,4 +1,4 @@
-"""Runs whose child was killed to end them, and the failed attempts that follow."""
+"""Runs whose child was killed to end them, and their failed attempts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class KilledRun:
         token, run, job_id: Identify the run; the job id is ``""`` if it is too long for a slot.
         reason: Why the run was cancelled.
         hard_ms: Its hard limit.
-        retried: The job is retried, if it has attempts left.
-        since_ms: Monotonic time at which the run began.
+        retried: Whether the job is retried, if it has attempts left.
+        since_ms: Monotonic time at which the run started.
     """
 
     token: str
@@ -58,19 +58,19 @@ class KilledRun:
         return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, retried, view.since_ms)
 
     def may_match(self, view: SlotView) -> bool:
-        """Whether the slot of the dead child may still have this run; it may have ended just before the kill."""
+        """Whether the slot of the dead child may still have this run, which may have ended just before the kill."""
         return view.run in {self.run, UNKNOWN_RUN}
 
     def matches(self, job_id: str) -> bool:
-        """Whether this may be a run of the job."""
+        """Whether this run may be a run of the job."""
         return self.job_id in {job_id, ""}
 
 
 class FailedAttempts:
     """Records that the attempt of a killed run has failed.
 
-    The job is retried according to its own attempts and backoff. A custom backoff function is not called, because the
-    supervisor runs no user code; the exponential backoff that is stored in its place is used.
+    The job is retried according to the attempts and backoff in its options. A custom backoff function is not called,
+    because the supervisor runs no user code; the job's options contain an exponential backoff for this case.
 
     Args:
         client, clock, config, bus: As in :class:`~bulltask.worker.supervisor.recovery.Recovery`.
@@ -83,7 +83,7 @@ class FailedAttempts:
         """Fail the attempt of a job that is locked with the run's token, and emit the event.
 
         Raises:
-            JobError: The job is no longer locked with it.
+            JobError: The job is no longer locked with that token.
         """
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
@@ -93,31 +93,35 @@ class FailedAttempts:
             category, reason = "transient", str(exc)
         # In the format of a Python traceback, from which a client can rebuild the exception.
         trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
-        made, ran_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
-        delay_ms = _delay_ms(job, made) if killed_run.retried else None
+        attempts_made, duration_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
+        delay_ms = _delay_ms(job, attempts_made) if killed_run.retried else None
         if delay_ms is None:
             self.fail(keys, killed_run.token, job, reason, trace)
-            self._bus.emit(JobFailed(job_id, keys.queue, job.name, ran_ms, reason, category, made, trace, exc))
+            self._bus.emit(
+                JobFailed(job_id, keys.queue, job.name, duration_ms, reason, category, attempts_made, trace, exc)
+            )
             return
         fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), killed_run.token
         if delay_ms:
             self._client.run(move_to_delayed(keys, job_id, token, delay_ms, failure=fields, now_ms=now_ms))
         else:
             self._client.run(retry_job(keys, job_id, token, lifo=job.lifo, fields=fields, now_ms=now_ms))
-        self._bus.emit(JobRetried(job_id, keys.queue, job.name, ran_ms, reason, category, made, delay_ms, exc))
+        self._bus.emit(
+            JobRetried(job_id, keys.queue, job.name, duration_ms, reason, category, attempts_made, delay_ms, exc)
+        )
 
     def fail(self, keys: QueueKeys, token: str, job: RunningJob | str, reason: str, trace: str = "") -> None:
-        """Fail a job (or the job with an id) that is locked with ``token``."""
+        """Fail a job, given as an object or by its id, that is locked with ``token``."""
         if isinstance(job, str):
             job = self._read(keys, job)
         keep = job.keep("removeOnFail", self._config.keep_failed)
         fields = job.failure_fields(reason, trace)
         if not trace:
             del fields[2:]  # keep the tracebacks of earlier attempts
-        ending = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
-        claim = FetchOptions.from_config(self._config, keys, token, "")
+        finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
+        options = FetchOptions.from_config(self._config, keys, token, "")
         now_ms = self._clock.now_ms()
-        call = move_to_finished(keys, job.id, claim, ending, fetch_next=False, now_ms=now_ms)
+        call = move_to_finished(keys, job.id, options, finish, fetch_next=False, now_ms=now_ms)
         if job.malformed:
             self._client.run(quarantine(keys, call, token))
         else:
@@ -131,11 +135,11 @@ class FailedAttempts:
         return RunningJob.read(keys.queue, job_id, fields)
 
 
-def _delay_ms(job: RunningJob, made: int) -> int | None:
-    """Return the delay of a retry; ``None`` if there is none: no attempt is left, or the backoff is malformed."""
-    if made >= job.attempts:
+def _delay_ms(job: RunningJob, attempts_made: int) -> int | None:
+    """Return the delay of a retry; ``None`` for no retry: no attempt is left, or the backoff is malformed."""
+    if attempts_made >= job.attempts:
         return None
     try:
-        return job.retry_delay_ms(made)
+        return job.retry_delay_ms(attempts_made)
     except DecodeError:
         return None

@@ -1,4 +1,4 @@
-"""Starts children: by a fork if that is safe, otherwise as a new interpreter."""
+"""Starts children: with a fork if that is safe, otherwise as a new interpreter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bulltask.worker.exit_codes import ExitCode
 __all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "limit_native_threads", "thread_count"]
 
 _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that a fork does not harm. This one comes with ``import pyarrow``; jemalloc stops it in a fork."""
+"""Names of threads that are safe at a fork. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
 
 Launcher = Callable[[int], int]
 """Starts the child with an index and returns its pid."""
 
 
 class ForkLauncher:
-    """Starts a child by a fork: quick, because the tasks are already imported.
+    """Starts a child with a fork, which is fast, because the tasks are already imported.
 
     Args:
         run: Runs the child with its index and the supervisor's pid; does not return.
@@ -49,8 +49,8 @@ class SpawnLauncher:
     """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
 
     Args:
-        spec: Returns, for an index, the descriptor of a file with the child's spec (not an argument, because it may
-            contain a password), and the descriptors that the child shares.
+        spec: Returns, for an index, the descriptor of a file with the child's spec (not a command-line argument,
+            because it may contain a password), and the descriptors that the child shares.
     """
 
     def __init__(self, spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
@@ -62,9 +62,9 @@ class SpawnLauncher:
         try:
             for fd in (spec_fd, *shared):
                 os.set_inheritable(fd, True)
-            words = [sys.executable, "-m", "bulltask.worker.child.spawned", str(spec_fd)]
-            # TERM is not blocked: a child that still imports the app has no job and may end at once.
-            return os.posix_spawn(sys.executable, words, dict(os.environ), setsigmask=BLOCKED_AT_START)
+            args = [sys.executable, "-m", "bulltask.worker.child.spawned", str(spec_fd)]
+            # TERM is not blocked: a child that still imports the app has no job and may exit immediately.
+            return os.posix_spawn(sys.executable, args, dict(os.environ), setsigmask=BLOCKED_AT_START)
         finally:
             for fd in shared:
                 os.set_inheritable(fd, False)
@@ -79,9 +79,9 @@ def choose_launcher(
     Args:
         method: ``fork``, ``spawn``, or ``auto``: fork unless this process has other threads when a child starts. A fork
             copies only the calling thread, but also the locks that other threads hold, which are never released.
-        fork: Starts a child by forking.
-        spawn: Starts a child by spawning; ``None`` if the app was not given with ``-A``.
-        warn: Called once when ``auto`` cannot fork safely.
+        fork: Starts a child with a fork.
+        spawn: Spawns a child; ``None`` if the app was not given with ``-A``.
+        warn: Logs a warning, once, if ``auto`` cannot fork safely.
     """
     if method == "fork" or (method == "spawn" and spawn is not None):
         return fork if method == "fork" or spawn is None else spawn
@@ -94,24 +94,24 @@ def choose_launcher(
             return fork(index)
         if not warned:
             warned = True
-            fix = "children are started as new interpreters" if spawn else "without -A only a fork is possible"
-            warn(f"the app has started threads ({threads - 1}), which do not survive a fork: {fix}")
+            result = "children are started as new interpreters" if spawn else "without -A only a fork is possible"
+            warn(f"the app has started threads ({threads - 1}), which do not survive a fork: {result}")
         return fork(index) if spawn is None else spawn(index)
 
     return start
 
 
 def limit_native_threads() -> None:
-    """Keep NumPy, which the app may import, from starting threads, unless the environment says otherwise.
+    """Prevent NumPy, which the app may import, from starting threads, unless the environment sets their number.
 
-    NumPy's OpenBLAS starts a thread for each core when it is imported. Then children could not be forked, and each
-    would have as many threads as the machine has cores. Dask does the same in its workers.
+    NumPy's OpenBLAS starts a thread per core when it is imported. Then children could not be forked, and each child
+    would have a thread per core. Dask sets the same variable for its workers.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def thread_count() -> int:
-    """Return the number of threads that a fork would harm; on Linux including those of C libraries."""
+    """Return the number of threads that are not safe at a fork; on Linux including threads of C libraries."""
     tasks = Path("/proc/self/task")
     if not tasks.exists():
         return threading.active_count()
@@ -121,5 +121,5 @@ def thread_count() -> int:
 def _name_of(task: Path) -> str:
     try:
         return (task / "comm").read_text().strip()
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return ""

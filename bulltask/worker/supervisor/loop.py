@@ -25,7 +25,7 @@ from bulltask.worker.supervisor.services import Ticker
 __all__ = ["Supervisor"]
 
 _IDLE_MS = 1_000
-_LAST_RECOVERY_MS = 5_000
+_CLOSE_TIMEOUT_MS = 5_000
 _STOPPING = "the worker is stopping"
 
 
@@ -36,8 +36,8 @@ class Supervisor:
         pool: The children.
         ticker: The services, most urgent first.
         recovery: Recovers the jobs of dead children.
-        process_spec: Has the signals, and knows whether the terminal is still open.
-        config: How long running jobs may take at a warm shutdown.
+        process_spec: The signals, and whether the terminal is still open.
+        config: The settings, for the timeout of a warm shutdown.
         bus: Receives an event for every command.
 
     Attributes:
@@ -59,11 +59,11 @@ class Supervisor:
         self._paused_since_ms: int | None = None
         self._state = ProcessState.INIT
         self._kill_at_ms: int | None = None
-        self._leave_at_ms: int | None = None
-        self._exit = ExitCode.OK
+        self._close_at_ms: int | None = None
+        self._exit_code = ExitCode.OK
 
     def run(self) -> ExitCode:
-        """Work until stopped; return the exit code."""
+        """Run until the worker is stopped; return the exit code."""
         self._advance(ProcessState.RUN)
         if self._config.paused:
             self.pause()
@@ -75,15 +75,15 @@ class Supervisor:
             self._reap()
             self._ticker.run_due()
             wait_ms = self._maintain()
-        self._bus.emit(WorkerStopped(self._exit))
-        return self._exit
+        self._bus.emit(WorkerStopped(self._exit_code))
+        return self._exit_code
 
     def warm_shutdown(self) -> None:
-        """Acquire no more jobs; running jobs may finish until the deadline. The second call is a cold shutdown."""
+        """Acquire no more jobs; running jobs may finish until the deadline. A second call is a cold shutdown."""
         if self.restarting:
-            self.restarting = False  # it is stopping already; only the restart is cancelled
+            self.restarting = False  # the worker is stopping already; only the restart is cancelled
         elif self._state is ProcessState.RUN:
-            self._stop_warmly("warm")
+            self._start_shutdown("warm")
         else:
             self.cold_shutdown()
 
@@ -93,15 +93,15 @@ class Supervisor:
         self._kill()
 
     def restart(self) -> None:
-        """Stop as :meth:`warm_shutdown` does, then start again: children are forks of code that is already loaded.
+        """Stop as :meth:`warm_shutdown` does, then start again with newly loaded code.
 
-        A terminal that is closed sends the same signal. Then this is only a stop.
+        A terminal that is closed sends the same signal; then the worker only stops.
         """
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGHUP", _STOPPING))
             return
         self.restarting = not self._process_spec.terminal_closed
-        self._stop_warmly("restart" if self.restarting else "warm")
+        self._start_shutdown("restart" if self.restarting else "warm")
 
     def pause(self) -> None:
         """Acquire no jobs until :meth:`resume`; running jobs continue, and their locks are renewed."""
@@ -113,7 +113,7 @@ class Supervisor:
             self._bus.emit(WorkerPaused(self._pool.running()))
 
     def resume(self) -> None:
-        """Acquire jobs again. Does nothing if the worker was not paused, but stopped by the kernel (SIGSTOP)."""
+        """Acquire jobs again. Does nothing if the worker is not paused (``CONT`` also follows a ``SIGSTOP``)."""
         if self._paused_since_ms is not None and self._state is ProcessState.RUN:
             self._pool.set_paused(False)
             self._bus.emit(WorkerResumed(mono_ms() - self._paused_since_ms))
@@ -121,32 +121,31 @@ class Supervisor:
 
     def grow(self) -> None:
         """Add a child."""
-        self._resize("SIGTTIN", self._pool.grow, f"there is room for {self._pool.max_children} children at most")
+        self._resize("SIGTTIN", self._pool.grow, f"the maximum number of children is {self._pool.max_children}")
 
     def shrink(self) -> None:
-        """Remove a child, after its jobs have ended."""
+        """Remove a child when its jobs have ended."""
         self._resize("SIGTTOU", self._pool.shrink, "only one child is left")
 
     def dump_stacks(self) -> None:
         """Log the stacks of all processes."""
-        self._pool.stacks.dump_own()
+        self._pool.stacks.dump_supervisor()
         self._pool.request_stacks()
 
     def ignore(self) -> None:
         """Log that the signal does nothing; its default action would end the worker silently."""
-        self._bus.emit(SignalIgnored("SIGUSR2", "it has no meaning here"))
+        self._bus.emit(SignalIgnored("SIGUSR2", "a supervisor does not use this signal"))
 
     def child_changed(self) -> None:
-        """Wake up: the loop collects dead children in every round."""
+        """Do nothing: the signal only ends the wait, and the loop collects dead children in every round."""
 
-    def _stop_warmly(self, how: str) -> None:
+    def _start_shutdown(self, mode: str) -> None:
         self._advance(ProcessState.CLOSE)
         running = self._pool.running()
         self._pool.close()
-        self._bus.emit(
-            WorkerStopping(how, running)
-        )  # after the signals, because it says that no more jobs are acquired
-        # Until then the loop keeps ticking, so that running jobs keep their locks.
+        # After close(), because the event means that no more jobs are acquired.
+        self._bus.emit(WorkerStopping(mode, running))
+        # Until then the services run, so that running jobs keep their locks.
         self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 
     def _kill(self) -> None:
@@ -157,49 +156,49 @@ class Supervisor:
         self._pool.kill()
         self._kill_at_ms = None
 
-    def _resize(self, name: str, change: Callable[[], bool], refusal: str) -> None:
+    def _resize(self, name: str, change: Callable[[], bool], limit_reason: str) -> None:
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored(name, _STOPPING))
         elif change():
             self._bus.emit(ConcurrencyChanged(self._pool.target))
         else:
-            self._bus.emit(SignalIgnored(name, refusal))
+            self._bus.emit(SignalIgnored(name, limit_reason))
 
     def _reap(self) -> None:
         try:
             for orphans in self._pool.reap():
                 self._recovery.recover(orphans)
         except ChildBootError:
-            self._exit = ExitCode.BOOT_FAILED
+            self._exit_code = ExitCode.BOOT_FAILED
             self.cold_shutdown()
 
     def _maintain(self) -> int:
-        """Do what the state requires with the children; return how long the loop may wait."""
-        longest_ms = min(_IDLE_MS, self._pool.stacks.collect() or _IDLE_MS)
+        """Start, kill or wait for children, depending on the state; return how long the loop may wait."""
+        max_wait_ms = min(_IDLE_MS, self._pool.stacks.collect() or _IDLE_MS)
         if self._state is ProcessState.RUN:
             if self._ticker.is_exhausted:
-                self._exit = ExitCode.BROKER_UNREACHABLE
+                self._exit_code = ExitCode.BROKER_UNREACHABLE
                 self.cold_shutdown()
             else:
-                longest_ms = min(longest_ms, self._pool.start_missing() or longest_ms)
+                max_wait_ms = min(max_wait_ms, self._pool.start_missing() or max_wait_ms)
         elif self._pool.alive == 0:
             self._close()
             return 0
         elif self._kill_at_ms is not None:
-            longest_ms = min(longest_ms, self._kill_at_ms - mono_ms())
-            if longest_ms <= 0:
+            max_wait_ms = min(max_wait_ms, self._kill_at_ms - mono_ms())
+            if max_wait_ms <= 0:
                 self._kill()
-        return self._ticker.wait_ms(longest_ms)
+        return self._ticker.wait_ms(max_wait_ms)
 
     def _close(self) -> None:
-        """Close once the jobs of all children are settled, or after a time without Redis."""
-        if self._leave_at_ms is None:
-            self._leave_at_ms = mono_ms() + _LAST_RECOVERY_MS
-        if self._recovery.pending and mono_ms() < self._leave_at_ms:
+        """Close when the jobs of all children are settled, or after a timeout if Redis is unavailable."""
+        if self._close_at_ms is None:
+            self._close_at_ms = mono_ms() + _CLOSE_TIMEOUT_MS
+        if self._recovery.pending and mono_ms() < self._close_at_ms:
             self._signals.wait(Recovery.interval_ms)
         else:
             self._advance(ProcessState.CLOSED)
 
     def _advance(self, state: ProcessState) -> None:
-        assert state >= self._state, f"a worker cannot go from {self._state.name} to {state.name}"
+        assert state >= self._state, f"a worker cannot change from {self._state.name} to {state.name}"
         self._state = state

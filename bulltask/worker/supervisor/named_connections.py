@@ -1,4 +1,4 @@
-"""Makes the worker visible to Node's ``getWorkers()`` and to boards."""
+"""Makes the worker visible to Node's ``getWorkers()`` and to dashboards."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "NamedConnections"]
 
 SUPERVISOR_TIMEOUT_MS: Final = 3_000
-"""Timeout of every call of the supervisor, because signals and dead children wait for it."""
+"""Timeout of every call of the supervisor: during a call it handles no signals and no dead children."""
 
 
 class NamedConnections:
-    """Keeps one named connection per queue open, and notices when Redis is unavailable.
+    """Keeps one named connection per queue open, and detects when Redis is unavailable or available again.
 
-    BullMQ finds a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
+    BullMQ identifies a queue's workers by the names of connections (``CLIENT SETNAME``), and a connection has one name.
 
-    During an outage a ``PING`` is not enough, because a Redis that is read-only or full answers it.
+    During an outage ``PING`` does not suffice, because a Redis that is read-only or full still replies to it.
 
     Args:
-        broker: Makes the connections.
+        broker: Creates the connections.
         queues: The names of the worker's queues in the app.
         worker_id: Shown as the worker's name.
         backoff: The supervisor's backoff.
@@ -59,7 +59,7 @@ class NamedConnections:
         except (BrokerNotReadyError, BrokerOutOfMemoryError):
             return False
         except BrokerError:
-            return True  # another error, which says nothing about writes
+            return True  # another error, which does not concern writes
         return True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a worker process was started, so that it can restart itself."""
+"""The command line, directory and environment of a worker process, with which it can restart itself."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["ProcessSpec"]
 class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
-    The app may change directory and environment while it is imported, but a restart must begin where the first start
-    did. Also, a signal during the import must not end a worker that is just restarting because of a signal.
+    The app may change directory and environment while it is imported, but a restart needs the original ones. Also, a
+    second signal must not end a worker that is importing the app after a restart.
 
     Attributes:
-        signals: Records signals from now on, except those that stop the worker.
+        signals: Records signals from the start, except those that stop the worker.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ProcessSpec:
 
     @property
     def terminal_closed(self) -> bool:
-        """True if the worker was started in a terminal that is closed now."""
+        """True if the worker was started in a terminal that has been closed."""
         return bool(self._terminals) and not any(os.isatty(fd) for fd in self._terminals)
 
     @property
@@ -40,12 +40,12 @@ class ProcessSpec:
     def restart(self) -> None:
         """Run the same command again in this process (``exec``); returns only if a stop signal has arrived.
 
-        The system closes all descriptors that Python has opened (``O_CLOEXEC``). The caller has ended the children.
+        The kernel closes all descriptors that Python has opened (``O_CLOEXEC``). All children must have exited before.
 
         Raises:
             OSError: The command cannot be run, for example because the interpreter was removed.
         """
-        # From now on signals stay pending until the new program has its handlers.
+        # From now on, signals are pending until the new program has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNAL_METHODS)
         if self.signals.contains(STOP_METHODS):
             return
@@ -53,16 +53,16 @@ class ProcessSpec:
         sys.stderr.flush()
         if self._directory:
             os.chdir(self._directory)
-        os.execve(sys.executable, self.command, self._environ)  # noqa: S606 - our own command line
+        os.execve(sys.executable, self.command, self._environ)  # noqa: S606 - this worker's command line
 
 
 def _directory() -> str:
-    """Return the working directory by the path by which it was entered.
+    """Return the working directory, without resolving symbolic links.
 
-    If it is a symbolic link to the current release, a restart must follow the link again.
+    If it is a link to the current release, a restart must follow the link again.
     """
-    named = os.environ.get("PWD", "")
+    pwd = os.environ.get("PWD", "")
     try:
-        return named if named and os.path.samefile(named, ".") else os.getcwd()  # noqa: PTH109, PTH121
-    except OSError:  # one of them was removed
+        return pwd if pwd and os.path.samefile(pwd, ".") else os.getcwd()  # noqa: PTH109, PTH121
+    except OSError:  # the directory was removed
         return ""

@@ -23,27 +23,27 @@ from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
 __all__ = ["OrphanedJobs", "Recovery"]
 
 _CRASHES_KEPT_MS: Final = 86_400_000
-"""How long Redis keeps the number of a job's crashes."""
+"""How long Redis keeps the tokens that count a job's crashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanedJobs:
-    """The jobs that a dead child has left.
+    """The jobs of a dead child.
 
     Attributes:
-        tokens: Tokens of its slots that were not free; every job that is locked with one of them was the child's.
-        running: Those tokens whose job was running; the others were being acquired or settled.
-        died_ms: Monotonic time at which the child was found dead.
-        how: What ended it, such as ``SIGKILL``.
-        intentional: The supervisor ended the child, so no crash is counted.
+        tokens: Tokens of the child's slots that were not free; the child had every job that one of them locks.
+        running: The tokens whose job was running; the other jobs were being acquired or settled.
+        died_ms: Monotonic time at which the supervisor noticed that the child was dead.
+        exit_reason: ``SIGKILL``, ``exit code 1`` …
+        intentional: The supervisor stopped or killed the child, so no crash is counted.
         killed_runs: The runs for which the child was killed, by token; their attempts have failed.
-        jobs: The jobs that it is known to have had, as (queue index, token, job id).
+        jobs: The jobs whose id is known, as (queue index, token, job id).
     """
 
     tokens: tuple[str, ...]
     running: frozenset[str]
     died_ms: int
-    how: str
+    exit_reason: str
     intentional: bool
     killed_runs: Mapping[str, KilledRun] = field(default_factory=dict)
     jobs: tuple[tuple[int, str, str], ...] = ()
@@ -54,8 +54,8 @@ class _PendingOrphans:
     """Orphaned jobs that are not settled yet.
 
     Attributes:
-        queues: Indexes of the queues that may still have some of them.
-        concurrent: How many jobs there were at first; some may be settled since.
+        queues: Indexes of the queues that may still have some of the jobs.
+        concurrent: How many jobs the child had when it died; some may be settled since.
     """
 
     orphans: OrphanedJobs
@@ -64,16 +64,17 @@ class _PendingOrphans:
 
 
 class Recovery:
-    """Settles the jobs of dead children at once, so that they need not wait for the stalled check.
+    """Recovers the jobs of dead children immediately, so that they need not wait for the stalled check.
 
     A job is released and is next in its queue; no attempt is counted. A job that was in ``max_crashes`` crashes, the
     last one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
     a run (time limit, revocation), that run is a failed attempt, and the child's other jobs are released without a
     crash being counted.
 
-    If Redis is unavailable, the jobs are settled later. Locks that have expired by then are taken again first, except
-    for a job whose fetch the child had not finished: the stalled check of any worker finds that one. A queue for which
-    Redis answers with an error does not block the others; when its locks have expired, its jobs are left to that check.
+    If Redis is unavailable, the jobs are recovered later. Locks that have expired since are reacquired first, except
+    the lock of a job whose id is unknown, because the child had not read it: the stalled check of any worker recovers
+    that job. Error replies for one queue do not block the other queues; when that queue's locks have expired, its jobs
+    are left to the stalled check.
 
     Args:
         queues, client, clock, config, bus, backoff: As in :class:`Heartbeat`.
@@ -102,13 +103,13 @@ class Recovery:
         return len(self._pending)
 
     def recover(self, orphans: OrphanedJobs) -> None:
-        """Settle the jobs of a dead child now, or later if Redis is unavailable."""
+        """Recover the jobs of a dead child now, or later if Redis is unavailable."""
         if orphans.tokens:
             self._pending.append(_PendingOrphans(orphans, set(range(len(self._queues)))))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Settle the jobs that are left."""
+        """Recover the remaining jobs."""
         if not self._pending:
             return
         try:
@@ -123,18 +124,19 @@ class Recovery:
 
     def _settle(self, pending: _PendingOrphans) -> None:
         tokens = pending.orphans.tokens
-        found: dict[int, list[tuple[str, str]]] = {}
+        jobs_by_queue: dict[int, list[tuple[str, str]]] = {}
         for index in pending.queues:
-            held = [(token, job_id) for queue, token, job_id in pending.orphans.jobs if queue == index]
+            known = [(token, job_id) for queue, token, job_id in pending.orphans.jobs if queue == index]
             with self._queue_backoff.recording(index):
-                if held:
-                    self._client.run(renew_locks(self._queues[index], held, self._config.lock_ms))
-                found[index] = self._client.run(find_by_token(self._queues[index], tokens))
-        # The maximum, because an outage may leave a single job, which had not been alone in its child. If a queue
-        # cannot be read, every token counts as a job.
-        known = sum(map(len, found.values())) if found.keys() == pending.queues else len(tokens)
-        pending.concurrent = max(pending.concurrent, known)
-        for index, jobs in found.items():
+                if known:
+                    self._client.run(renew_locks(self._queues[index], known, self._config.lock_ms))
+                jobs_by_queue[index] = self._client.run(find_by_token(self._queues[index], tokens))
+        # The maximum, because after an outage only one of several jobs may be left. If a queue cannot be read, every
+        # token counts as a job.
+        is_complete = jobs_by_queue.keys() == pending.queues
+        count = sum(map(len, jobs_by_queue.values())) if is_complete else len(tokens)
+        pending.concurrent = max(pending.concurrent, count)
+        for index, jobs in jobs_by_queue.items():
             with self._queue_backoff.recording(index):
                 for token, job_id in jobs:
                     self._try_to_settle(self._queues[index], token, job_id, pending)
@@ -143,7 +145,7 @@ class Recovery:
 
     def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
         """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
-        # JobError: its lock ran out, or it was settled just before the child died. It is no longer ours.
+        # JobError: the lock is lost, or the job was settled just before the child died.
         with suppress(JobError):
             try:
                 self._settle_job(keys, token, job_id, pending)
@@ -152,22 +154,23 @@ class Recovery:
             except Exception as exc:
                 if not self._malformed.fail_if_malformed(keys, token, job_id, exc):
                     raise
-            # Wakes waiting workers: BullMQ's scripts set no marker for a prioritized job, nor when a job leaves a queue
-            # at its global concurrency. Not in the same round trip, because a script that must be loaded first would
+            # Wake waiting workers: BullMQ's scripts add no marker for a prioritized job, nor in a queue that has
+            # reached its global concurrency. Not in the same round trip, because a script that is not loaded yet would
             # run after this command.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
-        orphans, most = pending.orphans, self._config.max_crashes
+        orphans, max_crashes = pending.orphans, self._config.max_crashes
         killed_run = orphans.killed_runs.get(token)
         if killed_run is not None and killed_run.matches(job_id):
             self._failed.settle(keys, job_id, killed_run)
             return
         crashes = 0 if orphans.intentional else self._count_crash(keys, token, job_id)
-        if crashes and should_fail(crashes, most, concurrent=pending.concurrent, running=token in orphans.running):
+        running = token in orphans.running
+        if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
-                f"the child running this job died ({orphans.how}), for the {_ordinal(crashes)} time: max_crashes is "
-                f"{most}"
+                f"the child running this job died ({orphans.exit_reason}), for the {_ordinal(crashes)} time: "
+                f"max_crashes is {max_crashes}"
             )
             self._failed.fail(keys, token, job_id, reason)
             self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
@@ -183,7 +186,7 @@ class Recovery:
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
         # A set of tokens instead of a counter: if the connection breaks before the job is settled, this is repeated,
-        # and one crash must not count twice.
+        # and a crash must be counted once.
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
 

@@ -13,7 +13,7 @@ __all__ = ["Service", "Ticker"]
 
 
 class Service(Protocol):
-    """A task of the supervisor. A tick is short, makes few calls to Redis, and never raises ``BrokerError``."""
+    """A periodic task of the supervisor. A tick is short, makes few calls, and never raises ``BrokerError``."""
 
     @property
     def interval_ms(self) -> int:
@@ -34,7 +34,7 @@ class Ticker:
     """Runs services when they are due; ticks never overlap.
 
     Args:
-        services: In order of urgency: when several are due, locks are renewed first.
+        services: The services in order of urgency: when several are due, locks are renewed first.
         backoff: The backoff that the services share.
         bus: Receives an event when a service raises an unexpected exception.
     """
@@ -46,12 +46,12 @@ class Ticker:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the services failed to reach Redis more often than ``broker_connection_max_retries`` allows."""
+        """True if the services failed to reach Redis in more than ``broker_connection_max_retries`` attempts."""
         return self._backoff.is_exhausted
 
-    def wait_ms(self, longest_ms: int) -> int:
-        """Return the milliseconds until the next service is due."""
-        return max(0, min([longest_ms, *(due - mono_ms() for due in self._due_ms)]))
+    def wait_ms(self, max_ms: int) -> int:
+        """Return the milliseconds until the next service is due, at most ``max_ms``."""
+        return max(0, min([max_ms, *(due - mono_ms() for due in self._due_ms)]))
 
     def run_due(self) -> None:
         """Run every service that is due."""
@@ -66,5 +66,5 @@ class Ticker:
             except Exception as exc:  # noqa: BLE001 - running jobs need the other services
                 self._failures[index] += 1
                 self._bus.emit(ServiceFailed(type(service).__name__, self._failures[index], exc))
-            # From the planned time, so that ticks do not drift; missed ticks are skipped.
+            # Computed from the due time, so that ticks do not drift; missed ticks are skipped.
             self._due_ms[index] = (due_ms or now_ms) + (missed + 1) * service.interval_ms

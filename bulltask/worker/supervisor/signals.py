@@ -1,4 +1,4 @@
-"""The meaning of signals; docs/reference/signals.md has the table."""
+"""The signals of the supervisor; docs/reference/signals.md has the table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
     signal.SIGUSR2: "ignore",
     signal.SIGCHLD: "child_changed",
 }
-"""The supervisor's method for each signal. A second TERM or INT during a stop makes it cold."""
+"""The supervisor's method for each signal. A second TERM or INT during a shutdown makes it cold."""
 
 _INSTALLED_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
-"""Signals that keep their default action until the worker runs: before that there is nothing to shut down."""
+"""Signals that keep their default action until the worker runs, because before that there is nothing to shut down."""
 
 STOP_METHODS: Final = frozenset({"warm_shutdown", "cold_shutdown"})
 """The methods that stop the worker without a restart."""
@@ -42,11 +42,11 @@ class SignalQueue:
         self._arrived: deque[int] = deque()
 
     def install_early(self) -> None:
-        """Record the signals that do not stop the worker, while it is still being loaded."""
+        """Record the signals that do not stop the worker, while the worker is still being loaded."""
         self._handle(number for number in SIGNAL_METHODS if number not in _INSTALLED_LATE)
 
     def install(self, wakeup_pipe: WakeupPipe) -> None:
-        """Handle every signal of the table.
+        """Handle all signals.
 
         Args:
             wakeup_pipe: Ends a wait when a signal arrives.
@@ -59,7 +59,7 @@ class SignalQueue:
             # With nohup a worker continues when its terminal is closed, like any other program.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        # A worker that has restarted itself starts with all of them blocked.
+        # After a restart, the worker starts with all these signals blocked.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNAL_METHODS)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:

@@ -17,8 +17,8 @@ from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 __all__ = ["StackCollector"]
 
 _TIMEOUT_MS: Final = 1_000
-"""Longest wait. A child that runs Python code takes milliseconds. One that is stuck in C code writes its threads at
-once, but never its asyncio tasks."""
+"""Maximum wait for a dump. A child that runs Python code takes milliseconds. A child that is stuck in C code writes the
+stacks of its threads, but not its asyncio tasks."""
 
 _POLL_MS: Final = 20
 
@@ -34,8 +34,8 @@ class _StackRequest:
 class StackCollector:
     """Requests the stacks of children, and emits what they write.
 
-    A child writes into its own anonymous file. The supervisor reads it and logs one line, so the stacks of several
-    children never mix, and nothing waits for a child that hangs.
+    A child writes into an anonymous file. The supervisor reads it and logs one line, so the stacks of several children
+    are never mixed, and the supervisor does not block on a child that hangs.
 
     Args:
         bus: Receives an event for every process.
@@ -45,7 +45,7 @@ class StackCollector:
         self._bus = bus
         self._pending: list[_StackRequest] = []
 
-    def dump_own(self) -> None:
+    def dump_supervisor(self) -> None:
         """Emit the stacks of this process."""
         fd = anonymous_file(STACKS_NAME)
         if fd is None:
@@ -68,16 +68,16 @@ class StackCollector:
 
     def collect(self) -> int | None:
         """Emit the dumps that are complete; return when to check again in ms, ``None`` if no dump is pending."""
-        waiting = []
+        incomplete = []
         for request in self._pending:
             if request.block.stacks_pending and mono_ms() < request.until_ms:
-                waiting.append(request)
+                incomplete.append(request)
                 continue
             with suppress(OSError):  # the child has ended
                 text = _file_of(request.pid, request.block).read_text(errors="replace")
                 self._bus.emit(StacksDumped(request.index, request.pid, text))
-        self._pending = waiting
-        return _POLL_MS if waiting else None
+        self._pending = incomplete
+        return _POLL_MS if incomplete else None
 
 
 def _file_of(pid: int, block: ChildBlock) -> Path:

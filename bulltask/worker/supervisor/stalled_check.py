@@ -1,4 +1,4 @@
-"""Finds stalled jobs: active jobs whose lock has run out."""
+"""Finds and releases stalled jobs: active jobs whose lock has expired."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
 __all__ = ["StalledCheck"]
 
-_SETTLE_MS: Final = 5_000
-"""How long after an outage every worker has reconnected and taken its locks again."""
+_REACQUIRE_MS: Final = 5_000
+"""Time after an outage until every worker has reconnected and reacquired its locks."""
 
 
 class StalledCheck:
     """Finds stalled jobs of any worker and releases them.
 
     Every worker of a queue checks; BullMQ's ``stalled-check`` key allows one check per interval. If a check is still
-    running when the next one is due, that one is skipped and counted.
+    running when the next one is due, the next one is skipped and counted.
 
     After an outage, locks may have expired although their workers are alive. So nothing is checked during an outage; a
     queue whose locks this worker has not renewed yet is skipped; and after a long outage the first check waits until
-    the other workers have renewed theirs.
+    the other workers have had time to reacquire their locks.
 
     Args:
         broker: Clock and settings.
         queues: The worker's queues, in the order of the slots' queue index.
-        has_renewed: Whether this worker has renewed its own locks of a queue, by index.
+        has_renewed: Whether this worker has renewed its locks of a queue, by index.
         client: The supervisor's client.
-        bus: Receives an event for every job that is found.
+        bus: Receives an event for every stalled job.
         backoff: The supervisor's backoff.
     """
 
@@ -53,8 +53,8 @@ class StalledCheck:
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
-        # Shorter than the interval: ticks do not drift, so a key with the full lifetime would often still exist at the
-        # next tick, by a millisecond, and stalled jobs would wait for one more interval.
+        # Shorter than the interval: a key with the full lifetime would often still exist at the next tick, for a
+        # millisecond, and stalled jobs would wait for one more interval.
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         bus.subscribe(RedisReconnected, self._wait_for_others)
@@ -72,21 +72,21 @@ class StalledCheck:
                 if self._has_renewed(index):
                     with self._queue_backoff.recording(index):
                         self._check(index)
-        except BrokerError as exc:  # each of the other queues would wait for the same timeout
+        except BrokerError as exc:  # do not check the other queues: each call may take its whole timeout
             self._backoff.record_failure(exc)
 
     def _wait_for_others(self, event: RedisReconnected | RedisRecovered) -> None:
         if event.duration_ms >= self._may_expire_ms:
-            self._not_before_ms = mono_ms() + _SETTLE_MS
+            self._not_before_ms = mono_ms() + _REACQUIRE_MS
 
     def _check(self, index: int) -> None:
         keys = self._queues[index]
         now_ms = self._clock.now_ms()
         stalled = self._client.run(move_stalled_jobs_to_wait(keys, self._max_stalled, self._throttle_ms, now_ms))
-        ends_ms: list[int | None] = [None] * len(stalled)
+        expiries_ms: list[int | None] = [None] * len(stalled)
         try:
-            ends_ms = self._client.run(lock_expiries(keys, stalled, self._throttle_ms, now_ms))
+            expiries_ms = self._client.run(lock_expiries(keys, stalled, self._throttle_ms, now_ms))
         finally:
-            for job_id, end_ms in zip(stalled, ends_ms, strict=True):
-                self._bus.emit(JobStalled(job_id, keys.queue, end_ms))
+            for job_id, expired_ms in zip(stalled, expiries_ms, strict=True):
+                self._bus.emit(JobStalled(job_id, keys.queue, expired_ms))
         self._queue_backoff.reset(index)

@@ -26,7 +26,7 @@ class TimeLimitCheck:
         self._overdue, self._cancel = overdue, cancel
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
-        """Check every run."""
+        """Check all runs."""
         for view in tuple(self._overdue(now_ms)):
             deadlines = view.deadlines
             if 0 < deadlines.hard_at_ms <= now_ms:

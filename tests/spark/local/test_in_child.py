@@ -194,8 +194,8 @@ def test_a_lost_lock_cancels_the_spark_jobs_of_the_job(context: SparkContext, ch
 def test_a_session_created_before_the_fork_is_rejected_with_advice(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
     tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
-    with pytest.raises(PermanentError, match=r"get it inside the task, with bulltask\.spark\.current_session"):
-        tasks.inside(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
+    with pytest.raises(PermanentError, match=r"get a session in the task, with bulltask\.spark\.current_session"):
+        tasks.wrap(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
 
 
 def test_a_job_is_released_and_its_child_exits_if_the_jvm_died_while_idle() -> None:

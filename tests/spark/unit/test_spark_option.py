@@ -77,7 +77,10 @@ def test_spark_conf_is_masked_in_the_repr_of_settings() -> None:
 @pytest.mark.parametrize("module", ["pyspark", "py4j", "pyarrow"])
 def test_a_missing_extra_is_reported_with_the_install_command(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    assert missing_dependencies() == f"{module} is not installed where this worker runs: pip install 'bulltask[spark]'"
+    assert (
+        missing_dependencies()
+        == f"{module} is not installed in the worker's environment: pip install 'bulltask[spark]'"
+    )
 
 
 def test_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +97,7 @@ def test_a_worker_with_only_the_spark_connect_client_starts(monkeypatch: pytest.
 def test_java_is_found_by_java_home_and_path_as_in_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "this worker finds no Java: install a JRE, 17 or newer, or set JAVA_HOME" in missing_dependencies()
+    assert "Java was not found: install a JRE, 17 or newer, or set JAVA_HOME" in missing_dependencies()
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.touch(0o755)
