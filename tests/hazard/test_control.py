@@ -190,7 +190,7 @@ def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: InteropQueue, documen
 
 
 def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
-    """It mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
+    """BullMQ mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
         mail.add("a")

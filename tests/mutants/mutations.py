@@ -140,8 +140,8 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         case ast.Call(func=ast.Name(id="suppress"), args=args):
             yield from (("exception", arg, NEVER_RAISED) for arg in args)
         case ast.ExceptHandler(type=ast.expr() as caught):
-            each = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-            yield from (("exception", one, NEVER_RAISED) for one in each)
+            exceptions = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+            yield from (("exception", exception, NEVER_RAISED) for exception in exceptions)
     yield from _operators(node)
     yield from _statements(node)
 

@@ -61,17 +61,17 @@ def test_a_job_whose_child_is_killed_as_it_ends_finishes_exactly_once(
     neighbours = [harness.app.send_task("neighbour", kwargs={"ms": 5}) for _ in range(PER_TASK)]
     total = len(jobs) + len(neighbours)
 
-    def ended() -> bool:
+    def all_finished() -> bool:
         return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
-    wait_until(ended, TIMEOUT, "the end of all jobs")
+    wait_until(all_finished, TIMEOUT, "the outcomes of all jobs")
     assert [job.get(timeout=5) for job in neighbours] == [0] * PER_TASK, "none of their attempts was counted"
     names = ("atm", CRASHES)
     fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in (*jobs, *neighbours)]
     assert {tuple(field) for field in fields} == {("1", None)}
     assert harness.redis.llen(harness.keys.active) == 0
     ends = [len(harness.events.all(event=event, jobId=job.id)) for job in jobs for event in ("completed", "failed")]
-    assert {one + other for one, other in zip(ends[::2], ends[1::2], strict=True)} == {1}
+    assert {completed + failed for completed, failed in zip(ends[::2], ends[1::2], strict=True)} == {1}
     killed = len(worker.logged("Child killed"))
     harness.report(killed=killed, completed=sum(ends[::2]), failed=sum(ends[1::2]))
     assert killed > 5

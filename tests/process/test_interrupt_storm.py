@@ -80,10 +80,10 @@ def test_every_job_interrupted_as_it_ends_finishes_exactly_once(harness: WorkerH
     ]
     total = len(jobs)
 
-    def ended() -> bool:
+    def all_finished() -> bool:
         return int(harness.redis.zcard(harness.keys.completed)) + int(harness.redis.zcard(harness.keys.failed)) == total
 
-    wait_until(ended, TIMEOUT, "the end of all jobs")
+    wait_until(all_finished, TIMEOUT, "the outcomes of all jobs")
     assert worker.stop(60) == 0
     ids = {job.id for job in jobs}
     finished = [*harness.redis.zrange(harness.keys.completed, 0, -1), *harness.redis.zrange(harness.keys.failed, 0, -1)]

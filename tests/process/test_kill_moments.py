@@ -34,7 +34,7 @@ def short(self, number):
 
 
 def lose_one_reply_of(script: str, proxy: FlakyProxy) -> None:
-    """Run the next call of the script, but freeze the connection instead of the reply."""
+    """Drop the reply to the next call of the script, and freeze its connection."""
     proxy.drop_replies(1, match=wrappers.with_guard(script, "promotionGuard").sha, then="freeze")
 
 

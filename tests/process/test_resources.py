@@ -56,9 +56,9 @@ def test_a_supervisor_its_children_and_its_exporter_share_no_socket(harness: Wor
     opened = {pid: sockets(pid) for pid in pids}
     harness.report(sockets=sorted(len(found) for found in opened.values()))
     assert all(opened.values()), "each has its own connections"
-    for one in pids:
+    for pid in pids:
         for other in pids:
-            assert one == other or not opened[one] & opened[other]
+            assert pid == other or not opened[pid] & opened[other]
     harness.open_gate("gate", 3)
     assert worker.stop() == 0
 

@@ -67,11 +67,11 @@ def add_two(side: ApiForm) -> None:
 
 def acquire_job(side: ApiForm) -> Job:
     side.add()
-    return side.take()
+    return side.acquire()
 
 
 def pending_dependencies(side: ApiForm) -> Any:
-    return side.queue.get_dependencies(side.family().job.id, "pending")
+    return side.queue.get_dependencies(side.add_flow().job.id, "pending")
 
 
 def fetch_next(side: ApiForm) -> Any:
@@ -82,7 +82,7 @@ def fetch_next(side: ApiForm) -> Any:
 
 def check_stalled_job(side: ApiForm) -> Any:
     side.add()
-    side.take()
+    side.acquire()
     side.queue.check_stalled()
     side.redis.delete(side.key("stalled-check"), side.key(f"{side.ids()[0]}:lock"))
     return side.queue.check_stalled(0)
@@ -101,16 +101,16 @@ def read_metrics(side: ApiForm) -> Any:
 
 
 def clean_completed(side: ApiForm) -> Any:
-    side.completed()
+    side.add_completed()
     side.now_ms += 10_000
-    side.completed()
+    side.add_completed()
     return side.queue.clean(5, 0, "completed")
 
 
 def reach_concurrency(side: ApiForm) -> Any:
     add_two(side)
     side.queue.set_global_concurrency(1)
-    side.take()
+    side.acquire()
     return side.queue.is_maxed()
 
 
@@ -121,7 +121,7 @@ def limit_rate(side: ApiForm) -> Any:
 
 def with_worker(count: Callable[[ApiForm], Any]) -> Scenario:
     def run(side: ApiForm) -> Any:
-        side.worker("mine")
+        side.connect_worker("mine")
         return count(side)
 
     return run
@@ -193,20 +193,20 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "get_active": (after(acquire_job, then=lambda s: [s.queue.get_active(), s.queue.get_active(1)]), [["#1"], []]),
     "get_active_count": (after(acquire_job, then=lambda s: s.queue.get_active_count()), 1),
     "get_completed": (
-        after(lambda s: s.completed(), then=lambda s: [s.queue.get_completed(), s.queue.get_completed(1)]),
+        after(lambda s: s.add_completed(), then=lambda s: [s.queue.get_completed(), s.queue.get_completed(1)]),
         [["#1"], []],
     ),
-    "get_completed_count": (after(lambda s: s.completed(), then=lambda s: s.queue.get_completed_count()), 1),
+    "get_completed_count": (after(lambda s: s.add_completed(), then=lambda s: s.queue.get_completed_count()), 1),
     "get_delayed": (
         after(lambda s: s.add(delay=HOUR), then=lambda s: [s.queue.get_delayed(), s.queue.get_delayed(1)]),
         [["#1"], []],
     ),
     "get_delayed_count": (after(lambda s: s.add(delay=HOUR), then=lambda s: s.queue.get_delayed_count()), 1),
     "get_failed": (
-        after(lambda s: s.failed(), then=lambda s: [s.queue.get_failed(), s.queue.get_failed(1)]),
+        after(lambda s: s.add_failed(), then=lambda s: [s.queue.get_failed(), s.queue.get_failed(1)]),
         [["#1"], []],
     ),
-    "get_failed_count": (after(lambda s: s.failed(), then=lambda s: s.queue.get_failed_count()), 1),
+    "get_failed_count": (after(lambda s: s.add_failed(), then=lambda s: s.queue.get_failed_count()), 1),
     "get_prioritized": (
         after(lambda s: s.add(priority=1), then=lambda s: [s.queue.get_prioritized(), s.queue.get_prioritized(1)]),
         [["#1"], []],
@@ -218,10 +218,13 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "get_waiting_count": (after(lambda s: s.add(), then=lambda s: s.queue.get_waiting_count()), 1),
     "get_waiting_children": (
-        after(lambda s: s.family(), then=lambda s: [s.queue.get_waiting_children(), s.queue.get_waiting_children(1)]),
+        after(lambda s: s.add_flow(), then=lambda s: [s.queue.get_waiting_children(), s.queue.get_waiting_children(1)]),
         [["#1"], []],
     ),
-    "get_waiting_children_count": (after(lambda s: s.family(), then=lambda s: s.queue.get_waiting_children_count()), 1),
+    "get_waiting_children_count": (
+        after(lambda s: s.add_flow(), then=lambda s: s.queue.get_waiting_children_count()),
+        1,
+    ),
     "get_job_count_by_types": (
         after(add_two, then=lambda s: s.queue.get_job_count_by_types("waiting", "prioritized")),
         2,
@@ -242,7 +245,7 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "pause": (after(add_two, then=lambda s: s.queue.pause()), None),
     "promote_jobs": (after(lambda s: s.add(delay=HOUR), then=lambda s: s.queue.promote_jobs()), None),
     "rate_limit": (lambda s: s.queue.rate_limit(100), None),
-    "remove": (lambda s: s.queue.remove(s.family().job.id, remove_children=False), True),
+    "remove": (lambda s: s.queue.remove(s.add_flow().job.id, remove_children=False), True),
     "remove_deduplication_key": (
         after(lambda s: s.add(deduplication="d"), then=lambda s: s.queue.remove_deduplication_key("d")),
         True,
@@ -266,11 +269,13 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         after(lambda s: s.queue.rate_limit(100), then=lambda s: s.queue.remove_rate_limit_key()),
         True,
     ),
-    "repeatables": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
+    "repeatables": (after(lambda s: s.add_repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
     "resume": (after(lambda s: s.queue.pause(), add_two, then=lambda s: s.queue.resume()), None),
     "retry_jobs": (
         after(
-            lambda s: s.failed(), lambda s: s.completed(), then=lambda s: s.queue.retry_jobs(state="completed", count=1)
+            lambda s: s.add_failed(),
+            lambda s: s.add_completed(),
+            then=lambda s: s.queue.retry_jobs(state="completed", count=1),
         ),
         None,
     ),
@@ -302,21 +307,21 @@ def state_of(name: str, make: Callable[[ApiForm], Job]) -> Scenario:
 def next_after(end: Callable[[Job], Any]) -> Scenario:
     def run(side: ApiForm) -> Any:
         add_two(side)
-        job = side.take()
+        job = side.acquire()
         return [end(job), job.returnvalue, job.failed_reason, job.attempts_made]
 
     return run
 
 
 def with_child(side: ApiForm) -> Job:
-    parent = side.parent()
-    side.take().move_to_completed({"price": 3})
+    parent = side.add_parent()
+    side.acquire().move_to_completed({"price": 3})
     return parent
 
 
 def with_failed_child(side: ApiForm) -> Job:
-    parent = side.parent(attempts=1, ignore_dependency_on_failure=True)
-    side.take().move_to_failed("gone")
+    parent = side.add_parent(attempts=1, ignore_dependency_on_failure=True)
+    side.acquire().move_to_failed("gone")
     return parent
 
 
@@ -336,13 +341,13 @@ def update_progress_of_result(side: ApiForm) -> Any:
 
 
 def read_snapshot(side: ApiForm) -> Any:
-    snapshot = side.result(side.failed()).snapshot()
+    snapshot = side.result(side.add_failed()).snapshot()
     return [snapshot.state, snapshot.failed_reason, snapshot.attempts_made]
 
 
 def refresh_job(side: ApiForm) -> Any:
     job = side.add()
-    side.take().move_to_completed("ok")
+    side.acquire().move_to_completed("ok")
     before = job.returnvalue
     job.refresh()
     return [before, job.returnvalue]
@@ -350,7 +355,7 @@ def refresh_job(side: ApiForm) -> Any:
 
 def wait_for_children(side: ApiForm) -> Any:
     parent = side.add()
-    job = side.take()
+    job = side.acquire()
     without_children = job.move_to_waiting_children()
     side.add(parent={"id": parent.id, "queue": side.queue.qualified_name})
     return [without_children, job.move_to_waiting_children()]
@@ -380,12 +385,12 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
     ),
     "get_state": (state_of("get_state", lambda s: s.add()), ["waiting", "delayed"]),
     "is_active": (state_of("is_active", acquire_job), [True, False]),
-    "is_completed": (state_of("is_completed", lambda s: s.completed()), [True, False]),
+    "is_completed": (state_of("is_completed", lambda s: s.add_completed()), [True, False]),
     "is_delayed": (lambda s: [s.add(delay=HOUR).is_delayed(), s.add().is_delayed()], [True, False]),
-    "is_failed": (state_of("is_failed", lambda s: s.failed()), [True, False]),
+    "is_failed": (state_of("is_failed", lambda s: s.add_failed()), [True, False]),
     "is_prioritized": (state_of("is_prioritized", lambda s: s.add(priority=1)), [True, False]),
     "is_waiting": (state_of("is_waiting", lambda s: s.add()), [True, False]),
-    "is_waiting_children": (state_of("is_waiting_children", lambda s: s.parent()), [True, False]),
+    "is_waiting_children": (state_of("is_waiting_children", lambda s: s.add_parent()), [True, False]),
     "log": (change_job(lambda job: job.log("one"), keep_logs=1), [1, {"n": 1}, None, 0, 0]),
     "move_to_completed": (
         next_after(lambda job: job.move_to_completed({"v": 1}, fetch_next=True)),
@@ -397,17 +402,17 @@ JOB: Final[dict[str, tuple[Scenario, Any]]] = {
     "move_to_waiting_children": (wait_for_children, [False, True]),
     "promote": (change_job(lambda job: job.promote(), delay=HOUR), [None, {"n": 1}, None, 0, 0]),
     "refresh": (refresh_job, [None, "ok"]),
-    "remove": (lambda s: s.parent().remove(children=False), None),
-    "remove_child_dependency": (lambda s: s.child().remove_child_dependency(), True),
+    "remove": (lambda s: s.add_parent().remove(children=False), None),
+    "remove_child_dependency": (lambda s: s.add_child().remove_child_dependency(), True),
     "remove_deduplication_key": (
         change_job(lambda job: job.remove_deduplication_key(), deduplication="d"),
         [True, {"n": 1}, None, 0, 0],
     ),
-    "remove_unprocessed_children": (lambda s: s.parent().remove_unprocessed_children(), None),
-    "retry": (lambda s: s.completed().retry("completed"), None),
+    "remove_unprocessed_children": (lambda s: s.add_parent().remove_unprocessed_children(), None),
+    "retry": (lambda s: s.add_completed().retry("completed"), None),
     "update_data": (change_job(lambda job: job.update_data({"to": "ann"})), [None, {"to": "ann"}, None, 0, 0]),
     "update_progress": (change_job(lambda job: job.update_progress(50)), [None, {"n": 1}, 50, 0, 0]),
-    "wait_until_finished": (lambda s: s.completed({"n": [1]}).wait_until_finished(30), {"n": [1]}),
+    "wait_until_finished": (lambda s: s.add_completed({"n": [1]}).wait_until_finished(30), {"n": [1]}),
 }
 
 
@@ -426,11 +431,11 @@ FLOWS: Final[dict[str, tuple[Scenario, Any]]] = {
         [["parent", [["leaf", []], ["leaf", []]]], ["alone", []]],
     ),
     "close": (
-        after(lambda s: s.family(), lambda s: s.flows.close(), then=lambda s: shape(s.family())),
+        after(lambda s: s.add_flow(), lambda s: s.flows.close(), then=lambda s: shape(s.add_flow())),
         ["parent", [["leaf", []]]],
     ),
     "get_flow": (
-        lambda s: [shape(s.flows.get_flow(s.name, s.family().job.id)), s.flows.get_flow(s.name, "gone")],
+        lambda s: [shape(s.flows.get_flow(s.name, s.add_flow().job.id)), s.flows.get_flow(s.name, "gone")],
         [["parent", [["leaf", []]]], None],
     ),
     "wait_until_ready": (lambda s: s.flows.wait_until_ready(), None),
@@ -456,20 +461,24 @@ SCHEDULERS: Final[dict[str, tuple[Scenario, Any]]] = {
     "upsert": (lambda s: facts(hourly(s)), ["s", "tick", 0, 1]),
 }
 REPEATABLES: Final[dict[str, tuple[Scenario, Any]]] = {
-    "count": (after(lambda s: s.repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
+    "count": (after(lambda s: s.add_repeatable(), then=lambda s: s.queue.repeatables.count()), 1),
     "list": (
-        after(lambda s: s.repeatable(), then=lambda s: [repeatable.key for repeatable in s.queue.repeatables.list()]),
+        after(
+            lambda s: s.add_repeatable(), then=lambda s: [repeatable.key for repeatable in s.queue.repeatables.list()]
+        ),
         ["old"],
     ),
     "remove": (
         after(
-            lambda s: s.repeatable(f"tick::::{HOUR_MS}"),
+            lambda s: s.add_repeatable(f"tick::::{HOUR_MS}"),
             then=lambda s: [s.queue.repeatables.remove("tick", every=HOUR) for _ in range(2)],
         ),
         [True, False],
     ),
     "remove_by_key": (
-        after(lambda s: s.repeatable(), then=lambda s: [s.queue.repeatables.remove_by_key("old") for _ in range(2)]),
+        after(
+            lambda s: s.add_repeatable(), then=lambda s: [s.queue.repeatables.remove_by_key("old") for _ in range(2)]
+        ),
         [True, False],
     ),
 }
@@ -479,7 +488,7 @@ def run_until_closed(side: ApiForm) -> Any:
     side.add()
     events, received = side.events(), list[str]()
     events.on("added", lambda event: received.append(event.event))
-    events.on("waiting", side.closing(events))
+    events.on("waiting", side.close_callback(events))
     events.run()
     return received
 
@@ -488,7 +497,7 @@ def listen_in_background(side: ApiForm) -> Any:
     events, received = side.events(), side.signal()
     events.on("completed", received.set)
     events.listen()
-    side.completed()
+    side.add_completed()
     return received.wait()
 
 
@@ -581,7 +590,7 @@ def test_both_forms_return_and_do_the_same(
         answer = scenario(side)
         assert calls, f"the scenario does not call {form.__name__}.{method}"
         ids.append(side.ids())
-        assert side.comparable(answer, ids[-1]) == expected
+        assert side.normalize(answer, ids[-1]) == expected
         states.append(side.state(ids[-1]))
     assert states[0] == states[1]
 
@@ -663,7 +672,7 @@ def test_every_class_that_supports_with_or_for_is_tested() -> None:
 # ---- results: one class, whose awaitable methods begin with a -------------------------------------------------------
 
 RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
-    "get": (lambda s: s.result(s.completed({"n": 1})).get(30), {"n": 1}),
+    "get": (lambda s: s.result(s.add_completed({"n": 1})).get(30), {"n": 1}),
     "revoke": (
         lambda s: [s.result(job := s.add()).revoke(), s.result(job).revoke(terminate=True)],
         ["revoked", "finished"],
@@ -671,13 +680,13 @@ RESULTS: Final[dict[str, tuple[Scenario, Any]]] = {
     "snapshot": (read_snapshot, ["failed", "no", 1]),
 }
 PLAIN: Final[dict[str, tuple[Scenario, Any]]] = {
-    "failed": (lambda s: s.failed().result().failed(), True),
-    "info": (lambda s: s.completed(3).result().info, 3),
+    "failed": (lambda s: s.add_failed().result().failed(), True),
+    "info": (lambda s: s.add_completed(3).result().info, 3),
     "progress": (update_progress_of_result, [None, 50]),
-    "ready": (lambda s: [s.add().result().ready(), s.completed(priority=1).result().ready()], [False, False]),
+    "ready": (lambda s: [s.add().result().ready(), s.add_completed(priority=1).result().ready()], [False, False]),
     "state": (lambda s: s.add().result().state, "waiting"),
-    "successful": (lambda s: s.completed().result().successful(), True),
-    "traceback": (lambda s: s.failed().result().traceback, None),
+    "successful": (lambda s: s.add_completed().result().successful(), True),
+    "traceback": (lambda s: s.add_failed().result().traceback, None),
 }
 """Members without an asyncio form: ``await result.asnapshot()`` has all their values."""
 
@@ -687,7 +696,7 @@ def test_sync_and_async_methods_of_a_result_return_the_same(sides: tuple[ApiForm
     scenario, expected = RESULTS[case]
     for side in sides:
         answer = scenario(side)
-        assert side.comparable(answer, side.ids()) == expected
+        assert side.normalize(answer, side.ids()) == expected
 
 
 def test_an_async_result_can_be_awaited(sides: tuple[ApiForm, ApiForm]) -> None:
@@ -697,14 +706,14 @@ def test_an_async_result_can_be_awaited(sides: tuple[ApiForm, ApiForm]) -> None:
         finally:
             await sides[0].broker.aclose()
 
-    job = sides[0].completed({"n": 1})
+    job = sides[0].add_completed({"n": 1})
     assert asyncio.run(awaited()) == {"n": 1}
 
 
 @pytest.mark.parametrize("case", PLAIN)
 def test_properties_of_a_result_return_their_values(sides: tuple[ApiForm, ApiForm], case: str) -> None:
     scenario, expected = PLAIN[case]
-    assert sides[0].comparable(scenario(sides[0]), []) == expected
+    assert sides[0].normalize(scenario(sides[0]), []) == expected
 
 
 def test_every_member_of_a_result_is_tested() -> None:

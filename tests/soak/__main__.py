@@ -47,10 +47,10 @@ def inject_faults(env: SoakEnvironment, names: list[str], minutes: float, every_
             return found
         FAULTS[name](env)
         found.append(env.idle_after(name, since_ms))
-        seconds, who = found[-1].longest
+        seconds, target = found[-1].longest
         died = f", {len(env.fleet.deaths)} supervisors have crashed" if env.fleet.deaths else ""
         click.echo(
-            f"{time.strftime('%H:%M:%S')} {name}: idle for {seconds:.2f} s ({who}), "
+            f"{time.strftime('%H:%M:%S')} {name}: idle for {seconds:.2f} s ({target}), "
             f"{len(env.ledger.jobs)} jobs acknowledged, load {os.getloadavg()[0]:.1f}{died}"
         )
         env.pause(began + every_s - time.monotonic())
@@ -67,9 +67,9 @@ def report_faults(found: list[Idle], repeated_ms: list[int]) -> None:
         repeated[idle.fault] += sum(idle.since_ms <= at_ms < end_ms for at_ms in repeated_ms)
     click.echo(f"\n{'fault':40} {'times':>5} {'idle s: median':>14} {'longest':>8} {'repeated':>9}")
     for fault, longest in sorted(by_fault.items()):
-        seconds, who = max(longest)
+        seconds, target = max(longest)
         median = statistics.median(each for each, _ in longest)
-        click.echo(f"{fault:40} {len(longest):5} {median:14.2f} {seconds:8.2f} {repeated[fault]:9} {who}")
+        click.echo(f"{fault:40} {len(longest):5} {median:14.2f} {seconds:8.2f} {repeated[fault]:9} {target}")
 
 
 def report_jobs(env: SoakEnvironment, found: Audit) -> None:
@@ -132,9 +132,9 @@ def main(
     leftovers.end(set(left))
     found.problems["leftover processes"] += [f"{pid}: {command}" for pid, command in left.items()]
     found.problems[f"idle for longer than {MAX_IDLE_S:g} s"] += [
-        f"{seconds:.1f} s after {each.fault}: {who}"
+        f"{seconds:.1f} s after {each.fault}: {target}"
         for each in idle
-        for who, seconds in each.seconds.items()
+        for target, seconds in each.seconds.items()
         if seconds > MAX_IDLE_S
     ]
     report_faults(idle, repeated_ms)

@@ -57,7 +57,7 @@ class Idle:
     @property
     def longest(self) -> tuple[float, str]:
         """The longest idle time, and the worker or queue."""
-        return max((seconds, who) for who, seconds in self.seconds.items())
+        return max((seconds, target) for target, seconds in self.seconds.items())
 
 
 class SoakEnvironment:
@@ -154,16 +154,18 @@ class SoakEnvironment:
         for queue in QUEUES:
             self.direct.send_task("plain", queue=queue)
         with ThreadPoolExecutor(len(probes) + len(QUEUES)) as pool:
-            pending = {who: pool.submit(self.journal.wait_for_start, job, TIMEOUT_S) for who, job in probes.items()}
+            pending = {
+                target: pool.submit(self.journal.wait_for_start, job, TIMEOUT_S) for target, job in probes.items()
+            }
             pending |= {
                 f"queue {name}": pool.submit(self.journal.first_start, name, answered_ms, TIMEOUT_S)
                 for name in QUEUES[:2]
             }
-            at_ms = {who: found.result() for who, found in pending.items()}
+            at_ms = {target: found.result() for target, found in pending.items()}
         return Idle(
             fault,
             since_ms,
-            {who: TIMEOUT_S if at is None else max(0, at - answered_ms) / 1000 for who, at in at_ms.items()},
+            {target: TIMEOUT_S if at is None else max(0, at - answered_ms) / 1000 for target, at in at_ms.items()},
         )
 
     def __enter__(self) -> Self:

@@ -37,7 +37,7 @@ class Sample:
         """Measure a process.
 
         Raises:
-            OSError: it is gone.
+            OSError: The process does not exist.
         """
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return cls(pages * os.sysconf("SC_PAGESIZE") / 2**20, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))

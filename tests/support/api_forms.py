@@ -66,42 +66,42 @@ class ApiForm:
         """Add a job ``a`` with the data ``{"n": 1}``."""
         return self.queue.add("a", {"n": 1}, **options)
 
-    def take(self) -> Job:
+    def acquire(self) -> Job:
         """Acquire the next job."""
         job = self.queue.get_next_job("t")
         assert job is not None
         return job
 
-    def completed(self, value: Any = 1, **options: Any) -> Job:
+    def add_completed(self, value: Any = 1, **options: Any) -> Job:
         """Add a job and complete it."""
         job = self.add(**options)
-        self.take().move_to_completed(value)
+        self.acquire().move_to_completed(value)
         return job
 
-    def failed(self, **options: Any) -> Job:
+    def add_failed(self, **options: Any) -> Job:
         """Add a job and fail it."""
         job = self.add(attempts=1, **options)
-        self.take().move_to_failed("no")
+        self.acquire().move_to_failed("no")
         return job
 
-    def family(self, **options: Any) -> FlowNode[Job]:
+    def add_flow(self, **options: Any) -> FlowNode[Job]:
         """Add a parent that waits for a child with these options."""
         leaf = FlowJob("leaf", self.name, {}, cast(Any, options))
         return self.flows.add(FlowJob("parent", self.name, {}, {}, [leaf]))
 
-    def parent(self, **options: Any) -> Job:
-        """Return the parent of a new :meth:`family` as a job of this form."""
-        found = self.queue.get_job(self.family(**options).job.id)
+    def add_parent(self, **options: Any) -> Job:
+        """Return the parent of a new :meth:`add_flow` as a job of this form."""
+        found = self.queue.get_job(self.add_flow(**options).job.id)
         assert found is not None
         return found
 
-    def child(self) -> Job:
-        """Return the child of a new :meth:`family` as a job of this form."""
-        found = self.queue.get_job(self.family().children[0].job.id)
+    def add_child(self) -> Job:
+        """Return the child of a new :meth:`add_flow` as a job of this form."""
+        found = self.queue.get_job(self.add_flow().children[0].job.id)
         assert found is not None
         return found
 
-    def repeatable(self, key: str = "old") -> None:
+    def add_repeatable(self, key: str = "old") -> None:
         """Store a repeatable job as Node's legacy API does."""
         self.redis.zadd(f"{self.base}repeat", {key: START_MS + HOUR_MS})
         self.redis.hset(f"{self.base}repeat:{key}", mapping={"name": "tick", "every": HOUR_MS})
@@ -112,7 +112,7 @@ class ApiForm:
         self._opened.append(self._plain(kind(self.name, start="0", broker=lambda: self.broker)))
         return cast("QueueEvents", self._opened[-1])
 
-    def closing(self, events: QueueEvents) -> Callable[[object], object]:
+    def close_callback(self, events: QueueEvents) -> Callable[[object], object]:
         """Return a callback that closes a listener."""
         target = events if self._runner is None else cast(Any, events).target
         return lambda _event: target.close()
@@ -125,7 +125,7 @@ class ApiForm:
         """Return the handle of a job's result."""
         return job.result() if self._runner is None else AwaitedResult(job.result(), self._runner)
 
-    def worker(self, name: str) -> None:
+    def connect_worker(self, name: str) -> None:
         """Open a connection with the client name of a worker."""
         self._opened.append(self.broker.client(self.queue.context.keys.client_name(name)))
         self._opened[-1].connect()
@@ -141,7 +141,7 @@ class ApiForm:
         added = cast("list[tuple[str, dict[str, str]]]", self.redis.xrange(self.key("events")))
         return list(dict.fromkeys(event["jobId"] for _, event in added if event["event"] == "added"))
 
-    def comparable(self, value: Any, ids: Sequence[str]) -> Any:
+    def normalize(self, value: Any, ids: Sequence[str]) -> Any:
         """Return a result without the ids, names and classes that differ between the forms."""
         if isinstance(value, SyncFacade):
             value = value.target
@@ -156,8 +156,8 @@ class ApiForm:
         if isinstance(value, str):
             return self._text(value, ids)
         if isinstance(value, Mapping):
-            return {self.comparable(name, ids): self.comparable(item, ids) for name, item in value.items()}
-        return [self.comparable(item, ids) for item in value]
+            return {self.normalize(name, ids): self.normalize(item, ids) for name, item in value.items()}
+        return [self.normalize(item, ids) for item in value]
 
     def _text(self, text: str, ids: Sequence[str]) -> str:
         for number, job_id in enumerate(ids, 1):

@@ -165,7 +165,7 @@ class ForkServer:
             finally:
                 prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if not answer:
-            raise RuntimeError("the fork server has ended")
+            raise RuntimeError("the fork server has exited")
         return int(answer)
 
     def _launch(self) -> None:

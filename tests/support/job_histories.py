@@ -73,37 +73,37 @@ class HistoryWriter:
             self.write(job_id, "waiting", prev="waiting-children")
 
     def complete(self, job_id: str) -> Iterator[None]:
-        """The job completes; some jobs are then retried manually."""
+        """Complete the job; on the second step it is retried manually."""
         self.write(job_id, "completed", prev="active")
         yield
         self.write(job_id, "waiting", prev="completed")
 
     def fail(self, job_id: str) -> Iterator[None]:
-        """The job fails finally; some jobs are then retried manually."""
+        """Fail the job finally; on the second step it is retried manually."""
         self.write(job_id, "failed", prev="active", failed_reason=self._rng.choice(REASONS))
         self.write(job_id, "retries-exhausted", same_script=True)
         yield
         self.write(job_id, "waiting", prev="failed")
 
     def release(self, job_id: str) -> Iterator[None]:
-        """The job waits again: a retry without delay, a rate limit, a release by the task or by a stopping worker."""
+        """Move the job to wait: a retry without delay, a rate limit, or a release by the task or a stopping worker."""
         self.write(job_id, "waiting", prev="active")
         yield
 
     def delay(self, job_id: str) -> Iterator[None]:
-        """The job is delayed: a retry with a delay, or the task has rescheduled it."""
+        """Delay the job: a retry with a delay, or a task that has rescheduled it."""
         self.write(job_id, "delayed")
         yield
         self.write(job_id, "waiting", prev="delayed")
 
     def stall(self, job_id: str) -> Iterator[None]:
-        """The job stalls because its worker is lost."""
+        """Let the job stall, as if its worker is lost."""
         self.write(job_id, "waiting", prev="active")
         self.write(job_id, "stalled", same_script=True)
         yield
 
     def wait_for_children(self, job_id: str) -> Iterator[None]:
-        """The job adds child jobs and waits for them."""
+        """Let the job wait for child jobs."""
         self.write(job_id, "waiting-children", prev="active")
         yield
         self.write(job_id, "waiting", prev="waiting-children")

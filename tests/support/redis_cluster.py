@@ -69,10 +69,10 @@ class Cluster:
                     own += [*certificates.arguments(tls_ports[-1]), "--tls-cluster", "yes"]
                 server = RedisServer.start(directory / f"node-{number}", flavour=flavour, extra=own)
                 servers.append(stack.enter_context(server))
-            made = cls(servers, 3, tls_ports)
-            stack.callback(made.close)
-            made._join()
-            yield made
+            cluster = cls(servers, 3, tls_ports)
+            stack.callback(cluster.close)
+            cluster._join()
+            yield cluster
 
     @property
     def url(self) -> str:
