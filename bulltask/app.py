@@ -159,7 +159,7 @@ class App:
             listener: Called with the event; omit it to use this method as a decorator. Its return value is ignored.
 
         Returns:
-            The listener, or a decorator for one.
+            The listener, or a decorator.
 
         Raises:
             ConfigError: Children do not emit such events, ``listener`` is a coroutine function, or the children have
@@ -198,8 +198,8 @@ class App:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
-            BrokerError: A round trip failed; the ones before it are stored. It is safe to send calls with a
-                ``job_id`` again.
+            BrokerError: A round trip failed; the calls of earlier round trips are stored. It is safe to send calls with
+                a ``job_id`` again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]

@@ -33,7 +33,7 @@ def to_ms(value: Duration, name: str = "duration") -> int:
 
 
 def to_epoch_ms(moment: datetime, name: str = "eta") -> int:
-    """Return an aware ``datetime`` as epoch milliseconds; a naive one counts as UTC, as in Celery.
+    """Return an aware ``datetime`` as epoch milliseconds; a naive ``datetime`` is UTC, as in Celery.
 
     Raises:
         ConfigError: ``moment`` is not a ``datetime``.
@@ -80,7 +80,7 @@ class ServerClock:
     """The server's time, extrapolated with the monotonic clock.
 
     Every timestamp in Redis is the server's. Otherwise a worker whose wall clock is two minutes ahead would run
-    delayed jobs two minutes early, and so would one whose wall clock jumps.
+    delayed jobs two minutes early, and so would a worker whose wall clock jumps.
     """
 
     resync_ms = 60_000

@@ -112,7 +112,7 @@ class AsyncResult(Generic[R]):
             the job does not exist.
 
         Raises:
-            SchedulerJobError: The job is the next one of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: The job is the next job of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached. It is safe to call again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)
@@ -153,7 +153,7 @@ class AsyncResult(Generic[R]):
 
     @property
     def info(self) -> Any:
-        """Celery's ``info``: the return value of a completed job, the exception of a failed one, else the progress."""
+        """Celery's ``info``: the return value of a completed job, the exception of a failed job, else the progress."""
         snapshot = self.snapshot()
         if snapshot.state is JobState.COMPLETED:
             return self._value(Finished(True, snapshot.returnvalue or "null"))
@@ -249,7 +249,7 @@ def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object,
 
 
 def _without_init(kind: type[Exception], args: tuple[object, ...]) -> Exception | None:
-    # The nearest built-in __new__: a class may define its own.
+    # The nearest built-in __new__, because a class may define another.
     news = (vars(base).get("__new__") for base in kind.__mro__)
     new = next(new for new in news if isinstance(new, BuiltinMethodType))
     try:

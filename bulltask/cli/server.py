@@ -70,7 +70,7 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
 
 def _wait_for_end(started: EmbeddedServer) -> None:
     """Wait until the server has ended or this process gets a signal to end."""
-    # The signals stay blocked: a second Ctrl-C must not interrupt the stop, which has its own time limit.
+    # The signals stay blocked: a second Ctrl-C must not interrupt the shutdown, which has a time limit.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     while started.running and signal.sigwait(_STOP_SIGNALS | {signal.SIGCHLD}) not in _STOP_SIGNALS:
         pass  # SIGCHLD: the server has ended, or was stopped and continued

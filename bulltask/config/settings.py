@@ -1,7 +1,7 @@
 """The table of settings: their names, fields of :class:`bulltask.config.config.Config`, parsers, defaults and help.
 
 Names are Celery's where Celery has one, and BullMQ's in snake_case for locks and stalled jobs. The documentation's
-table (docs/settings_table.py) is generated from this one.
+table (docs/settings_table.py) is generated from this table.
 """
 
 from __future__ import annotations

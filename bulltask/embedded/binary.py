@@ -1,4 +1,4 @@
-"""Find the server program: Valkey from the wheel, or an installed one."""
+"""Find a server program: Valkey from the wheel, or an installed program."""
 
 from __future__ import annotations
 

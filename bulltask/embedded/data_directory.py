@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The directories of one set of data, one for each line of servers: ``ROOT/valkey-9/NAME``.
+    """The directories for data of one name, one for each line of servers: ``ROOT/valkey-9/NAME``.
 
     A line is a flavour and a major version. Each has a separate directory, because Redis cannot read Valkey's files.
 
@@ -65,9 +65,9 @@ class DataDirectory:
     def running(self) -> tuple[Path, ServerRecord] | None:
         """Return directory and record of the server, of any line, that runs on this data; ``None`` if none does."""
         for directory in self._directories():
-            known = ServerRecord.read(directory)
-            if known is not None and known.is_running():
-                return directory, known
+            record = ServerRecord.read(directory)
+            if record is not None and record.is_running():
+                return directory, record
         return None
 
     def newer_directories(self, binary: ServerBinary) -> list[Path]:
@@ -103,10 +103,10 @@ class ServerRecord:
         """Read the last record; ``None`` if it is missing or invalid."""
         try:
             stored = json.loads((directory / "server.json").read_bytes())
-            known = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
+            record = cls(int(stored["pid"]), int(stored["port"]), str(stored["run_id"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return known if 0 < known.port < 65536 else None
+        return record if 0 < record.port < 65536 else None
 
     def write(self, directory: Path) -> None:
         """Write the record atomically: a reader never sees a part of it."""
@@ -117,9 +117,8 @@ class ServerRecord:
     def is_running(self) -> bool:
         """Check the run id of the server on that port: another server, or a restarted server, has a different id."""
         try:
-            if (
-                send_command(self.port, "PING", timeout=5.0) != "+PONG"
-            ):  # 5 s are for a busy server; a closed port fails at once
+            # The timeout is for a busy server; a closed port fails immediately.
+            if send_command(self.port, "PING", timeout=5.0) != "+PONG":
                 return False
             return server_info(self.port, timeout=5.0).get("run_id") == self.run_id
         except OSError:

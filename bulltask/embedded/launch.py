@@ -179,7 +179,7 @@ class ServerLog:
         """Return the error for a server that ended before it was ready."""
         text = self.text()
         if "bind: Permission denied" in text:
-            return BrokerUnavailableError(f"this user may not listen on port {port}: choose one above 1023")
+            return BrokerUnavailableError(f"this user may not listen on port {port}: choose a port above 1023")
         if "Address already in use" in text or "Failed listening on port" in text:
             return PortTakenError(f"port {port} of {HOST} is in use by another process")
         return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")

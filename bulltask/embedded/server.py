@@ -41,7 +41,7 @@ class EmbeddedServer:
     Args:
         data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and
             major version (`DataDirectory` separates those).
-        port: TCP port on 127.0.0.1; ``None`` chooses a free one.
+        port: TCP port on 127.0.0.1; ``None`` chooses a free port.
         binary: The program; ``None`` calls `find_binary`.
         appendonly: False keeps everything in memory only.
         password: Required from clients; ``None`` for none.

@@ -98,9 +98,9 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
     with _start_lock(data):
         other = data.running()
         if other is not None:
-            directory, known = other
+            directory, record = other
             raise BrokerUnavailableError(
-                f"a server already runs on the data in {directory}: {known.url}, process {known.pid}. "
+                f"a server already runs on the data in {directory}: {record.url}, process {record.pid}. "
                 f"Use that server, stop the processes that use it, or choose another directory"
             )
         server.start()
@@ -119,10 +119,10 @@ def _start_or_join(data: DataDirectory) -> str:
         return _start_here(binary, data.directory(binary))
 
 
-def _join(directory: Path, known: ServerRecord) -> bool:
+def _join(directory: Path, record: ServerRecord) -> bool:
     """Use a running server; return False if its last user has just ended, and the server has stopped."""
     new = _register_user(directory)
-    if known.is_running():
+    if record.is_running():
         return True
     if new:
         _unregister_user(directory)
@@ -130,10 +130,10 @@ def _join(directory: Path, known: ServerRecord) -> bool:
 
 
 def _start_here(binary: ServerBinary, directory: Path) -> str:
-    known = ServerRecord.read(directory)
+    record = ServerRecord.read(directory)
     new = _register_user(directory)
     try:
-        running = _start(binary, directory, known.port if known else None)
+        running = _start(binary, directory, record.port if record else None)
         running.write(directory)
     except BaseException:
         if new:

@@ -1,4 +1,4 @@
-"""Every exception of bulltask, in one tree.
+"""All exceptions of bulltask.
 
 ::
 

@@ -35,7 +35,7 @@ class ChildEvent(Event):
     __slots__ = ()
 
 
-# ---- the life of one job ---------------------------------------------------------------------------------------------
+# ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class RedisDisconnected(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisReconnecting(ChildEvent):
-    """This process tries to reach Redis again."""
+    """This process tries to reconnect to Redis."""
 
     attempt: int
     """1 for the first attempt after the loss."""

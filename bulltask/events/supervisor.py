@@ -108,7 +108,7 @@ class HeartbeatFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StalledCheckSkipped(Event):
-    """Stalled checks were skipped, because the previous one was still running."""
+    """Stalled checks were skipped, because the previous check was still running."""
 
     queue: str
     cycles: int

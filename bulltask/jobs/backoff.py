@@ -93,7 +93,7 @@ class Backoff:
         Args:
             value: ``None`` (retry immediately), a number of milliseconds (a fixed delay, as in BullMQ), or a
                 mapping ``{type, delay, jitter?, maxDelay?}``. A missing delay (BullMQ's custom types have none) and a
-                negative one count as 0; fractions of a millisecond are rounded.
+                negative delay count as 0; fractions of a millisecond are rounded.
 
         Raises:
             DecodeError: The value has another form.

@@ -113,11 +113,11 @@ class JobOptions:
             bulltask_options: Further options that only bulltask reads.
         """
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
-        own: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
+        options: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
         if self.expires_in_ms is not None:
             # The time counts from the scheduled time of each job.
-            own["ttl"] = own.pop("expires")
-        return {**wire, BULLTASK_KEY: own}
+            options["ttl"] = options.pop("expires")
+        return {**wire, BULLTASK_KEY: options}
 
     @property
     def deduplication_id(self) -> str | None:
@@ -224,7 +224,7 @@ class RunningJob:
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
-        """Like :meth:`from_hash`, but return a :meth:`placeholder` in place of one that cannot be read."""
+        """Like :meth:`from_hash`, but return a :meth:`placeholder` for a job that cannot be read."""
         if b"name" not in flat[::2]:
             return cls.placeholder(queue, job_id, f"job {job_id} has no name: it was not added by a BullMQ client")
         try:
@@ -277,8 +277,8 @@ class RunningJob:
     @property
     def bulltask_options(self) -> Mapping[str, Any]:
         """The options that only bulltask reads; empty if another client sent the job."""
-        own = self.opts.get(BULLTASK_KEY)
-        return own if isinstance(own, dict) else {}
+        options = self.opts.get(BULLTASK_KEY)
+        return options if isinstance(options, dict) else {}
 
     @property
     def sent_by_bulltask(self) -> bool:
@@ -338,7 +338,7 @@ class RunningJob:
         )
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
-        """Return BullMQ's fields for a failed attempt: the raw reason, and one traceback per attempt that has one."""
+        """Return BullMQ's fields for a failed attempt: the raw reason, and the tracebacks of all attempts."""
         traces = truncate_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
         safe = truncate_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
@@ -354,7 +354,7 @@ class RunningJob:
         return (otherwise or KEEP_ALL) if kept is None else kept
 
     def traces(self) -> list[str]:
-        """Return the tracebacks of earlier attempts; malformed ones are dropped, so that the job can still fail."""
+        """Return the tracebacks of earlier attempts; malformed tracebacks are dropped."""
         try:
             traces = codec.decode(self.stacktrace)
         except DecodeError:
@@ -372,7 +372,7 @@ def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
     # Node stores the id as the caller gave it, so it may be a number.
     if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts search for the colon in quadratic time: a long text without one would block Redis.
+    # BullMQ's scripts search for the colon in quadratic time: a long text without a colon would block Redis.
     if b":" not in raw.get(b"parentKey", b":"):
         raise DecodeError(f"field parentKey of job {job_id} is not the key of a job: {raw[b'parentKey'][:40]!r}")
 

@@ -37,11 +37,11 @@ class TimeLimits:
         return NO_LIMITS if soft is hard is None else cls(_ms(soft, "soft_time_limit"), _ms(hard, "time_limit"))
 
     @classmethod
-    def from_wire(cls, own: Mapping[str, Any]) -> TimeLimits:
+    def from_wire(cls, options: Mapping[str, Any]) -> TimeLimits:
         """Read the limits from bulltask's options of a job; a value that is not a positive number counts as none."""
-        if _SOFT not in own and _HARD not in own:
+        if _SOFT not in options and _HARD not in options:
             return NO_LIMITS
-        return cls(_stored_ms(own.get(_SOFT)), _stored_ms(own.get(_HARD)))
+        return cls(_stored_ms(options.get(_SOFT)), _stored_ms(options.get(_HARD)))
 
     def to_wire(self) -> dict[str, object]:
         """Return the limits as they are stored in bulltask's options of a job."""
@@ -49,7 +49,7 @@ class TimeLimits:
         return {name: limit_ms for name, limit_ms in stored.items() if limit_ms is not None}
 
     def check(self, whose: str, prefix: str = "") -> None:
-        """Check that the soft limit is shorter than the hard one.
+        """Check that the soft limit is shorter than the hard limit.
 
         Args:
             whose: The owner of the limits, for the message.

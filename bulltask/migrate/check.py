@@ -33,7 +33,7 @@ class MigrationOptions:
         states: Migrate only jobs in these states, some of :data:`STATES`.
         limit: Maximum number of jobs; ``None``: all.
         id_prefix: Prefix for the ids of migrated jobs.
-        default_name: Name for jobs that were added to Bull without one.
+        default_name: Name for jobs that were added to Bull without a name.
         recover_active: Move active jobs without a lock, whose workers have died, to the waiting jobs.
         force: Migrate although workers seem to be connected.
 

@@ -16,7 +16,7 @@ from bulltask.migrate.bull_job import BullJob
 __all__ = ["DEFAULT_NAME", "NOTES", "Conversion", "convert"]
 
 DEFAULT_NAME: Final = "__default__"
-"""The name of jobs that were added to Bull without one."""
+"""The name of jobs that were added to Bull without a name."""
 
 _DROPPED: Final = ("attemptsMade", "stalledCounter", "retriedOn", "attempts", "id", "lockAcquired")
 _NOT_KEPT: Final = ("timestamp", "repeat", "prevMillis", "debounce")
@@ -62,7 +62,7 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
     Args:
         job: Bull's job.
         state: Its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        default_name: Name for jobs that were added without one.
+        default_name: Name for jobs that were added without a name.
 
     Raises:
         DecodeError: Its data or options are not JSON, so no worker can read it.

@@ -1,4 +1,4 @@
-"""The dry run: what is there, what a migration would do, and what prevents it."""
+"""The dry run of a migration: its plan, and reasons why the queue cannot be migrated."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ class Planner:
         return scan
 
     def _count(self, changes: list[tuple[JobConversion, Conversion]], outcome: MigrationOutcome) -> None:
-        taken = self._exist_in_target([change.new_id for change, _ in changes])
-        for (change, conversion), is_taken in zip(changes, taken, strict=True):
-            if is_taken:
+        existing = self._exist_in_target([change.new_id for change, _ in changes])
+        for (change, conversion), exists in zip(changes, existing, strict=True):
+            if exists:
                 outcome.skip(SkipReason.ID_TAKEN, change.id)
             else:
                 outcome.moved[change.state] += 1

@@ -94,7 +94,7 @@ def plan_repeatables(
         repeats: Bull's keys, with the epoch milliseconds of the next run.
         jobs: Their next jobs by id.
         queue: The target queue's name in the app.
-        timezone: For patterns without one.
+        timezone: Time zone of patterns without one.
         selected: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}

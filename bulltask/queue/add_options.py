@@ -41,18 +41,18 @@ class AddOptions(TypedDict, total=False):
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``. ``type`` may be the name of a custom strategy of the workers. Default: the app's setting.
         delay: Time before the job may run.
-        priority: 0 for none (runs before all that have one), otherwise 1 (first) to 2,097,151 (last).
-        lifo: Put it in front of the waiting jobs.
+        priority: 0 for none (runs before all jobs with a priority), otherwise 1 (first) to 2,097,151 (last).
+        lifo: Put the job in front of the waiting jobs.
         timestamp: When the job was created: a ``datetime``, or seconds since the epoch.
-        job_id: Its id (default: a new UUIDv7). If a job with this id exists, nothing is added.
+        job_id: The job's id (default: a new UUIDv7). If a job with this id exists, nothing is added.
         remove_on_complete, remove_on_fail: Retention of the finished job: ``True`` removes it, ``False`` keeps it, a
-            number keeps the newest ones, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
+            number keeps the newest jobs, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
             Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (forever).
-        keep_logs: How many lines its log keeps; 0: all (default: the setting ``max_logs``, 1,000).
-        stack_trace_limit: How many tracebacks of failed attempts it keeps.
+        keep_logs: Maximum number of lines in its log; 0: no limit (default: the setting ``max_logs``, 1,000).
+        stack_trace_limit: Maximum number of tracebacks of failed attempts.
         size_limit: Maximum size of its data as JSON, in bytes; checked before anything is sent.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`.
-        parent: The job that waits for this one.
+        parent: The job that waits for this job.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: How this job's failure affects its parent; at most one of them.
         telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.

@@ -61,7 +61,7 @@ class Callbacks:
         return add if callback is None else add(callback)
 
     def off(self, callback: Callback) -> None:
-        """Remove a callback from all its events; an unknown one is ignored."""
+        """Remove a callback from all its events; unknown callbacks are ignored."""
         self._calls = [(key, known) for key, known in self._calls if known is not callback]
 
     def of(self, event: QueueEvent) -> list[Callback]:

@@ -29,7 +29,7 @@ R = TypeVar("R")
 class QueueContext:
     """Runs the calls and operations of one queue.
 
-    Methods that reach Redis exist twice; the ones that start with ``a`` are for asyncio.
+    Methods that use Redis have two forms; names of the asyncio form start with ``a``.
 
     Args:
         queue: The queue's name in the app.

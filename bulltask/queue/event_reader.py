@@ -152,7 +152,7 @@ class EventReader(EventReaderBase):
         with self._reading:
             self._reader = threading.get_ident()
             try:
-                self._connect()  # even if already opened: a close() before the connection found nothing to interrupt
+                self._connect()  # even if already opened: a close() before the connection had nothing to interrupt
                 if not self._closed.is_set():
                     self._add_page(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:

@@ -51,7 +51,7 @@ class QueueEvent:
     """An event of a queue; a callback for this class receives all events.
 
     Attributes:
-        id: The entry's id in the stream, ``"<milliseconds>-<number>"``; later ones are larger.
+        id: The entry's id in the stream, ``"<milliseconds>-<number>"``; ids increase.
         queue: The queue's name in the app.
     """
 
@@ -146,7 +146,7 @@ class WaitingChildren(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Stalled(JobEvent):
-    """A job was active without a lock and is waiting again; its worker is gone, or cannot reach Redis."""
+    """A job was active without a lock and is waiting again; its worker has died, or cannot reach Redis."""
 
     event: ClassVar[str] = "stalled"
 
@@ -262,11 +262,11 @@ class Custom(QueueEvent):
 class EventsLost(QueueEvent):
     """Events were trimmed before this listener read them. The listener creates this event; it is not in the stream.
 
-    Its ``id`` is that of the last event before the gap, so a later listener can start there.
+    Its ``id`` is that of the last event before the gap, so a later listener can start at it.
 
     Attributes:
         from_id: Id of the last event that was read before the gap, or the listener's start position.
-        to_id: Id of the first event after the gap, ``None`` if there is none yet.
+        to_id: Id of the first event after the gap, ``None`` if no event has followed yet.
         count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
             7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
             deleted (``obliterate``).
@@ -283,7 +283,7 @@ class EventsLost(QueueEvent):
 
 
 class _Fields:
-    """The fields of one entry, by type; a missing one raises ``KeyError``."""
+    """The fields of an entry, by type; a missing field raises ``KeyError``."""
 
     def __init__(self, raw: Mapping[bytes, bytes]) -> None:
         self._raw = raw
@@ -353,7 +353,7 @@ def read_event(queue: str, entry: Entry) -> QueueEvent:
         try:
             return read(entry_id, queue, _Fields(raw))
         except (KeyError, ValueError, OverflowError):
-            pass  # another program's event with the same name, or a malformed one
+            pass  # another program's event with the same name, or a malformed event
     fields = {codec.decode_text(key): codec.decode_text(value) for key, value in raw.items() if key != b"event"}
     return Custom(entry_id, queue, name, fields, text(raw.get(b"jobId", b"")))
 

@@ -1,4 +1,4 @@
-"""Reading a stored flow, with one round trip per level of the tree."""
+"""Read a stored flow, with one round trip per level of the tree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _OtherNamingContext(QueueContext):
 
 
 class FlowReader:
-    """Reads one flow.
+    """Reads a flow.
 
     Args:
         broker: Returns the connection to Redis.

@@ -1,4 +1,4 @@
-"""Adding flows, each exactly once and never partially, even if the connection to Redis fails."""
+"""Add flows, each exactly once and never partially, even if the connection to Redis fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ServerFacts:
 
 
 class FlowSender:
-    """Adds some flows in one transaction.
+    """Adds flows in one transaction.
 
     An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
     job that did not exist before (the witness) shows whether it did. Adding the flow again could attach children to a
@@ -131,7 +131,7 @@ class FlowSender:
         return False
 
     def _traces(self) -> list[Call[bool]]:
-        """Return calls that find traces of an earlier attempt: the witness, or its ``added`` event if it is gone."""
+        """Return calls that detect an earlier attempt, by the witness or by its ``added`` event."""
         if not self._first_attempt_ms or self._witness is None:
             return []
         job = self._witness.job

@@ -21,7 +21,7 @@ _REMEMBERED: Final = 10
 
 
 class JobPages:
-    """A position in the jobs of some states; each :meth:`next` is one operation.
+    """A position in the jobs of some states; each :meth:`next` reads a page.
 
     Args:
         context: The queue.
@@ -30,7 +30,7 @@ class JobPages:
         asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
 
     Raises:
-        ConfigError: There is no such state, or ``size`` is below 1.
+        ConfigError: A state is unknown, or ``size`` is below 1.
     """
 
     def __init__(self, context: QueueContext, states: Iterable[str], size: int, *, asc: bool) -> None:
@@ -54,7 +54,7 @@ class JobPages:
         return None
 
     def _next_ids(self, state: str) -> Operation[list[str]]:
-        """Return ids that were not on one of the last pages; none at the end of the state."""
+        """Return ids that were not on one of the last pages; an empty list at the end of the state."""
         if self._left < 0:
             # Bounded, so that the iteration ends even if jobs are added faster than it reads them.
             self._left = 2 * (yield from execute(state_size(self._context.keys, state))) + _REMEMBERED * self._size

@@ -1,4 +1,4 @@
-"""``JobFields``: the fields of a job, which ``Job`` and ``AsyncJob`` share."""
+"""``JobFields``: the base class of ``Job`` and ``AsyncJob``, with the fields of a job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobFields:
 
     @property
     def stored(self) -> StoredJob:
-        """All fields as one value."""
+        """All fields as a :class:`StoredJob`."""
         return self._stored
 
     def change(self, **fields: Any) -> None:
@@ -41,7 +41,7 @@ class JobFields:
         self._stored = replace(self._stored, **fields)
 
     def assign(self, stored: StoredJob) -> None:
-        """Replace all fields by newly read ones."""
+        """Replace all fields by newly read fields."""
         self._stored = stored
 
     @property
@@ -95,7 +95,7 @@ class JobFields:
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts; 0 and 1 both mean one."""
+        """Maximum number of attempts; 0 and 1 both mean a single attempt."""
         attempts = self._stored.opts.get("attempts")
         return int(attempts) if isinstance(attempts, int | float) else 0
 
@@ -209,7 +209,7 @@ class JobFields:
 
 
 def sent_job(job: NewJob, job_id: str) -> StoredJob:
-    """Return a job that was just sent as it is stored, without reading it; ``job_id`` is what Redis replied."""
+    """Return a job that was just sent as a stored job, without reading it; ``job_id`` is the id that Redis returned."""
     parent, now_ms = job.parent, job.timestamp_ms or 0
     return StoredJob(
         queue=job.queue,

@@ -1,6 +1,6 @@
 """Processing jobs manually, without a worker: operations of ``Queue`` and ``Job``.
 
-They write what a worker writes. They do not renew locks, catch exceptions of your code, or check for stalled jobs.
+They write the same data as a worker. They do not renew locks, catch exceptions of your code, or check for stalled jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_BLOCK_MS: Final = 5_000  # then checks again, in case a marker was lost
 
 
 class Acquisition:
-    """One wait for the next job.
+    """The acquisition of a queue's next job, with a timeout.
 
     Args:
         context: The queue.
@@ -115,7 +115,7 @@ def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions)
 
 
 def complete(job: JobFields, value: Any, token: str | None, *, fetch_next: bool) -> Operation[StoredJob | None]:
-    """Complete a job and return the next one."""
+    """Complete a job and return the next job."""
     limit = job.context.broker.config.max_payload
     encoded = codec.encode(value, what=f"return value of job {job.id}", limit=limit)
     running = _running(job)
@@ -211,20 +211,20 @@ def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
 
 def _running(job: JobFields) -> RunningJob:
     """Return the job as a worker has it."""
-    known = job.stored
+    stored = job.stored
     return RunningJob(
-        queue=known.queue,
-        id=known.id,
-        name=known.name,
-        data=known.data_text.encode(),
-        opts=known.opts,
-        timestamp_ms=known.timestamp_ms,
-        priority=known.priority,
-        attempts_made=known.attempts_made,
-        attempts_started=known.attempts_started,
-        deferred_failure=known.deferred_failure or "",
-        scheduler_id=known.scheduler_id or "",
-        stacktrace=codec.encode(list(known.stacktrace)),
+        queue=stored.queue,
+        id=stored.id,
+        name=stored.name,
+        data=stored.data_text.encode(),
+        opts=stored.opts,
+        timestamp_ms=stored.timestamp_ms,
+        priority=stored.priority,
+        attempts_made=stored.attempts_made,
+        attempts_started=stored.attempts_started,
+        deferred_failure=stored.deferred_failure or "",
+        scheduler_id=stored.scheduler_id or "",
+        stacktrace=codec.encode(list(stored.stacktrace)),
     )
 
 

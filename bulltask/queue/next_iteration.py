@@ -1,4 +1,4 @@
-"""The next job of a job scheduler: the worker that acquires one of its jobs adds the next one."""
+"""The next job of a job scheduler, which the worker that acquires a job of the scheduler adds."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def states_of(names: Iterable[str]) -> list[str]:
     """Return the named states, each once; without names, all. ``waiting`` includes ``paused`` (as in Node).
 
     Raises:
-        ConfigError: There is no such state.
+        ConfigError: A state is unknown.
     """
     states: dict[str, None] = {}
     for state in [names] if isinstance(names, str) else names:

@@ -1,4 +1,4 @@
-"""Operations on job schedulers, which ``JobSchedulers``, ``AsyncJobSchedulers`` and a worker's beat schedule share."""
+"""Operations on job schedulers, for ``JobSchedulers``, ``AsyncJobSchedulers`` and a worker's beat schedule."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class SchedulersBase:
         return replace(rule, tz=self._context.broker.config.timezone)
 
     def _template(self, scheduler_id: str, name: str | None, data: Json, options: AddOptions | None) -> NewJob:
-        # backoff=None is a value: such a job is retried at once.
+        # backoff=None is a value: such a job is retried immediately.
         given = {key: value for key, value in (options or {}).items() if value is not None or key == "backoff"}
         for option, reason in _UNSUPPORTED_OPTIONS.items():
             if option in given:

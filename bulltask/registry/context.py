@@ -22,7 +22,7 @@ class Request:
         task: The task's name.
         queue: The queue's name in the app.
         args, kwargs: The call.
-        retries: Finished attempts before this one (BullMQ's ``atm``).
+        retries: Finished attempts before this attempt (BullMQ's ``atm``).
         attempts: Maximum number of attempts of the job.
         deliveries: How often a worker has acquired the job, including this time (``ats``).
         headers: The sender's ``headers=``.
@@ -125,7 +125,7 @@ class Context:
         """Replace the job's data, which its next run gets as arguments (BullMQ's ``updateData``).
 
         Args:
-            data: The task's arguments by name, from which :attr:`Request.kwargs` is made.
+            data: The task's arguments by name, the later :attr:`Request.kwargs`.
 
         Raises:
             EncodeError: The value is not plain JSON.

@@ -203,7 +203,7 @@ class CallOptions:
 
     Attributes:
         countdown: Seconds or ``timedelta`` before the job may run.
-        eta: ``datetime`` before which the job may not run; a naive one is UTC.
+        eta: ``datetime`` before which the job may not run; a naive ``datetime`` is UTC.
         expires: Seconds, ``timedelta`` or ``datetime`` after which a worker fails the job instead of running it.
         priority, queue, max_retries: As in :class:`TaskOptions`.
         job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
@@ -214,7 +214,7 @@ class CallOptions:
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
         timestamp: Creation time of the job: a ``datetime``, or seconds since the epoch.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
-            existing job if this one is a duplicate.
+            existing job if this job is a duplicate.
         parent: The parent job; in a task, ``parent=self.request``.
         telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
     """

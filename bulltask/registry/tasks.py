@@ -19,7 +19,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     """
 
     def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
-        self._own: dict[str, AnyTask[Any, Any]] = {}
+        self._tasks: dict[str, AnyTask[Any, Any]] = {}
         self._shared = {} if shared is None else shared
 
     def add(self, task: AnyTask[Any, Any]) -> None:
@@ -37,27 +37,27 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
                 f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
                 "give one of them another name with @app.task(name='…')"
             )
-        self._own[task.name] = task
+        self._tasks[task.name] = task
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
-        task = self._own.get(name) or self._shared.get(name)
+        task = self._tasks.get(name) or self._shared.get(name)
         if task is None:
             raise UnknownTaskError(f"unknown task {name!r}{did_you_mean(name, self)}")
         return task
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the task, or ``default``; builds no error message, because it is on the worker's hot path."""
-        return self._own.get(name) or self._shared.get(name) or default
+        return self._tasks.get(name) or self._shared.get(name) or default
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._shared
+        return name in self._tasks or name in self._shared
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from (name for name in self._shared if name not in self._own)
+        yield from self._tasks
+        yield from (name for name in self._shared if name not in self._tasks)
 
     def __len__(self) -> int:
-        return len(set(self._own) | set(self._shared))
+        return len(set(self._tasks) | set(self._shared))
 
 
 def _is_same_function(first: AnyTask[Any, Any], second: AnyTask[Any, Any]) -> bool:

@@ -160,8 +160,8 @@ class FlakyProxy:
     ) -> None:
         """Execute commands but lose their replies, together with the connection.
 
-        The proxy waits for the complete reply, so the command was executed. What the client has sent after it (the rest
-        of a pipeline) is executed and lost as well: the connection ends when no more data is in transit.
+        The proxy waits for the complete reply, so the command was executed. Commands that the client has sent after it
+        (the rest of a pipeline) are executed and lost as well: the connection ends when no more data is in transit.
 
         Args:
             count: Number of replies to lose, ``None`` for no limit.
@@ -217,7 +217,7 @@ class FlakyProxy:
         """Reply to commands with any bytes instead of passing them on: an error page of a proxy, another protocol.
 
         Args:
-            reply: What the client receives.
+            reply: The bytes that the client receives.
             count: Number of commands, ``None`` for no limit.
             match: As in ``drop_replies``.
 

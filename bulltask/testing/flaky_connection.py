@@ -1,4 +1,4 @@
-"""One connection through a flaky proxy: two lanes, one for requests and one for replies."""
+"""A connection through a flaky proxy, with a lane for requests and a lane for replies."""
 
 from __future__ import annotations
 

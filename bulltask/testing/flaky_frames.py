@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Frames"]
 
 STRINGS = frozenset(b"$=!")  # length, then that many bytes
-PARTS = {ord("*"): 1, ord("~"): 1, ord(">"): 1, ord("%"): 2, ord("|"): 2}  # values that follow for each one counted
+PARTS = {ord("*"): 1, ord("~"): 1, ord(">"): 1, ord("%"): 2, ord("|"): 2}  # values per counted element
 KINDS = frozenset(b"+-:_#,(") | STRINGS | PARTS.keys()
 ATTRIBUTE = ord("|")
 

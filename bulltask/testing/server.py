@@ -1,4 +1,4 @@
-"""A temporary Redis or Valkey server for tests: a real one, started in about 50 ms."""
+"""A temporary Redis or Valkey server for tests, which starts in about 50 ms."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class RedisServer:
         """Start a server and wait until it is ready.
 
         Args:
-            directory: Directory for its files; a separate one for each server.
+            directory: Directory for its files; each server needs a separate directory.
             flavour: ``"valkey"`` (the wheel of ``bulltask[embedded]``, else ``PATH``) or ``"redis"`` (``PATH``).
             appendonly: Write every change to a file first, so that the data survives `kill`.
             extra: Further arguments, such as ``["--maxmemory", "50mb"]``.
-            port: TCP port on 127.0.0.1; ``None`` chooses a free one.
+            port: TCP port on 127.0.0.1; ``None`` chooses a free port.
             password: Required from clients (``requirepass``).
 
         Returns:

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 __all__ = ["wait_until"]
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], Found], timeout: float = 10.0, what: str = "the condition") -> Found:
+def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "the condition") -> T:
     """Evaluate ``condition`` every 10 ms until its result is true, and return that result.
 
     Prefer an event if there is one: ``wait()`` for a process, ``BLPOP`` for a list, ``XREAD BLOCK`` for a stream.

@@ -1,4 +1,4 @@
-"""``bulltask job show``: show one job, from Redis and from the lake."""
+"""``bulltask job show``: show a job, from Redis and from the lake."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class AsyncQueueEvents(AsyncEventReader):
     ::
 
         async with AsyncQueueEvents("mail") as events:  # starts with the next event
-            async for event in events:  # waits for the next one; ends when close() is called
+            async for event in events:  # waits for the next event; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
 
@@ -48,7 +48,7 @@ class AsyncQueueEvents(AsyncEventReader):
         return self
 
     async def next(self, timeout: Duration | None = None) -> QueueEvent | None:  # noqa: ASYNC109 - the same name in both forms
-        """Return the next event after calling its callbacks; ``None`` if there is none in time.
+        """Return the next event after calling its callbacks; ``None`` if no event arrives in time.
 
         Args:
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.

@@ -52,7 +52,7 @@ class AsyncQueueGetters(QueueBase):
         """Iterate over any number of jobs, a page at a time, while other clients use the queue.
 
         A job that stays in its state throughout is returned exactly once. A job that is added, removed or moved
-        during the iteration may or may not be returned; one that moves to a later state is returned at least once.
+        during the iteration may or may not be returned; a job that moves to a later state is returned at least once.
         The iteration ends even if jobs are added faster than it reads. Only if a whole page of jobs leaves its state
         between two reads may some jobs be returned twice.
 
@@ -110,7 +110,7 @@ class AsyncQueueGetters(QueueBase):
             end: Last minute, -1 for all.
 
         Raises:
-            ConfigError: There is no such kind.
+            ConfigError: ``kind`` is unknown.
         """
         if kind not in {"completed", "failed"}:
             raise ConfigError(f"kind must be completed or failed, not {kind!r}")

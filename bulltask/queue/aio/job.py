@@ -159,7 +159,7 @@ class AsyncJob(JobFields):
             raise LockMismatchError(self.id, keys.name, "It (or a child of it) is active and cannot be removed.")
 
     async def promote(self) -> None:
-        """Move a delayed job to the waiting ones.
+        """Move a delayed job to the waiting jobs.
 
         Raises:
             JobStateError: The job is not delayed.
@@ -212,7 +212,7 @@ class AsyncJob(JobFields):
             fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if there is none.
+            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
 
         Raises:
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
@@ -245,7 +245,7 @@ class AsyncJob(JobFields):
             fetch_next: Acquire the next job in the same step, with the same token; not if the job is retried.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if there is none.
+            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
 
         Raises:
             DecodeError: The job's ``backoff`` is malformed.
@@ -288,7 +288,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(flow_scripts.children_values(self._context.keys, self.id))
 
     async def get_dependencies(self) -> Dependencies:
-        """Return all children by outcome, as of one moment.
+        """Return all children by outcome, read in one transaction.
 
         For a job with a large number of children, ``AsyncQueue.get_dependencies`` returns a page.
         """
@@ -326,7 +326,7 @@ class AsyncJob(JobFields):
         return removed
 
     async def remove_unprocessed_children(self) -> None:
-        """Remove the children that have not finished; active ones stay."""
+        """Remove the children that have not finished; active children stay."""
         await self._context.arun(flow_scripts.remove_unprocessed_children(self._context.keys, self.id))
 
     async def remove_deduplication_key(self) -> bool:

@@ -46,7 +46,8 @@ class AsyncQueue(AsyncQueueGetters):
 
         Args:
             name: The job's name; a bulltask worker runs the task of that name.
-            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional
+                arguments.
             options: See :class:`bulltask.queue.add_options.AddOptions`.
 
         Returns:
@@ -300,7 +301,8 @@ class AsyncQueue(AsyncQueueGetters):
         Args:
             job_id: The job.
             line: The line.
-            keep_logs: How many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+            keep_logs: Maximum number of lines, of which the newest are kept; 0: no limit (default: the setting
+                ``max_logs``).
         """
         default = self._context.broker.config.max_logs
         return await self._context.arun(add_log(self._context.keys, job_id, line, keep_logs, default))

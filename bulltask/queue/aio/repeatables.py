@@ -15,7 +15,8 @@ __all__ = ["AsyncRepeatables"]
 class AsyncRepeatables:
     """The repeatable jobs of a queue, which :class:`bulltask.queue.aio.schedulers.AsyncJobSchedulers` have replaced.
 
-    New ones cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing ones.
+    Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
+    jobs.
 
     Args:
         context: The queue's context.

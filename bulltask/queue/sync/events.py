@@ -20,7 +20,7 @@ class QueueEvents(EventReader):
     ::
 
         with QueueEvents("mail") as events:  # starts with the next event
-            for event in events:  # waits for the next one; ends when close() is called
+            for event in events:  # waits for the next event; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
 
@@ -49,7 +49,7 @@ class QueueEvents(EventReader):
         return self
 
     def next(self, timeout: Duration | None = None) -> QueueEvent | None:
-        """Return the next event after calling its callbacks; ``None`` if there is none in time.
+        """Return the next event after calling its callbacks; ``None`` if no event arrives in time.
 
         Args:
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.

@@ -158,7 +158,7 @@ class Job(JobFields):
             raise LockMismatchError(self.id, keys.name, "It (or a child of it) is active and cannot be removed.")
 
     def promote(self) -> None:
-        """Move a delayed job to the waiting ones.
+        """Move a delayed job to the waiting jobs.
 
         Raises:
             JobStateError: The job is not delayed.
@@ -209,7 +209,7 @@ class Job(JobFields):
             fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if there is none.
+            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
 
         Raises:
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
@@ -242,7 +242,7 @@ class Job(JobFields):
             fetch_next: Acquire the next job in the same step, with the same token; not if the job is retried.
 
         Returns:
-            The next job; ``None`` without ``fetch_next``, and if there is none.
+            The next job; ``None`` without ``fetch_next``, and if the queue has no job.
 
         Raises:
             DecodeError: The job's ``backoff`` is malformed.
@@ -285,7 +285,7 @@ class Job(JobFields):
         return self._context.run(flow_scripts.children_values(self._context.keys, self.id))
 
     def get_dependencies(self) -> Dependencies:
-        """Return all children by outcome, as of one moment.
+        """Return all children by outcome, read in one transaction.
 
         For a job with a large number of children, ``Queue.get_dependencies`` returns a page.
         """
@@ -321,7 +321,7 @@ class Job(JobFields):
         return removed
 
     def remove_unprocessed_children(self) -> None:
-        """Remove the children that have not finished; active ones stay."""
+        """Remove the children that have not finished; active children stay."""
         self._context.run(flow_scripts.remove_unprocessed_children(self._context.keys, self.id))
 
     def remove_deduplication_key(self) -> bool:

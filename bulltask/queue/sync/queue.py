@@ -47,7 +47,8 @@ class Queue(QueueGetters):
 
         Args:
             name: The job's name; a bulltask worker runs the task of that name.
-            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional ones.
+            data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional
+                arguments.
             options: See :class:`bulltask.queue.add_options.AddOptions`.
 
         Returns:
@@ -299,7 +300,8 @@ class Queue(QueueGetters):
         Args:
             job_id: The job.
             line: The line.
-            keep_logs: How many lines to keep, the newest ones; 0: all (default: the setting ``max_logs``).
+            keep_logs: Maximum number of lines, of which the newest are kept; 0: no limit (default: the setting
+                ``max_logs``).
         """
         default = self._context.broker.config.max_logs
         return self._context.run(add_log(self._context.keys, job_id, line, keep_logs, default))

@@ -16,7 +16,8 @@ __all__ = ["Repeatables"]
 class Repeatables:
     """The repeatable jobs of a queue, which :class:`bulltask.queue.sync.schedulers.JobSchedulers` have replaced.
 
-    New ones cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing ones.
+    Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
+    jobs.
 
     Args:
         context: The queue's context.

@@ -18,8 +18,8 @@ __all__ = ["JobSchedulers"]
 class JobSchedulers(SchedulersBase):
     """The job schedulers of a queue. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
-    The worker that acquires a scheduler's job adds the next one, in Python or in Node.js. Times that passed while no
-    worker was running are not made up for: one job runs as soon as there is a worker, the next one when it is due.
+    The worker that acquires a scheduler's job adds the next job, in Python or in Node.js. Runs that were missed while
+    no worker was running are not repeated: one job runs as soon as a worker is running, the next job when it is due.
     """
 
     def upsert(
@@ -62,7 +62,7 @@ class JobSchedulers(SchedulersBase):
         """Return schedulers in the order of their next jobs.
 
         Args:
-            start, end: First and last index, from 0; negative ones count from the end.
+            start, end: First and last index, from 0; negative indexes count from the end.
             asc: The scheduler whose job is due next comes first; otherwise last.
         """
         return self._context.run(list_all(self._context.keys, start, end, asc=asc))
