@@ -102,7 +102,7 @@ def unblock_signals() -> None:
 
 
 def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """Exit if user code that ``pid`` called has forked this process and has now returned in it.
+    """Exit if this process was forked by user code that ``pid`` called, and the code has now returned.
 
     The exit code is that of a Python program. Nothing is flushed and no ``atexit`` handler runs, because buffers and
     handlers are copies of those of ``pid``.

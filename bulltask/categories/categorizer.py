@@ -35,7 +35,7 @@ class Categorizer:
         """Add a rule with precedence over all existing ones.
 
         Args:
-            match: One of
+            match: One of.
 
                 - an exception type or a tuple of them; subclasses match too;
                 - the name of a type, which needs no import: ``"redis.ConnectionError"`` also matches a type that is

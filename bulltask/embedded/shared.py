@@ -144,7 +144,7 @@ def _start_here(binary: ServerBinary, directory: Path) -> str:
 
 @contextmanager
 def _start_lock(data: DataDirectory) -> Iterator[None]:
-    """Hold the lock of the decision whether a directory's server must be started."""
+    """Hold the lock under which a process decides whether to start the directory's server."""
     fd = open_lock(data.lock_file)
     try:
         if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):

@@ -45,7 +45,8 @@ def truncate_reason(reason: str) -> str:
 def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
     """Return the traceback of ``exc`` with ``frames`` as text.
 
-    A reason that is truncated in the job is truncated in the same way in the traceback, so that readers can find it.
+    A reason that is truncated in the job is truncated in the same way in the traceback, where ``AsyncResult`` searches
+    it.
     """
     text = "".join(traceback.format_exception(type(exc), exc, frames))
     if len(text) > REASON_CHARS:

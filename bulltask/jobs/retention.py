@@ -12,7 +12,7 @@ from bulltask.jobs.numbers import MAX_NUMBER, number
 __all__ = ["KEEP_ALL", "KeepJobs", "keep_option", "stored_keep"]
 
 KeepJobs = bool | int | Mapping[str, Any]
-"""``True``: remove immediately; ``False``: keep all; ``n``: keep the newest; ``{"age": seconds, "count": n}``."""
+"""``True``: remove immediately; ``False``: keep all; ``n``: keep the newest ``n``; ``{"age": seconds, "count": n}``."""
 
 KEEP_ALL: Final[Mapping[str, int]] = {"count": -1}
 

@@ -70,7 +70,7 @@ class Acquisition:
         if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
             yield from execute(
                 command("ZADD", keys.marker, *self._popped)
-            )  # another client may get the job that it announced
+            )  # another client may acquire the job of this marker
         return (yield from _to_stored_job(self._context, fetched, self._fetch))
 
     @property

@@ -266,7 +266,7 @@ class FileColumns:
 
     Attributes:
         data: Columns that become a job's data.
-        name: The name of all jobs; or
+        name: The name of all jobs; or.
         name_column: The column with their names.
         id_column: The column with their ids; ``None``: ids are derived from the rows.
     """

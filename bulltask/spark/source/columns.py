@@ -204,7 +204,7 @@ def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     """Convert numbers that are written with digits and a sign only.
 
     Raises:
-        pa.ArrowInvalid: one is not, or is too large.
+        pa.ArrowInvalid: One is not, or is too large.
     """
     if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
         raise pa.ArrowInvalid("0x10 is a number for Arrow, but not for Redis")
