@@ -12,7 +12,7 @@ from tests.interop.node_bridge import NodeBridge
 
 @pytest.fixture
 def pair(session_node: NodeBridge, broker_url: str) -> Iterator[Pair]:
-    """Runs steps on two queues of an empty server."""
+    """A pair of queues on an empty server."""
     pair = Pair(broker_url, session_node)
     yield pair
     pair.close()

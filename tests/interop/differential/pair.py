@@ -1,4 +1,4 @@
-"""Two queues that go the same way, one through Node and one through bulltask, and what differs in the end."""
+"""Run the same steps on two queues, one with Node and one with bulltask, and report the differences."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ import redis
 
 from bulltask.lua import loader, wrappers
 from bulltask.lua.loader import Script
-from tests.interop.differential.hands import LOCK_MS, WORKER, Form
-from tests.interop.differential.intended import apply
-from tests.interop.differential.ours import STALLED_MS, Ours
+from tests.interop.differential.bulltask_side import STALLED_MS, BulltaskSide
+from tests.interop.differential.intended_differences import apply
+from tests.interop.differential.processors import LOCK_MS, WORKER, Form
 from tests.interop.differential.state import State, difference, dump
 from tests.interop.node_bridge import NodeBridge
 
 __all__ = ["HOUR", "START_MS", "Outcome", "Pair"]
 
 START_MS: Final = 1_800_000_000_000
-"""The time of the first step; each further one is a second later unless ``wait`` says otherwise."""
+"""The time of the first step; each further one is a second later except after ``wait``."""
 HOUR: Final = 3_600_000
 _STEP_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Both sides after the same steps.
+    """The results and states of both sides after the same steps.
 
     Attributes:
-        theirs, ours: what each step answered.
-        their_state, our_state: everything in Redis.
-        their_scripts, our_scripts: which official scripts each side called.
+        node_results, bulltask_results: The result of each step.
+        node_state, bulltask_state: Everything in Redis.
+        node_scripts, bulltask_scripts: The official scripts that each side called.
     """
 
     steps: list[dict[str, Any]]
-    theirs: list[dict[str, Any]]
-    ours: list[dict[str, Any]]
-    their_state: State
-    our_state: State
-    their_scripts: frozenset[str]
-    our_scripts: frozenset[str]
+    node_results: list[dict[str, Any]]
+    bulltask_results: list[dict[str, Any]]
+    node_state: State
+    bulltask_state: State
+    node_scripts: frozenset[str]
+    bulltask_scripts: frozenset[str]
 
     def report(self) -> str:
-        """What differs, readable; ``""``: nothing."""
+        """Return the differences as text, ``""`` if there are none."""
         lines = []
-        for number, (step, a, b) in enumerate(zip(self.steps, self.theirs, self.ours, strict=True)):
+        for number, (step, a, b) in enumerate(zip(self.steps, self.node_results, self.bulltask_results, strict=True)):
             if not _same(a, b):
                 lines.append(f"step {number} {json.dumps(step)}\n  - Node     {a}\n  + bulltask {b}")
-        if found := difference(self.their_state, self.our_state):
-            lines.append(found)
+        if differences := difference(self.node_state, self.bulltask_state):
+            lines.append(differences)
         if lines:
             lines.append("all steps (Node's answer):")
             lines += [
-                f"  {n} {json.dumps(s)} -> {a}" for n, (s, a) in enumerate(zip(self.steps, self.theirs, strict=True))
+                f"  {n} {json.dumps(s)} -> {a}"
+                for n, (s, a) in enumerate(zip(self.steps, self.node_results, strict=True))
             ]
         return "\n".join(lines)
 
@@ -67,9 +68,9 @@ class Pair:
     """Runs steps on both sides, each time on two new queues.
 
     Args:
-        url: the server.
-        node: the Node process.
-        settings: of bulltask.
+        url: The server.
+        node: The Node process.
+        settings: Settings of bulltask.
     """
 
     _numbers = itertools.count()
@@ -86,48 +87,54 @@ class Pair:
         form: Form = "worker",
         *,
         intended: bool = True,
-        made: list[dict[str, Any]] | None = None,
+        node_setup: list[dict[str, Any]] | None = None,
         prepare: Callable[[], object] = lambda: None,
     ) -> Outcome:
-        """Do ``steps`` on both sides.
+        """Run ``steps`` on both sides.
 
         Args:
-            steps: see :mod:`tests.interop.differential.ours`.
-            form: by which of bulltask's interfaces.
-            intended: take the differences of :mod:`tests.interop.differential.intended` out of both states.
-            made: what Node does on both queues before, because only it can; then every job is Node's, under its own
-                id, and no difference is intended.
-            prepare: is called before everything, when both queues have their ``names``.
+            steps: See :mod:`tests.interop.differential.bulltask_side`.
+            form: bulltask's interface.
+            intended: Whether to remove the intended differences from both states.
+            node_setup: Steps that Node runs first on both queues, because bulltask cannot; then every job is Node's, and
+                no difference is intended.
+            prepare: Called first, when both queues have their ``names``.
         """
-        timed = at_their_times([*(made or []), *steps])
-        first, timed = timed[: len(made or [])], timed[len(made or []) :]
+        timed = with_times([*(node_setup or []), *steps])
+        first, timed = timed[: len(node_setup or [])], timed[len(node_setup or []) :]
         number = next(self._numbers)
-        self.names = their_name, our_name = f"theirs-{number}", f"ours-{number}"
+        self.names = node_name, bulltask_name = f"node-{number}", f"bulltask-{number}"
         prepare()
         for name in self.names if first else ():
-            self._by_node(name, first)
-        theirs = self._by_node(their_name, timed)
-        ours = Ours(self.url, our_name, form, self._runner, **self._settings)
+            self._run_in_node(name, first)
+        node_run = self._run_in_node(node_name, timed)
+        bulltask_side = BulltaskSide(self.url, bulltask_name, form, self._runner, **self._settings)
         try:
             with called_scripts() as called:
-                outcomes = ours.run(timed)
+                outcomes = bulltask_side.run(timed)
         finally:
-            ours.close()
-        their_state = dump(self.redis, f"bull:{their_name}:", theirs["ids"])
-        our_state = dump(self.redis, f"bull:{our_name}:", ours.ids)
-        if made is not None:
-            for state in (their_state, our_state):
+            bulltask_side.close()
+        node_state = dump(self.redis, f"bull:{node_name}:", node_run["ids"])
+        bulltask_state = dump(self.redis, f"bull:{bulltask_name}:", bulltask_side.ids)
+        if node_setup is not None:
+            for state in (node_state, bulltask_state):
                 state.pop("meta", None)
         elif intended:
-            apply(their_state, our_state)
+            apply(node_state, bulltask_state)
         return Outcome(
-            timed, theirs["outcomes"], outcomes, their_state, our_state, frozenset(theirs["scripts"]), frozenset(called)
+            timed,
+            node_run["outcomes"],
+            outcomes,
+            node_state,
+            bulltask_state,
+            frozenset(node_run["scripts"]),
+            frozenset(called),
         )
 
-    def _by_node(self, name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    def _run_in_node(self, name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
         options = {"lockDuration": LOCK_MS, "stalledInterval": STALLED_MS, "maxStalledCount": 1, "name": WORKER}
-        done: dict[str, Any] = self._node.call("sequence.run", queue=name, steps=steps, worker=options)
-        return done
+        reply: dict[str, Any] = self._node.call("sequence.run", queue=name, steps=steps, worker=options)
+        return reply
 
     def close(self) -> None:
         """Close the connection and the event loop."""
@@ -137,7 +144,7 @@ class Pair:
 
 @contextmanager
 def called_scripts() -> Iterator[set[str]]:
-    """Note the names of the official scripts that bulltask calls."""
+    """Record the names of the official scripts that bulltask calls."""
     called: set[str] = set()
     official, guarded = loader.official_script, wrappers.with_guard
 
@@ -153,8 +160,8 @@ def called_scripts() -> Iterator[set[str]]:
         yield called
 
 
-def at_their_times(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give each step its time; ``{"do": "wait", "ms": n}`` only moves the clock."""
+def with_times(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the time to each step; ``{"do": "wait", "ms": n}`` only moves the clock."""
     now_ms, timed = START_MS, []
     for step in steps:
         if step["do"] == "wait":
@@ -165,9 +172,9 @@ def at_their_times(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return timed
 
 
-def _same(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
-    if "error" in theirs or "error" in ours:
-        both = "error" in theirs and "error" in ours
-        # Where one side's client refuses before or after the script, there is no code.
-        return both and (theirs["code"] == ours["code"] or None in (theirs["code"], ours["code"]))
-    return bool(theirs["ok"] == ours["ok"])
+def _same(node: dict[str, Any], bulltask: dict[str, Any]) -> bool:
+    if "error" in node or "error" in bulltask:
+        both = "error" in node and "error" in bulltask
+        # An error that a client raises outside the script has no code.
+        return both and (node["code"] == bulltask["code"] or None in (node["code"], bulltask["code"]))
+    return bool(node["ok"] == bulltask["ok"])

@@ -1,4 +1,4 @@
-"""Everything that Redis holds of one queue, in words that are the same for two queues that went the same way."""
+"""Read everything in Redis of one queue, in a form that is equal for queues with the same history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import redis
 __all__ = ["TTL_UNIT_MS", "difference", "dump"]
 
 TTL_UNIT_MS = 100_000
-"""Times to live are rounded up to a multiple of it; the tests use only such multiples, so slowness is no matter."""
+"""Times to live are rounded up to a multiple of it; the tests use only such multiples, so slowness does not matter."""
 
 _ID_FIELDS = {"jobId", "deduplicatedJobId"}  # of events
 
@@ -27,12 +27,12 @@ def dump(client: redis.Redis, base: str, ids: Sequence[str]) -> State:
     """Read all keys that begin with ``base``.
 
     Ids become ``#1``, ``#2`` … in the order of ``ids`` (those that no job ever had: ``#?``), the queue's name ``Q``.
-    Clock values stay: both sides are told the time. Ids of stream entries are left out: the server makes them.
+    Clock values stay, because both sides use the same clock. Ids of stream entries are omitted: the server assigns them.
 
     Args:
-        client: decodes replies.
-        base: the queue's prefix with its trailing colon.
-        ids: of all jobs, in the order in which they were made.
+        client: A client that decodes replies.
+        base: The queue's prefix with its trailing colon.
+        ids: The ids of all jobs, in the order in which they were added.
     """
     names = _Names(base, ids)
     keys = sorted(client.scan_iter(match=f"{base}*", count=1000))
@@ -42,23 +42,23 @@ def dump(client: redis.Redis, base: str, ids: Sequence[str]) -> State:
         kinds = [str(kind) for kind in pipeline.execute()]
         for key, kind in zip(keys, kinds, strict=True):
             pipeline.pttl(key)
-            _ASK[kind](pipeline, key)
+            _READERS[kind](pipeline, key)
         answers = pipeline.execute()
     return {
         names.key(key): {
             "type": kind,
             "ttl": None if ttl_ms < 0 else math.ceil(ttl_ms / TTL_UNIT_MS) * TTL_UNIT_MS,
-            "value": _READ[kind](value, key, names),
+            "value": _NORMALIZERS[kind](value, key, names),
         }
         for key, kind, ttl_ms, value in zip(keys, kinds, answers[::2], answers[1::2], strict=True)
     }
 
 
-def difference(theirs: State, ours: State) -> str:
-    """What differs, ``-`` Node, ``+`` bulltask; ``""``: nothing."""
+def difference(node_state: State, bulltask_state: State) -> str:
+    """Return the differences (``-`` Node, ``+`` bulltask), ``""`` if there are none."""
     lines: list[str] = []
-    for key in sorted({*theirs, *ours}):
-        if (a := theirs.get(key)) != (b := ours.get(key)):
+    for key in sorted({*node_state, *bulltask_state}):
+        if (a := node_state.get(key)) != (b := bulltask_state.get(key)):
             lines.append(f"key {key}")
             lines += [f"  {line}" for line in difflib.ndiff(_lines(a), _lines(b)) if not line.startswith("?")]
     return "\n".join(lines)
@@ -96,18 +96,18 @@ class _Names:
 
     def text(self, text: str) -> str:
         """Any text: full keys of jobs and the queue's name in it are replaced."""
-        text = self._key.sub(lambda found: f"Q:{self._ids.get(found[1], found[1])}", text)
+        text = self._key.sub(lambda match: f"Q:{self._ids.get(match[1], match[1])}", text)
         return text.replace(self._queue, "Q")
 
 
 def _hash(fields: dict[str, str], _: str, names: _Names) -> Any:
-    found: dict[str, Any] = {names.id(name): names.text(value) for name, value in fields.items()}
+    normalized: dict[str, Any] = {names.id(name): names.text(value) for name, value in fields.items()}
     if "opts" in fields:  # a job, or the template of a scheduler
-        found["opts"] = _options(json.loads(fields["opts"]), names)
+        normalized["opts"] = _options(json.loads(fields["opts"]), names)
     if "parent" in fields:
         parent = json.loads(fields["parent"])
-        found["parent"] = {**parent, "id": names.id(parent["id"]), "queueKey": names.text(parent["queueKey"])}
-    return found
+        normalized["parent"] = {**parent, "id": names.id(parent["id"]), "queueKey": names.text(parent["queueKey"])}
+    return normalized
 
 
 def _options(opts: dict[str, Any], names: _Names) -> dict[str, Any]:
@@ -119,12 +119,12 @@ def _options(opts: dict[str, Any], names: _Names) -> dict[str, Any]:
 
 
 def _stream(entries: list[tuple[str, dict[str, str]]], _: str, names: _Names) -> Any:
-    found = [
+    events = [
         {name: names.only_id(value) if name in _ID_FIELDS else names.text(value) for name, value in fields.items()}
         for _, fields in entries
     ]
     # Children are removed in the order of a set in Redis, which before 7.2 depends on their ids.
-    runs = itertools.groupby(found, lambda event: event.get("event") == "removed")
+    runs = itertools.groupby(events, lambda event: event.get("event") == "removed")
     return [event for removed, run in runs for event in (sorted(run, key=str) if removed else run)]
 
 
@@ -148,7 +148,7 @@ def _string(value: str, key: str, names: _Names) -> Any:
     return names.id(value) if ":de:" in key else value
 
 
-_ASK: dict[str, Callable[[redis.Redis, str], object]] = {
+_READERS: dict[str, Callable[[redis.Redis, str], object]] = {
     "hash": lambda client, key: client.hgetall(key),
     "list": lambda client, key: client.lrange(key, 0, -1),
     "set": lambda client, key: client.smembers(key),
@@ -156,7 +156,7 @@ _ASK: dict[str, Callable[[redis.Redis, str], object]] = {
     "string": lambda client, key: client.get(key),
     "zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
 }
-_READ: dict[str, Callable[[Any, str, _Names], Any]] = {
+_NORMALIZERS: dict[str, Callable[[Any, str, _Names], Any]] = {
     "hash": _hash,
     "list": _list,
     "set": _set,

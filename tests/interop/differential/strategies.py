@@ -1,4 +1,4 @@
-"""Random sequences of steps for hypothesis; they shrink towards few, plain steps."""
+"""Hypothesis strategies for random sequences of steps; they shrink towards few, plain steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _step(do: str, **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _options(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """The named options always, those of every job now and then."""
+    """Return options with all named ones, and sometimes with those that any job may have."""
     return st.fixed_dictionaries(
         fields,
         optional={
@@ -65,7 +65,7 @@ _NEXT = {"next": st.booleans()}
 
 
 def _job_step(do: str, states: list[str], **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """A step for a job in one of the states where it means something, or for any."""
+    """Return a step for a job in one of the given states, or for any job."""
     return st.one_of(
         _step(do, of=st.sampled_from(states), **_JOB, **fields) if states else st.nothing(), _step(do, **_JOB, **fields)
     )
@@ -81,7 +81,7 @@ _ENDING = st.one_of(
     _step("fail", message=st.just("no"), unrecoverable=st.booleans(), trace=st.just("a trace"), **_HELD, **_NEXT),
     _step("fail", message=st.just("nö"), trace=st.just("at line 1"), **_HELD, **_NEXT),
     _step("delay", ms=_DELAYS, **_HELD),
-    _step("give_back", **_HELD),
+    _step("release", **_HELD),
 )
 _CHANGING = st.one_of(
     _job_step("promote", ["delayed"]),
@@ -142,7 +142,7 @@ _TREES: Final[list[dict[str, Any]]] = [
         ],
     },
 ]
-"""Without failures that are ignored: their retry is a row of docs/reference/differences.md."""
+"""Flows without ignored failures, whose retry is a row of docs/reference/differences.md."""
 _FLOWING = st.one_of(
     _step("add_child", name=st.just("child"), data=_DATA, opts=_options(), **_JOB),
     _step("flow", flow=st.sampled_from(_TREES)),
@@ -169,7 +169,7 @@ _SCHEDULING = st.one_of(
     _step("remove_scheduler", id=st.just("s")),
 )
 _LAST = st.one_of(_QUEUE, _ENDING, _step("obliterate", force=st.booleans()))
-"""Node counts its ids from 1 again after ``obliterate``, so nothing can be told apart after it."""
+"""The last step may be ``obliterate``: Node's ids restart from 1 after it, so later jobs would be ambiguous."""
 
 
 Chunk = tuple[dict[str, Any], ...]
@@ -179,7 +179,7 @@ def _chunk(*steps: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Chunk
     return st.tuples(*steps)
 
 
-_TAKE = _step("take", token=_TOKENS)
+_TAKE = _step("acquire", token=_TOKENS)
 _CHUNKS: Final[list[tuple[int, st.SearchStrategy[Chunk]]]] = [
     (8, _chunk(_ADDING)),
     (4, _chunk(_TAKE)),
@@ -191,18 +191,18 @@ _CHUNKS: Final[list[tuple[int, st.SearchStrategy[Chunk]]]] = [
     (1, _chunk(_step("pause"), _ADDING, _step("resume"))),
     (2, _chunk(_step("wait", ms=st.sampled_from([HOUR, 2 * HOUR])), _TAKE)),
     (1, _chunk(_LOCKS)),
-    # One lock at a time: in which order the jobs of one check come back is up to chance.
-    (1, _chunk(_step("lose_lock", **_HELD), _step("check_stalled"), _step("check_stalled"))),
+    # One lock at a time: the order in which one check recovers several jobs is random.
+    (1, _chunk(_step("expire_lock", **_HELD), _step("check_stalled"), _step("check_stalled"))),
     (2, _chunk(_FLOWING)),
     (1, _chunk(_SCHEDULING)),
 ]
-"""How often, and what."""
+"""Weights and steps."""
 
 
 def sequences() -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Sequences of :data:`LENGTH` steps, more often of adding and working than of the rest."""
+    """Return sequences of :data:`LENGTH` steps; most steps add or process jobs."""
     # Not one_of: it gives every leaf of a tree of strategies the same weight.
-    chunk = st.sampled_from([chunk for weight, chunk in _CHUNKS for _ in range(weight)]).flatmap(lambda found: found)
+    chunk = st.sampled_from([chunk for weight, chunk in _CHUNKS for _ in range(weight)]).flatmap(lambda steps: steps)
     chunks = st.lists(chunk, min_size=LENGTH - 1, max_size=LENGTH - 1)
     return st.builds(_sequence, chunks, _LAST)
 

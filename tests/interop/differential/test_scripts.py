@@ -1,4 +1,4 @@
-"""For every official script that bulltask calls: the same operations through Node, and the same in Redis afterwards."""
+"""Each official script that bulltask calls leaves the same state in Redis as the same operations in Node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import bulltask.transport
 from bulltask.lua import loader
-from tests.interop.differential.hands import FORMS, Form
 from tests.interop.differential.pair import HOUR, START_MS, Pair
+from tests.interop.differential.processors import FORMS, Form
 from tests.interop.differential.state import TTL_UNIT_MS
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
@@ -27,12 +27,12 @@ def child(job: int, name: str = "child", **opts: object) -> dict[str, Any]:
     return {"do": "add_child", "job": job, "name": name, "data": {}, "opts": opts}
 
 
-def do(what: str, **fields: object) -> dict[str, Any]:
-    return {"do": what, **fields}
+def do(operation: str, **fields: object) -> dict[str, Any]:
+    return {"do": operation, **fields}
 
 
-def take(token: str = "t0") -> dict[str, Any]:
-    return do("take", token=token)
+def acquire(token: str = "t0") -> dict[str, Any]:
+    return do("acquire", token=token)
 
 
 def complete(value: object = None, *, following: bool = False, **fields: object) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def every(ms: int, **template: object) -> dict[str, Any]:
 
 
 def scheduled(name: str, repeat: dict[str, object], **opts: object) -> dict[str, Any]:
-    # Node does not add "attempts": 0 here as it does elsewhere, so it is said.
+    # Node adds no default "attempts": 0 to a template, so it is explicit.
     template = {"name": "tick", "data": {"n": 1}, "opts": {"attempts": 2, **opts}}
     return do("upsert_scheduler", id=name, repeat=repeat, template=template)
 
 
 PAUSED: Final[Steps] = [do("pause"), add(), add(lifo=True), do("pause"), add("later")]
-FAILED: Final[Steps] = [add(), add(priority=3), take(), fail(), take(), fail("nö")]
+FAILED: Final[Steps] = [add(), add(priority=3), acquire(), fail(), acquire(), fail("nö")]
 FAMILY: Final[Steps] = [flow(leaf(), leaf(failParentOnFailure=True), leaf(ignoreDependencyOnFailure=True))]
 FIVE_WAYS: Final[Steps] = [
     add(deduplication={"id": "d"}),
@@ -75,7 +75,7 @@ FIVE_WAYS: Final[Steps] = [
     add("newer", deduplication={"id": "r", "replace": True}, delay=HOUR),
     add(deduplication={"id": "b", "ttl": TTL_UNIT_MS, "extend": True, "replace": True}, delay=HOUR),
     add("newer", deduplication={"id": "b", "ttl": TTL_UNIT_MS, "extend": True, "replace": True}, delay=HOUR),
-    take(),
+    acquire(),
     complete(),
     add(deduplication={"id": "d"}),
 ]
@@ -90,7 +90,7 @@ CASES: Final[dict[str, Steps]] = {
         *PAUSED,
         do("set_concurrency", n=1),
         do("resume"),
-        take(),
+        acquire(),
         add(keepLogs=3, stackTraceLimit=2, removeOnComplete={"age": 60, "count": 3}, removeOnFail=True, attempts=5),
     ],
     "addDelayedJob": [
@@ -105,7 +105,7 @@ CASES: Final[dict[str, Steps]] = {
         *(add(priority=priority) for priority in (5, 1, 5, 2**21 - 1)),
         add(priority=2, deduplication={"id": "p"}),
         add(priority=1, deduplication={"id": "p"}),
-        *(step for _ in range(3) for step in (take(), complete())),
+        *(step for _ in range(3) for step in (acquire(), complete())),
         do("pause"),
         add(priority=1),
     ],
@@ -115,32 +115,32 @@ CASES: Final[dict[str, Steps]] = {
         flow(leaf(), priority=3),
     ],
     "moveToActive": [
-        take(),
+        acquire(),
         add(),
         add(priority=1),
         add(delay=HOUR),
         add(delay=HOUR, priority=2),
-        take("t1"),
-        take("t2"),
+        acquire("t1"),
+        acquire("t2"),
         do("wait", ms=2 * HOUR),
-        take("t3"),
-        take("t4"),
-        take("t5"),
+        acquire("t3"),
+        acquire("t4"),
+        acquire("t5"),
         *(add() for _ in range(4)),
         do("set_concurrency", n=5),
-        take(),
-        take(),
+        acquire(),
+        acquire(),
         do("remove_concurrency"),
         do("set_rate", max=1, ms=TTL_UNIT_MS),
-        take(),
-        take(),
+        acquire(),
+        acquire(),
         do("pause"),
-        take(),
+        acquire(),
     ],
     "moveToFinished": [
         *(add(**opts) for opts in ({}, {"removeOnComplete": True}, {"removeOnComplete": 1}, {"priority": 1})),
         *(add(removeOnComplete={"age": 3600}), add(removeOnFail={"count": 1}), add(stackTraceLimit=0)),
-        take(),
+        acquire(),
         complete({"to": "ä😀"}, following=True),
         complete([None, {}], following=True),
         do("wait", ms=2 * HOUR),
@@ -150,28 +150,28 @@ CASES: Final[dict[str, Steps]] = {
         fail("no", following=True),
         complete(token="foreign"),
         add(),
-        take(),
-        do("lose_lock", held=0),
+        acquire(),
+        do("expire_lock", held=0),
         complete(),
     ],
     "moveToDelayed": [
         add(attempts=3, backoff={"type": "exponential", "delay": HOUR}),
         add(attempts=2, backoff=HOUR, priority=2),
-        take(),
+        acquire(),
         fail(),
-        take(),
+        acquire(),
         fail(),
         do("wait", ms=HOUR),
-        take(),
+        acquire(),
         fail("again"),
-        take(),
-        fail("the last one"),
+        acquire(),
+        fail("the last failure"),
         add(),
-        take(),
+        acquire(),
         do("delay", held=0, ms=HOUR),
-        take(),
+        acquire(),
         add(),
-        take(),
+        acquire(),
         do("delay", held=0, ms=HOUR, token="foreign"),
     ],
     "retryJob": [
@@ -179,16 +179,16 @@ CASES: Final[dict[str, Steps]] = {
         add(attempts=2, lifo=True),
         add(attempts=2, priority=2),
         add(attempts=2, stackTraceLimit=1),
-        *(step for _ in range(9) for step in (take(), fail())),
+        *(step for _ in range(9) for step in (acquire(), fail())),
         add(attempts=3),
-        take(),
+        acquire(),
         fail(token="foreign"),
         add(attempts=3),
-        take(),
+        acquire(),
         do("pause"),
         fail(),
         do("resume"),
-        take(),
+        acquire(),
         fail("a permanent one", unrecoverable=True),
     ],
     "moveJobFromActiveToWait": [
@@ -196,52 +196,52 @@ CASES: Final[dict[str, Steps]] = {
         add(),
         add(priority=2),
         add(priority=2),
-        *(step for token in ("t0", "t1", "t2") for step in (take(token),)),
-        do("give_back", held=0),
+        *(step for token in ("t0", "t1", "t2") for step in (acquire(token),)),
+        do("release", held=0),
         do("pause"),
-        do("give_back", held=0),
+        do("release", held=0),
         do("rate_limit", ms=TTL_UNIT_MS),
-        do("give_back", held=0, token="foreign"),
+        do("release", held=0, token="foreign"),
     ],
     "moveToWaitingChildren": [
         add("parent"),
-        take(),
+        acquire(),
         child(0),
         child(0, failParentOnFailure=True),
         do("await_children", held=0),
-        take("t1"),
+        acquire("t1"),
         complete(1),
-        take("t2"),
+        acquire("t2"),
         complete(2),
-        take("t3"),
+        acquire("t3"),
         do("await_children", held=0),
     ],
-    # One at a time: which of several is first is up to the order of a set in Redis, on both sides.
+    # One at a time: the order of several jobs is that of a set in Redis, on both sides.
     "moveStalledJobsToWait": [
         *(add() for _ in range(3)),
         add(priority=1),
-        *(take(f"t{n}") for n in range(4)),
+        *(acquire(f"t{n}") for n in range(4)),
         do("check_stalled"),
-        do("lose_lock", held=0),
+        do("expire_lock", held=0),
         do("extend_lock", held=1, ms=TTL_UNIT_MS),
         do("check_stalled"),
-        do("lose_lock", held=3),
+        do("expire_lock", held=3),
         do("check_stalled"),
-        take("t9"),
+        acquire("t9"),
         do("check_stalled"),
-        do("lose_lock", held=4),
+        do("expire_lock", held=4),
         do("pause"),
         do("check_stalled"),
         do("resume"),
-        take("t10"),
+        acquire("t10"),
     ],
     "extendLock": [
         add(),
-        take(),
+        acquire(),
         do("check_stalled"),
         do("extend_lock", held=0, ms=2 * TTL_UNIT_MS, token="foreign"),
         do("extend_lock", held=0, ms=2 * TTL_UNIT_MS),
-        do("lose_lock", held=0),
+        do("expire_lock", held=0),
         do("extend_lock", held=0, ms=2 * TTL_UNIT_MS),
     ],
     "updateProgress": [add(), *(do("progress", job=0, value=value) for value in (50, {"to": "ä😀"}, None, [1]))],
@@ -283,7 +283,7 @@ CASES: Final[dict[str, Steps]] = {
         do("retry", job=0, state="failed"),
         do("retry", job=1, state="failed"),
         do("retry", job=1, state="failed"),
-        take(),
+        acquire(),
         complete(5),
         do("pause"),
         do("retry", of="completed", job=0, state="completed"),
@@ -292,7 +292,7 @@ CASES: Final[dict[str, Steps]] = {
         *(add(), add(priority=1), add(delay=HOUR), add()),
         flow(leaf()),
         *(do("remove", job=n, children=True) for n in (0, 1, 2)),
-        take(),
+        acquire(),
         do("remove", job=3, children=True),
         do("remove", job=4, children=True),
         flow(leaf(), leaf()),
@@ -308,22 +308,22 @@ CASES: Final[dict[str, Steps]] = {
     ],
     "removeUnprocessedChildren": [
         flow(leaf(), leaf(), leaf()),
-        take(),
+        acquire(),
         complete(1),
-        take(),
+        acquire(),
         do("remove_unprocessed", job=0),
     ],
     "drain": [
         *(add(), add(priority=1), add(delay=HOUR)),
         *FAMILY,
-        take(),
+        acquire(),
         do("drain", delayed=False),
         *PAUSED,
         do("drain", delayed=True),
     ],
     "cleanJobsInSet": [
         *FAILED,
-        *(add(), take(), complete(1), add(), add(priority=2), add(delay=HOUR), add(), take()),
+        *(add(), acquire(), complete(1), add(), add(priority=2), add(delay=HOUR), add(), acquire()),
         do("wait", ms=HOUR),
         *(add(), add(priority=2)),
         do("clean", grace=HOUR // 2, limit=0, state="completed"),
@@ -332,7 +332,7 @@ CASES: Final[dict[str, Steps]] = {
         do("clean", grace=HOUR // 2, limit=0, state="prioritized"),
         do("clean", grace=0, limit=0, state="delayed"),
         do("clean", grace=0, limit=0, state="active"),
-        do("lose_lock", held=0),
+        do("expire_lock", held=0),
         do("clean", grace=0, limit=0, state="active"),
         *PAUSED,
         do("clean", grace=0, limit=2, state="paused"),
@@ -341,7 +341,7 @@ CASES: Final[dict[str, Steps]] = {
         *FAILED,
         *FAMILY,
         *(add(), add(delay=HOUR), add(priority=2)),
-        take(),
+        acquire(),
         do("obliterate", force=False),
         do("obliterate", force=True),
     ],
@@ -350,7 +350,7 @@ CASES: Final[dict[str, Steps]] = {
         *(add(delay=HOUR), add(delay=2 * HOUR, priority=3)),
         do("promote_jobs"),
         do("retry_jobs", state="failed"),
-        take(),
+        acquire(),
         complete(1),
         do("pause"),
         do("retry_jobs", state="completed"),
@@ -364,18 +364,18 @@ CASES: Final[dict[str, Steps]] = {
     "updateJobScheduler": [
         every(HOUR),
         scheduled("p", {"pattern": "0 3 * * *", "tz": "UTC"}),
-        take(),
+        acquire(),
         complete(1),
         do("wait", ms=3 * HOUR),
-        take(),
+        acquire(),
         complete(2),
         do("wait", ms=30 * HOUR),
-        take(),
-        take(),
+        acquire(),
+        acquire(),
     ],
     "removeJobScheduler": [
         every(HOUR),
-        take(),
+        acquire(),
         do("remove_scheduler", id="s"),
         do("remove_scheduler", id="s"),
     ],
@@ -388,7 +388,7 @@ CASES: Final[dict[str, Steps]] = {
         do("counts_per_priority", priorities=[0, 1, 2, 3]),
     ],
     "getRanges": [
-        *(add(), add(), add(priority=2), add(delay=HOUR), add(), take(), complete(1)),
+        *(add(), add(), add(priority=2), add(delay=HOUR), add(), acquire(), complete(1)),
         *(
             do("jobs", states=states, start=start, end=end, asc=asc)
             for states in (["waiting"], ["waiting", "prioritized", "completed"], ["delayed"])
@@ -396,8 +396,8 @@ CASES: Final[dict[str, Steps]] = {
             for asc in (True, False)
         ),
         *(add(), add(priority=2), add(delay=2 * HOUR), flow(leaf()), flow(leaf()), add(attempts=1)),
-        *(step for _ in range(2) for step in (take(), complete(1), take(), fail())),
-        *(take(), take("t1"), add(), add()),
+        *(step for _ in range(2) for step in (acquire(), complete(1), acquire(), fail())),
+        *(acquire(), acquire("t1"), add(), add()),
         *(
             do("of_state", state=state, start=start, end=end)
             for state in ("Waiting", "Active", "Delayed", "Prioritized", "Completed", "Failed", "WaitingChildren")
@@ -408,14 +408,14 @@ CASES: Final[dict[str, Steps]] = {
     "getStateV2": [
         *FAILED,
         *(add(), add(delay=HOUR), add(priority=2), flow(leaf())),
-        *(add(), take(), complete(1), take()),
+        *(add(), acquire(), complete(1), acquire()),
         *(do("state", job=n) for n in range(8)),
         do("pause"),
         *(do("state", job=n) for n in range(8)),
     ],
-    "isFinished": [*FAILED, add(), take(), complete({"n": 1}), add(), *(do("finished", job=n) for n in range(4))],
-    "isMaxed": [do("is_maxed"), do("set_concurrency", n=1), add(), do("is_maxed"), take(), do("is_maxed")],
-    "getMetrics": [add(), take(), complete(1), do("metrics", kind="completed"), do("metrics", kind="failed")],
+    "isFinished": [*FAILED, add(), acquire(), complete({"n": 1}), add(), *(do("finished", job=n) for n in range(4))],
+    "isMaxed": [do("is_maxed"), do("set_concurrency", n=1), add(), do("is_maxed"), acquire(), do("is_maxed")],
+    "getMetrics": [add(), acquire(), complete(1), do("metrics", kind="completed"), do("metrics", kind="failed")],
     "getRateLimitTtl": [
         do("rate_ttl", max=1),
         do("rate_limit", ms=TTL_UNIT_MS),
@@ -424,35 +424,35 @@ CASES: Final[dict[str, Steps]] = {
         do("remove_rate_limit"),
         do("remove_rate_limit"),
         do("set_rate", max=1, ms=TTL_UNIT_MS),
-        *(add(), add(), take()),
+        *(add(), add(), acquire()),
         do("rate_ttl", max=0),
         do("remove_rate"),
         do("remove_rate"),
     ],
     "getDependencyCounts": [
         *FAMILY,
-        *(step for _ in range(2) for step in (take(), complete(1))),
+        *(step for _ in range(2) for step in (acquire(), complete(1))),
         do("dependency_counts", job=0),
-        take(),
+        acquire(),
         fail(),
         do("dependency_counts", job=0),
     ],
     "paginate": [
         *FAMILY,
-        take(),
+        acquire(),
         complete(1),
         do("dependencies", job=0, kind="processed"),
         do("dependencies", job=0, kind="pending"),
         do("dependencies", job=1, kind="pending"),
     ],
 }
-"""What is done on both sides, by the script that it is there for."""
+"""The steps for both sides, by the script that they test."""
 
 NOT_IN_NODE: Final = {"removeDeduplicationKey"}
 """Scripts that npm 5.62.0 does not have, tested in test_table.py."""
 
 ELSEWHERE: Final = {"updateRepeatableJobMillis", "removeRepeatable"}
-"""Of BullMQ's old repeatable jobs, which only Node can make: in test_repeatables.py."""
+"""Scripts of BullMQ's legacy repeatable jobs, which only Node can add, tested in test_repeatables.py."""
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -461,20 +461,20 @@ def test_the_script_leaves_the_same_state_as_in_node(pair: Pair, script: str, fo
     outcome = pair.run(CASES[script], form)
     report = outcome.report()
     assert not report, f"\n{report}"
-    assert script in outcome.our_scripts
-    assert script in outcome.their_scripts
+    assert script in outcome.bulltask_scripts
+    assert script in outcome.node_scripts
 
 
 def test_every_official_script_that_bulltask_calls_has_a_case() -> None:
-    assert called_in_the_source() - ELSEWHERE == CASES.keys() | NOT_IN_NODE
+    assert scripts_in_source() - ELSEWHERE == CASES.keys() | NOT_IN_NODE
 
 
-def called_in_the_source() -> set[str]:
-    """The names of official scripts that stand in the files which build calls."""
-    found: set[str] = set()
+def scripts_in_source() -> set[str]:
+    """Return the names of official scripts in the modules that build calls."""
+    names: set[str] = set()
     for path in Path(next(iter(bulltask.transport.__path__)), "scripts").glob("*.py"):
-        found |= set(re.findall(r'"([A-Za-z0-9]+)"', path.read_text()))
-    return {name for name in found if name in ALL_SCRIPTS}
+        names |= set(re.findall(r'"([A-Za-z0-9]+)"', path.read_text()))
+    return {name for name in names if name in ALL_SCRIPTS}
 
 
 ALL_SCRIPTS: Final = {name.rpartition("-")[0] for name in loader._official_hashes()}
@@ -482,7 +482,7 @@ ALL_SCRIPTS: Final = {name.rpartition("-")[0] for name in loader._official_hashe
 
 def test_both_sides_use_the_clock_of_the_steps(pair: Pair) -> None:
     outcome = pair.run([add(), do("wait", ms=HOUR), add()])
-    for state in (outcome.their_state, outcome.our_state):
+    for state in (outcome.node_state, outcome.bulltask_state):
         assert [state[job]["value"]["timestamp"] for job in ("#1", "#2")] == [
             str(START_MS),
             str(START_MS + 1000 + HOUR),

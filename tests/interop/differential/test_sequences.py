@@ -1,4 +1,4 @@
-"""Random sequences of steps: Node is the oracle, and nothing may differ."""
+"""Random sequences of steps leave the same state in Redis as in Node, which is the oracle."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tests.interop.differential.hands import FORMS, Form
 from tests.interop.differential.pair import Pair
+from tests.interop.differential.processors import FORMS, Form
 from tests.interop.differential.strategies import sequences
 
 pytestmark = [pytest.mark.interop, pytest.mark.redis, pytest.mark.timeout(900)]
 
 COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
-"""More of them: ``BULLTASK_TEST_SEQUENCES=5000``; others each time then, and hypothesis prints the seed."""
+"""The number of sequences; any number but 500 draws new ones in each run, and hypothesis prints the seed."""
 
 
 @settings(
     max_examples=COUNT,
-    derandomize=COUNT == 500,  # the same in every run, so that a red build is red again
+    derandomize=COUNT == 500,  # the same in every run, so that a failure is reproducible
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -1,4 +1,4 @@
-"""Each row of docs/reference/differences.md: that it is a difference, and that it is no larger than the table says."""
+"""Each row of docs/reference/differences.md is a difference, and no larger than the table states."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from bulltask.errors import ConfigError, InvalidNameError, ParentNotFoundError
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from tests.interop.differential.intended import META
+from tests.interop.differential.intended_differences import META
 from tests.interop.differential.pair import HOUR, START_MS, Outcome, Pair
 from tests.interop.differential.state import TTL_UNIT_MS
-from tests.interop.differential.test_scripts import add, complete, do, every, fail, scheduled, take
+from tests.interop.differential.test_scripts import acquire, add, complete, do, every, fail, scheduled
 from tests.interop.node_bridge import NodeBridge
 from tests.support.programs import ROOT
 
@@ -28,40 +28,40 @@ ELSEWHERE = {
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
     "test_a_parent_waits_for_new_children_although_its_first_child_is_completed": "tests/redis/test_flow_add.py",
 }
-"""Rows that are asserted where their feature is."""
+"""Rows that are tested in the module of their feature."""
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 def both(outcome: Outcome, *path: str) -> tuple[Any, Any]:
-    """A part of both states, Node's first."""
-    found = []
-    for state in (outcome.their_state, outcome.our_state):
+    """Return a part of both states, Node's first."""
+    values = []
+    for state in (outcome.node_state, outcome.bulltask_state):
         value: Any = state
         for name in path:
             value = value.get(name) if value is not None else None
-        found.append(value)
-    return found[0], found[1]
+        values.append(value)
+    return values[0], values[1]
 
 
 def opts(outcome: Outcome, job: str = "#1") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The stored options of a job."""
-    theirs, ours = both(outcome, job, "value", "opts")
-    return theirs, ours
+    """Return the stored options of a job on both sides."""
+    node_value, bulltask_value = both(outcome, job, "value", "opts")
+    return node_value, bulltask_value
 
 
 @pytest.fixture
 def defaults(session_node: NodeBridge, broker_url: str) -> Any:
-    """Queues of ours with bulltask's own settings."""
+    """A queue with bulltask's default settings."""
     with Queue("defaults", broker_url) as queue:
         yield queue
 
 
 def test_default_job_options_are_bulltasks(pair: Pair, defaults: Queue) -> None:
-    theirs = opts(pair.run([add()], intended=False))[0]
+    node_value = opts(pair.run([add()], intended=False))[0]
     job = defaults.add("a")
-    ours = json.loads(str(pair.redis.hget(f"{defaults.qualified_name}:{job.id}", "opts")))
-    assert theirs == {"attempts": 0}
-    assert ours == {
+    bulltask_value = json.loads(str(pair.redis.hget(f"{defaults.qualified_name}:{job.id}", "opts")))
+    assert node_value == {"attempts": 0}
+    assert bulltask_value == {
         "attempts": 3,
         "backoff": {"type": "exponential", "delay": 1000, "jitter": 0.2, "maxDelay": 3_600_000},
         "removeOnComplete": {"age": 86_400},
@@ -70,9 +70,9 @@ def test_default_job_options_are_bulltasks(pair: Pair, defaults: Queue) -> None:
 
 
 def test_every_job_has_the_option_bulltask(pair: Pair) -> None:
-    theirs, ours = opts(pair.run([add()], intended=False))
-    assert ours.pop("bulltask") == {"v": 1}
-    assert theirs == ours
+    node_value, bulltask_value = opts(pair.run([add()], intended=False))
+    assert bulltask_value.pop("bulltask") == {"v": 1}
+    assert node_value == bulltask_value
 
 
 def test_job_ids_are_unique_and_sorted(pair: Pair) -> None:
@@ -82,14 +82,14 @@ def test_job_ids_are_unique_and_sorted(pair: Pair) -> None:
         assert ids == sorted(ids)
         queue.obliterate()
         assert queue.add("a").id not in ids
-    assert both(pair.run([add(), add()]), "id", "value") == ("2", "2")  # the counter counts all the same
+    assert both(pair.run([add(), add()]), "id", "value") == ("2", "2")  # the counter is still incremented
 
 
 def test_queue_metadata_is_written_with_the_first_job(pair: Pair) -> None:
-    theirs, ours = both(pair.run([do("is_maxed")], intended=False), "meta", "value")
-    assert (theirs, ours) == (META, None)
-    theirs, ours = both(pair.run([add()], intended=False), "meta", "value")
-    assert theirs == ours == META
+    node_value, bulltask_value = both(pair.run([do("is_maxed")], intended=False), "meta", "value")
+    assert (node_value, bulltask_value) == (META, None)
+    node_value, bulltask_value = both(pair.run([add()], intended=False), "meta", "value")
+    assert node_value == bulltask_value == META
     with Queue("old", pair.url, queue_hash_tag=False) as queue:
         pair.redis.hset("bull:old:meta", mapping={"version": "bullmq:5.81.5", "opts.maxLenEvents": "7"})
         queue.add("a")
@@ -101,26 +101,26 @@ def test_resume_merges_wait_and_paused(pair: Pair) -> None:
     steps = [do("pause"), add(), do("flag_off"), add(), do("flag_on"), do("resume")]
     outcome = pair.run(steps)
     assert both(outcome, "wait", "value") == (["#1"], ["#2", "#1"])
-    assert both(outcome, "#2", "type") == ("hash", "hash")  # Node's job is nowhere but in its hash
+    assert both(outcome, "#2", "type") == ("hash", "hash")  # Node's job is in no list
 
 
 def test_an_expired_lock_is_reacquired_when_it_is_renewed(pair: Pair) -> None:
-    """Node says that the lock is lost while the job goes on; ours is taken again, as nobody else has the job."""
-    held = [add(), add(), take("t0"), take("t1")]
+    """Node reports the lock as lost while the job continues; bulltask reacquires it."""
+    held = [add(), add(), acquire("t0"), acquire("t1")]
     same = pair.run([*held, do("check_stalled"), do("extend_locks", ms=2 * TTL_UNIT_MS)])
     assert not same.report()
-    outcome = pair.run([*held, do("lose_lock", held=0), do("extend_locks", ms=2 * TTL_UNIT_MS)])
-    assert (outcome.theirs[-1], outcome.ours[-1]) == ({"ok": [0]}, {"ok": []})
-    theirs, ours = both(outcome, "#1:lock")
-    assert (theirs, ours["value"], ours["ttl"]) == (None, "t0", 2 * TTL_UNIT_MS)
-    outcome.our_state.pop("#1:lock")
-    assert outcome.their_state == outcome.our_state
+    outcome = pair.run([*held, do("expire_lock", held=0), do("extend_locks", ms=2 * TTL_UNIT_MS)])
+    assert (outcome.node_results[-1], outcome.bulltask_results[-1]) == ({"ok": [0]}, {"ok": []})
+    node_value, bulltask_value = both(outcome, "#1:lock")
+    assert (node_value, bulltask_value["value"], bulltask_value["ttl"]) == (None, "t0", 2 * TTL_UNIT_MS)
+    outcome.bulltask_state.pop("#1:lock")
+    assert outcome.node_state == outcome.bulltask_state
 
 
 def test_removing_a_missing_parent_dependency_returns_false(pair: Pair, session_node: NodeBridge) -> None:
     outcome = pair.run([add(), do("remove_dependency", job=0)])
     assert not outcome.report()
-    assert outcome.ours[-1] == {"ok": False}
+    assert outcome.bulltask_results[-1] == {"ok": False}
     job = session_node.call("queue.add", queue="alone", name="a", data={}, opts={})
     with pytest.raises(Exception, match="Missing key for parent job"):
         session_node.call("job.call", queue="alone", job=job["id"], method="removeChildDependency")
@@ -140,16 +140,16 @@ def test_a_job_frees_a_deduplication_id_only_if_it_owns_it(pair: Pair) -> None:
 
 
 def test_errors_that_are_not_transient_are_not_retried(pair: Pair) -> None:
-    """An error that is not known to be transient ends a job of ours; Node's are all retried."""
-    steps = [add(attempts=2), take(), fail(kind="ValueError")]
+    """An error that is not known to be transient fails a bulltask job; Node retries all errors."""
+    steps = [add(attempts=2), acquire(), fail(kind="ValueError")]
     outcome = pair.run(steps)
     assert both(outcome, "failed", "value") == (None, [["#1", START_MS + 2000]])
     assert both(outcome, "wait", "value") == (["#1"], None)
 
 
 def test_priorities_out_of_range_are_rejected(pair: Pair, defaults: Queue) -> None:
-    theirs = pair.run([add(priority=2**21 - 1)])
-    assert not theirs.report()
+    node_value = pair.run([add(priority=2**21 - 1)])
+    assert not node_value.report()
     with pytest.raises(ConfigError, match="priority"):
         defaults.add("a", priority=2**21)
     with pytest.raises(ConfigError, match="priority"):
@@ -157,8 +157,8 @@ def test_priorities_out_of_range_are_rejected(pair: Pair, defaults: Queue) -> No
 
 
 def test_a_changed_scheduler_rule_applies_immediately(pair: Pair) -> None:
-    """The scripts are those of 5.65.1, the only ones that a Python wheel has: the new rule counts at once."""
-    outcome = pair.run([every(HOUR), take(), complete(), every(2 * HOUR)])
+    """The scripts are those of 5.65.1, the oldest in a Python wheel: the new rule applies immediately."""
+    outcome = pair.run([every(HOUR), acquire(), complete(), every(2 * HOUR)])
     assert both(outcome, "repeat", "value") == ([["s", START_MS + HOUR]], [["s", START_MS + 3000]])
 
     three, four = (dict[str, object](pattern=f"0 {hour} * * *", tz="UTC") for hour in (3, 4))
@@ -179,8 +179,8 @@ def test_logs_keep_the_newest_thousand_lines(pair: Pair, session_node: NodeBridg
     with Queue("logged", pair.url) as queue:
         job = queue.add("a")
         pair.redis.rpush(f"{queue.qualified_name}:{job.id}:logs", *["line"] * 1_000)
-        assert queue.add_job_log(job.id, "ours") == 1_000
-        args = [job.id, "theirs"]
+        assert queue.add_job_log(job.id, "bulltask") == 1_000
+        args = [job.id, "node"]
         assert session_node.call("queue.call", queue="{logged}", method="addJobLog", args=args) == 1_001
 
 
@@ -198,18 +198,18 @@ def test_invalid_flows_are_rejected(pair: Pair) -> None:
 
 
 def test_job_times_are_those_of_the_server(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
-    """Ours is Redis' own; Node's is that of its machine."""
+    """bulltask uses the time of Redis; Node uses that of its machine."""
     job = defaults.add("a")
     seconds, micros = pair.redis.time()
     assert 0 <= seconds * 1000 + micros // 1000 - job.timestamp_ms < 5_000
-    outcome = pair.run([add()])  # its clock was turned forward, and the server's was not
+    outcome = pair.run([add()])  # Node's clock is set to a later time than the server's
     assert both(outcome, "#1", "value", "timestamp")[0] == str(START_MS)
 
 
 def test_the_page_and_this_module_name_the_same_tests() -> None:
     named = set(re.findall(r"`(test_[a-z_]+)`", PAGE.read_text()))
-    here = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
-    here.remove("test_the_page_and_this_module_name_the_same_tests")
+    tests = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
+    tests.remove("test_the_page_and_this_module_name_the_same_tests")
     for name, file in ELSEWHERE.items():
         assert f"def {name}(" in (ROOT / file).read_text()
-    assert named == here | ELSEWHERE.keys()
+    assert named == tests | ELSEWHERE.keys()

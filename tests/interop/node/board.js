@@ -1,4 +1,4 @@
-// bull-board over queues that a test fills (see board.py): its HTTP API on a port of its own choice, on loopback only.
+// Serves bull-board for the queues of a test (see board.py): its HTTP API on a free port, on loopback only.
 //
 //   argv   {"connection": {host, port, db}, "prefix": "bull", "queues": [{"name": "{mail}", …options of the adapter}],
 //           "history": "http://127.0.0.1:3001/" of `bulltask job serve`, or null}
@@ -28,7 +28,7 @@ createBullBoard({
   queues: adapters,
   serverAdapter,
   options: {
-    validateResponses: true, // what does not look as the board's own schemas say is an error 500
+    validateResponses: true, // a response that does not match the board's schemas is an error 500
     historyProvider: history ? new LakeHistory(history) : undefined,
   },
 });

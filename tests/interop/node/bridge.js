@@ -1,9 +1,9 @@
-// The official Node client of BullMQ behind stdin and stdout, for tests written in Python (see node_bridge.py).
+// Serves the official Node client of BullMQ over stdin and stdout, for tests in Python (see node_bridge.py).
 //
-//   argv  the npm package of the client, "bullmq" if left out
+//   argv  the npm package of the client, "bullmq" by default
 //   in    {"id": 1, "op": "queue.add", "queue": "mail", "name": "send", "data": {}}   one JSON object per line
-//   out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "what went wrong"}           in the order in which they finish
-//   out   {"event": "completed", "args": {...}, ...}                                  whenever it happens
+//   out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "the message"}               in order of completion
+//   out   {"event": "completed", "args": {...}, ...}                                  at any time
 //
 // Every operation may carry "connection" ({host, port, db, password}) and "prefix" (default "bull"). The process ends
 // after "exit" or when stdin does, so it cannot outlive the test that started it.
@@ -13,7 +13,7 @@ import { Bridge } from './operations.js';
 
 const EXIT_AFTER_MS = 2_000; // closing waits for Redis, which a test may have killed
 
-// Only answers and events may appear on stdout.
+// Only replies and events may appear on stdout.
 console.log = console.info = console.error;
 
 const write = message => process.stdout.write(`${JSON.stringify(message)}\n`);

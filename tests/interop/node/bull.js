@@ -1,22 +1,22 @@
-// Bull, BullMQ's predecessor, behind stdin and stdout, for tests of the migration (see bull_bridge.py).
+// Serves Bull, BullMQ's predecessor, over stdin and stdout, for tests of the migration (see bull_bridge.py).
 //
-// The same lines as those of bridge.js; the first argument names the package: bull, or bull-3.
+// The protocol is that of bridge.js; the first argument is the package: bull or bull-3.
 
 import process from 'node:process';
 import { createInterface } from 'node:readline';
 
 const { default: Bull } = await import(process.argv[2]);
 
-console.log = console.info = console.error; // only answers may appear on stdout
+console.log = console.info = console.error; // only replies may appear on stdout
 
 const write = message => process.stdout.write(`${JSON.stringify(message)}\n`);
 const queues = [];
 
 function open({ queue, prefix, connection, options = {} }) {
-  const made = new Bull(queue, { prefix, redis: connection, ...options });
-  made.on('error', error => console.error(error.message));
-  queues.push(made);
-  return made;
+  const opened = new Bull(queue, { prefix, redis: connection, ...options });
+  opened.on('error', error => console.error(error.message));
+  queues.push(opened);
+  return opened;
 }
 
 async function shut(queue, doNotWait = false) {
@@ -24,7 +24,7 @@ async function shut(queue, doNotWait = false) {
   await queue.close(doNotWait);
 }
 
-// What a job's data tell it to do.
+// Processes a job as its data require.
 async function work(job) {
   const { fail, log, progress, value } = job.data;
   if (log) await job.log(log);
@@ -34,18 +34,18 @@ async function work(job) {
 }
 
 const OPERATIONS = {
-  // Calls of methods of one queue, in order: [[method, ...arguments], …]; the ids of jobs, or other plain answers.
+  // Calls methods of one queue in order: [[method, ...arguments], …]; returns ids of jobs, or other plain replies.
   'queue.calls': async at => {
     const queue = open(at);
-    const answers = [];
+    const replies = [];
     for (const [method, ...args] of at.calls) {
-      const answer = await queue[method](...args);
-      answers.push(Array.isArray(answer) ? answer.map(job => job.id ?? job) : answer?.id ?? answer ?? null);
+      const reply = await queue[method](...args);
+      replies.push(Array.isArray(reply) ? reply.map(job => job.id ?? job) : reply?.id ?? reply ?? null);
     }
     await shut(queue);
-    return answers;
+    return replies;
   },
-  // Works on jobs until so many attempts have ended.
+  // Runs a worker until a number of attempts have ended.
   'queue.work': async at => {
     const queue = open(at);
     let ended = 0;
@@ -58,7 +58,7 @@ const OPERATIONS = {
     await done;
     await shut(queue);
   },
-  // A worker that takes one job and keeps it; the answer comes when it has it.
+  // Starts a worker that acquires one job and keeps it; replies when the worker has it.
   'queue.hold': at => {
     const queue = open(at);
     return new Promise(resolve => {

@@ -1,4 +1,4 @@
-// The official client that this process drives: the npm package that its first argument names.
+// The official client: the npm package that the first argument names.
 
 import process from 'node:process';
 

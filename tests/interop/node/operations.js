@@ -1,4 +1,4 @@
-// The operations of the bridge: thin, one line of BullMQ each where that is possible.
+// The operations of the bridge: one line of BullMQ each, where possible.
 
 import cronParser from 'cron-parser';
 import { FlowProducer, Queue, QueueEvents, Worker } from './client.js';
@@ -16,7 +16,7 @@ const fieldsOf = job => Object.fromEntries(FIELDS.map(field => [field, job[field
 
 const treeOf = ({ job, children = [] }) => ({ ...fieldsOf(job), children: children.map(treeOf) });
 
-// Values that were not made for JSON: jobs become their fields, alone and in lists.
+// Converts results to JSON: jobs become their fields, alone and in lists.
 function plain(value) {
   if (Array.isArray(value)) return value.map(plain);
   return value && typeof value === 'object' && 'queueName' in value && 'attemptsMade' in value ? fieldsOf(value) : value;
@@ -35,10 +35,10 @@ const OPERATIONS = {
   'queue.call': async (bridge, { method, args = [], ...at }) => plain(await bridge.queue(at)[method](...args)),
   'job.call': async (bridge, { job, method, args = [], ...at }) => plain(await (await bridge.job(job, at))[method](...args)),
 
-  // What a program of Node's does to have bulltask end a job.
+  // Revokes a job like a Node program does.
   'job.revoke': (bridge, { job, ...at }) => revoke(bridge.queue(at), job),
 
-  // Everything about one job; null when there is none.
+  // Everything about one job; null if it does not exist.
   'queue.getJob': async (bridge, { job: id, ...at }) => {
     const queue = bridge.queue(at);
     const job = await queue.getJob(id);
@@ -65,7 +65,7 @@ const OPERATIONS = {
   'gate.open': (_, { gate }) => gateOf(gate).open(null),
   'worker.close': (bridge, { worker, force = false }) => bridge.release(worker, force),
 
-  // Pushes every event that is added to the stream after this answer (or after the stream id `after`).
+  // Pushes every event that is added to the stream after this reply (or after the stream id `after`).
   'events.start': async (bridge, { queue, connection, prefix, after }) => {
     const lastEventId = after ?? (await bridge.lastEventId({ queue, connection, prefix }));
     const events = new Tap(queue, { connection, prefix, lastEventId }, bridge.emit);
@@ -75,13 +75,13 @@ const OPERATIONS = {
   },
   'events.close': (bridge, { events }) => bridge.release(events),
 
-  // Steps of the differential tests (sequence.js): their outcomes, the jobs' ids, the scripts that were called.
+  // Runs steps of the differential tests (sequence.js); returns outcomes, job ids and called scripts.
   'sequence.run': (bridge, fields) => runSequence(fields),
 
   // When each [pattern, time zone, epoch ms] fires next: epoch ms, null for never, or "invalid".
   'cron.next': (bridge, { cases }) => cases.map(nextOf),
 
-  reset: bridge => bridge.close(), // a bridge as good as new, without another start of Node
+  reset: bridge => bridge.close(), // closes everything, so that Node need not be restarted
   exit: () => null, // bridge.js does the rest
 };
 
@@ -99,7 +99,7 @@ function nextOf([pattern, tz, after]) {
   }
 }
 
-// Queue events that are passed on whatever their names are.
+// QueueEvents that passes on all events, whatever their names.
 class Tap extends QueueEvents {
   constructor(name, opts, pass) {
     super(name, { ...opts, autorun: false });
@@ -139,7 +139,7 @@ export class Bridge {
     return job;
   }
 
-  // Reads from the newest event on. The default, "what comes after the first read", misses what comes just before it.
+  // Reads from the newest event on. The default, "events after the first read", misses events just before that read.
   async waiter(at) {
     const lastEventId = await this.lastEventId(at);
     return this.#share('waiter', at, ({ queue, ...opts }) => new QueueEvents(queue, { ...opts, lastEventId }));
@@ -147,27 +147,27 @@ export class Bridge {
 
   async lastEventId(at) {
     const queue = this.queue(at);
-    const client = await (queue.client ?? queue.getBackend().client); // 6.x keeps its connection elsewhere
+    const client = await (queue.client ?? queue.getBackend().client); // 6.x stores its connection in another property
     const newest = await client.xrevrange(queue.toKey('events'), '+', '-', 'COUNT', 1);
     return newest.length ? newest[0][0] : '0-0';
   }
 
-  keep(it) {
-    const handle = `${it.constructor.name}-${this.#kept.size + 1}`;
-    this.#kept.set(handle, it);
+  keep(resource) {
+    const handle = `${resource.constructor.name}-${this.#kept.size + 1}`;
+    this.#kept.set(handle, resource);
     return handle;
   }
 
   async release(handle, ...args) {
-    if (!this.#kept.has(handle)) throw new Error(`nothing is called "${handle}"`);
+    if (!this.#kept.has(handle)) throw new Error(`no worker or listener "${handle}"`);
     await this.#kept.get(handle).close(...args);
   }
 
-  // Workers first and at once: a test that ends early must not wait for its jobs.
+  // Workers first and by force: a test that ends early must not wait for its jobs.
   async close() {
     const failed = error => this.emit('bridge.error', { message: error.message });
-    await Promise.all([...this.#kept.values()].map(it => it.close(true).catch(failed)));
-    await Promise.all([...this.#shared.values()].map(it => it.close().catch(failed)));
+    await Promise.all([...this.#kept.values()].map(resource => resource.close(true).catch(failed)));
+    await Promise.all([...this.#shared.values()].map(resource => resource.close().catch(failed)));
     this.#kept.clear();
     this.#shared.clear();
   }
@@ -175,9 +175,9 @@ export class Bridge {
   #share(kind, at, make) {
     const key = JSON.stringify([kind, at.queue, at.prefix, at.connection]);
     if (!this.#shared.has(key)) {
-      const it = make(at);
-      it.on('error', error => this.emit(`${kind}.error`, { message: error.message }));
-      this.#shared.set(key, it);
+      const resource = make(at);
+      resource.on('error', error => this.emit(`${kind}.error`, { message: error.message }));
+      this.#shared.set(key, resource);
     }
     return this.#shared.get(key);
   }

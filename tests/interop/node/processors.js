@@ -1,4 +1,4 @@
-// What a worker of the bridge does with a job. Each entry takes the arguments of "worker.start" and returns a processor.
+// The processors of the bridge's workers. Each entry receives the arguments of "worker.start" and returns a processor.
 
 import { appendFile } from 'node:fs/promises';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -6,7 +6,7 @@ import { Queue, RateLimitError, UnrecoverableError, WaitingChildrenError } from 
 
 const gates = new Map(); // name → { opened: a promise, open: a function }
 
-// A gate is made by whoever comes first, and stays open.
+// Returns a gate, which the first call creates; once opened, it stays open.
 export function gateOf(name) {
   if (!gates.has(name)) {
     const gate = {};
@@ -20,7 +20,7 @@ export const PROCESSORS = {
   // Returns the job's data.
   echo: () => async job => job.data,
 
-  // Throws; `unrecoverable` forbids another attempt.
+  // Throws; with `unrecoverable` the job is not retried.
   fail: ({ message = 'it failed', unrecoverable = false }) => async () => {
     throw unrecoverable ? new UnrecoverableError(message) : new Error(message);
   },
@@ -31,19 +31,19 @@ export const PROCESSORS = {
     return job.data;
   },
 
-  // Throws until `n` attempts were made, then returns how many that were.
+  // Throws in the first `n` attempts, then returns their number.
   'fail-n': ({ n }) => async job => {
     if (job.attemptsMade < n) throw new Error(`attempt ${job.attemptsMade + 1} failed`);
     return job.attemptsMade;
   },
 
-  // Gives up the children that have not ended; returns what the others returned, and why failed ones failed.
+  // Removes the unprocessed children; returns the values of the others and the failures of ignored ones.
   gather: () => async job => {
     await job.removeUnprocessedChildren();
     return { values: await job.getChildrenValues(), ignored: await job.getIgnoredChildrenFailures() };
   },
 
-  // Gives itself children in `queue` when it runs first, waits for them, and then returns what they returned, sorted.
+  // Adds children in `queue` in its first run, waits for them, and then returns their values, sorted.
   expand: ({ queue, connection }) => async (job, token) => {
     if (!job.data.step) {
       const children = new Queue(queue, { connection });
@@ -57,7 +57,7 @@ export const PROCESSORS = {
     return Object.values(await job.getChildrenValues()).sort(inOrder);
   },
 
-  // Reports each of `steps` as progress, and as a line of the job's log; then goes on for `then_ms` milliseconds.
+  // Reports each of `steps` as progress, and as a line of the job's log; then continues for `then_ms` milliseconds.
   progress: ({ steps = [50, 100], then_ms = 0 }) => async job => {
     for (const step of steps) {
       await job.updateProgress(step);

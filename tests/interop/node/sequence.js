@@ -1,11 +1,11 @@
-// A list of steps done one after the other, in a time that stands still during each: the oracle of the differential
-// tests (../differential). What a step means is said there, in steps.py; here it is BullMQ's own way to do it.
+// Runs a list of steps with BullMQ, with a clock that stands still during each step: the oracle of the differential
+// tests. ../differential/bulltask_side.py documents the steps and runs them with bulltask.
 
 import { FlowProducer, Queue, UnrecoverableError, Worker } from './client.js';
 
 const RealDate = Date;
 
-// The clock of everything that runs in this process, until it is called with null.
+// Sets the clock of the whole process; null restores the real one.
 function setClock(ms) {
   if (ms === null) {
     globalThis.Date = RealDate;
@@ -33,8 +33,8 @@ export async function runSequence({ queue: name, connection, prefix, steps, work
 }
 
 class Run {
-  ids = []; // of all jobs, in the order in which they were made
-  held = []; // active jobs, in the order in which they were taken
+  ids = []; // of all jobs, in the order in which they were added
+  held = []; // active jobs, in the order in which they were acquired
   scripts = new Set();
 
   constructor(name, at, workerOpts) {
@@ -42,11 +42,11 @@ class Run {
     this.queue = new Queue(name, at);
     this.worker = new Worker(name, null, { ...at, autorun: false, ...workerOpts });
     this.flows = new FlowProducer(at);
-    this.#listen();
+    this.#recordScripts();
   }
 
-  // Notes which scripts are called, by this queue and by all its jobs.
-  #listen() {
+  // Records the names of the scripts that this queue and its jobs call.
+  #recordScripts() {
     const scripts = Object.getPrototypeOf(this.queue.scripts);
     const { execCommand } = scripts;
     const { scripts: called } = this;
@@ -54,7 +54,7 @@ class Run {
       called.add(script);
       return execCommand.call(this, client, script, args);
     };
-    this.unlisten = () => Object.assign(scripts, { execCommand });
+    this.stopRecording = () => Object.assign(scripts, { execCommand });
   }
 
   async all(steps) {
@@ -73,7 +73,7 @@ class Run {
   }
 
   async close() {
-    this.unlisten();
+    this.stopRecording();
     await Promise.all([this.worker.close(true), this.queue.close(), this.flows.close()]);
   }
 
@@ -83,15 +83,15 @@ class Run {
     return this.ids.indexOf(id);
   }
 
-  // The job that a step means: any, or one of a state.
+  // The id of the job that a step selects, of all jobs or of those in one state.
   async target({ job: index, of }) {
     let ids = this.ids;
     if (of) {
       const key = this.queue.toKey(of);
-      const there = ['wait', 'paused', 'active'].includes(of)
+      const members = ['wait', 'paused', 'active'].includes(of)
         ? await this.client.lrange(key, 0, -1)
         : await this.client.zrange(key, 0, -1);
-      ids = ids.filter(id => there.includes(id));
+      ids = ids.filter(id => members.includes(id));
     }
     return ids.length ? ids[index % ids.length] : null;
   }
@@ -116,14 +116,14 @@ class Run {
     return work(job, token ?? job.token);
   }
 
-  async fetched(result, token) {
+  async holdFetched(result, token) {
     if (!Array.isArray(result)) return null;
     const [fields, id] = result;
     return this.hold(await this.worker.nextJobFromJobData(fields, id, token));
   }
 }
 
-function thrown({ message, unrecoverable = false, trace }) {
+function errorOf({ message, unrecoverable = false, trace }) {
   const error = unrecoverable ? new UnrecoverableError(message) : new Error(message);
   error.stack = trace;
   return error;
@@ -162,18 +162,18 @@ const STEPS = {
   flag_on: run => run.client.hset(run.queue.keys.meta, 'paused', 1).then(() => null),
   flag_off: run => run.client.hdel(run.queue.keys.meta, 'paused').then(() => null),
 
-  take: async (run, { token }) => {
-    run.worker.limitUntil = 0; // the worker would not ask while it knows of a limit
+  acquire: async (run, { token }) => {
+    run.worker.limitUntil = 0; // the worker does not fetch while it knows of a rate limit
     return run.hold(await run.worker.getNextJob(token, { block: false }));
   },
   complete: (run, { value, next, ...step }) =>
-    run.withHeld(step, async (job, token) => run.fetched(await job.moveToCompleted(value, token, next), token)),
+    run.withHeld(step, async (job, token) => run.holdFetched(await job.moveToCompleted(value, token, next), token)),
   fail: (run, { next, message, unrecoverable, trace, ...step }) =>
     run.withHeld(step, async (job, token) =>
-      run.fetched(await job.moveToFailed(thrown({ message, unrecoverable, trace }), token, next), token),
+      run.holdFetched(await job.moveToFailed(errorOf({ message, unrecoverable, trace }), token, next), token),
     ),
   delay: (run, { ms, ...step }) => run.withHeld(step, (job, token) => job.moveToDelayed(Date.now() + ms, token).then(() => null)),
-  give_back: (run, step) => run.withHeld(step, (job, token) => job.moveToWait(token).then(() => null)),
+  release: (run, step) => run.withHeld(step, (job, token) => job.moveToWait(token).then(() => null)),
   await_children: (run, step) => run.withHeld(step, (job, token) => job.moveToWaitingChildren(token)),
   extend_lock: async (run, { held, token, ms }) => {
     if (!run.held.length) return 'nothing';
@@ -184,7 +184,7 @@ const STEPS = {
     const lost = await run.worker.scripts.extendLocks(run.held.map(job => job.id), run.held.map(job => job.token), ms);
     return lost.map(id => run.ids.indexOf(id));
   },
-  lose_lock: (run, { held }) => {
+  expire_lock: (run, { held }) => {
     if (!run.held.length) return 'nothing';
     return run.client.del(run.queue.toKey(`${run.held[held % run.held.length].id}:lock`));
   },
@@ -195,12 +195,14 @@ const STEPS = {
 
   upsert_scheduler: async (run, { id, repeat, template }) => Boolean(await run.queue.upsertJobScheduler(id, repeat, template)),
   get_scheduler: async (run, { id }) => {
-    const found = await run.queue.getJobScheduler(id);
-    return found ? { key: found.key, name: found.name, next: found.next, iterationCount: found.iterationCount } : null;
+    const scheduler = await run.queue.getJobScheduler(id);
+    if (!scheduler) return null;
+    const { key, name, next, iterationCount } = scheduler;
+    return { key, name, next, iterationCount };
   },
   remove_scheduler: (run, { id }) => run.queue.removeJobScheduler(id),
 
-  // The older interface for what repeats.
+  // The legacy interface of repeatable jobs.
   add_repeatable: (run, { name, data, opts }) => run.queue.add(name, data, opts).then(() => null),
   repeatables: async run => (await run.queue.getRepeatableJobs(0, -1, true)).map(({ key, name, next }) => [key, name, next]),
   remove_repeatable: (run, { name, repeat, jobId }) => run.queue.removeRepeatable(name, repeat, jobId),
@@ -216,11 +218,11 @@ const STEPS = {
   clear_logs: (run, { keep, ...step }) => run.withJob(step, job => job.clearLogs(keep).then(() => null)),
   retry: (run, { state, ...step }) => run.withJob(step, job => job.retry(state)),
   remove: (run, { children, ...step }) => run.withJob(step, job => job.remove({ removeChildren: children })),
-  // Node throws where there is no parent, bulltask says false: a row of docs/reference/differences.md.
+  // Without a parent, Node throws and bulltask returns false: a row of docs/reference/differences.md.
   remove_dependency: (run, step) => run.withJob(step, job => (job.parentKey ? job.removeChildDependency() : false)),
   remove_unprocessed: (run, step) => run.withJob(step, job => job.removeUnprocessedChildren()),
 
-  // The jobs of one state, and how many there are: getWaiting, getWaitingCount …
+  // The jobs of one state, and their number: getWaiting, getWaitingCount …
   of_state: async (run, { state, start, end }) => {
     const jobs = await run.queue[`get${state}`](start, end);
     return [jobs.map(job => run.ids.indexOf(job.id)), await run.queue[`get${state}Count`]()];

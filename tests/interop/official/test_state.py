@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from tests.interop.differential.intended import apply
+from tests.interop.differential.intended_differences import apply
 from tests.interop.differential.state import State, difference, dump
 from tests.interop.interop_queue import InteropQueue
 

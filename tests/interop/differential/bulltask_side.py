@@ -1,8 +1,8 @@
-"""The steps of the differential tests as bulltask does them; Node's side is ``../node/sequence.js``.
+"""Run the steps of the differential tests with bulltask; ``../node/sequence.js`` runs them with Node.
 
-A step is ``{"do": name, "at": epoch ms, …}``. ``"job": k`` means the k-th job that was ever made (modulo how many
-there are), with ``"of": state`` the k-th of those in that state, ``"held": k`` the k-th of those that were taken and
-not ended. Options are spelled as Node spells them.
+A step is ``{"do": name, "at": epoch ms, …}``. ``"job": k`` is the k-th job that was added (modulo their number),
+with ``"of": state`` the k-th job in that state, ``"held": k`` the k-th job that was acquired and not settled. Options
+have BullMQ's names.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bulltask.transport.replies import JOB_ERRORS
 from bulltask.transport.scripts.job import extend_lock, is_finished
 from bulltask.transport.scripts.move import renew_locks
 from bulltask.transport.scripts.queue import get_metrics
-from tests.interop.differential.hands import LOCK_MS, Form, Hands, Held, OwnHands, WorkersHands
+from tests.interop.differential.processors import LOCK_MS, Form, HeldJob, ManualProcessor, Processor, WorkerProcessor
 from tests.support.sync_facade import SyncFacade
 
-__all__ = ["STALLED_MS", "Ours"]
+__all__ = ["STALLED_MS", "BulltaskSide"]
 
 STALLED_MS: Final = 100_000
 _LISTS: Final = {"wait", "paused", "active"}
@@ -49,19 +49,18 @@ _CODES: Final[Mapping[type[BulltaskError], int]] = {kind: code for code, kind in
 Step = Mapping[str, Any]
 
 
-class Ours:
-    """One queue, driven by steps.
+class BulltaskSide:
+    """A queue on which bulltask runs the steps.
 
     Args:
-        url: the server.
-        name: the queue.
-        form: by which interface: the sync one, with a worker's own code for what workers do; the sync one or the
-            async one, with jobs taken by hand.
-        runner: of the event loop that the async interface uses.
-        settings: of bulltask; those that would write defaults into options are off unless they are given.
+        url: The server.
+        name: The queue.
+        form: The interface: ``worker`` runs a worker's code, ``sync`` and ``async`` process jobs manually.
+        runner: The runner of the async interface's event loop.
+        settings: Settings of bulltask; those that write defaults into options are off by default.
 
     Attributes:
-        ids: of all jobs, in the order in which they were made.
+        ids: The ids of all jobs, in the order in which they were added.
     """
 
     def __init__(self, url: str, name: str, form: Form, runner: asyncio.Runner, **settings: object) -> None:
@@ -77,10 +76,10 @@ class Ours:
         self.queue = cast("Queue", queue)
         self.schedulers = self.queue.schedulers
         self.ids: list[str] = []
-        self._held: list[Held] = []
+        self._held: list[HeldJob] = []
         self._now_ms = 0
         context = self.queue.context
-        setattr(context.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - every user of the clock has this one
+        setattr(context.broker.clock, "now_ms", lambda: self._now_ms)  # noqa: B010 - all users share this clock
         self.keys = context.keys
         self.flows: FlowProducer = (
             cast("FlowProducer", SyncFacade(AsyncFlowProducer(broker=lambda: context.broker), runner))
@@ -88,11 +87,13 @@ class Ours:
             else FlowProducer(broker=lambda: context.broker)
         )
         self._client = context.broker.client()
-        self._hands: Hands = WorkersHands(self.queue, self._client, given) if form == "worker" else OwnHands(self.queue)
+        self._processor: Processor = (
+            WorkerProcessor(self.queue, self._client, given) if form == "worker" else ManualProcessor(self.queue)
+        )
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
 
     def run(self, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Do the steps; the outcomes are ``{"ok": value}`` or ``{"error": text, "code": a script's or None}``."""
+        """Run the steps; return ``{"ok": value}`` or ``{"error": text, "code": a script's or None}`` for each."""
         outcomes = []
         self._client.connect()
         for step in steps:
@@ -107,7 +108,7 @@ class Ours:
         """Close all connections."""
         self._client.close()
         self._redis.close()
-        self._hands.close()
+        self._processor.close()
         self.queue.close()
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
@@ -119,16 +120,16 @@ class Ours:
         return self.ids.index(job_id)
 
     def numbers(self, ids: list[str]) -> list[int]:
-        """The numbers of jobs that are known."""
+        """Return the numbers of jobs by their ids."""
         return [self.ids.index(job_id) if job_id in self.ids else -1 for job_id in ids]
 
     def with_job(self, step: Step, work: Callable[[Job], Any]) -> Any:
-        """Do something with the job that the step means."""
+        """Call ``work`` with the job that a step selects."""
         ids = self.ids
         if state := step.get("of"):
             key = self.keys.base + state
-            there = self._redis.lrange(key, 0, -1) if state in _LISTS else self._redis.zrange(key, 0, -1)
-            ids = [job_id for job_id in ids if job_id in there]
+            members = self._redis.lrange(key, 0, -1) if state in _LISTS else self._redis.zrange(key, 0, -1)
+            ids = [job_id for job_id in ids if job_id in members]
         if not ids:
             return "nothing"
         job = self.queue.get_job(ids[step["job"] % len(ids)])
@@ -139,12 +140,12 @@ class Ours:
         return self.number(self.queue.add(step["name"], step["data"], **options_of(step["opts"])).id)
 
     def add_bulk(self, step: Step) -> list[int]:
-        """Add several."""
+        """Add several jobs."""
         jobs = [{"name": job["name"], "data": job["data"], "options": options_of(job["opts"])} for job in step["jobs"]]
         return [self.number(job.id) for job in self.queue.add_bulk(cast(Any, jobs))]
 
     def flow(self, step: Step) -> list[int]:
-        """Add a tree of jobs; each is remembered before its children."""
+        """Add a flow; each job is remembered before its children."""
         return [self.number(node.job.id) for node in self.flows.add(self._tree(step["flow"])).walk()]
 
     def _tree(self, node: Step) -> FlowJob:
@@ -153,7 +154,7 @@ class Ours:
         return FlowJob(node["name"], self.queue.name, node.get("data"), options, children)
 
     def add_child(self, step: Step) -> Any:
-        """Add a child to a job that is there."""
+        """Add a child to an existing job."""
 
         def work(parent: Job) -> int:
             address = {"id": parent.id, "queue": self.queue.qualified_name}
@@ -164,18 +165,18 @@ class Ours:
 
     # ---- a worker's steps ----------------------------------------------------------------------------------------
 
-    def take(self, step: Step) -> int | None:
-        """Take the next job."""
-        return self._hold(self._hands.take(step["token"]))
+    def acquire(self, step: Step) -> int | None:
+        """Acquire the next job."""
+        return self._hold(self._processor.acquire(step["token"]))
 
-    def _hold(self, held: Held | None) -> int | None:
+    def _hold(self, held: HeldJob | None) -> int | None:
         if held is None:
             return None
         self._held.append(held)
         return self.number(held.id)
 
-    def with_held(self, step: Step, work: Callable[[Held, str], Any]) -> Any:
-        """Do something with a job that was taken, and let it go."""
+    def with_held(self, step: Step, work: Callable[[HeldJob, str], Any]) -> Any:
+        """Call ``work`` with a held job, which is not held afterwards."""
         if not self._held:
             return "nothing"
         held = self._held.pop(step["held"] % len(self._held))
@@ -185,57 +186,59 @@ class Ours:
         """Complete a job."""
         return self.with_held(
             step,
-            lambda held, token: self._hold(self._hands.complete(held, token, step["value"], fetch_next=step["next"])),
+            lambda held, token: self._hold(
+                self._processor.complete(held, token, step["value"], fetch_next=step["next"])
+            ),
         )
 
     def fail(self, step: Step) -> Any:
-        """Let an attempt fail."""
+        """Fail an attempt."""
         kind = "PermanentError" if step.get("unrecoverable") else step.get("kind", "ConnectionError")
-        said = (kind, step["message"], step["trace"])
+        failure = (kind, step["message"], step["trace"])
         return self.with_held(
-            step, lambda held, token: self._hold(self._hands.fail(held, token, said, fetch_next=step["next"]))
+            step, lambda held, token: self._hold(self._processor.fail(held, token, failure, fetch_next=step["next"]))
         )
 
     def delay(self, step: Step) -> Any:
-        """Put a job off."""
-        return self.with_held(step, lambda held, token: self._hands.delay(held, token, step["ms"]))
+        """Postpone a job."""
+        return self.with_held(step, lambda held, token: self._processor.delay(held, token, step["ms"]))
 
-    def give_back(self, step: Step) -> Any:
-        """Give a job back."""
-        return self.with_held(step, self._hands.give_back)
+    def release(self, step: Step) -> Any:
+        """Release a job."""
+        return self.with_held(step, self._processor.release)
 
     def await_children(self, step: Step) -> Any:
-        """Let a job wait for its children; true if it has some that are pending."""
-        return self.with_held(step, self._hands.await_children)
+        """Let a job wait for its children; return whether any are pending."""
+        return self.with_held(step, self._processor.await_children)
 
-    def _held_one(self, step: Step) -> Held | None:
+    def _held_job(self, step: Step) -> HeldJob | None:
         return self._held[step["held"] % len(self._held)] if self._held else None
 
     def extend_lock(self, step: Step) -> Any:
         """Renew one lock."""
-        if (held := self._held_one(step)) is None:
+        if (held := self._held_job(step)) is None:
             return "nothing"
         token = step.get("token") or held.token
         job = self.queue.get_job(held.id)
-        if job is None:  # Node's Job object does not look
+        if job is None:  # Node's Job object does not check this
             return self._client.run(extend_lock(self.keys, held.id, token, step["ms"]))
         return job.extend_lock(token, step["ms"] / 1000)
 
     def extend_locks(self, step: Step) -> list[int]:
-        """Renew all locks; the numbers of those that are lost."""
+        """Renew all locks; return the numbers of the jobs whose locks are lost."""
         held = [(held.token, held.id) for held in self._held]
         if not held:
             return []
         return self.numbers(self._client.run(renew_locks(self.keys, held, step["ms"])))
 
-    def lose_lock(self, step: Step) -> Any:
-        """Let a lock run out."""
-        if (held := self._held_one(step)) is None:
+    def expire_lock(self, step: Step) -> Any:
+        """Let a lock expire."""
+        if (held := self._held_job(step)) is None:
             return "nothing"
         return self._redis.delete(self.keys.lock(held.id))
 
     def check_stalled(self, step: Step) -> list[int]:
-        """Look for stalled jobs, whenever the last look was."""
+        """Run the stalled check, regardless of when the last one was."""
         self._redis.delete(self.keys.stalled_check)
         return self.numbers(self.queue.check_stalled(1))
 
@@ -249,96 +252,101 @@ class Ours:
     # ---- schedulers ----------------------------------------------------------------------------------------------
 
     def upsert_scheduler(self, step: Step) -> bool:
-        """Make or change a scheduler; true if a job of it follows."""
+        """Create or change a scheduler; return whether it has a next job."""
         repeat, template = dict(step["repeat"]), step["template"]
         if "every" in repeat:
             repeat["every"] /= 1000
         if "pattern" in repeat:
             repeat["cron"] = repeat.pop("pattern")
-        made = self.schedulers.upsert(
+        scheduler = self.schedulers.upsert(
             step["id"],
             name=template["name"],
             data=template["data"],
             options=cast(Any, options_of(template["opts"])),
             **repeat,
         )
-        return made is not None
+        return scheduler is not None
 
     def get_scheduler(self, step: Step) -> Any:
-        """What a scheduler says of itself, in Node's words."""
-        found = self.schedulers.get(step["id"])
-        if found is None:
+        """Return a scheduler with Node's field names."""
+        scheduler = self.schedulers.get(step["id"])
+        if scheduler is None:
             return None
-        return {"key": found.id, "name": found.name, "next": found.next_ms, "iterationCount": found.iterations}
+        return {
+            "key": scheduler.id,
+            "name": scheduler.name,
+            "next": scheduler.next_ms,
+            "iterationCount": scheduler.iterations,
+        }
 
     def remove_repeatable(self, step: Step) -> bool:
-        """Remove a repeatable job by what it was made of."""
+        """Remove a repeatable job by its name and rule."""
         rule = dict(step["repeat"])
-        found: dict[str, Any] = {"cron": rule.get("pattern"), "tz": rule.get("tz"), "job_id": step.get("jobId")}
+        options: dict[str, Any] = {"cron": rule.get("pattern"), "tz": rule.get("tz"), "job_id": step.get("jobId")}
         if "every" in rule:
-            found["every"] = rule["every"] / 1000
+            options["every"] = rule["every"] / 1000
         if "endDate" in rule:
-            found["end"] = datetime.fromtimestamp(rule["endDate"] / 1000, UTC)
-        return self.queue.repeatables.remove(step["name"], **found)
+            options["end"] = datetime.fromtimestamp(rule["endDate"] / 1000, UTC)
+        return self.queue.repeatables.remove(step["name"], **options)
 
-    # ---- questions -----------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     def jobs(self, step: Step) -> list[int]:
         """Read jobs."""
-        found = self.queue.get_jobs(step["states"], step["start"], step["end"], asc=step["asc"])
-        return self.numbers([job.id for job in found])
+        jobs = self.queue.get_jobs(step["states"], step["start"], step["end"], asc=step["asc"])
+        return self.numbers([job.id for job in jobs])
 
     def of_state(self, step: Step) -> list[Any]:
-        """The jobs of one state, and how many there are."""
+        """Return the jobs of one state, and their number."""
         name = re.sub(r"(?<=.)([A-Z])", r"_\1", step["state"]).lower()
         jobs = getattr(self.queue, f"get_{name}")(step["start"], step["end"])
         return [self.numbers([job.id for job in jobs]), getattr(self.queue, f"get_{name}_count")()]
 
     def finished(self, step: Step) -> Any:
-        """How a job ended."""
+        """Return how a job ended."""
 
         def work(job: Job) -> list[Any]:
-            said = self._client.run(is_finished(self.keys, job.id))
-            return [0] if said is None else [1 if said.completed else 2, said.text]
+            reply = self._client.run(is_finished(self.keys, job.id))
+            return [0] if reply is None else [1 if reply.completed else 2, reply.text]
 
         return self.with_job(step, work)
 
     def metrics(self, step: Step) -> dict[str, Any]:
-        """How many jobs ended."""
-        said = self._client.run(get_metrics(self.keys, step["kind"], 0, -1))
-        facts = {"count": said.count, "prevTS": said.previous_ms, "prevCount": said.previous_count}
-        return {"meta": facts, "data": list(said.data), "count": said.points}
+        """Return the counts of finished jobs."""
+        metrics = self._client.run(get_metrics(self.keys, step["kind"], 0, -1))
+        facts = {"count": metrics.count, "prevTS": metrics.previous_ms, "prevCount": metrics.previous_count}
+        return {"meta": facts, "data": list(metrics.data), "count": metrics.points}
 
 
 def options_of(opts: Mapping[str, Any]) -> dict[str, Any]:
-    """Node's options of a job in bulltask's words; Node retries at once unless told otherwise, and only once."""
-    found: dict[str, Any] = {"attempts": 0, "backoff": None}
+    """Translate Node's job options to bulltask's; without options, Node retries immediately and never respectively."""
+    options: dict[str, Any] = {"attempts": 0, "backoff": None}
     for name, value in opts.items():
         if name == "delay":
-            found["delay"] = value / 1000
+            options["delay"] = value / 1000
         elif name == "backoff":
-            found["backoff"] = value / 1000 if isinstance(value, int) else {**value, "delay": value["delay"] / 1000}
+            options["backoff"] = value / 1000 if isinstance(value, int) else {**value, "delay": value["delay"] / 1000}
         elif name == "deduplication":
             ttl = {"ttl": value["ttl"] / 1000} if "ttl" in value else {}
-            found["deduplication"] = {**value, **ttl}
+            options["deduplication"] = {**value, **ttl}
         else:
-            found[_OPTIONS[name]] = value
-    return found
+            options[_OPTIONS[name]] = value
+    return options
 
 
-def _on_queue(work: Callable[[Queue, Step], Any]) -> Callable[[Ours, Step], Any]:
+def _on_queue(work: Callable[[Queue, Step], Any]) -> Callable[[BulltaskSide, Step], Any]:
     return lambda run, step: work(run.queue, step)
 
 
-def _on_job(work: Callable[[Job, Step], Any]) -> Callable[[Ours, Step], Any]:
+def _on_job(work: Callable[[Job, Step], Any]) -> Callable[[BulltaskSide, Step], Any]:
     return lambda run, step: run.with_job(step, lambda job: work(job, step))
 
 
-_STEPS: dict[str, Callable[[Ours, Step], Any]] = {
-    "add": Ours.add,
-    "add_bulk": Ours.add_bulk,
-    "flow": Ours.flow,
-    "add_child": Ours.add_child,
+_STEPS: dict[str, Callable[[BulltaskSide, Step], Any]] = {
+    "add": BulltaskSide.add,
+    "add_bulk": BulltaskSide.add_bulk,
+    "flow": BulltaskSide.flow,
+    "add_child": BulltaskSide.add_child,
     "pause": _on_queue(lambda queue, step: queue.pause()),
     "resume": _on_queue(lambda queue, step: queue.resume()),
     "drain": _on_queue(lambda queue, step: queue.drain(delayed=step["delayed"])),
@@ -355,20 +363,22 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "remove_dedup": _on_queue(lambda queue, step: queue.remove_deduplication_key(step["id"])),
     "flag_on": lambda run, step: run.flag(paused=True),
     "flag_off": lambda run, step: run.flag(paused=False),
-    "take": Ours.take,
-    "complete": Ours.complete,
-    "fail": Ours.fail,
-    "delay": Ours.delay,
-    "give_back": Ours.give_back,
-    "await_children": Ours.await_children,
-    "extend_lock": Ours.extend_lock,
-    "extend_locks": Ours.extend_locks,
-    "lose_lock": Ours.lose_lock,
-    "check_stalled": Ours.check_stalled,
-    "upsert_scheduler": Ours.upsert_scheduler,
-    "get_scheduler": Ours.get_scheduler,
-    "repeatables": lambda run, step: [[it.key, it.name, it.next_ms] for it in run.queue.repeatables.list()],
-    "remove_repeatable": Ours.remove_repeatable,
+    "acquire": BulltaskSide.acquire,
+    "complete": BulltaskSide.complete,
+    "fail": BulltaskSide.fail,
+    "delay": BulltaskSide.delay,
+    "release": BulltaskSide.release,
+    "await_children": BulltaskSide.await_children,
+    "extend_lock": BulltaskSide.extend_lock,
+    "extend_locks": BulltaskSide.extend_locks,
+    "expire_lock": BulltaskSide.expire_lock,
+    "check_stalled": BulltaskSide.check_stalled,
+    "upsert_scheduler": BulltaskSide.upsert_scheduler,
+    "get_scheduler": BulltaskSide.get_scheduler,
+    "repeatables": lambda run, step: [
+        [repeatable.key, repeatable.name, repeatable.next_ms] for repeatable in run.queue.repeatables.list()
+    ],
+    "remove_repeatable": BulltaskSide.remove_repeatable,
     "remove_repeatable_by_key": lambda run, step: run.queue.repeatables.remove_by_key(step["key"]),
     "remove_scheduler": lambda run, step: run.schedulers.remove(step["id"]),
     "promote": _on_job(lambda job, step: job.promote()),
@@ -382,18 +392,18 @@ _STEPS: dict[str, Callable[[Ours, Step], Any]] = {
     "remove": _on_job(lambda job, step: job.remove(children=step["children"])),
     "remove_dependency": _on_job(lambda job, step: job.remove_child_dependency()),
     "remove_unprocessed": _on_job(lambda job, step: job.remove_unprocessed_children()),
-    "of_state": Ours.of_state,
+    "of_state": BulltaskSide.of_state,
     "count_by_types": _on_queue(lambda queue, step: queue.get_job_count_by_types(*step["states"])),
     "counts": _on_queue(lambda queue, step: queue.get_job_counts(*step["states"])),
     "counts_per_priority": _on_queue(
         lambda queue, step: {str(k): v for k, v in queue.get_counts_per_priority(step["priorities"]).items()}
     ),
-    "jobs": Ours.jobs,
+    "jobs": BulltaskSide.jobs,
     "state": _on_job(lambda job, step: job.get_state().value),
-    "finished": Ours.finished,
+    "finished": BulltaskSide.finished,
     "is_maxed": _on_queue(lambda queue, step: queue.is_maxed()),
     "rate_ttl": _on_queue(lambda queue, step: math.ceil(queue.get_rate_limit_ttl(step["max"]) / 100)),
-    "metrics": Ours.metrics,
+    "metrics": BulltaskSide.metrics,
     "dependency_counts": _on_job(lambda job, step: job.get_dependencies_count()),
     "dependencies": lambda run, step: run.with_job(
         step, lambda job: run.queue.get_dependencies(job.id, step["kind"]).total

@@ -1,4 +1,4 @@
-"""Who takes and ends jobs on bulltask's side: the code of its workers, or whoever does it by hand."""
+"""Process jobs on bulltask's side: with the code of its workers, or manually."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, Failed
 from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler
 
-__all__ = ["FORMS", "LOCK_MS", "WORKER", "Form", "Hands", "Held", "OwnHands", "WorkersHands"]
+__all__ = ["FORMS", "LOCK_MS", "WORKER", "Form", "HeldJob", "ManualProcessor", "Processor", "WorkerProcessor"]
 
 Form = Literal["worker", "sync", "async"]
 FORMS: Final[tuple[Form, ...]] = ("worker", "sync", "async")
@@ -47,66 +47,66 @@ Failure = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A job that was taken; ``thing`` is what its taker knows it by."""
+class HeldJob:
+    """An acquired job; ``handle`` is the processor's object for it."""
 
     id: str
     token: str
-    thing: Any
+    handle: Any
 
 
-class Hands(Protocol):
-    """Takes jobs and ends them."""
+class Processor(Protocol):
+    """Acquires and settles jobs."""
 
-    def take(self, token: str) -> Held | None: ...
-    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None: ...
-    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None: ...
-    def delay(self, held: Held, token: str, ms: int) -> None: ...
-    def give_back(self, held: Held, token: str) -> None: ...
-    def await_children(self, held: Held, token: str) -> bool: ...
+    def acquire(self, token: str) -> HeldJob | None: ...
+    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None: ...
+    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None: ...
+    def delay(self, held: HeldJob, token: str, ms: int) -> None: ...
+    def release(self, held: HeldJob, token: str) -> None: ...
+    def await_children(self, held: HeldJob, token: str) -> bool: ...
     def close(self) -> None: ...
 
 
-class OwnHands:
-    """What a user does by hand, with a sync or an async queue."""
+class ManualProcessor:
+    """Processes jobs manually, with a sync or an async queue."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    def take(self, token: str) -> Held | None:
+    def acquire(self, token: str) -> HeldJob | None:
         return self._held(self._queue.get_next_job(token, worker=WORKER))
 
-    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
-        return self._held(held.thing.move_to_completed(value, token, fetch_next=fetch_next))
+    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None:
+        return self._held(held.handle.move_to_completed(value, token, fetch_next=fetch_next))
 
-    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
+    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None:
         kind, message, trace = failure
         with mock.patch("traceback.format_exception", return_value=[trace]):
-            return self._held(held.thing.move_to_failed(_KINDS[kind](message), token, fetch_next=fetch_next))
+            return self._held(held.handle.move_to_failed(_KINDS[kind](message), token, fetch_next=fetch_next))
 
-    def delay(self, held: Held, token: str, ms: int) -> None:
-        held.thing.move_to_delayed(ms / 1000, token)
+    def delay(self, held: HeldJob, token: str, ms: int) -> None:
+        held.handle.move_to_delayed(ms / 1000, token)
 
-    def give_back(self, held: Held, token: str) -> None:
-        held.thing.move_to_wait(token)
+    def release(self, held: HeldJob, token: str) -> None:
+        held.handle.move_to_wait(token)
 
-    def await_children(self, held: Held, token: str) -> bool:
-        return bool(held.thing.move_to_waiting_children(token))
+    def await_children(self, held: HeldJob, token: str) -> bool:
+        return bool(held.handle.move_to_waiting_children(token))
 
     def close(self) -> None:
         pass
 
-    def _held(self, job: Job | None) -> Held | None:
-        return None if job is None else Held(job.id, job.token, job)
+    def _held(self, job: Job | None) -> HeldJob | None:
+        return None if job is None else HeldJob(job.id, job.token, job)
 
 
-class WorkersHands:
-    """What a worker does, by its own code.
+class WorkerProcessor:
+    """Processes jobs with the code of a worker.
 
     Args:
-        queue: the queue.
-        client: carries the calls.
-        settings: the app's.
+        queue: The queue.
+        client: The client that sends the calls.
+        settings: The app's settings.
     """
 
     def __init__(self, queue: Queue, client: Client, settings: dict[str, Any]) -> None:
@@ -115,29 +115,29 @@ class WorkersHands:
         self._app = App("differential", context.broker.endpoint.url, **settings)
         self._settler = Settler(self._app.conf.freeze(), self._clock, Bus(), WORKER)
 
-    def take(self, token: str) -> Held | None:
+    def acquire(self, token: str) -> HeldJob | None:
         claim = FetchOptions(token, LOCK_MS, WORKER)
         return self._held(self._client.run(move_to_active(self._keys, claim, self._clock.now_ms())), token)
 
-    def complete(self, held: Held, token: str, value: Any, *, fetch_next: bool) -> Held | None:
+    def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None:
         outcome = CompletedOutcome(codec.encode(value, what="value"), value)
         return self._finish(self._settler.call(_with(held, token), outcome, fetch_next=fetch_next), token)
 
-    def fail(self, held: Held, token: str, failure: Failure, *, fetch_next: bool) -> Held | None:
+    def fail(self, held: HeldJob, token: str, failure: Failure, *, fetch_next: bool) -> HeldJob | None:
         kind, message, trace = failure
         acquired = _with(held, token)
         outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
         assert isinstance(outcome, FailedOutcome | Retried)
         return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
-    def delay(self, held: Held, token: str, ms: int) -> None:
+    def delay(self, held: HeldJob, token: str, ms: int) -> None:
         now_ms = self._clock.now_ms()
         self._client.run(move_to_delayed(self._keys, held.id, token, ms, failure=None, now_ms=now_ms))
 
-    def give_back(self, held: Held, token: str) -> None:
+    def release(self, held: HeldJob, token: str) -> None:
         self._client.run(move_from_active_to_wait(self._keys, held.id, token))
 
-    def await_children(self, held: Held, token: str) -> bool:
+    def await_children(self, held: HeldJob, token: str) -> bool:
         try:
             self._client.run(move_to_waiting_children(self._keys, held.id, token, self._clock.now_ms()))
         except NoPendingChildrenError:
@@ -147,19 +147,19 @@ class WorkersHands:
     def close(self) -> None:
         self._app.close()
 
-    def _finish(self, call: Call[Any], token: str) -> Held | None:
+    def _finish(self, call: Call[Any], token: str) -> HeldJob | None:
         reply = self._client.run(call)
         return self._held(reply, token) if isinstance(reply, Fetched) else None
 
-    def _held(self, fetched: Fetched, token: str) -> Held | None:
+    def _held(self, fetched: Fetched, token: str) -> HeldJob | None:
         if not fetched.job_id:
             return None
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_next_iteration(self._keys, job, self._clock.now_ms(), UTC))
-        return Held(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
+        return HeldJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
 
 
-def _with(held: Held, token: str) -> AcquiredJob:
-    acquired: AcquiredJob = held.thing
+def _with(held: HeldJob, token: str) -> AcquiredJob:
+    acquired: AcquiredJob = held.handle
     return replace(acquired, slot=cast(Any, SimpleNamespace(token=token)))
