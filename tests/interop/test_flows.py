@@ -331,11 +331,11 @@ FLOWS = {
 def test_bulltask_and_node_store_the_same_flow(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
 ) -> None:
-    session_node.call("flow.add", flow=FLOWS[flow], prefix="node")
-    with FlowProducer(broker_url, prefix="bulltask", queue_hash_tag=False, result_expires=None) as flows:
+    session_node.call("flow.add", flow=FLOWS[flow], prefix="of-node")
+    with FlowProducer(broker_url, prefix="of-bulltask", queue_hash_tag=False, result_expires=None) as flows:
         flows.add(to_bulltask(FLOWS[flow]))
     node_state, bulltask_state = (
-        without_intended_differences(everything(redis_client, prefix)) for prefix in ("node", "bulltask")
+        without_intended_differences(everything(redis_client, prefix)) for prefix in ("of-node", "of-bulltask")
     )
     for state in (node_state, bulltask_state):  # the due times come from different clocks
         for key in [key for key in state if key.endswith((":delayed", ":marker"))]:

@@ -96,7 +96,7 @@ class Pair:
             steps: See :mod:`tests.interop.differential.bulltask_side`.
             form: bulltask's interface.
             intended: Whether to remove the intended differences from both states.
-            node_setup: Steps that Node runs first on both queues, because bulltask cannot; then every job is Node's, and
+            node_setup: Steps that Node first runs on both queues, because bulltask cannot. Every job is Node's, and
                 no difference is intended.
             prepare: Called first, when both queues have their ``names``.
         """
@@ -146,17 +146,20 @@ class Pair:
 def called_scripts() -> Iterator[set[str]]:
     """Record the names of the official scripts that bulltask calls."""
     called: set[str] = set()
-    official, guarded = loader.official_script, wrappers.with_guard
+    official_script, with_guard = loader.official_script, wrappers.with_guard
 
-    def note(name: str) -> Script:
+    def record(name: str) -> Script:
         called.add(name)
-        return official(name)
+        return official_script(name)
 
-    def note_guarded(name: str, guard: str) -> Script:
+    def record_with_guard(name: str, guard: str) -> Script:
         called.add(name)
-        return guarded(name, guard)
+        return with_guard(name, guard)
 
-    with mock.patch.object(loader, "official", note), mock.patch.object(wrappers, "guarded", note_guarded):
+    with (
+        mock.patch.object(loader, "official_script", record),
+        mock.patch.object(wrappers, "with_guard", record_with_guard),
+    ):
         yield called
 
 

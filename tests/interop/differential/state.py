@@ -27,7 +27,7 @@ def dump(client: redis.Redis, base: str, ids: Sequence[str]) -> State:
     """Read all keys that begin with ``base``.
 
     Ids become ``#1``, ``#2`` … in the order of ``ids`` (those that no job ever had: ``#?``), the queue's name ``Q``.
-    Clock values stay, because both sides use the same clock. Ids of stream entries are omitted: the server assigns them.
+    Clock values stay, because both sides use the same clock. Ids of stream entries are omitted.
 
     Args:
         client: A client that decodes replies.
