@@ -65,7 +65,7 @@ def test_modules_that_do_not_need_spark_do_not_import_it(program: str) -> None:
 
 @pytest.mark.parametrize("missing", HEAVY)
 def test_every_public_name_reports_the_extra_to_install(missing: str) -> None:
-    """One process looks up all names: a failed look-up has no effect on the next one."""
+    """One process looks up all names: a failed lookup does not affect the next."""
     names = ["Pipeline"] if missing == "numpy" else [name for name in bulltask.spark.__all__ if name != LAZY]
     program = WITHOUT_SPARK.format(heavy={missing}) + PRINT_EACH.format(names=names)
     assert output(program).splitlines() == [
