@@ -1,4 +1,4 @@
-"""What to do about errors of permissions (ACL) and of TLS: text for messages."""
+"""Advice in the messages of errors of permissions (ACL) and of TLS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["acl_advice", "refused_command", "tls_advice", "tls_hint", "user_of"]
+__all__ = ["acl_advice", "rejected_command", "tls_advice", "tls_hint", "user_of"]
 
 _COMMAND: Final = re.compile(r"no permissions to run the '([^']+)' command")
 _KEYS: Final = re.compile(r"permissions to access (a key|one of the keys)|can't access at least one of the keys")
@@ -47,49 +47,49 @@ _TLS_ADVICE: Final = tuple(
 
 
 def acl_advice(text: str, url: str) -> str:
-    """Return what to do about a refusal, ``""`` if it has another reason.
+    """Return the advice for a rejected command, ``""`` if it was not rejected by the ACL.
 
     Args:
         text: The server's message.
         url: The server, without its password.
     """
     user = user_of(url)
-    if found := _COMMAND.search(text):
-        return f". Grant it: ACL SETUSER {user} +{found[1]}"
+    if match := _COMMAND.search(text):
+        return f". Grant it: ACL SETUSER {user} +{match[1]}"
     if _KEYS.search(text):
         return f". Grant the keys: ACL SETUSER {user} ~bull:* ~bulltask:* (%R~bull:* %R~bulltask:* to read only)"
     if _IN_SCRIPT.search(text):
         return (
-            ". Commands inside a script count as well: grant all that this user needs (bulltask.spark.acl, or "
-            "docs/how-to/spark.md)"
+            ". The user also needs permission for the commands inside scripts: grant all that it needs "
+            "(bulltask.spark.acl, or docs/how-to/spark.md)"
         )
     return ""
 
 
-def refused_command(text: str) -> str:
-    """Return the command that a user may not run, according to an error; ``""`` if it has another reason."""
-    found = _COMMAND.search(text)
-    return "" if found is None else found[1]
+def rejected_command(text: str) -> str:
+    """Return the command in the message that a user may not run it; ``""`` for any other error."""
+    match = _COMMAND.search(text)
+    return "" if match is None else match[1]
 
 
 def user_of(url: str) -> str:
-    """Return the name of a URL's user, as the ACL spells it."""
+    """Return the name of a URL's user in the ACL."""
     try:
         return unquote(urlsplit(url).username or "") or "default"
     except ValueError:  # an invalid URL
         return "default"
 
 
-def tls_advice(fault: BaseException) -> str | None:
-    """Return what to do about a failed handshake; ``None`` for a fault that has nothing to do with certificates."""
-    return next((text for pattern, text in _TLS_ADVICE if pattern.search(str(fault))), None)
+def tls_advice(exc: BaseException) -> str | None:
+    """Return the advice for a failed TLS handshake; ``None`` for any other error."""
+    return next((text for pattern, text in _TLS_ADVICE if pattern.search(str(exc))), None)
 
 
-def tls_hint(fault: BaseException, url: str) -> str:
-    """Return what else a connection that broke during the handshake may mean, ``""`` if unknown."""
-    text = str(fault)
-    # In TLS 1.3 the server checks a client's certificate after the handshake is over for the client, so its alert may
-    # be lost when the connection is closed.
+def tls_hint(exc: BaseException, url: str) -> str:
+    """Return another possible cause of a connection that broke during the handshake; ``""`` if there is none."""
+    text = str(exc)
+    # In TLS 1.3 the server checks the client certificate after the client has completed the handshake, so its alert
+    # may be lost when the connection is closed.
     if url.startswith("rediss://") and re.search("timeout|" + _CONNECTION_ENDED, text, re.IGNORECASE):
         return ". Either the port does not speak TLS, or the server requires another client certificate (ssl_certfile)"
     if url.startswith("redis://") and re.search(_CONNECTION_ENDED, text, re.IGNORECASE):

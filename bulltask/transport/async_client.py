@@ -1,4 +1,4 @@
-"""The asyncio client: one connection, any number of tasks; calls are pipelined as they come."""
+"""The asyncio client: one connection for any number of tasks; their calls are pipelined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerConfigError, BrokerError
-from bulltask.transport import faults
+from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -26,13 +26,13 @@ R = TypeVar("R")
 class AsyncClient:
     """One connection that the tasks of one event loop share.
 
-    Every call is written at once and its reply is matched by order, so a hundred tasks need one connection and no lock.
-    The reply to a cancelled task's call is read and dropped, never passed to another task (the fault behind
+    Every call is written immediately and its reply is matched by order, so a hundred tasks need one connection and no
+    lock. The reply to a cancelled task's call is read and dropped, never passed to another task (the bug of
     CVE-2023-28858).
 
     Args:
         endpoint: The server.
-        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None``: never.
+        clock: Set from the server's ``TIME`` on every connect and once a minute; ``None`` for no clock.
         name: The connection's name in ``CLIENT LIST``.
     """
 
@@ -46,7 +46,7 @@ class AsyncClient:
     async def run(self, call: Call[R]) -> R:
         """Make one call; raises what :meth:`bulltask.transport.client.Client.run` raises."""
         reply = (await self._exchange([call.packed()]))[0]
-        if faults.is_noscript(reply):
+        if redis_errors.is_noscript(reply):
             reply = (await self._exchange([call.packed_with_body()]))[0]
         return self._result(call, reply)
 
@@ -58,7 +58,7 @@ class AsyncClient:
             deadline_ms: Limit (``mono_ms``), in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
-        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
+        while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
             again = await self._exchange(packed_with_bodies([calls[index] for index in missing]), deadline_ms)
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
@@ -69,7 +69,7 @@ class AsyncClient:
         await self._connected(deadline_ms)
 
     async def close(self) -> None:
-        """Close the connection. Calls that still wait fail with ``BrokerUnavailableError``."""
+        """Close the connection. Calls that are waiting fail with ``BrokerUnavailableError``."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -88,45 +88,47 @@ class AsyncClient:
         self, connection: redis.asyncio.Connection, packed: Sequence[bytes], deadline_ms: int | None = None
     ) -> list[Any]:
         if connection is not self._connection:
-            fault = ConnectionError("the connection was replaced")
-            raise faults.connection_error(fault, self._endpoint.safe_url, connecting=False)
+            exc = ConnectionError("the connection was replaced")
+            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
         # No await between queueing the waiters and writing the bytes, or two tasks' calls could swap order.
         self._pending.extend(waiters)
         try:
-            # Sending may block as well: on a half-open connection the buffers fill up.
+            # Sending may block, too: on a half-open connection the buffers fill up.
             async with asyncio.timeout(_seconds(self._endpoint.command_timeout_ms, deadline_ms)):
                 await _send(connection, packed)
                 return [await waiter for waiter in waiters]
-        except (*faults.CONNECTION_FAULTS, TimeoutError) as exc:
+        except (*redis_errors.CONNECTION_ERRORS, TimeoutError) as exc:
             await self._drop(exc, only=connection)
-            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         finally:
-            for waiter in waiters:  # of a cancelled or failed exchange; cancel() ignores those that are done
+            for waiter in waiters:  # after a cancelled or failed exchange; cancel() ignores waiters that are done
                 waiter.cancel()
                 if not waiter.cancelled():
-                    waiter.exception()  # mark it as retrieved: it was reported once already
+                    waiter.exception()  # mark the exception as retrieved: it was raised once already
 
     async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
         if self._connection is not None and not self._connecting.locked():
             return self._connection
-        # redis-py limits only the first step: a server that accepts connections and never replies would block us.
-        longest_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
+        # redis-py's timeout covers only the first step, but a server may accept connections and never reply.
+        max_ms = self._endpoint.connect_timeout_ms + self._endpoint.command_timeout_ms
         try:
-            async with asyncio.timeout(_seconds(longest_ms, deadline_ms)), self._connecting:
+            async with asyncio.timeout(_seconds(max_ms, deadline_ms)), self._connecting:
                 return self._connection or await self._connect(deadline_ms)
         except BrokerError:
             raise
-        except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
-            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=True) from faults.visible_cause(exc)
+        except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
+            raise redis_errors.connection_error(
+                exc, self._endpoint.safe_url, connecting=True
+            ) from redis_errors.visible_cause(exc)
 
     async def _connect(self, deadline_ms: int | None) -> redis.asyncio.Connection:
         connection = self._endpoint.async_connection(self._name)
         try:
             await connection.connect()
         except BaseException:  # also when the task was cancelled
-            await _abandon(connection)
+            await _abort(connection)
             raise
         self._connection = connection
         self._reader = asyncio.create_task(self._read_replies(connection), name="bulltask-redis-reader")
@@ -148,44 +150,44 @@ class AsyncClient:
             self._set_clock(self._clock, time[0], sent_ms)
 
     async def _read_replies(self, connection: redis.asyncio.Connection) -> None:
-        fault: BaseException = ConnectionError("the reader was stopped")
+        reason: BaseException = ConnectionError("the reader was stopped")
         try:
             while True:
                 try:
                     reply: Any = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
-                except faults.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
+                except redis_errors.ERROR_REPLIES as exc:  # the reply to one call, not the end of the connection
                     reply = exc
                 waiter = self._pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)
-        except faults.CONNECTION_FAULTS as exc:
-            fault = exc
+        except redis_errors.CONNECTION_ERRORS as exc:
+            reason = exc
         finally:
-            await self._drop(fault, only=connection)
+            await self._drop(reason, only=connection)
 
-    async def _drop(self, fault: BaseException, only: redis.asyncio.Connection | None = None) -> None:
+    async def _drop(self, exc: BaseException, only: redis.asyncio.Connection | None = None) -> None:
         if only is not None and only is not self._connection:
             return  # another task has already replaced the broken connection
         connection, self._connection = self._connection, None
         pending, self._pending = self._pending, deque()
         for waiter in pending:
             if not waiter.done():
-                waiter.set_exception(faults.lost_reply(fault))
+                waiter.set_exception(redis_errors.lost_reply(exc))
         if connection is not None:
-            await _abandon(connection)
+            await _abort(connection)
 
     def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
         clock.set(self._result(TIME, reply), sent_ms, mono_ms())
 
     def _result(self, call: Call[R], reply: Any) -> R:
-        if isinstance(reply, faults.ERROR_REPLIES):
-            raise faults.reply_error(reply, self._endpoint.safe_url) from reply
+        if isinstance(reply, redis_errors.ERROR_REPLIES):
+            raise redis_errors.reply_error(reply, self._endpoint.safe_url) from reply
         return call.parse_reply(reply)
 
 
-def _seconds(longest_ms: int, deadline_ms: int | None) -> float:
-    """Return ``longest_ms`` in seconds, or the time until ``deadline_ms`` if that is shorter."""
-    return (longest_ms if deadline_ms is None else max(1, min(longest_ms, deadline_ms - mono_ms()))) / 1000
+def _seconds(max_ms: int, deadline_ms: int | None) -> float:
+    """Return ``max_ms`` in seconds, or the time until ``deadline_ms`` if that is shorter."""
+    return (max_ms if deadline_ms is None else max(1, min(max_ms, deadline_ms - mono_ms()))) / 1000
 
 
 def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | None:
@@ -194,9 +196,9 @@ def _writer_of(connection: redis.asyncio.Connection) -> asyncio.StreamWriter | N
 
 
 async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -> None:
-    """Write all bytes at once, then wait until the buffer has drained.
+    """Write all bytes without an await in between, then wait until the buffer has drained.
 
-    redis-py's own method closes the connection when the task is cancelled while it waits; here others share it.
+    redis-py's method would close the connection, which other tasks share, if the task is cancelled during the wait.
     """
     writer = _writer_of(connection)
     if writer is None:
@@ -205,8 +207,8 @@ async def _send(connection: redis.asyncio.Connection, packed: Sequence[bytes]) -
     await writer.drain()
 
 
-async def _abandon(connection: redis.asyncio.Connection) -> None:
-    """Close at once: the kernel would otherwise keep unsent bytes for as long as it tries to send them."""
+async def _abort(connection: redis.asyncio.Connection) -> None:
+    """Close a connection without sending buffered bytes, which could block on a half-open connection."""
     writer = _writer_of(connection)
     if writer is not None:
         writer.transport.abort()

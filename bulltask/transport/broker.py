@@ -1,4 +1,4 @@
-"""One app's access to Redis: clients, clock, keys, and what sends jobs and reads results with them."""
+"""An app's access to Redis: its clients, clock and keys, its producer and its results."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class _PerLoop(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._made: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
+        self._objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T] = weakref.WeakKeyDictionary()
 
     def get(self) -> T:
         loop = asyncio.get_running_loop()
-        if (found := self._made.get(loop)) is None:
-            found = self._made[loop] = self._make()
-        return found
+        if (existing := self._objects.get(loop)) is None:
+            existing = self._objects[loop] = self._make()
+        return existing
 
-    def forget(self) -> T | None:
-        """Remove and return the running loop's object; the next :meth:`get` makes another."""
-        return self._made.pop(asyncio.get_running_loop(), None)
+    def remove(self) -> T | None:
+        """Remove and return the running loop's object; the next :meth:`get` creates another one."""
+        return self._objects.pop(asyncio.get_running_loop(), None)
 
 
 class Broker:
-    """Everything that an app needs of Redis. Connects on first use.
+    """An app's access to Redis. It connects on first use.
 
     Args:
         config: The app's settings.
-        url: The server; ``config.broker_url`` unless that was ``embedded://``.
-        clustered: The server is a node of a cluster. Sends are routed to the right node; nothing else is yet.
+        url: The server; ``config.broker_url`` unless that is ``embedded://``.
+        clustered: Whether the server is a node of a cluster. Only sends are routed to the right node so far.
     """
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
@@ -64,14 +64,14 @@ class Broker:
         self._keys: dict[str, QueueKeys] = {}
         self._async_clients = _PerLoop(lambda: AsyncClient(self.endpoint, self.clock))
         async_client = self._async_clients.get
-        watches = _PerLoop[dict[str, StreamWatcher]](dict)
+        watchers = _PerLoop[dict[str, StreamWatcher]](dict)
         self._senders = ClusterPool(self.endpoint, self.clock) if clustered else self.pool
         self.producer = Producer(self._senders, async_client, self.keys, self.clock, config)
         self.results = Results(
             self.pool,
             self._waiters,
             async_client,
-            lambda queue: self._watch(watches.get(), queue),
+            lambda queue: self._watcher(watchers.get(), queue),
             self.keys,
             lambda ref, terminate: self.revocation(ref.queue, ref.id, terminate=terminate),
         )
@@ -82,22 +82,22 @@ class Broker:
         Raises:
             InvalidNameError: The name is not valid for a queue.
         """
-        found = self._keys.get(queue)
-        if found is None:
+        keys = self._keys.get(queue)
+        if keys is None:
             name = wire_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
-            found = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
-        return found
+            keys = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
+        return keys
 
     def revocation(self, queue: str, job_id: str, *, terminate: bool) -> Operation[Revocation]:
-        """Return the operation that revokes a job. It reads the server's time, so connect its client before."""
+        """Return the operation that revokes a job. Connect its client first, because it needs the server's time."""
         return revoke(self.keys(queue), job_id, self.config, self.clock.now_ms, terminate=terminate)
 
     def client(self, name: str | None = None, *, timeout_ms: int | None = None) -> Client:
-        """Make a client for a child or a supervisor; ``timeout_ms`` shortens all its timeouts."""
+        """Create a client for a child or a supervisor; ``timeout_ms`` limits all its timeouts."""
         return Client(self.endpoint.within(timeout_ms), self.clock, name)
 
     def blocking_client(self, block_ms: int, name: str | None = None) -> Client:
-        """Make a client whose calls may block up to ``block_ms``."""
+        """Create a client whose calls may block for up to ``block_ms``."""
         return Client(self.endpoint.blocking(block_ms), None, name)
 
     def shared_async_client(self) -> AsyncClient:
@@ -105,7 +105,7 @@ class Broker:
         return self._async_clients.get()
 
     def async_client(self) -> AsyncClient:
-        """Make an asyncio client for the running loop that is not shared."""
+        """Create an asyncio client for the running loop that is not shared."""
         return AsyncClient(self.endpoint, self.clock)
 
     def close(self) -> None:
@@ -116,11 +116,11 @@ class Broker:
 
     async def aclose(self) -> None:
         """Close the running loop's shared connection. The broker can be used again."""
-        client = self._async_clients.forget()
+        client = self._async_clients.remove()
         if client is not None:
             await client.close()
 
-    def _watch(self, made: dict[str, StreamWatcher], queue: str) -> StreamWatcher:
-        if queue not in made:
-            made[queue] = StreamWatcher(self.keys(queue), AsyncClient(self.endpoint.blocking(RECHECK_MS)))
-        return made[queue]
+    def _watcher(self, watchers: dict[str, StreamWatcher], queue: str) -> StreamWatcher:
+        if queue not in watchers:
+            watchers[queue] = StreamWatcher(self.keys(queue), AsyncClient(self.endpoint.blocking(RECHECK_MS)))
+        return watchers[queue]

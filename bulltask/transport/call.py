@@ -1,7 +1,7 @@
-"""A call to Redis as a value: packed, and its reply parsed, in the same way by the sync and the async client.
+"""A call to Redis as a value, which the sync and the async client send in the same way.
 
-Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only carry calls,
-so nothing about the protocol is written twice.
+Every script has one function in ``transport/scripts`` that builds its :class:`Call`. The two clients only send calls,
+so the protocol is implemented once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from bulltask.value_class import value_class
 
 __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call", "to_msgpack"]
 
-# hiredis' own stub allows neither words of several types nor states the type of the result.
+# The type stub of hiredis is wrong about the types of the words and of the result.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
-"""Number of a script's first keys that are cached in packed form: the twelfth key of ``moveToFinished`` names a job."""
+"""Maximum number of a script's first keys that are cached in packed form: the twelfth key of ``moveToFinished`` is that
+of a job."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -34,7 +35,7 @@ Arg = bytes | str | int | float
 
 
 def as_is(reply: Any) -> Any:
-    """Return the reply unchanged: the parser of calls whose reply needs none."""
+    """Return the reply unchanged: the default parser."""
     return reply
 
 
@@ -43,8 +44,8 @@ class Call(Generic[R_co]):
     """One command or script call.
 
     Attributes:
-        args: The words of a command; for a script everything after the script itself (key count, keys, arguments).
-        parse_reply: Converts the raw reply to the result, or raises the error that a negative number stands for.
+        args: The words of a command; for a script the words after its hash (key count, keys, arguments).
+        parse_reply: Converts the raw reply to the result, or raises the error of a negative error code.
         script: The script to run, ``None`` for a plain command.
         cached: Number of a plain command's last words that many calls have in common; they are cached in packed form.
     """
@@ -87,7 +88,7 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
     try:
         return _pack_words(words)
     except UnicodeEncodeError:
-        # An id that another program made may not be UTF-8: it is sent as it was received (see replies.text).
+        # An id of another client may not be UTF-8: it is sent as it was received (see replies.text).
         encoded = (word.encode("utf-8", ON_SURROGATE) if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
 
@@ -97,16 +98,16 @@ def _words(words: tuple[Arg, ...]) -> bytes:
     return _pack(words).partition(b"\r\n")[2]
 
 
-# Half of a script's words are the same in all calls for a queue. Packing them again for each call takes, although it is
-# C, 3 to 5 % of all instructions of a send and 4 % of those of a job.
+# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5 % of the
+# instructions of a send, and 4 % of those of a job.
 _packed_names = lru_cache(maxsize=500)(_words)
 
 
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
     """Return the bytes to send when the server has none of the scripts of ``calls``; each script's body is sent once.
 
-    Later entries find the script loaded. Another ``SCRIPT FLUSH`` may come between them, but every round executes at
-    least the entries that carry a body.
+    For later entries the script is loaded. Another ``SCRIPT FLUSH`` may come between them, but every round executes at
+    least the entries with a body.
     """
     seen: set[str] = set()
     packed = []
@@ -128,7 +129,7 @@ def script_call(
     """Build the call of a script.
 
     Raises:
-        TypeError: The number of keys differs from the one in the script's file name.
+        TypeError: The number of keys differs from the number in the script's file name.
     """
     if len(keys) != script.key_count:
         raise TypeError(f"script {script.name} takes {script.key_count} keys, not {len(keys)}")
@@ -136,10 +137,10 @@ def script_call(
 
 
 def to_msgpack(value: object) -> bytes:
-    """Return ``value`` as MessagePack, as BullMQ's scripts read it; it may contain what another program has stored.
+    """Return ``value`` as MessagePack for BullMQ's scripts; it may contain any value that another client has stored.
 
-    Integers of more than 64 bits become floats, as in Node. Bytes become text, because Redis cannot read MessagePack's
-    type for bytes.
+    Integers of more than 64 bits become floats, as in Node. Bytes become strings, because Redis cannot read
+    MessagePack's type for bytes.
 
     Raises:
         EncodeError: The value cannot be packed, for example because it is nested too deeply.

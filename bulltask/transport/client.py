@@ -1,4 +1,4 @@
-"""The sync client: one connection, one call or pipeline at a time; and a small pool of clients for threads."""
+"""The sync client, which makes one call or pipeline at a time on one connection, and a pool of clients for threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.errors import BrokerConfigError, BulltaskError
-from bulltask.transport import faults
+from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command, packed_with_bodies
 from bulltask.transport.endpoint import Endpoint, set_reply_deadline
 from bulltask.transport.server_info import TIME, check_server, handshake_calls
@@ -24,13 +24,13 @@ __all__ = ["Client", "ClientPool"]
 R = TypeVar("R")
 _MULTI: Call[Any] = command("MULTI")
 _DISCARD: Call[Any] = command("DISCARD")
-_NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than ours
+_NUDGE_AFTER_S = 0.002  # the server's timeout starts a little later than the client's
 
 
 class Client:
-    """One connection: carries calls, loads scripts that the server does not have, and sets the clock.
+    """One connection: makes calls, loads scripts that the server does not have, and sets the clock.
 
-    Not thread-safe (see :class:`ClientPool`), and not usable across a fork: a child makes its own.
+    It is not thread-safe (see :class:`ClientPool`), and a forked process must create a new client.
 
     Args:
         endpoint: The server.
@@ -52,41 +52,41 @@ class Client:
         """Make one call.
 
         Raises:
-            BrokerError: The server could not be reached or refused the call. After ``BrokerUnavailableError`` it is
-                unknown whether the call was executed.
-            JobError: The script refused the operation.
+            BrokerError: The server could not be reached or returned an error reply. After ``BrokerUnavailableError`` it
+                is unknown whether the call was executed.
+            JobError: The script returned an error code.
         """
         reply = self._exchange([call.packed()])[0]
-        if faults.is_noscript(reply):
+        if redis_errors.is_noscript(reply):
             reply = self._exchange([call.packed_with_body()])[0]
         return self._result(call, reply)
 
     def wait(self, call: Call[R], wait_ms: int, nudge: Callable[[], object]) -> R:
         """Make a call that blocks for up to ``wait_ms``, to the millisecond.
 
-        Redis checks blocked clients for a timeout only ten times a second, or when anything else happens.
+        Redis checks the timeouts of blocked clients only ten times a second, and whenever it receives a command.
 
         Args:
-            call: The blocking command; ``wait_ms`` is its own timeout.
+            call: The blocking command, with the timeout ``wait_ms``.
             wait_ms: Maximum wait.
-            nudge: Makes something happen, on another connection.
+            nudge: Sends a command on another connection.
 
         Raises:
             BrokerError: As in :meth:`run`.
         """
         connection = self._connected()
 
-        def hurry() -> None:
+        def nudge_when_due() -> None:
             if not connection.can_read(timeout=wait_ms / 1000 + _NUDGE_AFTER_S):
                 nudge()
 
-        return self._result(call, self._round_trip(connection, [call.packed()], hurry)[0])
+        return self._result(call, self._round_trip(connection, [call.packed()], nudge_when_due)[0])
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Make several calls in one round trip and return their results in order.
 
         Raises:
-            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made too.
+            BrokerError, JobError: As in :meth:`run`, for the first call that failed; the others were made, too.
         """
         replies = self._exchange_many(calls)
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
@@ -101,16 +101,16 @@ class Client:
         return [self._try(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def dry_run(self, calls: Sequence[Call[Any]]) -> list[Any] | None:
-        """Queue calls in a transaction, discard it, and return the replies: they show which calls Redis would refuse.
+        """Queue calls in a transaction and discard it; the replies show which calls Redis would reject.
 
-        Returns ``None`` if the server refuses transactions. Raises what :meth:`run` raises when the connection breaks.
+        Returns ``None`` if the server rejects transactions. Raises the errors of :meth:`run` if the connection breaks.
         """
         connection = self._connected()
-        # Both on this connection: on a new one, or where the transaction is refused, the calls would be executed.
+        # Both round trips use this connection: on another connection, without MULTI, the calls would be executed.
         if self._round_trip(connection, [_MULTI.packed()]) != [b"OK"]:
             return None
         *replies, end = self._round_trip(connection, [*(call.packed() for call in calls), _DISCARD.packed()])
-        if end != b"OK":  # it may not be dry_run either, and would take all that follows
+        if end != b"OK":  # DISCARD was rejected, too: later calls would be queued in the transaction
             self.close()
         return replies
 
@@ -120,7 +120,7 @@ class Client:
         return self._endpoint.safe_url
 
     def connect(self) -> None:
-        """Connect now instead of on the first call; raises what :meth:`run` raises."""
+        """Connect now instead of on the first call; raises the errors of :meth:`run`."""
         self._connected()
 
     def close(self) -> None:
@@ -130,34 +130,31 @@ class Client:
             self._connection = None
 
     def close_if_dead(self) -> None:
-        """Close a connection that the server has ended (a restart, an idle timeout): the next call opens a new one.
-
-        An idle connection has nothing to read, except for its end.
-        """
+        """Close a connection that the server has closed (a restart, an idle timeout): the next call opens a new one."""
         if self._connection is None:
             return
         try:
-            ended = self._connection.can_read(timeout=0)
-        except faults.CONNECTION_FAULTS:
-            ended = True
-        if ended:
+            is_closed = self._connection.can_read(timeout=0)  # an idle connection is readable only after its end
+        except redis_errors.CONNECTION_ERRORS:
+            is_closed = True
+        if is_closed:
             self.close()
 
     def interrupt(self) -> None:
-        """Abort the call that another thread waits for: it raises ``BrokerUnavailableError`` at once.
+        """Abort the call that another thread waits for: it raises ``BrokerUnavailableError`` immediately.
 
-        This only shuts the socket down. Closing it could give its number to another file while that thread reads.
+        This only shuts the socket down. If it were closed, its descriptor could be reused while that thread reads.
         """
         sock = _socket_of(self._connection)
         if sock is not None:
             with suppress(OSError):
-                # Not its own method: that of a TLS socket takes its state away under the thread that reads from it.
+                # Not sock.shutdown(): for a TLS socket it drops the TLS state that the other thread is using.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send again only those entries whose script the server does not have (``SCRIPT FLUSH``, a failover)."""
+        """Send calls; repeat those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
         replies = self._exchange([call.packed() for call in calls])
-        while missing := [index for index, reply in enumerate(replies) if faults.is_noscript(reply)]:
+        while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))
             for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
@@ -175,32 +172,32 @@ class Client:
     ) -> list[Any]:
         try:
             set_reply_deadline(connection, self._until(self._endpoint.command_timeout_ms))
-            # redis-py would send a pipeline's calls one by one, each with a system call of its own.
+            # redis-py would send a pipeline's calls one by one, each with a system call.
             connection.send_packed_command([b"".join(packed)], check_health=False)
             if between is not None:
                 between()
             return [_read(connection) for _ in packed]
-        except faults.CONNECTION_FAULTS as exc:
+        except redis_errors.CONNECTION_ERRORS as exc:
             self.close()
-            raise faults.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
+            raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False) from exc
         except BaseException:
-            # After an interrupt (a time limit, Ctrl-C) between sending and reading, the reply is still on its way and
-            # would be read as the reply to the next call.
+            # After an interrupt (a time limit, Ctrl-C) between sending and reading, the reply would be read as the
+            # reply to the next call.
             self.close()
             raise
 
     def _connected(self) -> redis.Connection:
         if self._connection is None:
-            endpoint = self._endpoint.within(self._left_ms())
+            endpoint = self._endpoint.within(self._remaining_ms())
             connection = endpoint.connection(self._name)
             set_reply_deadline(connection, self._until(endpoint.connect_timeout_ms + endpoint.command_timeout_ms))
             try:
                 connection.connect()
-            except (*faults.CONNECTION_FAULTS, ResponseError) as exc:
+            except (*redis_errors.CONNECTION_ERRORS, ResponseError) as exc:
                 connection.disconnect()
-                raise faults.connection_error(exc, self._endpoint.safe_url, connecting=True) from faults.visible_cause(
-                    exc
-                )
+                raise redis_errors.connection_error(
+                    exc, self._endpoint.safe_url, connecting=True
+                ) from redis_errors.visible_cause(exc)
             except BaseException:  # an interrupt
                 connection.disconnect()
                 raise
@@ -225,7 +222,7 @@ class Client:
         deadline_ms = mono_ms() + timeout_ms
         return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
 
-    def _left_ms(self) -> int | None:
+    def _remaining_ms(self) -> int | None:
         return None if self._deadline_ms is None else max(1, self._deadline_ms - mono_ms())
 
     def _set_clock(self, clock: ServerClock, reply: Any, sent_ms: int) -> None:
@@ -233,7 +230,7 @@ class Client:
 
     def _result(self, call: Call[R], reply: Any) -> R:
         if isinstance(reply, ResponseError):
-            raise faults.reply_error(reply, self._endpoint.safe_url) from reply
+            raise redis_errors.reply_error(reply, self._endpoint.safe_url) from reply
         return call.parse_reply(reply)
 
     def _try(self, call: Call[R], reply: Any) -> R | BulltaskError:
@@ -251,29 +248,29 @@ def _read(connection: redis.Connection) -> Any:
 
 
 def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
-    found: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
-    return found
+    sock: socket.socket | None = getattr(connection, "_sock", None)  # redis-py has no public name for it
+    return sock
 
 
-class _Loan:
-    """A client that was lent. Faster than ``contextlib``, whose generator takes 3 % of the time of a send."""
+class _CheckedOutClient:
+    """Context manager of a pooled client. (The generator of ``contextlib`` would take 3 % of the time of a send.)"""
 
-    __slots__ = ("_client", "_give_back")
+    __slots__ = ("_client", "_return_to_pool")
 
-    def __init__(self, client: Client, give_back: Callable[[Client], None]) -> None:
-        self._client, self._give_back = client, give_back
+    def __init__(self, client: Client, return_to_pool: Callable[[Client], None]) -> None:
+        self._client, self._return_to_pool = client, return_to_pool
 
     def __enter__(self) -> Client:
         return self._client
 
     def __exit__(self, *_: object) -> None:
-        self._give_back(self._client)
+        self._return_to_pool(self._client)
 
 
 class ClientPool:
-    """Clients for any number of threads. Safe across a fork: a child does not use those of its parent.
+    """Clients for any number of threads. It can be used after a fork: a child does not use the parent's clients.
 
-    There is no lock: a signal handler may send while it interrupts another send, and would wait for that one forever.
+    It has no lock, because a signal handler that sends may have interrupted a send, and would wait for it forever.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
@@ -285,17 +282,16 @@ class ClientPool:
         self._idle: deque[Client] = deque()  # append() and pop() are one step each
 
     def client(self, deadline_ms: int | None = None) -> AbstractContextManager[Client]:
-        """Lend a client for a ``with`` statement. At most ``limit`` idle clients are kept.
+        """Return a client for a ``with`` statement. At most ``limit`` idle clients are kept.
 
         Args:
-            deadline_ms: Limit (``mono_ms``) for everything that is done with the client.
+            deadline_ms: Deadline (``mono_ms``) of all calls of the client.
         """
-        return _Loan(self._lend(deadline_ms), self._take_back)
+        return _CheckedOutClient(self._check_out(deadline_ms), self._return)
 
-    def _lend(self, deadline_ms: int | None) -> Client:
+    def _check_out(self, deadline_ms: int | None) -> Client:
         if os.getpid() != self._pid:
-            # The sockets are shared with the parent: reading from them would steal its replies. They are dropped
-            # without closing the connections.
+            # After a fork the sockets are shared with the parent, so they must not be read, nor shut down.
             self._reset()
         try:
             client = self._idle.pop()
@@ -305,7 +301,7 @@ class ClientPool:
         client.set_deadline(deadline_ms)
         return client
 
-    def _take_back(self, client: Client) -> None:
+    def _return(self, client: Client) -> None:
         if len(self._idle) < self._limit:
             self._idle.append(client)
         else:

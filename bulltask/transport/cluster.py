@@ -1,4 +1,4 @@
-"""A Redis Cluster: routes calls to the node that has their keys, also while slots move and nodes fail."""
+"""A client of a Redis Cluster: routes calls to the node that has their keys, even while slots move and nodes fail."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.cluster_slots import Address, RoutedCall, SlotMap, SlotRedirectError, route_calls, slots
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.faults import is_transient_in_cluster
+from bulltask.transport.redis_errors import is_transient_in_cluster
 
 __all__ = ["ClusterClient", "ClusterPool"]
 
 R = TypeVar("R")
 
 _ASKING: Final[Call[Any]] = command("ASKING")
-_FIRST_PAUSE_MS: Final = 10
-_LONGEST_PAUSE_MS: Final = 500
+_MIN_PAUSE_MS: Final = 10
+_MAX_PAUSE_MS: Final = 500
 
 
 class ClusterClient:
-    """Carries calls to the nodes of a cluster, as ``Client`` carries them to one server.
+    """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
 
-    A call that was sent to the wrong node was not executed there, so it is redirected. A call that no node can serve at
-    the moment is repeated for as long as a command may take. An unreachable node is an error, because it is unknown
-    what it has executed; the cluster's slots are read again for the next call.
+    A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
+    is repeated until the command timeout. An unreachable node raises an error, because it is unknown whether it has
+    executed the call; the slot map is read again for the next call.
 
-    Not thread-safe, and not usable across a fork.
+    It is not thread-safe, and must not be used after a fork.
 
     Args:
-        endpoint: One of the nodes, by which the others are found.
-        clock: Set from the nodes; ``None``: never.
+        endpoint: One of the nodes, from which the others are discovered.
+        clock: Set from the nodes; ``None`` for no clock.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None) -> None:
@@ -83,7 +83,7 @@ class ClusterClient:
             BrokerError: Calls that belong together have keys of several slots; none was sent.
         """
         results: list[Any] = [None] * len(calls)
-        pending, pause_ms = list(route_calls(calls)), _FIRST_PAUSE_MS
+        pending, pause_ms = list(route_calls(calls)), _MIN_PAUSE_MS
         until_ms = mono_ms() + self._endpoint.command_timeout_ms if self._deadline_ms is None else self._deadline_ms
         while True:
             pending, must_wait = self._round(calls, pending, results)
@@ -95,14 +95,14 @@ class ClusterClient:
                 return results
             if must_wait:
                 threading.Event().wait(pause_ms / 1000)
-                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+                pause_ms = min(2 * pause_ms, _MAX_PAUSE_MS)
 
     def run_at(self, address: Address, call: Call[R]) -> R:
         """Make a call without keys on one node."""
         return self._use(address, lambda client: client.run(call))
 
     def nodes(self) -> dict[Address, SlotMap]:
-        """Ask each node that has slots for its view of the cluster; nodes learn of changes one by one."""
+        """Read the slot map of each node that has slots; nodes learn of changes one by one."""
         self._map = None
         return {address: self.run_at(address, slots(address)) for address in self._slot_map().primaries()}
 
@@ -112,14 +112,14 @@ class ClusterClient:
             client.close()
 
     def close_if_dead(self) -> None:
-        """Close connections that nodes have ended."""
+        """Close connections that nodes have closed."""
         for client in self._clients.values():
             client.close_if_dead()
 
     def _round(
         self, calls: Sequence[Call[Any]], pending: Sequence[RoutedCall], results: list[Any]
     ) -> tuple[list[RoutedCall], bool]:
-        """Make the calls once. Returns those to repeat, and whether to wait before that."""
+        """Make the calls once. Returns the calls to repeat, and whether to wait before that."""
         repeated: list[RoutedCall] = []
         must_wait = False
         for address, group in self._by_node(pending).items():
@@ -129,34 +129,34 @@ class ClusterClient:
                 outcome = next(replies)
                 for position, result in zip(routed.positions, outcome, strict=True):
                     results[position] = result
-                if (refusal := _refusal(outcome)) is not None:
-                    rerouted, wait = self._reroute(routed, refusal, address)
+                if (error := _rerouting_error(outcome)) is not None:
+                    rerouted, wait = self._reroute(routed, error, address)
                     repeated.append(rerouted)
                     must_wait = must_wait or wait
         return repeated, must_wait
 
     def _give_up(self, pending: Sequence[RoutedCall], results: list[Any]) -> None:
-        """Explain redirects that were not followed to the end; other errors speak for themselves."""
+        """Replace redirects that are still unresolved by an error with an explanation."""
         for routed in pending:
             for position in routed.positions:
                 if isinstance(results[position], SlotRedirectError):
                     results[position] = BrokerNotReadyError(
                         f"slot {routed.slot} of the Redis Cluster at {self._endpoint.safe_url} is being moved. Scripts "
-                        "and transactions wait until the move is complete, which takes longer than this call may"
+                        "and transactions wait until the move is complete, which has taken longer than the timeout"
                     )
 
-    def _reroute(self, routed: RoutedCall, refusal: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
-        """Return where a call that was not executed goes next, and whether to wait before that."""
-        if not isinstance(refusal, SlotRedirectError):
+    def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
+        """Return the new route of a call that was not executed, and whether to wait before it is repeated."""
+        if not isinstance(error, SlotRedirectError):
             self._map = None
             return replace(routed, ask=None), True
-        there = (refusal.host or address[0], refusal.port)
-        if refusal.moving:
-            # A transaction cannot be sent with ASKING: it waits until the slot has arrived.
-            alone = len(routed.positions) == 1
-            return replace(routed, ask=there if alone else None), not alone
-        known, self._moved[refusal.slot] = self._moved.get(refusal.slot), there
-        return replace(routed, ask=None), known is not None  # two nodes that redirect to each other will agree soon
+        target = (error.host or address[0], error.port)
+        if error.moving:
+            # A transaction cannot be sent with ASKING: it waits until the slot has been moved.
+            is_single = len(routed.positions) == 1
+            return replace(routed, ask=target if is_single else None), not is_single
+        previous, self._moved[error.slot] = self._moved.get(error.slot), target
+        return replace(routed, ask=None), previous is not None  # wait while two nodes redirect to each other
 
     def _by_node(self, pending: Sequence[RoutedCall]) -> dict[Address, list[RoutedCall]]:
         groups: dict[Address, list[RoutedCall]] = {}
@@ -171,32 +171,32 @@ class ClusterClient:
             return use(self._client(address))
         except BrokerUnavailableError as exc:
             self._map, self._moved = None, {}
-            exc.refused = False  # the node is gone, but another one may take its place
+            exc.refused = False  # the node is gone, but another node may replace it
             raise
 
     def _slot_map(self) -> SlotMap:
         if self._map is None:
-            self._map, self._moved = self._ask_for_map(), {}
+            self._map, self._moved = self._read_map(), {}
         return self._map
 
-    def _ask_for_map(self) -> SlotMap:
-        faults: list[BrokerError] = []
+    def _read_map(self) -> SlotMap:
+        errors: list[BrokerError] = []
         for address in dict.fromkeys([*self._clients, self._endpoint.address]):
             try:
                 return self._client(address).run(slots(address))
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                faults.append(exc)
-        raise faults[-1]
+                errors.append(exc)
+        raise errors[-1]
 
     def _client(self, address: Address) -> Client:
-        if (found := self._clients.get(address)) is None:
-            found = self._clients[address] = Client(self._endpoint.at(*address), self._clock)
-            found.set_deadline(self._deadline_ms)
-        return found
+        if (client := self._clients.get(address)) is None:
+            client = self._clients[address] = Client(self._endpoint.at(*address), self._clock)
+            client.set_deadline(self._deadline_ms)
+        return client
 
 
 class ClusterPool:
-    """Lends clients of a cluster, as :class:`~bulltask.transport.client.ClientPool` lends those of a server.
+    """A pool of clients of a cluster, like :class:`~bulltask.transport.client.ClientPool` for a single server.
 
     Args:
         endpoint: One of the nodes.
@@ -209,10 +209,10 @@ class ClusterPool:
 
     @contextmanager
     def client(self, deadline_ms: int | None = None) -> Iterator[ClusterClient]:
-        """Lend a client for a ``with`` statement. One suffices unless a signal handler interrupts a send and sends.
+        """Return a client for a ``with`` statement. A second one is needed only if a signal handler interrupts a send.
 
         Args:
-            deadline_ms: Limit (``mono_ms``) for everything that is done with the client.
+            deadline_ms: Deadline (``mono_ms``) of all calls of the client.
         """
         try:
             client = self._idle.pop()
@@ -234,11 +234,11 @@ class ClusterPool:
 
 def _calls_of(routed: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
     """Return the calls to send for a routed call."""
-    some = [calls[position] for position in routed.positions]
+    selected = [calls[position] for position in routed.positions]
     if routed.ask is None:
-        return some
-    # With the body: a script that is sent again, because the node does not have it, would lack the ASKING before it.
-    return [_ASKING, *(_with_body(call) for call in some)]
+        return selected
+    # With the body: if the node did not have the script, the repeated call would lack the ASKING before it.
+    return [_ASKING, *(_with_body(call) for call in selected)]
 
 
 def _with_body(call: Call[Any]) -> Call[Any]:
@@ -248,22 +248,23 @@ def _with_body(call: Call[Any]) -> Call[Any]:
 
 
 def _send(groups: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[Any]]:
-    """Make several routed calls in one round trip. Returns for each the results of its own calls."""
-    results = iter(client.try_many([call for some in groups for call in some]))
-    replies = [[next(results) for _ in some] for some in groups]
+    """Make several groups of calls in one round trip. Returns the results of each group."""
+    results = iter(client.try_many([call for group in groups for call in group]))
+    replies = [[next(results) for _ in group] for group in groups]
     return [
-        _own_results(outcome) if some[0] is _ASKING else outcome for some, outcome in zip(groups, replies, strict=True)
+        _drop_asking(outcome) if group[0] is _ASKING else outcome
+        for group, outcome in zip(groups, replies, strict=True)
     ]
 
 
-def _own_results(outcome: Sequence[Any]) -> list[Any]:
-    """Return the results without that of ``ASKING``, which the ACL may forbid."""
-    asked, *results = outcome
-    return [asked] * len(results) if isinstance(asked, BulltaskError) else results
+def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
+    """Return the results without the result of ``ASKING``, or its error, if the ACL forbids the command."""
+    asking, *results = outcome
+    return [asking] * len(results) if isinstance(asking, BulltaskError) else results
 
 
-def _refusal(outcome: Sequence[Any]) -> BrokerError | None:
-    """Return the error that says why calls were not executed, ``None`` if they were."""
+def _rerouting_error(outcome: Sequence[Any]) -> BrokerError | None:
+    """Return the error because of which calls were not executed and must be repeated; ``None`` if there is none."""
     for result in outcome:
         if isinstance(result, SlotRedirectError) or (
             isinstance(result, BrokerError) and is_transient_in_cluster(result)

@@ -1,7 +1,7 @@
-"""Slots of a Redis Cluster: which one a call belongs to, which calls stay together, and which node has which slots.
+"""Slots of a Redis Cluster: the slot of a call, the calls that stay together, and the map from slots to nodes.
 
-A cluster divides all keys into 16,384 slots, by the part of a key in braces, and each slot is on one node. The keys of
-a queue with braces (``bull:{emails}:…``) are in one slot.
+A cluster divides all keys into 16,384 slots, by the hash tag in a key, and each slot is on one node. The keys of a
+queue with a hash tag (``bull:{emails}:…``) are in one slot.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Address = tuple[str, int]
 """Host and port of a node."""
 
 CROSS_SLOT: Final = (
-    "A cluster takes only keys of one slot in a call. Spell the queue with braces (queue_hash_tag=True, which is the "
-    "default: queue 'emails' is BullMQ's '{emails}'), or give all queues a prefix with braces ('{bull}')"
+    "All keys of a call must be in one slot of the cluster. Use queue names with a hash tag (queue_hash_tag=True, the "
+    "default: queue 'emails' is BullMQ's '{emails}'), or a prefix with a hash tag for all queues ('{bull}')"
 )
 
 _NO_KEY: Final = frozenset("ASKING CLIENT CLUSTER CONFIG DBSIZE EXEC HELLO INFO MULTI PING SCAN SCRIPT TIME".split())
@@ -35,10 +35,10 @@ class SlotRedirectError(BrokerError):
     """Another node of the Redis Cluster has the key (``MOVED`` or ``ASK``).
 
     Attributes:
-        slot: Of the key.
-        host: The node's address, ``""`` for the host that replied.
-        port: Of the node.
-        moving: The slot is being moved there (``ASK``).
+        slot: The key's slot.
+        host: The node's host, ``""`` for the host that replied.
+        port: The node's port.
+        moving: Whether the slot is still being moved to that node (``ASK``).
     """
 
     slot = -1
@@ -52,8 +52,8 @@ class RoutedCall:
     """Calls that go to one node together: a single one, or a transaction.
 
     Attributes:
-        positions: Their positions among all calls.
-        slot: Of their keys; ``None`` if they have none.
+        positions: The positions of the calls among all calls.
+        slot: The slot of their keys; ``None`` if they have no keys.
         ask: The node to which the slot is being moved, and which has the key already.
     """
 
@@ -64,12 +64,12 @@ class RoutedCall:
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Which node has which slots, as one node sees it.
+    """A node's map from slots to nodes.
 
     Attributes:
         starts: First slot of each range, in order.
         ends: Last slot of each range.
-        addresses: The primary that has the range.
+        addresses: The primary of each range.
     """
 
     starts: tuple[int, ...]
@@ -80,34 +80,34 @@ class SlotMap:
         """Return the node that has a slot; any node for calls without keys.
 
         Raises:
-            BrokerNotReadyError: No node has it.
+            BrokerNotReadyError: No node has the slot.
         """
         if slot is None:
             return self.addresses[0]
-        place = bisect_right(self.starts, slot) - 1
-        if place < 0 or self.ends[place] < slot:
+        index = bisect_right(self.starts, slot) - 1
+        if index < 0 or self.ends[index] < slot:
             raise BrokerNotReadyError(
                 f"no node of the Redis Cluster has slot {slot} now; see redis-cli --cluster check"
             )
-        return self.addresses[place]
+        return self.addresses[index]
 
     def primaries(self) -> list[Address]:
         """Return all nodes that have slots."""
         return sorted(set(self.addresses))
 
 
-def slots(asked: Address) -> Call[SlotMap]:
-    """``CLUSTER SLOTS``: the map as a node sees it.
+def slots(node: Address) -> Call[SlotMap]:
+    """Build the call of ``CLUSTER SLOTS``: the slot map of a node.
 
     Args:
-        asked: The node; one that does not know its own address omits it.
+        node: The node; if it does not know its address, its reply omits it.
 
     Raises:
         BrokerNotReadyError: No node has any slots (when the reply is parsed).
     """
 
     def parse_reply(reply: Any) -> SlotMap:
-        ranges = sorted((int(one[0]), int(one[1]), _address(one[2], asked)) for one in reply)
+        ranges = sorted((int(entry[0]), int(entry[1]), _address(entry[2], node)) for entry in reply)
         if not ranges:
             raise BrokerNotReadyError("the Redis Cluster has no slots yet; redis-cli --cluster create assigns them")
         starts, ends, addresses = zip(*ranges, strict=True)
@@ -116,9 +116,9 @@ def slots(asked: Address) -> Call[SlotMap]:
     return command("CLUSTER", "SLOTS", parse_reply=parse_reply)
 
 
-def _address(node: Sequence[Any], asked: Address) -> Address:
-    host = (node[0] or b"").decode()
-    return (asked[0] if host in {"", "?"} else host), int(node[1])
+def _address(entry: Sequence[Any], node: Address) -> Address:
+    host = (entry[0] or b"").decode()
+    return (node[0] if host in {"", "?"} else host), int(entry[1])
 
 
 def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
@@ -127,26 +127,26 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     Raises:
         BrokerError: Calls that belong together have keys of several slots.
     """
-    together: list[int] = []
-    for place, call in enumerate(calls):
-        together.append(place)
-        opened = calls[together[0]].args[0] == "MULTI"
-        if not opened or call.args[0] == "EXEC":
-            yield RoutedCall(tuple(together), slot_of([calls[one] for one in together]))
-            together = []
+    group: list[int] = []
+    for position, call in enumerate(calls):
+        group.append(position)
+        in_transaction = calls[group[0]].args[0] == "MULTI"
+        if not in_transaction or call.args[0] == "EXEC":
+            yield RoutedCall(tuple(group), slot_of([calls[member] for member in group]))
+            group = []
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """Return the slot of all keys of some calls; ``None`` if they have none.
+    """Return the slot of all keys of some calls; ``None`` if they have no keys.
 
     Raises:
-        BrokerError: There are several.
+        BrokerError: The keys are in several slots.
     """
     keys = [key for call in calls for key in _keys(call)]
-    found = {key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}
-    if len(found) > 1:
-        raise BrokerError(f"the keys {keys[0]} and others belong on several nodes of the Redis Cluster. {CROSS_SLOT}")
-    return found.pop() if found else None
+    key_slots = {key_slot(key.encode("utf-8", "surrogateescape")) for key in keys}
+    if len(key_slots) > 1:
+        raise BrokerError(f"the keys {keys[0]} and others are in several slots of the Redis Cluster. {CROSS_SLOT}")
+    return key_slots.pop() if key_slots else None
 
 
 def _keys(call: Call[Any]) -> Sequence[str]:

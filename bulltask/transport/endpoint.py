@@ -1,4 +1,4 @@
-"""The address of Redis, and how connections to it are made and limited in time."""
+"""The address of Redis, its connection options and timeouts."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ _TLS_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path
 class Endpoint:
     """A server and the timeouts of connections to it.
 
-    No call is ever without a timeout: on a half-open connection both official BullMQ clients wait forever. redis-py's
-    own retries are off, because only the caller knows whether a call may be repeated.
+    Every call has a timeout, because without one a client would wait forever on a half-open connection. redis-py's
+    retries are off, because only the caller knows whether a call may be repeated.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``, with options of redis-py after a ``?``, among them those of
-            TLS.
-        connect_timeout_ms: Time to connect.
-        command_timeout_ms: Time for a complete reply, or for all replies of a pipeline.
-        clustered: The user of the endpoint routes calls in a Redis Cluster; otherwise a cluster node is refused.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with options of redis-py (including TLS) after a ``?``.
+        connect_timeout_ms: Timeout for connecting.
+        command_timeout_ms: Timeout for a complete reply, or for all replies of a pipeline.
+        clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
     """
 
     url: SecretUrl
@@ -60,11 +59,11 @@ class Endpoint:
         return cls(url, config.connect_timeout_ms, config.command_timeout_ms)
 
     def blocking(self, block_ms: int) -> Endpoint:
-        """Return the same server for calls that block up to ``block_ms`` on purpose."""
+        """Return the endpoint with timeouts for calls that block for up to ``block_ms``."""
         return replace(self, command_timeout_ms=block_ms + min(5_000, self.command_timeout_ms))
 
     def within(self, timeout_ms: int | None) -> Endpoint:
-        """Return the same server for calls that may take at most ``timeout_ms``."""
+        """Return the endpoint with timeouts of at most ``timeout_ms``."""
         if timeout_ms is None:
             return self
         return replace(
@@ -80,12 +79,12 @@ class Endpoint:
         return parts.hostname or "localhost", parts.port or 6379
 
     def at(self, host: str, port: int) -> Endpoint:
-        """Return the same user, options and timeouts for another server: a node of a cluster."""
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return replace(self, url=self.url.at(place))
+        """Return the endpoint of another node of the cluster, with the same user, options and timeouts."""
+        netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return replace(self, url=self.url.at(netloc))
 
     def for_cluster(self) -> Endpoint:
-        """Return the same server for a caller that routes calls in a cluster."""
+        """Return the endpoint for a caller that routes calls in a cluster."""
         return replace(self, clustered=True)
 
     @property
@@ -94,17 +93,17 @@ class Endpoint:
         return str(self.url)
 
     def connection(self, name: str | None) -> redis.Connection:
-        """Make a connection that is not connected yet; ``name`` is shown by ``CLIENT LIST``."""
+        """Create a connection that is not connected yet; ``CLIENT LIST`` shows its ``name``."""
         options = self._options(name) | {"retry": Retry(NoBackoff(), 0), "parser_class": DeadlineParser}
-        connection: redis.Connection = self._made(redis.ConnectionPool, options)
+        connection: redis.Connection = self._create(redis.ConnectionPool, options)
         return connection
 
     def async_connection(self, name: str | None) -> redis.asyncio.Connection:
-        """The same for asyncio."""
-        # The client applies the timeouts: redis-py's own would write each call in a task of its own, and lose the order
-        # of calls.
+        """:meth:`connection` for asyncio."""
+        # The client applies the timeouts: with redis-py's timeouts, each call would be written in a separate task, and
+        # the order of calls would be lost.
         options = self._options(name) | {"retry": AsyncRetry(NoBackoff(), 0), "socket_timeout": None}
-        connection: redis.asyncio.Connection = self._made(redis.asyncio.ConnectionPool, options)
+        connection: redis.asyncio.Connection = self._create(redis.asyncio.ConnectionPool, options)
         return connection
 
     def _options(self, name: str | None) -> dict[str, Any]:
@@ -121,20 +120,20 @@ class Endpoint:
             options |= _tls_defaults(self.url)
         return options
 
-    def _made(self, pool: Any, options: dict[str, Any]) -> Any:
-        """Make a connection from a pool that is not kept.
+    def _create(self, pool: Any, options: dict[str, Any]) -> Any:
+        """Create a connection with redis-py's parser for URLs, which belongs to its pools.
 
         Raises:
             ConfigError: The URL has an invalid port or option.
-            BrokerAuthError: It names a file that is not on this machine.
+            BrokerAuthError: A file in the URL does not exist or cannot be read.
         """
         try:
             connection = pool.from_url(self.url.get_secret_value(), **options).make_connection()
         except (ValueError, TypeError, RedisError) as exc:
-            # redis-py passes options on as arguments and raises TypeError for an unknown one. Its message and its
-            # frames may contain the password.
-            why = self.url.hide_in(str(exc))
-            raise ConfigError(f"Invalid broker_url {self.safe_url}: {why}") from exc.with_traceback(None)
+            # redis-py passes options as arguments and raises TypeError for unknown ones. Its message and its frames may
+            # contain the password.
+            message = self.url.hide_in(str(exc))
+            raise ConfigError(f"Invalid broker_url {self.safe_url}: {message}") from exc.with_traceback(None)
         _check_files(self.url)
         return connection
 
@@ -143,40 +142,40 @@ _SLACK_S = 0.01  # changing a socket's timeout costs a system call
 
 
 class DeadlineParser(_HiredisParser):
-    """redis-py's parser with a deadline for the whole reply; its own timeout starts again with each piece."""
+    """redis-py's parser with a deadline for the whole reply; redis-py's timeout restarts with each part of a reply."""
 
     deadline_ms: int | None = None
 
     def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the next piece of a reply.
+        """Read the next part of a reply.
 
         Raises:
             RedisTimeout: The deadline has passed.
         """
         if self.deadline_ms is not None and self._sock is not None:
-            left_s = (self.deadline_ms - mono_ms()) / 1000
-            if left_s <= 0:
+            remaining_s = (self.deadline_ms - mono_ms()) / 1000
+            if remaining_s <= 0:
                 raise RedisTimeout("the reply was not complete in time")
-            if (now_s := self._sock.gettimeout()) is None or now_s > left_s + _SLACK_S:
-                self._sock.settimeout(left_s)
+            if (timeout_s := self._sock.gettimeout()) is None or timeout_s > remaining_s + _SLACK_S:
+                self._sock.settimeout(remaining_s)
         return super().read_from_socket(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def set_reply_deadline(connection: Any, deadline_ms: int) -> None:
-    """Allow sending and reading on a connection until ``deadline_ms`` (``mono_ms``); on a new one, its handshake."""
-    connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for either
+    """Set the deadline (``mono_ms``) for sending and reading on a connection; on a new one, for its handshake."""
+    connection._parser.deadline_ms = deadline_ms  # noqa: SLF001 - redis-py has no public name for it
     if (sock := connection._sock) is None:  # noqa: SLF001
         return
-    left_s = max(1, deadline_ms - mono_ms()) / 1000
-    if (now_s := sock.gettimeout()) is None or abs(now_s - left_s) > _SLACK_S:
-        sock.settimeout(left_s)
+    remaining_s = max(1, deadline_ms - mono_ms()) / 1000
+    if (timeout_s := sock.gettimeout()) is None or abs(timeout_s - remaining_s) > _SLACK_S:
+        sock.settimeout(remaining_s)
 
 
 def _check_files(url: SecretUrl) -> None:
-    """Check that the files that the URL names can be read here.
+    """Check that the TLS files in the URL can be read on this machine.
 
     Raises:
-        BrokerAuthError: One cannot. The drivers would report that no such server exists.
+        BrokerAuthError: A file cannot be read. The drivers would report that no such server exists.
     """
     for name, path in tls_options(url).items():
         if name in _TLS_FILES and not os.access(path, os.R_OK):
@@ -187,13 +186,13 @@ def _check_files(url: SecretUrl) -> None:
 
 
 def _tls_defaults(url: SecretUrl) -> dict[str, Any]:
-    """Return options that the URL does not set, so that every version of redis-py behaves the same.
+    """Return options that the URL does not set, so that all versions of redis-py behave the same.
 
-    redis-py 5 did not check whether the server's certificate was made for its name, and ignored a certificate that has
-    its key in the same file.
+    redis-py 5 does not check the host name in the server's certificate, and ignores a client certificate that has its
+    key in the same file.
     """
-    given = tls_options(url)
-    found: dict[str, Any] = {"ssl_check_hostname": given.get("ssl_cert_reqs") != "none"}
-    if "ssl_certfile" in given:
-        found["ssl_keyfile"] = given["ssl_certfile"]
-    return found
+    url_options = tls_options(url)
+    defaults: dict[str, Any] = {"ssl_check_hostname": url_options.get("ssl_cert_reqs") != "none"}
+    if "ssl_certfile" in url_options:
+        defaults["ssl_keyfile"] = url_options["ssl_certfile"]
+    return defaults

@@ -1,4 +1,4 @@
-"""Following a queue's event stream without missing an entry that exists, and knowing what was trimmed."""
+"""Follows a queue's event stream: reads every entry that exists, and reports gaps where entries were trimmed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bulltask.transport.transaction import transaction
 __all__ = ["NEWEST", "EventPage", "Follower", "StreamGap"]
 
 NEWEST: Final = "$"
-"""Start after everything that exists."""
+"""Start after all existing entries."""
 
 _LAST_OF_A_MS: Final = 2**64 - 1
 
@@ -33,9 +33,9 @@ class StreamGap:
     """Entries that were trimmed before they were read.
 
     Attributes:
-        after: Id of the last entry that was read before them.
-        before: Id of the first entry that exists after them, ``None`` if there is none.
-        count: Number of entries; ``None`` if unknown, and possibly 0.
+        after: Id of the last entry that was read before the gap.
+        before: Id of the first entry that exists after the gap, ``None`` if there is none.
+        count: Number of trimmed entries; ``None`` if unknown, and possibly 0.
     """
 
     after: str
@@ -52,12 +52,12 @@ class EventPage:
 
 
 class Follower:
-    """One reader's position in a stream, as operations for the sync or the async client.
+    """A reader's position in a stream, with operations for the sync or the async client.
 
     After every read it checks whether an entry at or before its position still exists. Streams are trimmed from their
-    beginning, so nothing after the position can be missing then. Otherwise the counters of the stream, read in the same
-    transaction as further entries, show what is missing: Redis counts all entries that it ever added (from 7.0 on), and
-    the follower counts those that it has read.
+    beginning, so no entry after the position can be missing then. Otherwise the counters of the stream, read in the
+    same transaction as further entries, show how many are missing: Redis counts all entries that were ever added (from
+    7.0 on), and the follower counts the entries that it has read.
 
     Args:
         keys: The queue.
@@ -75,7 +75,7 @@ class Follower:
         self._doubtful = False
 
     def open(self) -> Operation[str]:
-        """Take up the position and return it: an id. Later calls change nothing."""
+        """Determine the position and return it as an id. Later calls change nothing."""
         if self._position is not None:
             return self._position
         info, _ = yield from self._read_counters(None)
@@ -113,8 +113,8 @@ class Follower:
         if self._doubtful:
             info, _ = yield from self._read_counters(None)
             if info is not None and _number(info.last) < _number(position):
-                # A replica took over that had not received everything. Its entries were read already; if its clock is
-                # behind as well, its new ones would never come after the position.
+                # A replica that had not received all entries has become the primary. Its entries were read already; if
+                # its clock is behind, its new entries would have ids before the position.
                 self._position = position = info.last
                 self._count = info.added
             self._doubtful = False
@@ -137,7 +137,7 @@ class Follower:
         return EventPage(entries, gap)
 
     def _gap(self, position: str, info: StreamInfo, entries: list[Entry]) -> StreamGap | None:
-        """Return what is missing between the position, of which nothing is left, and the first entry."""
+        """Return the gap between the position, at which no entry is left, and the first entry."""
         first = entries[0][0] if entries else None
         if position == info.last or (first is not None and _follows(position, first)):
             return None
@@ -157,10 +157,10 @@ class Follower:
         if position is not None:
             calls.append(read_now(self._keys, position))
         results: list[Any] = yield from transaction(calls, self._where)
-        there, info, entries = (*results, [])[:3]
-        if there is False:
+        exists, info, entries = (*results, [])[:3]
+        if exists is False:
             return None, []
-        for result in (there, info, entries):
+        for result in (exists, info, entries):
             if isinstance(result, BulltaskError):
                 raise result
         return info, entries

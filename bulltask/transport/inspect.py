@@ -1,4 +1,4 @@
-"""Questions about a server and its queues, which a worker asks before it starts."""
+"""Reads properties of a server and its queues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import get_counts
 
-__all__ = ["STATES", "ServerSettings", "described_by", "jobs_under", "queue_lengths", "read_server_settings"]
+__all__ = [
+    "STATES",
+    "ServerSettings",
+    "count_unfinished_jobs",
+    "queue_lengths",
+    "read_queue_version",
+    "read_server_settings",
+]
 
 STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a worker needs to know of the server.
+    """Properties of the server that a worker checks.
 
     Attributes:
-        version: The Redis version that the server is compatible with.
-        eviction: Its ``maxmemory_policy``; any other than ``noeviction`` may drop jobs silently.
-        persistent: An append-only file or snapshots are on, as far as the server says.
+        version: The Redis version with which the server is compatible.
+        eviction: Its ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
     """
 
     version: tuple[int, ...]
@@ -43,11 +49,11 @@ def read_server_settings(client: Client) -> ServerSettings:
 def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
     """Count the jobs of each queue in each state in one round trip, by the queue's name in the app."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
-    return {keys.queue: found for keys, found in zip(queues, counts, strict=True)}
+    return {keys.queue: lengths for keys, lengths in zip(queues, counts, strict=True)}
 
 
-def jobs_under(client: Client, keys: QueueKeys) -> int:
-    """Count the unfinished jobs under exactly these keys."""
+def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:
+    """Count the waiting, paused, prioritized and delayed jobs of a queue, by exactly these keys."""
     calls: list[Call[Any]] = [
         command("LLEN", keys.wait),
         command("LLEN", keys.paused),
@@ -57,8 +63,8 @@ def jobs_under(client: Client, keys: QueueKeys) -> int:
     return sum(client.run_many(calls))
 
 
-def described_by(client: Client, keys: QueueKeys) -> str:
-    """Return which client has described the queue, such as ``bullmq:5.62.0``; ``""`` if none has."""
+def read_queue_version(client: Client, keys: QueueKeys) -> str:
+    """Read the version of the client that has created the queue's metadata: ``bullmq:5.62.0``; ``""`` if missing."""
     return client.run(command("HGET", keys.meta, "version", parse_reply=_text))
 
 

@@ -1,4 +1,4 @@
-"""Every key name. No other module builds one."""
+"""All names of keys in Redis. No other module builds them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 __all__ = ["BullKeys", "QueueKeys", "beat_queues"]
 
-_OWN_ROOT: Final = "bulltask"
+_BULLTASK_ROOT: Final = "bulltask"
 
 
 def beat_queues(prefix: str, app: str) -> str:
-    """Return the key of the set of queues in which an app's ``beat_schedule`` has made job schedulers."""
-    return f"{_OWN_ROOT}:beat:{prefix}:{app}"
+    """Return the key of the set of queues in which an app's ``beat_schedule`` has created job schedulers."""
+    return f"{_BULLTASK_ROOT}:beat:{prefix}:{app}"
 
 
 class QueueKeys:
@@ -27,6 +27,7 @@ class QueueKeys:
     __slots__ = (
         "active",
         "base",
+        "bulltask_base",
         "completed",
         "delayed",
         "events",
@@ -39,7 +40,6 @@ class QueueKeys:
         "metrics_completed",
         "metrics_failed",
         "name",
-        "own",
         "paused",
         "pc",
         "prefix",
@@ -77,12 +77,12 @@ class QueueKeys:
         self.repeat = f"{base}repeat"
         self.metrics_completed = f"{base}metrics:completed"
         self.metrics_failed = f"{base}metrics:failed"
-        # bulltask's own keys stay outside BullMQ's prefix, under which BullMQ's orphan sweep deletes unknown keys.
-        self.own = f"{_OWN_ROOT}:{name}:" if prefix == "bull" else f"{_OWN_ROOT}:{prefix}:{name}:"
-        self.revoked = f"{self.own}revoked"
-        self.lock_ends = f"{self.own}lock-ends"
-        self.probe = f"{self.own}probe"  # never exists
-        self.retrying = f"{self.own}retrying"
+        # bulltask's keys are outside BullMQ's prefix, under which BullMQ's orphan sweep deletes unknown keys.
+        self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
+        self.revoked = f"{self.bulltask_base}revoked"
+        self.lock_ends = f"{self.bulltask_base}lock-ends"
+        self.probe = f"{self.bulltask_base}probe"  # never exists
+        self.retrying = f"{self.bulltask_base}retrying"
 
     def job(self, job_id: str) -> str:
         """The job's hash."""
@@ -117,7 +117,7 @@ class QueueKeys:
         return f"{self.repeat}:{scheduler_id}"
 
     def deduplication(self, dedup_id: str) -> str:
-        """The owner of a deduplication id."""
+        """The id of the job that owns a deduplication id."""
         return f"{self.base}de:{dedup_id}"
 
     def kept(self, dedup_id: str) -> str:
@@ -126,16 +126,16 @@ class QueueKeys:
 
     @property
     def deprecated_priority(self) -> str:
-        """A key that BullMQ 3 had beside ``wait``."""
+        """A key that BullMQ 3 had in addition to ``wait``."""
         return f"{self.base}priority"
 
     def crashes(self, job_id: str) -> str:
-        """Tokens of the children that died while they ran the job: a set of bulltask's, with an expiry."""
-        return f"{self.own}crashes:{job_id}"
+        """Tokens of the children that died while they ran the job (a set of bulltask, with an expiry)."""
+        return f"{self.bulltask_base}crashes:{job_id}"
 
     def fence(self, write_id: str) -> str:
-        """Ids of the jobs that one write of a DataFrame has added: a set of bulltask's, with an expiry."""
-        return f"{self.own}spark:{write_id}"
+        """Ids of the jobs that one write of a DataFrame has added (a set of bulltask, with an expiry)."""
+        return f"{self.bulltask_base}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:
         """The connection name by which Node's ``getWorkers()`` and dashboards recognise a worker."""
@@ -147,7 +147,7 @@ class QueueKeys:
 
 
 class BullKeys(QueueKeys):
-    """The keys of a queue of Bull 1 to 4, BullMQ's predecessor: mostly BullMQ's names, for another layout.
+    """The keys of a queue of Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs.
 
     Args:
         prefix: Bull's prefix, ``bull`` by default.

@@ -1,6 +1,6 @@
-"""Sans-I/O operations: sequences of calls, written once and run by the sync or the async client.
+"""Sans-I/O operations: sequences of calls that are written once and run by the sync or the async client.
 
-An operation is a generator. It yields the calls of one round trip, receives their results, and returns its own. An
+An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. The
 error of a call is raised at the ``yield``, where the operation may handle it.
 """
 

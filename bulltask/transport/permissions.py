@@ -1,4 +1,4 @@
-"""The commands that a worker's Redis user needs (ACL), and which of them the server refuses."""
+"""The commands that a worker's Redis user needs (ACL), and the check whether the server allows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.errors import BrokerAuthError
 from bulltask.lua import loader
 from bulltask.lua.loader import Script
-from bulltask.transport.advice import refused_command, user_of
+from bulltask.transport.advice import rejected_command, user_of
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -20,20 +20,20 @@ __all__ = ["check_permissions", "metrics_commands", "worker_commands", "worker_g
 _PLAIN: Final = (
     "bzpopmin eval evalsha get hget hgetall hmget hset hsetnx llen ping pexpire sadd scard zadd zcard zrem".split()
 )
-"""Commands that workers call directly; those inside scripts are found by reading the scripts."""
+"""Commands that workers call directly; commands inside scripts are read from the scripts."""
 
-_TO_LOOK: Final = ("client|setinfo", "client|setname", "discard", "info", "multi", "time")
-"""Commands to connect and to inspect Redis before a worker starts; a refusal is reported there."""
+_CONNECT: Final = ("client|setinfo", "client|setname", "discard", "info", "multi", "time")
+"""Commands to connect to and inspect Redis before a worker starts; if they are rejected, that step reports it."""
 
 _NOT_WORKERS: Final = frozenset(
     "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
     "paginate pause promote setPaused spanEnd".split()
 )
-"""Scripts of queues, readers and migrations. All others count as a worker's, so a new one needs no entry here."""
+"""Scripts of queues, readers and migrations. All other scripts are a worker's, so a new one needs no entry."""
 
 _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)call\s*\(\s*["'](\w+)["']""")
-_PUSH: Final = re.compile(rb"""["']([LR]PUSH)["']""")  # chosen by a condition, called by a variable
-_MOST_WORDS: Final = 5
+_PUSH: Final = re.compile(rb"""["']([LR]PUSH)["']""")  # scripts pass these names in a variable
+_MAX_WORDS: Final = 5
 
 
 @cache
@@ -45,13 +45,13 @@ def worker_commands() -> tuple[str, ...]:
 
 @cache
 def metrics_commands() -> tuple[str, ...]:
-    """Return the further commands that a worker needs to export metrics, which include the lengths of its queues."""
+    """Return the additional commands that a worker needs for its metrics, which include the lengths of its queues."""
     return tuple(sorted(_called_in([loader.official_script("getCounts")]).difference(worker_commands())))
 
 
 def _called_in(scripts: Iterable[Script]) -> set[str]:
-    found = (pattern.findall(script.body) for script in scripts for pattern in (_CALLED, _PUSH))
-    return {word.decode().lower() for words in found for word in words}
+    names = (pattern.findall(script.body) for script in scripts for pattern in (_CALLED, _PUSH))
+    return {name.decode().lower() for group in names for name in group}
 
 
 def worker_grants(prefix: str = "bull") -> list[str]:
@@ -60,38 +60,38 @@ def worker_grants(prefix: str = "bull") -> list[str]:
     Args:
         prefix: The setting ``prefix``.
     """
-    own = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
-    names = sorted({*worker_commands(), *_TO_LOOK})
-    return ["resetkeys", f"~{prefix}:*", f"~{own}", "resetchannels", "-@all", *(f"+{name}" for name in names)]
+    bulltask_keys = "bulltask:*" if prefix == "bull" else f"bulltask:{prefix}:*"
+    names = sorted({*worker_commands(), *_CONNECT})
+    return ["resetkeys", f"~{prefix}:*", f"~{bulltask_keys}", "resetchannels", "-@all", *(f"+{name}" for name in names)]
 
 
 def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> None:
-    """Check whether the client's user may run some commands, without executing any. Needs no permission itself.
+    """Check whether the client's user may run some commands, without executing any. This needs no permissions.
 
-    Redis checks permissions when a transaction queues a call, before it runs, and this transaction is discarded. (``ACL
-    DRYRUN`` checks the same, but a user that may run it lacks few permissions.) A command is queued with one word and
-    more, because Redis checks their number first. If transactions are refused, nothing is found out.
+    Redis checks permissions when a transaction queues a call, and this transaction is discarded. (``ACL DRYRUN`` checks
+    the same, but few restricted users may run it.) Each command is queued with one to five words, because Redis checks
+    the number of words first. If the server rejects transactions, nothing is checked.
 
     Args:
         client: Makes the calls.
-        keys: A queue; nothing of it is touched.
+        keys: A queue; it is not changed.
         names: The commands.
 
     Raises:
-        BrokerAuthError: Some of them are refused; the message names all.
+        BrokerAuthError: Some of the commands are forbidden; the message names all.
         BrokerError: As in ``Client.run``.
     """
-    offers = [_offer(name, count, keys) for name in names for count in range(1, _MOST_WORDS + 1)]
-    replies = client.dry_run(offers) or []
-    refused = dict.fromkeys(name for reply in replies if (name := refused_command(str(reply))))
-    if refused:
+    calls = [_test_call(name, count, keys) for name in names for count in range(1, _MAX_WORDS + 1)]
+    replies = client.dry_run(calls) or []
+    forbidden = dict.fromkeys(name for reply in replies if (name := rejected_command(str(reply))))
+    if forbidden:
         url = client.safe_url
         raise BrokerAuthError(
-            f"Redis at {url} forbids this user {len(refused)} of the commands that a worker needs, also inside its "
-            f"scripts: {', '.join(refused)}. Grant them: ACL SETUSER {user_of(url)} "
-            + " ".join(f"+{name}" for name in refused)
+            f"Redis at {url} forbids this user {len(forbidden)} of the commands that a worker needs, also inside its "
+            f"scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user_of(url)} "
+            + " ".join(f"+{name}" for name in forbidden)
         )
 
 
-def _offer(name: str, count: int, keys: QueueKeys) -> Call[Any]:
+def _test_call(name: str, count: int, keys: QueueKeys) -> Call[Any]:
     return command(name, *[keys.meta] * count)

@@ -1,4 +1,4 @@
-"""Sending jobs: which script, in how many round trips, and what is sent again."""
+"""Sends jobs in round trips of limited size, and repeats sends whose reply was lost."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BULK: Final = 1_000
 """Maximum number of jobs in one round trip."""
 
 BULK_BYTES: Final = 4_000_000
-"""Maximum size of data and headers in one round trip, unless a single job has more: a thousand large jobs would exceed
-the timeout of a call, and the memory that Redis gives one client."""
+"""Maximum size of data and headers in one round trip, unless a single job is larger: a thousand large jobs would exceed
+the timeout of a call, and Redis' limit for the memory of a client."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """Value of ``meta.version`` of a queue, which dashboards show."""
@@ -37,14 +37,14 @@ PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
 
-_AGAIN: Final = (BrokerUnavailableError, BrokerNotReadyError)
+_RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
 
 class Producer:
-    """Adds jobs, each exactly once, however often the connection breaks.
+    """Adds jobs, each exactly once, even if the connection breaks.
 
-    A send whose reply was lost is sent again: the id was made here, and the add scripts return the existing id if it is
-    taken. (With Redis' own counter, 10 lost replies in 30 sends made 40 jobs.)
+    A send whose reply was lost is repeated: bulltask creates the job ids, and the add scripts return the id of an
+    existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
 
     Args:
         pool: Clients for sync sends, to one server or to a cluster.
@@ -63,30 +63,29 @@ class Producer:
         config: Config,
     ) -> None:
         self._pool, self._async_client, self._keys, self._clock, self._config = pool, async_client, keys, clock, config
-        self._described: set[str] = set()
+        self._queues_with_meta: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Add ``jobs`` in order, up to :data:`BULK` in a round trip, and return the ids of the jobs stored now.
 
-        An id differs from the job's own if an earlier job counts as the same (deduplication).
+        An id differs from that of the given job if deduplication has found an existing job.
 
         Raises:
-            BrokerError: After the configured number of retries, or when the time for a round trip is over. Jobs of
-                earlier round trips are stored; whether those of the failed one are is unknown, and sending the same
-                jobs again is safe.
+            BrokerError: A round trip failed after all retries, or at its deadline. Jobs of earlier round trips are
+                stored; it is unknown whether the jobs of the failed one are. Sending the same jobs again is safe.
         """
         return self._send(jobs, self._add)
 
     def send_once(self, jobs: Sequence[NewJob], fence: WriteFence) -> list[SendResult]:
-        """:meth:`send` of jobs that ``fence`` has not seen before. Returns what happened to each of ``jobs``.
+        """Add the jobs that the write of ``fence`` has not added before. Returns a result for each of ``jobs``.
 
-        A round trip whose reply was lost is sent again; its jobs are then reported as known.
+        A round trip whose reply was lost is repeated; the result of its jobs is then ``known``.
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:
             calls: list[Call[list[SendResult]]] = []
-            for queue, some in groupby(part, key=attrgetter("queue")):
-                calls += add_jobs_once(self._keys(queue), list(some), now_ms, fence)
+            for queue, group in groupby(part, key=attrgetter("queue")):
+                calls += add_jobs_once(self._keys(queue), list(group), now_ms, fence)
             return calls
 
         return list(chain.from_iterable(self._send(jobs, add)))
@@ -95,50 +94,50 @@ class Producer:
         """:meth:`send` for asyncio."""
         ids: list[str] = []
         for part in _parts(jobs):
-            tries = RetryBudget(self._config, part)
+            budget = RetryBudget(self._config, part)
             while True:
                 try:
-                    ids += await self._asend_part(part, tries.next_deadline_ms())
+                    ids += await self._asend_part(part, budget.next_deadline_ms())
                     break
-                except _AGAIN as exc:
-                    await asyncio.sleep(tries.pause_ms(exc) / 1000)
+                except _RETRYABLE as exc:
+                    await asyncio.sleep(budget.pause_ms(exc) / 1000)
         return ids
 
     def _send(self, jobs: Sequence[NewJob], add: _Add[R]) -> list[R]:
         sent: list[R] = []
         for part in _parts(jobs):
-            tries = RetryBudget(self._config, part)
+            budget = RetryBudget(self._config, part)
             while True:
                 try:
-                    sent += self._send_part(part, tries.next_deadline_ms(), add)
+                    sent += self._send_part(part, budget.next_deadline_ms(), add)
                     break
-                except _AGAIN as exc:
-                    threading.Event().wait(tries.pause_ms(exc) / 1000)
+                except _RETRYABLE as exc:
+                    threading.Event().wait(budget.pause_ms(exc) / 1000)
         return sent
 
     def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(deadline_ms) as client:
             client.connect()  # connecting sets the clock, whose time the calls carry
-            first, calls = self._describing(part), add(part, self._clock.now_ms())
-            results = client.run_many([*first, *calls])
-        self._described.update(job.queue for job in part)
-        return results[len(first) :]
+            meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
+            results = client.run_many([*meta_calls, *calls])
+        self._queues_with_meta.update(job.queue for job in part)
+        return results[len(meta_calls) :]
 
     async def _asend_part(self, part: Sequence[NewJob], deadline_ms: int | None) -> list[str]:
         client = self._async_client()
         await client.connect(deadline_ms)
-        first, calls = self._describing(part), self._add(part, self._clock.now_ms())
-        results = await client.run_many([*first, *calls], deadline_ms)
-        self._described.update(job.queue for job in part)
-        return results[len(first) :]
+        meta_calls, calls = self._meta_calls(part), self._add(part, self._clock.now_ms())
+        results = await client.run_many([*meta_calls, *calls], deadline_ms)
+        self._queues_with_meta.update(job.queue for job in part)
+        return results[len(meta_calls) :]
 
     def _add(self, part: Sequence[NewJob], now_ms: int) -> list[Call[str]]:
         return [add_job(self._keys(job.queue), job, now_ms) for job in part]
 
-    def _describing(self, part: Sequence[NewJob]) -> list[Call[Any]]:
-        """Return the calls that precede the first jobs of a queue."""
+    def _meta_calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
+        """Return the calls that write the metadata of queues to which this producer has not sent before."""
         calls: list[Call[Any]] = []
-        for queue in {job.queue for job in part} - self._described:
+        for queue in {job.queue for job in part} - self._queues_with_meta:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)
         return calls
 
@@ -147,62 +146,62 @@ def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
     part: list[NewJob] = []
     size = 0
     for job in jobs:
-        its_size = len(job.data) + text_chars(job.options)
-        if part and (len(part) == BULK or size + its_size > BULK_BYTES):
+        job_size = len(job.data) + text_chars(job.options)
+        if part and (len(part) == BULK or size + job_size > BULK_BYTES):
             yield part
             part, size = [], 0
         part.append(job)
-        size += its_size
+        size += job_size
     if part:
         yield part
 
 
 class RetryBudget:
-    """How many tries, and how much time, a round trip with jobs has left.
+    """The remaining attempts, and the remaining time, of a round trip with jobs.
 
     Args:
         config: Number of retries, time limit, and backoff.
-        jobs: Of the round trip.
+        jobs: The jobs of the round trip.
     """
 
     def __init__(self, config: Config, jobs: Sequence[NewJob]) -> None:
-        self._config, self._jobs, self._failed, self._nothing_left_here = config, jobs, 0, True
+        self._config, self._jobs, self._failed, self._never_connected = config, jobs, 0, True
         limit_ms = config.publish_timeout_ms
         self._deadline_ms = None if limit_ms is None else mono_ms() + limit_ms
 
     def next_deadline_ms(self) -> int | None:
-        """Return the deadline of the try that begins now (``mono_ms``), ``None`` for no limit.
+        """Return the deadline of the attempt that starts now (``mono_ms``), ``None`` for no limit.
 
-        As long as more tries may follow, it is half of the time that is left: if a connection is dead without saying
-        so, only the next try, on a new connection, reaches Redis.
+        If more attempts may follow, it is after half of the remaining time: on a half-open connection only the next
+        attempt, with a new connection, reaches Redis.
         """
         if self._deadline_ms is None or self._failed == self._config.publish_retries:
             return self._deadline_ms
         return self._deadline_ms - (self._deadline_ms - mono_ms()) // 2
 
     def pause_ms(self, exc: BrokerError) -> int:
-        """Return how long to wait after a try that failed with ``exc``.
+        """Return how long to wait after an attempt that failed with ``exc``.
 
         Raises:
-            BrokerError: No try, or no time, is left.
+            BrokerError: No attempt, or no time, is left.
         """
-        self._nothing_left_here &= isinstance(exc, BrokerUnavailableError) and exc.refused
+        self._never_connected &= isinstance(exc, BrokerUnavailableError) and exc.refused
         self._failed += 1
         config = self._config
         pause_ms = reconnect_delay_ms(
             self._failed, first_ms=config.reconnect_delay_ms, cap_ms=config.reconnect_delay_max_ms
         )
-        left_ms = pause_ms * 2 if self._deadline_ms is None else self._deadline_ms - mono_ms()
-        if self._failed > config.publish_retries or left_ms <= 0:
+        remaining_ms = pause_ms * 2 if self._deadline_ms is None else self._deadline_ms - mono_ms()
+        if self._failed > config.publish_retries or remaining_ms <= 0:
             self._give_up(exc)
-        return min(pause_ms, left_ms // 2)
+        return min(pause_ms, remaining_ms // 2)
 
     def _give_up(self, exc: BrokerError) -> NoReturn:
-        if self._nothing_left_here:
-            raise exc  # no server listens there, so nothing was sent, and the message says so
+        if self._never_connected:
+            raise exc  # every connection was refused, so nothing was sent
         first, last = self._jobs[0], self._jobs[-1]
-        which = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
+        jobs = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
         raise type(exc)(
-            f"{exc}. Gave up sending {which} after {self._failed} attempts; it is unknown whether Redis has stored it. "
+            f"{exc}. Gave up sending {jobs} after {self._failed} attempts; it is unknown whether Redis has stored it. "
             "You can send it again: with the same job_id it is stored once"
         ) from exc

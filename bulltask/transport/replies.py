@@ -1,4 +1,4 @@
-"""Parsing of script replies: a negative number becomes an exception."""
+"""Parses script replies: a negative number is an error code and becomes an exception."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ JOB_ERRORS: Final[Mapping[int, type[JobError]]] = {
 
 @value_class
 class Fetched:
-    """Result of a fetch: a job, or why there is none.
+    """Result of a fetch: a job, or the reason why there is none.
 
     Attributes:
         job_id: The job's id, ``""`` for none.
-        fields: Its hash as a flat list of names and values.
-        limited_ms: How long the queue is still rate-limited.
-        due_ms: The server's time at which the next delayed job is due; 0 if there is none, or if it never is.
+        fields: The job's hash as a flat list of names and values.
+        limited_ms: Remaining time for which the queue is rate-limited.
+        due_ms: Time (of the server) at which the next delayed job is due; 0 if there is none.
     """
 
     job_id: str = ""
@@ -61,7 +61,7 @@ NO_JOB: Final = Fetched()
 
 
 def parse_fetched(reply: Any) -> Fetched:
-    """Parse the four-element reply of ``moveToActive`` and of a finish that fetches the next job."""
+    """Parse the four-element reply of ``moveToActive``, and of ``moveToFinished`` when it fetches the next job."""
     if not isinstance(reply, list):
         return NO_JOB
     fields, job_id, limited_ms, due_ms = reply
@@ -73,11 +73,11 @@ def parse_fetched(reply: Any) -> Fetched:
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:
-    """Raise the error that a negative number stands for; do nothing for any other reply.
+    """Raise the error of a negative error code; do nothing for any other reply.
 
     Raises:
-        JobError: Of the kind that the number stands for.
-        BrokerError: The number is unknown.
+        JobError: The subclass for the code.
+        BrokerError: The code is unknown.
     """
     if isinstance(reply, int) and reply < 0:
         kind = JOB_ERRORS.get(reply)
@@ -87,7 +87,7 @@ def raise_for(reply: Any, job_id: str, queue: str) -> None:
 
 
 def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
-    """Return the parser for scripts that return nothing but an error code."""
+    """Return the parser for scripts that return only an error code."""
 
     def parse_reply(reply: Any) -> None:
         raise_for(reply, job_id, keys.name)
@@ -96,10 +96,10 @@ def error_parser(keys: QueueKeys, job_id: str) -> Callable[[Any], None]:
 
 
 def text(raw: bytes | str | int) -> str:
-    """Return an id as text; scripts reply with bulk strings, and with numbers for ids that are numbers."""
+    """Return an id as text; scripts return bulk strings, or numbers for ids that are numbers."""
     return raw.decode("utf-8", "surrogateescape") if isinstance(raw, bytes) else str(raw)
 
 
 def texts(reply: Any) -> list[str]:
-    """Return several ids as :func:`text`; a script may reply with nil instead of an empty list."""
+    """Return several ids as :func:`text`; a script may return nil instead of an empty list."""
     return [text(item) for item in reply or ()]

@@ -1,4 +1,4 @@
-"""Waiting for results on a queue's event stream: no polling, and no way to hang."""
+"""Reads results, and waits for them on a queue's event stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, l
 __all__ = ["RECHECK_MS", "Results"]
 
 RECHECK_MS: Final = LONGEST_BLOCK_MS
-"""How often a waiter reads the job itself: its event may have been trimmed before it was read."""
+"""Interval at which a waiter reads the job itself, because its event may have been trimmed before it was read."""
 
 _CLOCK_MARGIN_MS: Final = 2_000
 _RETRY_MS: Final = 200
@@ -80,7 +80,7 @@ class Results:
         return snapshot(ref.id, state, fields)
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
-        """Fail the job if it does not run; have its worker cancel it if it does and ``terminate`` is set."""
+        """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancels it."""
         with self._pool.client() as client:
             client.connect()  # connecting sets the clock, whose time the calls carry
             return run_sync(client, self._revocation(ref, terminate))
@@ -98,7 +98,7 @@ class Results:
         with self._waiters.client() as client:
             while True:
                 try:
-                    # The stream's end is read before the state: what happens later comes after the cursor.
+                    # The end of the stream is read before the state, so later events come after the cursor.
                     cursor, finished = self._read_end(client, keys, ref, sent_ms)
                     tolerance.record_success()
                     finished = finished or self._read_until(client, keys, ref, cursor, deadline_ms)
@@ -120,8 +120,8 @@ class Results:
             if since is None:
                 raise
             for _, fields in client.run(entries_since(keys, since)):
-                if (ended := _finished_in(fields, ref.id)) is not None:
-                    return since, ended
+                if (finished := _finished_in(fields, ref.id)) is not None:
+                    return since, finished
             raise
         return cursor, finished
 
@@ -133,59 +133,59 @@ class Results:
         while (left_ms := until_ms - mono_ms()) > 0:
             for entry_id, fields in client.run(read_blocking(keys, cursor, left_ms)):
                 cursor = entry_id
-                if (ended := _finished_in(fields, ref.id)) is not None:
-                    return ended
+                if (finished := _finished_in(fields, ref.id)) is not None:
+                    return finished
         return None
 
     async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """:meth:`wait` for asyncio; the waiters of one event loop share one reader for each queue."""
         if timeout_ms == 0:  # read without waiting; asyncio's timeout would cancel the read before it starts
-            finished = await self._aread_end(self._keys(ref.queue), ref, sent_ms)
+            finished = await self._aread_outcome(self._keys(ref.queue), ref, sent_ms)
             if finished is None:
                 raise _timed_out(ref, timeout_ms)
             return finished
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                async with self._watcher(ref.queue).on(ref.id) as ended:
-                    return await self._wait_for_end(ended, ref, sent_ms)
+                async with self._watcher(ref.queue).on(ref.id) as future:
+                    return await self._wait_for_outcome(future, ref, sent_ms)
         except TimeoutError:
             raise _timed_out(ref, timeout_ms) from None
 
-    async def _wait_for_end(self, ended: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
+    async def _wait_for_outcome(self, future: asyncio.Future[Finished], ref: JobRef, sent_ms: int | None) -> Finished:
         keys, tolerance = self._keys(ref.queue), _OutageTolerance()
         while True:
             pause_ms = RECHECK_MS
             try:
-                finished = await self._aread_end(keys, ref, sent_ms)
+                finished = await self._aread_outcome(keys, ref, sent_ms)
                 tolerance.record_success()
             except _OUTAGE as exc:
                 finished, pause_ms = None, tolerance.pause_ms(exc)
             if finished is None:
                 with suppress(TimeoutError):
-                    finished = await asyncio.wait_for(asyncio.shield(ended), pause_ms / 1000)
+                    finished = await asyncio.wait_for(asyncio.shield(future), pause_ms / 1000)
             if finished is not None:
                 return finished
 
-    async def _aread_end(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
+    async def _aread_outcome(self, keys: QueueKeys, ref: JobRef, sent_ms: int | None) -> Finished | None:
         client = self._async_client()
         try:
             return await client.run(is_finished(keys, ref.id))
         except JobNotFoundError:
             since = _since(sent_ms)
             for _, fields in await client.run(entries_since(keys, since)) if since else ():
-                if (ended := _finished_in(fields, ref.id)) is not None:
-                    return ended
+                if (finished := _finished_in(fields, ref.id)) is not None:
+                    return finished
             raise
 
 
 class _OutageTolerance:
-    """How long a waiter tolerates an outage: not at all before its first read, then for five seconds or more."""
+    """Decides how long a waiter tolerates an outage: not before its first read, then for at least five seconds."""
 
     def __init__(self) -> None:
         self._until_ms = 0
 
     def record_success(self) -> None:
-        """Redis replied; the next read is due after :data:`RECHECK_MS`, and may fail for as long."""
+        """Record that Redis replied: after :data:`RECHECK_MS` the next read is due, which may fail for as long."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
     def pause_ms(self, exc: BrokerError) -> int:
@@ -206,11 +206,11 @@ class StreamWatcher:
         self._changing = asyncio.Lock()
 
     def on(self, job_id: str) -> _Registration:
-        """Context manager: a future of the job's end, registered before the caller looks at the job's state."""
+        """Return a context manager of a future for the job's outcome; enter it before reading the job's state."""
         return _Registration(self, job_id)
 
     async def enter(self, job_id: str) -> asyncio.Future[Finished]:
-        """Register a waiter and make sure that the reader is at the stream's end."""
+        """Register a waiter, and wait until the reader has reached the end of the stream."""
         future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, set()).add(future)
         try:
@@ -219,7 +219,7 @@ class StreamWatcher:
                     self._started.clear()
                     self._reader = asyncio.create_task(self._read(), name=f"bulltask-events-{self._keys.queue}")
                 await self._started.wait()
-        except BaseException:  # cancelled: a waiter that is gone would keep the reader running
+        except BaseException:  # cancelled: the registration would keep the reader running
             await self.leave(job_id, future)
             raise
         return future
@@ -231,7 +231,7 @@ class StreamWatcher:
         waiters.discard(future)
         if not waiters:
             self._waiting.pop(job_id, None)
-        async with self._changing:  # or a new waiter could get the client while it is being closed
+        async with self._changing:  # a new waiter must not get the client while it is being closed
             if not self._waiting and self._reader is not None:
                 reader, self._reader = self._reader, None
                 reader.cancel()
@@ -249,28 +249,28 @@ class StreamWatcher:
                     cursor = entry_id
                     self._notify(fields)
             except BrokerError:
-                # Waiters read the job itself every few seconds and raise the same error there, with its advice.
+                # Waiters read the job itself every few seconds, which raises the same error in their task.
                 self._started.set()
                 await asyncio.sleep(_RETRY_MS / 1000)
 
     def _notify(self, fields: dict[bytes, bytes]) -> None:
         job_id = codec.decode_text(fields.get(b"jobId"))
         for future in self._waiting.get(job_id, ()):
-            ended = _finished_in(fields, job_id)
-            if ended is not None and not future.done():
-                future.set_result(ended)
+            finished = _finished_in(fields, job_id)
+            if finished is not None and not future.done():
+                future.set_result(finished)
 
 
 class _Registration:
-    def __init__(self, watch: StreamWatcher, job_id: str) -> None:
-        self._watch, self._job_id = watch, job_id
+    def __init__(self, watcher: StreamWatcher, job_id: str) -> None:
+        self._watcher, self._job_id = watcher, job_id
 
     async def __aenter__(self) -> asyncio.Future[Finished]:
-        self._future = await self._watch.enter(self._job_id)
+        self._future = await self._watcher.enter(self._job_id)
         return self._future
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._watch.leave(self._job_id, self._future)
+        await self._watcher.leave(self._job_id, self._future)
 
 
 def _finished_in(fields: dict[bytes, bytes], job_id: str) -> Finished | None:

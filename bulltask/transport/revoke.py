@@ -18,37 +18,37 @@ from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move
 
 __all__ = ["revoke"]
 
-_LOCK_OWNER: Final = "revoked"  # of a lock that is held for one step
+_LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
 
 
 def revoke(
     keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
 ) -> Operation[Revocation]:
-    """Fail a job that does not run; have its worker cancel one that does, if ``terminate``.
+    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancels it.
 
     Args:
         keys: The queue.
         job_id: The job.
         config: The caller's settings.
-        now_ms: Returns the server's time, once there is a connection.
-        terminate: Cancel a run, too.
+        now_ms: Returns the server's time; called when there is a connection.
+        terminate: Add a revocation request if the job is running.
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
-    job = _options_of(keys, job_id, (yield from execute(options)))
+    job = _job_with_options(keys, job_id, (yield from execute(options)))
     try:
-        found = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
+        revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
         if isinstance(exc, RECOVERABLE) or not (yield from _quarantine(keys, job, config, now_ms(), exc)):
             raise
         return Revocation.REVOKED
-    if found is Revocation.REVOKED and job.deduplication_id:
+    if revocation is Revocation.REVOKED and job.deduplication_id:
         # BullMQ 5.72 and newer may keep another job until this one has finished.
         yield from execute(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
-    return found
+    return revocation
 
 
 def _quarantine(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
-    """Fail a job at which the script stopped half-way, if the job's hash is malformed."""
+    """Fail a job at which the script stopped with an error, if the job's hash is malformed."""
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
@@ -56,7 +56,7 @@ def _quarantine(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, e
     return (yield from execute(quarantine(keys, finish, _LOCK_OWNER, only_malformed=True)))
 
 
-def _options_of(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
+def _job_with_options(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:
     try:
         return RunningJob.from_hash(keys.queue, job_id, [b"opts", opts or b"{}"])
     except DecodeError as exc:  # a job that cannot be read can still be revoked

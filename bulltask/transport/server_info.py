@@ -1,4 +1,4 @@
-"""What a server says about itself to every user, whatever the ACL forbids, and whether it can be used."""
+"""Properties of a server that every user may read, whatever the ACL forbids, and the check that bulltask can use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bulltask.clock import ServerClock
-from bulltask.transport import faults
+from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command
 from bulltask.transport.endpoint import Endpoint
 
@@ -18,9 +18,9 @@ class ServerInfo:
     """Reply of ``HELLO``.
 
     Attributes:
-        version: Of Redis or Valkey; ``()`` if unknown.
-        clustered: The server is a node of a cluster.
-        sentinel: It is a Sentinel, not a server.
+        version: The version of Redis or Valkey; ``()`` if unknown.
+        clustered: Whether the server is a node of a cluster.
+        sentinel: Whether it is a Sentinel.
     """
 
     version: tuple[int, ...] = ()
@@ -28,13 +28,13 @@ class ServerInfo:
     sentinel: bool = False
 
     @property
-    def may_keep_from_writing(self) -> bool:
+    def has_read_only_scripts(self) -> bool:
         """True if the server has ``EVALSHA_RO``."""
         return self.version >= (7,)
 
 
 UNKNOWN_SERVER: Final = ServerInfo()
-"""Assumed of a server, or of a proxy in front of one, that does not have the command."""
+"""The info of a server, or of a proxy in front of it, that does not have the command ``HELLO``."""
 
 
 def server_info() -> Call[ServerInfo]:
@@ -44,25 +44,25 @@ def server_info() -> Call[ServerInfo]:
 
 
 def handshake_calls(clock: ServerClock | None) -> tuple[Call[Any], ...]:
-    """Return the calls for a new connection: what the server is, and its time if there is a clock to set."""
+    """Return the calls for a new connection: ``HELLO``, and ``TIME`` if there is a clock to set."""
     return (_HELLO,) if clock is None else (_HELLO, TIME)
 
 
 def check_server(reply: Any, endpoint: Endpoint) -> None:
-    """Refuse a server that cannot be used, before a call happens to work there.
+    """Check that the server can be used, before the first call.
 
     Args:
-        reply: To ``HELLO``; an error, as of a proxy that does not have the command, is accepted.
-        endpoint: Of the server; says whether a node of a cluster is accepted.
+        reply: The reply to ``HELLO``; an error is accepted, because a proxy may not have the command.
+        endpoint: The server's endpoint, which contains whether the caller routes calls in a cluster.
 
     Raises:
-        BrokerConfigError: It is a Sentinel, or a node of a cluster and the caller does not route calls.
+        BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.
     """
     info = _parse(reply)
     if info.sentinel:
-        raise faults.sentinel_error(endpoint.safe_url)
+        raise redis_errors.sentinel_error(endpoint.safe_url)
     if info.clustered and not endpoint.clustered:
-        raise faults.cluster_node_error(endpoint.safe_url)
+        raise redis_errors.cluster_node_error(endpoint.safe_url)
 
 
 def _parse(reply: Any) -> ServerInfo:

@@ -1,9 +1,9 @@
-"""Several calls as one: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.
+"""Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.
 
-A script that the server does not have fails inside ``EXEC`` while the calls around it are executed: half a flow would
-be stored. Checking for the script first does not help, because another client's ``SCRIPT FLUSH`` may come in between.
-So the first call of each script carries its body (``EVAL``, which runs and caches it), and later ones find it: no other
-client can run commands inside a transaction.
+If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed: half a flow
+would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between. So
+the first call of each script contains its body (``EVAL``, which runs and caches it), and later calls need only the
+hash, because no other client can run commands inside a transaction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from bulltask.errors import BrokerError, BulltaskError
-from bulltask.transport import faults
+from bulltask.transport import redis_errors
 from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation
 
@@ -22,19 +22,19 @@ __all__ = ["atomic", "transaction"]
 
 
 def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
-    """Return the calls of one round trip that make ``calls`` in a transaction; only the last one has a result.
+    """Return the calls of one round trip that make ``calls`` in a transaction; only the last call has a result.
 
     Args:
-        calls: Must not block: Redis replies to a blocking call inside a transaction at once.
+        calls: Calls that do not block: Redis replies immediately to a blocking call inside a transaction.
         where: The server for error messages, without its password (``Endpoint.safe_url``).
 
     Returns:
-        Calls for one ``run_many``. The last one's result is a list with the result of each of ``calls``, or the
-        ``BulltaskError`` that its reply stands for.
+        Calls for one ``run_many``. The result of the last call is a list with the result, or the ``BulltaskError``, of
+        each of ``calls``.
 
-    If the server refuses to queue one of the calls (the ACL forbids it, its keys are in several slots), the round trip
-    raises and nothing was executed. A server that cannot write at all (full, a replica) refuses there too or, depending
-    on its version, executes nothing of any script; then all results are that error.
+    If the server rejects one of the calls when it is queued (the ACL forbids it, its keys are in several slots), the
+    round trip raises and nothing was executed. A server that cannot write at all (full, a replica) also rejects calls
+    then or, depending on its version, executes nothing of any script; then all results are that error.
     """
     return [
         command("MULTI"),
@@ -44,13 +44,13 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
 
 
 def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
-    """Return the operation of :func:`atomic`; its result is the last call's."""
+    """Return the operation of :func:`atomic`; its result is that of the last call."""
     results: list[Any] = (yield atomic(calls, where))[-1]
     return results
 
 
 def _with_bodies(calls: Sequence[Call[Any]]) -> list[Call[Any]]:
-    """Return the same calls as plain commands, which a client does not send again one by one."""
+    """Return the same calls as plain commands, so that the client does not repeat single calls."""
     known: set[str] = set()
     plain: list[Call[Any]] = []
     for call in calls:
@@ -73,9 +73,9 @@ def _results(calls: Sequence[Call[Any]], reply: Any, where: str) -> list[Any]:
 
 def _result(call: Call[Any], reply: Any, where: str) -> Any:
     if isinstance(reply, ResponseError):
-        refusal = faults.reply_error(reply, where)
-        refusal.__cause__ = reply
-        return refusal
+        error = redis_errors.reply_error(reply, where)
+        error.__cause__ = reply
+        return error
     try:
         return call.parse_reply(reply)
     except BulltaskError as exc:

@@ -13,7 +13,7 @@ from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, Scr
 from bulltask.jobs.names import wire_name
 from bulltask.lua import loader
 from bulltask.transport.client import Client
-from bulltask.transport.inspect import described_by, jobs_under, read_server_settings
+from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.permissions import check_permissions, metrics_commands, worker_commands
 from bulltask.transport.produce import PROTOCOL_VERSION
@@ -134,7 +134,7 @@ class Preflight:
         if "{" in keys.queue:
             return
         other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
-        if jobs := jobs_under(self._client, other):
+        if jobs := count_unfinished_jobs(self._client, other):
             self._logger.warning(
                 f"Jobs wait in the queue of this name {'without' if tagged else 'with'} a hash tag, which this "
                 f"worker does not serve; if other clients use that name, set queue_hash_tag={not tagged} "
@@ -147,7 +147,7 @@ class Preflight:
 
     def _check_other_versions(self, keys: QueueKeys) -> None:
         """Warn about clients of BullMQ 6, which pauses queues differently: in a mix with BullMQ 5, jobs can be lost."""
-        version = described_by(self._client, keys)
+        version = read_queue_version(self._client, keys)
         if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
             self._logger.warning(
                 "A client of BullMQ 6 or newer uses this queue; resume it with bulltask or with that client, because "

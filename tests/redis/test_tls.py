@@ -13,7 +13,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.faults import connection_error
+from bulltask.transport.redis_errors import connection_error
 from tests.support.certificates import Certificates, TlsServer
 
 pytestmark = pytest.mark.redis

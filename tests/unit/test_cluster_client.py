@@ -15,7 +15,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.cluster import ClusterClient
 from bulltask.transport.cluster_slots import SlotMap
 from bulltask.transport.endpoint import Endpoint
-from bulltask.transport.faults import reply_error
+from bulltask.transport.redis_errors import reply_error
 
 LEFT, RIGHT = ("127.0.0.1", 7001), ("127.0.0.1", 7002)
 MAP = SlotMap((0, 5_000), (4_999, 16_383), (LEFT, RIGHT))
@@ -108,7 +108,7 @@ def test_a_call_is_repeated_with_growing_pauses_after_tryagain(
 ) -> None:
     nodes.errors = [(LEFT[1], "GET", try_again()) for _ in range(3)]
     assert client.run(command("GET", MAIL)) == "GET of 7001"
-    first = cluster._FIRST_PAUSE_MS / 1000
+    first = cluster._MIN_PAUSE_MS / 1000
     assert pauses == [first, 2 * first, 4 * first]
 
 

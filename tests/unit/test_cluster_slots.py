@@ -17,8 +17,8 @@ from redis.exceptions import (
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.transport.call import Call, command
 from bulltask.transport.cluster_slots import RoutedCall, SlotMap, SlotRedirectError, route_calls, slot_of, slots
-from bulltask.transport.faults import is_transient_in_cluster, reply_error
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.redis_errors import is_transient_in_cluster, reply_error
 from bulltask.transport.scripts.stream import span_end
 from bulltask.transport.transaction import atomic
 
@@ -27,7 +27,7 @@ SLOT, OTHER = 4_247, 5_161  # CLUSTER KEYSLOT {mail}, {news}
 
 
 def test_all_keys_of_a_queue_with_a_hash_tag_are_in_one_slot() -> None:
-    keys = [MAIL.wait, MAIL.events, MAIL.job("1"), MAIL.fence("w1"), MAIL.own]
+    keys = [MAIL.wait, MAIL.events, MAIL.job("1"), MAIL.fence("w1"), MAIL.bulltask_base]
     assert slot_of([command("EXISTS", key) for key in keys]) == SLOT
 
 
@@ -71,7 +71,7 @@ def test_a_transaction_across_slots_is_rejected_with_advice() -> None:
 
 def test_a_prefix_with_a_hash_tag_keeps_a_queue_in_one_slot() -> None:
     keys = QueueKeys("{bull}", "mail")
-    assert slot_of([command("EXISTS", key) for key in (keys.wait, keys.events, keys.own)]) is not None
+    assert slot_of([command("EXISTS", key) for key in (keys.wait, keys.events, keys.bulltask_base)]) is not None
 
 
 def test_the_slot_map_returns_the_address_of_a_slot() -> None:

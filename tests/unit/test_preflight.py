@@ -42,8 +42,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     fake = Server()
     monkeypatch.setattr(preflight, "read_server_settings", lambda _: fake)
     monkeypatch.setattr(preflight, "check_permissions", lambda *_: None)
-    monkeypatch.setattr(preflight, "jobs_under", lambda _, keys: fake.waiting.get(keys.base, 0))
-    monkeypatch.setattr(preflight, "described_by", lambda *_: fake.described)
+    monkeypatch.setattr(preflight, "count_unfinished_jobs", lambda _, keys: fake.waiting.get(keys.base, 0))
+    monkeypatch.setattr(preflight, "read_queue_version", lambda *_: fake.described)
     return fake
 
 

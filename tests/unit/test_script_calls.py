@@ -19,10 +19,10 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
 from bulltask.transport.endpoint import DeadlineParser, Endpoint
-from bulltask.transport.faults import connection_error, reply_error
 from bulltask.transport.follow import Follower, StreamGap
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
+from bulltask.transport.redis_errors import connection_error, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import WriteFence, add_job, add_jobs_once
@@ -217,11 +217,11 @@ def test_an_idempotent_add_has_the_keys_and_arguments_of_plain_adds() -> None:
 
 def test_a_pool_keeps_ten_idle_clients() -> None:
     pool = ClientPool(Endpoint("redis://127.0.0.1:1/0", 1_000, 1_000), None)
-    lent = [pool._lend(None) for _ in range(12)]
+    lent = [pool._check_out(None) for _ in range(12)]
     for client in lent:
-        pool._take_back(client)
-    assert {id(pool._lend(None)) for _ in range(10)} == {id(client) for client in lent[:10]}
-    assert pool._lend(None) not in lent
+        pool._return(client)
+    assert {id(pool._check_out(None)) for _ in range(10)} == {id(client) for client in lent[:10]}
+    assert pool._check_out(None) not in lent
 
 
 def test_a_malformed_job_counts_as_in_its_first_attempt() -> None:

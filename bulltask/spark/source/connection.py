@@ -122,7 +122,7 @@ class Connection:
         if (
             call.script is None
             or call.script.name not in READING
-            or not self._ensure_server_info().may_keep_from_writing
+            or not self._ensure_server_info().has_read_only_scripts
         ):
             return call
         return replace(call, script=call.script.read_only())

@@ -18,8 +18,8 @@ from bulltask.spark.source.options import EventsOptions, ReadOptions, read_optio
 from bulltask.spark.source.queues import discover_queues, not_a_stream_reason, skipped_queues
 from bulltask.spark.source.streams import find_end, read_states
 from bulltask.transport.call import command
-from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.redis_errors import is_wrong_type
 
 __all__ = ["ObservedStreams", "max_lengths", "observe_streams", "pipeline_status", "redis_version"]
 

@@ -9,8 +9,8 @@ from bulltask.errors import BulltaskError
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import StreamId, StreamState
 from bulltask.transport.call import Call
-from bulltask.transport.faults import is_wrong_type
 from bulltask.transport.keys import QueueKeys
+from bulltask.transport.redis_errors import is_wrong_type
 from bulltask.transport.scripts.stream import SPAN, RawEntry, StreamInfo, page, span_end, stream_exists, stream_info
 
 __all__ = ["find_end", "parse_state", "read_pages", "read_states"]

@@ -155,7 +155,7 @@ def test_a_prefix_with_hash_tag_supports_queues_without_one(broker_url: str, rea
 
 
 def test_a_database_other_than_0_is_rejected(broker_url: str, read: Callable[..., Any]) -> None:
-    with pytest.raises(BrokerError, match=r"no such database: .* A cluster has only number 0"):
+    with pytest.raises(BrokerError, match=r"no such database: .* A cluster has only database 0"):
         read(url=broker_url.removesuffix("0") + "3")
 
 

