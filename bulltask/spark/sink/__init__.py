@@ -1,1 +1,1 @@
-"""Rows become jobs, and the results of jobs become rows."""
+"""Send rows as jobs, and read the results of jobs as rows."""

@@ -43,21 +43,20 @@ __all__ = [
 ]
 
 SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
-"""The result of a row: the id of its job, and whether the job was added."""
+"""The result of a row: the id of its job, and the outcome."""
 
 WEEK: Final = timedelta(days=7)
 
 
 class WriteArguments(TypedDict, total=False):
-    """Arguments of every function that turns rows into jobs.
+    """The common arguments of all functions that send rows as jobs.
 
     Attributes:
-        opts: Options of every job, as for ``Queue.add``.
-        write_id: Makes the write repeatable: the same rows with the same id add nothing that was added before. A new
-            one if omitted.
-        batch: Jobs in one round trip; 500 if omitted.
-        fence_ttl: How long Redis remembers what the write has added, counted from its last job; 7 days if omitted.
-        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
+        opts: The options of every job, as for ``Queue.add``.
+        write_id: Makes the write repeatable: the same rows with the same id add no job twice. Default: a new id.
+        batch: The number of jobs in one round trip; default: 500.
+        fence_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
+        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
     opts: AddOptions
@@ -73,8 +72,8 @@ class EnqueueOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
 
     Attributes:
-        on_duplicate_rows: Rows with equal name and data become one job (``collapse``, the default), one job each
-            (``number``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
+        on_duplicate_rows: Whether rows with equal name and data become one job (``collapse``, the default), one job
+            each (``number``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
             instead, and ``number`` is not allowed.
     """
 
@@ -85,17 +84,17 @@ class EnqueueOptions(WriteArguments, total=False):
 class EnqueueReport:
     """The result of a write.
 
-    Spark adds up what the successful attempts of its tasks reported. Jobs that a failed attempt had added count as
-    duplicated in the attempt that followed; added and duplicated always make up all rows.
+    Spark adds up the results of the successful attempts of its tasks. Jobs that a failed attempt has added count as
+    duplicated in the next attempt; ``added`` and ``duplicated`` always add up to ``rows``.
 
     Attributes:
-        write_id: The write; ``gather(report, …)`` finds its jobs by it as long as the fence is kept.
-        queue: The user's name of the queue.
-        rows: How many rows were read.
-        added: Jobs that did not exist before.
-        duplicated: Rows whose job existed already, or had been added by this write before.
-        seconds: How long the write took.
-        partitions: Tasks that had rows.
+        write_id: The id of the write. ``gather(report, …)`` finds the jobs with it as long as the fence is kept.
+        queue: The queue's name without the hash tag.
+        rows: The number of rows.
+        added: The number of added jobs.
+        duplicated: The number of rows whose job already existed or was added by this write before.
+        seconds: The duration of the write.
+        partitions: The number of tasks that had rows.
     """
 
     write_id: str
@@ -119,26 +118,26 @@ def enqueue(
     """Add a job to a queue for each row of a DataFrame, each exactly once, however often Spark runs a task.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
-    rolled back: what was sent before an error stays, and repeating the write adds what is missing.
+    rolled back: jobs that were sent before an error stay, and repeating the write adds only missing jobs.
 
     Args:
         df: The rows.
-        queue: The queue, named as everywhere in bulltask.
-        name: The name of all jobs (for a bulltask worker, the task's name); or a column with names.
-        data: A column with the jobs' data: JSON strings, or anything that ``to_json`` accepts; or names of columns,
+        queue: The queue's name.
+        name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or names of columns,
             which become an object.
-        job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
-        more: See :class:`WriteArguments` and :class:`EnqueueOptions`.
+        job_id: A column with the ids, as strings. BullMQ rejects ids that are numbers or contain a ``:``.
+        more: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
 
     Returns:
-        How many jobs were added.
+        The number of added jobs, and other counts.
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option or a column is invalid, ``df`` is a stream, or there are equal rows and they are not
-            allowed.
+        ConfigError: An option or a column is invalid, ``df`` is a stream, or there are equal rows, which are
+            not allowed.
     """
-    began_ms = mono_ms()
+    start_ms = mono_ms()
     check_option_names(more, EnqueueOptions)
     if df.isStreaming:
         raise ConfigError("enqueue sends the rows of a table; enqueue_stream sends those of a stream")
@@ -152,9 +151,12 @@ def enqueue(
     outcomes = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["outcome"].alias("outcome"))
     with resume_hint_on_error(sender):
         counts = outcomes.groupBy("part", "outcome").count().collect()
-    done = {(one["part"], one["outcome"]): one["count"] for one in counts}
-    total, added = sum(done.values()), sum(count for (_, outcome), count in done.items() if outcome == "added")
-    seconds, partitions = (mono_ms() - began_ms) / 1000, len({part for part, _ in done})
+    counts_by_key = {(row["part"], row["outcome"]): row["count"] for row in counts}
+    total, added = (
+        sum(counts_by_key.values()),
+        sum(count for (_, outcome), count in counts_by_key.items() if outcome == "added"),
+    )
+    seconds, partitions = (mono_ms() - start_ms) / 1000, len({part for part, _ in counts_by_key})
     return EnqueueReport(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
 
 
@@ -162,27 +164,27 @@ def check_option_names(given: Mapping[str, object], kind: type) -> None:
     """Check for unknown names among options.
 
     Raises:
-        TypeError: There is one; the message lists the known ones.
+        TypeError: A name is unknown; the message lists the known names.
     """
-    known = kind.__annotations__  # a TypedDict includes those that it inherits
+    known = kind.__annotations__  # a TypedDict includes inherited names
     if unknown := sorted(set(given) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+        raise TypeError(f"unknown option {unknown[0]!r}; known options are {', '.join(known)}")
 
 
 def send_rows(sender: RowSender) -> Callable[[Column], Column]:
-    """Return a function of a struct of a row's columns that sends the row's job and returns :data:`SEND_RESULT`."""
+    """Return a column function that sends the job of a row, given as a struct, and returns :data:`SEND_RESULT`."""
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for found in sender.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
-            ids = pa.array((one.id for one in found), pa.string(), size=len(found))
-            yield pa.StructArray.from_arrays([ids, pa.array([one.outcome for one in found])], ["id", "outcome"])
+        for results in sender.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+            ids = pa.array((result.id for result in results), pa.string(), size=len(results))
+            yield pa.StructArray.from_arrays([ids, pa.array([result.outcome for result in results])], ["id", "outcome"])
 
     return vectorized_udf(send, SEND_RESULT)
 
 
 @contextmanager
 def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
-    """Add the resume hint to every error: errors of tasks have it, but that of a lost executor does not."""
+    """Add the resume hint to every error: errors of tasks have it, but the error of a lost executor does not."""
     try:
         yield
     except Exception as exc:
@@ -191,18 +193,18 @@ def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
 
 
 def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str], job_id: Column | None) -> DataFrame:
-    """Return the rows with the columns that a write expects.
+    """Return the rows with the standard columns of a write.
 
     Raises:
         ConfigError: ``data`` is a single name, not a list of names.
     """
     if isinstance(data, str):
-        raise ConfigError(f"data must be a column, or a list of names of columns: [{data!r}], not {data!r}")
-    content = data if isinstance(data, Column) else F.struct(*data)
-    columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": content}
+        raise ConfigError(f"data must be a column, or a list of column names: [{data!r}], not {data!r}")
+    data_column = data if isinstance(data, Column) else F.struct(*data)
+    columns = {"name": F.lit(name) if isinstance(name, str) else name, "data": data_column}
     if job_id is not None:
         columns["id"] = job_id
-    rows = df.select(*(column.alias(to) for to, column in columns.items()))
+    rows = df.select(*(column.alias(alias) for alias, column in columns.items()))
     if not isinstance(rows.schema["data"].dataType, StringType):
         rows = rows.withColumn("data", as_json("data"))
     return rows
@@ -213,28 +215,30 @@ def as_json(column: str | Column) -> Column:
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
-def number_duplicates(rows: DataFrame, same: Sequence[str], wanted: str) -> DataFrame:
+def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
     """Number equal rows, or reject them.
 
     Args:
         rows: The rows.
-        same: The columns that are compared.
-        wanted: The value of ``on_duplicate_rows``.
+        columns: The columns to compare.
+        mode: The value of ``on_duplicate_rows``.
 
     Raises:
-        ConfigError: There are equal rows and they are not allowed; or ``wanted`` is invalid.
+        ConfigError: There are equal rows, which are not allowed; or ``mode`` is invalid.
     """
-    if wanted not in {"collapse", "number", "error"}:
-        raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {wanted!r}")
-    if wanted == "number":
-        if "id" in same:
-            raise ConfigError("on_duplicate_rows='number' gives equal rows different ids; with job_id they have ids")
-        # This puts equal rows into one task. They are interchangeable, so no order is needed.
-        place = Window.partitionBy(*same).orderBy(*same)
-        return rows.withColumn(NUMBER, F.row_number().over(place).cast("long") - 1)
-    if wanted == "error" and (twice := rows.groupBy(*same).count().where("count > 1").first()) is not None:
-        shown = ", ".join(f"{column} {twice[column]!r:.80}" for column in same)
-        raise ConfigError(f"[BULLTASK_DUPLICATE_ROWS] {twice['count']} rows have the same {shown}; nothing was sent")
+    if mode not in {"collapse", "number", "error"}:
+        raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {mode!r}")
+    if mode == "number":
+        if "id" in columns:
+            raise ConfigError("on_duplicate_rows='number' cannot be used with job_id, which sets the ids")
+        # Equal rows go to one task. They are interchangeable, so no order is needed.
+        window = Window.partitionBy(*columns).orderBy(*columns)
+        return rows.withColumn(NUMBER, F.row_number().over(window).cast("long") - 1)
+    if mode == "error" and (duplicate := rows.groupBy(*columns).count().where("count > 1").first()) is not None:
+        values = ", ".join(f"{column} {duplicate[column]!r:.80}" for column in columns)
+        raise ConfigError(
+            f"[BULLTASK_DUPLICATE_ROWS] {duplicate['count']} rows have the same {values}; nothing was sent"
+        )
     return rows
 
 
@@ -262,13 +266,13 @@ def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """What the columns of a file mean.
+    """The use of a file's columns.
 
     Attributes:
-        data: Columns that become a job's data.
-        name: The name of all jobs; or.
-        name_column: The column with their names.
-        id_column: The column with their ids; ``None``: ids are derived from the rows.
+        data: The columns that become a job's data.
+        name: The name of all jobs, unless ``name_column`` is set.
+        name_column: The column with the jobs' names.
+        id_column: The column with the jobs' ids; ``None``: ids are derived from the rows.
     """
 
     data: Sequence[str]
@@ -285,12 +289,12 @@ def enqueue_file(
     Args:
         spark: The session.
         path: The file.
-        queue: The queue.
-        names: What the columns mean.
-        more: As for ``enqueue``.
+        queue: The queue's name.
+        names: The use of the columns.
+        more: The options of ``enqueue``.
 
     Raises:
-        ConfigError: There is no such column, or as for ``enqueue``.
+        ConfigError: A column does not exist, or as for ``enqueue``.
     """
     rows = spark.read.parquet(path)
     for column in (*names.data, names.name_column, names.id_column):
@@ -310,19 +314,19 @@ def enqueue_file(
 def vectorized_udf(
     function: Callable[[Iterator[Any]], Iterator[pa.Array]], returns: DataType
 ) -> Callable[[Column], Column]:
-    """Make a column function (an iterator Arrow UDF): it is called once in each task, with an iterator of Arrow arrays.
+    """Return a column function (an iterator Arrow UDF), called once in each task with an iterator of Arrow arrays.
 
     ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark treats the function as nondeterministic, so
-    it neither skips a call nor makes it twice.
+    it neither skips nor repeats a call.
 
     Args:
-        function: Returns for each array one of the same length.
-        returns: The type of its elements.
+        function: A function that yields an array of the same length for each array.
+        returns: The type of the elements.
     """
 
-    def whole(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        # Spark decides by these annotations how to call it.
+    def typed(arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        # Spark uses these annotations to decide how to call the function.
         return function(arrays)
 
-    make: Any = arrow_udf  # its stub lacks structs, and that the result is a UserDefinedFunction
-    return cast("Callable[[Column], Column]", make(whole, returns).asNondeterministic())
+    udf: Any = arrow_udf  # its stub lacks structs and the result type UserDefinedFunction
+    return cast("Callable[[Column], Column]", udf(typed, returns).asNondeterministic())

@@ -1,4 +1,4 @@
-"""``task.map_dataframe``: call a task for every row of a DataFrame, and add the results to the rows."""
+"""``task.map_dataframe``: call a task for each row of a DataFrame, and add the results to the rows."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from bulltask.transport.keys import QueueKeys
 __all__ = ["MapOptions", "map_dataframe"]
 
 _DATA: Final = "bulltask_data"
-_SENT: Final = "bulltask_sent"
-_FOUND: Final = "bulltask_found"
+_SEND_RESULT: Final = "bulltask_send_result"
+_JOB_RESULT: Final = "bulltask_job_result"
 _SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _RESULTS: Final = ("id", "state", "return_value", "failed_reason")
 
@@ -44,17 +44,16 @@ class MapOptions(TypedDict, total=False):
     """Further arguments of ``map_dataframe``.
 
     Attributes:
-        timeout: How long to wait for jobs that have not finished once all are sent, in seconds or as ``timedelta``, by
-            the clocks of the executors; ``0`` for not at all, no limit if omitted or ``None``.
-        poll: Seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
-        options: Of every call, those of ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
-        write_id: Makes the calls repeatable: the same rows with the same id add no job that was added before. A new one
-            if omitted.
-        on_duplicate_rows: Rows with equal arguments become one job and all have its result (``collapse``, the default),
-            become one job each (``number``), or are rejected before anything is sent (``error``).
-        result_prefix: A prefix for the names of the added columns; empty if omitted.
-        batch: Jobs in one round trip; 500 if omitted.
-        fence_ttl: How long Redis remembers which jobs were added, counted from the last; 7 days if omitted.
+        timeout: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the clocks
+            of the executors; ``0`` does not wait, ``None`` (default) waits without limit.
+        poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
+        options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
+        write_id: Makes the calls repeatable: the same rows with the same id add no job twice. Default: a new id.
+        on_duplicate_rows: Whether rows with equal arguments become one job with one result (``collapse``, the default),
+            one job each (``number``), or are rejected before anything is sent (``error``).
+        result_prefix: A prefix for the names of the added columns; default: no prefix.
+        batch: The number of jobs in one round trip; default: 500.
+        fence_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
     """
 
     timeout: Duration | None
@@ -73,19 +72,19 @@ def map_dataframe(
     columns: Sequence[str] | Mapping[str, str | Column] | None = None,
     **more: Unpack[MapOptions],
 ) -> DataFrame:
-    """Call a task for every row of a DataFrame, and return the rows with the results of their jobs.
+    """Call a task for each row of a DataFrame, and return the rows with the results of their jobs.
 
     All jobs are sent before this function returns, each exactly once, however often Spark runs a task. Spark's
-    executors then keep the rows and the ids of their jobs until the DataFrame is garbage-collected. Results are looked
-    up, and waited for, when the rows are needed, and again each time; ``cache()`` or write what you want to keep.
+    executors then keep the rows and the ids of their jobs until the DataFrame is garbage-collected. Results are
+    looked up, and waited for, each time the rows are needed; use ``cache()`` or write the rows to keep them.
 
     Args:
-        task: The task, with its own options: queue, retries, how long results are kept …
+        task: The task. Its options apply: queue, retries, retention of results …
         df: The rows.
-        columns: The columns with the arguments: names of columns that match the task's parameters, or for each
-            parameter a name or a column; all columns of ``df`` if omitted. Values become JSON as ``to_json`` converts
-            them: a timestamp becomes a string, and null becomes ``None``.
-        more: See :class:`MapOptions`.
+        columns: The columns with the arguments: column names that equal the task's parameters, or a mapping from
+            parameters to names or columns; default: all columns of ``df``. Values are converted with ``to_json``: a
+            timestamp becomes a string, and null becomes ``None``.
+        more: The options of :class:`MapOptions`.
 
     Returns:
         The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` if Redis no
@@ -101,7 +100,7 @@ def map_dataframe(
         raise ConfigError("map_dataframe needs the rows of a table; for a stream, call it in foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, more.get("options", {}))
-    prefix = _check_free(df, more.get("result_prefix", ""))
+    prefix = _check_column_names(df, more.get("result_prefix", ""))
     timeout, poll_ms = more.get("timeout"), max(1, to_ms(more.get("poll", 2.0), "poll"))
     wait_ms = math.inf if timeout is None else to_ms(timeout, "timeout")
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
@@ -110,25 +109,27 @@ def map_dataframe(
     data = as_json(F.struct(*arguments)) if arguments else F.lit("{}")
     rows = df.withColumn(_DATA, data)
     rows = number_duplicates(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
-    parts = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
+    fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
     with resume_hint_on_error(sender):
-        # Keep exactly these rows: computed again, rows from rand() or from a growing table would be different ones.
-        rows = rows.withColumn(_SENT, send_rows(sender)(F.struct(*parts))).localCheckpoint()
+        # Keep exactly these rows: if they were computed again, rows from rand() or from a growing table would differ.
+        rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 
     lookup = JobLookup(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
-    found = rows.withColumn(_FOUND, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SENT}.id")))
-    results = {"id": f"{_SENT}.id"} | {name: f"{_FOUND}.{name}" for name in _RESULTS[1:]}
-    named = [F.col(place).alias(prefix + name) for name, place in results.items()]
-    return found.select("*", *named).drop(_DATA, _SENT, _FOUND, NUMBER)
+    with_results = rows.withColumn(
+        _JOB_RESULT, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SEND_RESULT}.id"))
+    )
+    results = {"id": f"{_SEND_RESULT}.id"} | {name: f"{_JOB_RESULT}.{name}" for name in _RESULTS[1:]}
+    result_columns = [F.col(source).alias(prefix + name) for name, source in results.items()]
+    return with_results.select("*", *result_columns).drop(_DATA, _SEND_RESULT, _JOB_RESULT, NUMBER)
 
 
 def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -> JobPlan:
     if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
-        raise ConfigError(f"{single[0]} belongs to one job, but these options are for all jobs")
+        raise ConfigError(f"{single[0]} applies to a single job, but these options are for all jobs")
     plan = plan_job(task.name, task.options, CallOptions.of(options), config)
-    kept = plan.options.to_wire(0).get("removeOnComplete")
-    least = kept.get("count") if isinstance(kept, Mapping) else kept
-    if kept is True or (least == 0 and least is not False):
+    retention = plan.options.to_wire(0).get("removeOnComplete")
+    count = retention.get("count") if isinstance(retention, Mapping) else retention
+    if retention is True or (count == 0 and count is not False):
         raise ConfigError(
             f"task {task.name} keeps no results: its jobs are removed as soon as they have completed; keep them "
             "with options={'remove_on_complete': {'age': 3600}}"
@@ -136,12 +137,12 @@ def _plan(task: AnyTask[Any, Any], config: Config, options: Mapping[str, Any]) -
     return plan
 
 
-def _check_free(df: DataFrame, prefix: str) -> str:
+def _check_column_names(df: DataFrame, prefix: str) -> str:
     taken = [name for name in (prefix + result for result in _RESULTS) if name in df.columns]
     if taken:
         raise ConfigError(
-            f"[BULLTASK_COLUMN_TAKEN] the rows already have a column {taken[0]!r}, which is the name of a result; give "
-            "the results other names with result_prefix='job_'"
+            f"[BULLTASK_COLUMN_TAKEN] the rows already have a column {taken[0]!r}, which is the name of a result; "
+            "rename the results with result_prefix='job_'"
         )
     return prefix
 
@@ -151,7 +152,7 @@ def _arguments(
 ) -> Mapping[str, Column]:
     """Return the column of each parameter."""
     if isinstance(columns, str):
-        raise ConfigError(f"columns must be a list of names, or a mapping: [{columns!r}], not {columns!r}")
+        raise ConfigError(f"columns must be a list of names or a mapping: [{columns!r}], not {columns!r}")
     if not isinstance(columns, Mapping):
         columns = {name: name for name in (df.columns if columns is None else columns)}
     try:

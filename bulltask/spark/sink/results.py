@@ -39,7 +39,7 @@ RESULT_FIELDS: Final = StructType(
 _ARROW: Final = pa.struct(
     {"state": pa.string(), "return_value": pa.string(), "failed_reason": pa.string(), "finished_ms": pa.int64()}
 )
-_AT_ONCE: Final = 1_000
+_IDS_PER_ROUND_TRIP: Final = 1_000
 _FIELDS: Final = ("timestamp", "returnvalue", "failedReason", "finishedOn")
 _UNFINISHED: Final = "unfinished"
 _MISSING: Final[Mapping[str, object]] = {"state": "missing"}
@@ -49,8 +49,8 @@ class GatherOptions(TypedDict, total=False):
     """Further arguments of ``gather``.
 
     Attributes:
-        poll: Seconds or ``timedelta`` between two checks of jobs that have not finished; 2 seconds if omitted.
-        url, prefix, queue_hash_tag: Where Redis is, and how queues are named; bulltask's settings if omitted.
+        poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
+        url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
     poll: Duration
@@ -64,30 +64,30 @@ def gather(
 ) -> DataFrame:
     """Return the results of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
 
-    There is a row for every id. ``state`` is ``completed``, ``failed``, ``unfinished``, or ``missing`` if Redis does
-    not have the job (any more). ``return_value`` is JSON. As everything in Spark, results are looked up when the rows
-    are needed, and again each time; ``cache()`` or write what you want to keep.
+    There is a row for each id. ``state`` is ``completed``, ``failed``, ``unfinished``, or ``missing`` if the job is not
+    in Redis. ``return_value`` is JSON. Results are looked up each time the rows are needed; use ``cache()`` or write
+    the rows to keep them.
 
     Args:
-        ids: Rows with a column ``id``; or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
-        queue: The queue, named as everywhere in bulltask.
-        wait: How long from now to wait for jobs that have not finished, in seconds or as ``timedelta``, by the clocks
-            of the executors; not at all if omitted.
-        more: See :class:`GatherOptions`.
+        ids: Rows with a column ``id``, or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
+        queue: The queue's name.
+        wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
+            default: do not wait.
+        more: The options of :class:`GatherOptions`.
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis knows no job of the report.
+        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job of the report.
     """
     check_option_names(more, GatherOptions)
     options = _options(queue, more)
-    until_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
-    lookup = JobLookup(options.config, options.keys(queue), until_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
-    rows = _rows_of(ids, lookup) if isinstance(ids, EnqueueReport) else ids
+    deadline_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
+    lookup = JobLookup(options.config, options.keys(queue), deadline_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
+    rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueReport) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of strings; the rows have {rows.schema.simpleString()}")
-    found = rows.select("id", vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col("id")).alias("found"))
-    return found.select(
+    results = rows.select("id", vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col("id")).alias("found"))
+    return results.select(
         "id",
         "found.state",
         "found.return_value",
@@ -98,61 +98,63 @@ def gather(
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """Looks up jobs and waits for them; travels to the executors.
+    """Looks up jobs and waits for them. It is sent to the executors.
 
     Attributes:
-        config: Where Redis is.
-        keys: Of the queue.
-        until_ms: Until when to wait for jobs that have not finished, by this machine's clock; ``None``: not at all.
-        poll_ms: Time between two checks.
+        config: The location of Redis.
+        keys: The keys of the queue.
+        deadline_ms: When to stop waiting for unfinished jobs, by this machine's clock; ``None``: do not wait.
+        poll_ms: The time between two checks.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
     keys: QueueKeys
-    until_ms: float | None
+    deadline_ms: float | None
     poll_ms: int
 
     def look_up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
         """Yield the results of the jobs with these ids, an array for each array."""
         with Connection(self.config) as connection:
             for ids in arrays:
-                yield self._at(connection, ids.to_pylist())
+                yield self._look_up_page(connection, ids.to_pylist())
 
-    def _at(self, connection: Connection, ids: Sequence[str | None]) -> pa.Array:
+    def _look_up_page(self, connection: Connection, ids: Sequence[str | None]) -> pa.Array:
         """Return a row for each of ``ids``, in order; a null id is a missing job."""
-        found: dict[str | None, Mapping[str, object]] = {None: _MISSING}
-        left = [one for one in dict.fromkeys(ids) if one is not None]
-        while left:
-            for start in range(0, len(left), _AT_ONCE):
-                found.update(self._ask(connection, left[start : start + _AT_ONCE]))
-            left = [one for one in left if found[one]["state"] == _UNFINISHED]
-            left_ms = 0 if self.until_ms is None else self.until_ms - wall_ms()
+        results: dict[str | None, Mapping[str, object]] = {None: _MISSING}
+        unfinished = [job_id for job_id in dict.fromkeys(ids) if job_id is not None]
+        while unfinished:
+            for start in range(0, len(unfinished), _IDS_PER_ROUND_TRIP):
+                results.update(self._query(connection, unfinished[start : start + _IDS_PER_ROUND_TRIP]))
+            unfinished = [job_id for job_id in unfinished if results[job_id]["state"] == _UNFINISHED]
+            left_ms = 0 if self.deadline_ms is None else self.deadline_ms - wall_ms()
             if left_ms <= 0:
                 break
-            if left:
+            if unfinished:
                 threading.Event().wait(min(left_ms, self.poll_ms) / 1000)
-        return pa.array([found[one] for one in ids], _ARROW)
+        return pa.array([results[job_id] for job_id in ids], _ARROW)
 
-    def _ask(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
+    def _query(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
-        # The sets first: a job in the set of finished ones has its result in its hash, but not the other way round.
-        done, failed, *raws = connection.run_many(
+        # The sets first: a job in a set of finished jobs has its result in its hash, but not the other way round.
+        completed_scores, failed_scores, *hashes = connection.run_many(
             [
                 command("ZMSCORE", keys.completed, *ids),
                 command("ZMSCORE", keys.failed, *ids),
-                *(job_fields(keys, one, _FIELDS) for one in ids),
+                *(job_fields(keys, job_id, _FIELDS) for job_id in ids),
             ]
         )
-        for one, is_done, is_failed, raw in zip(ids, done, failed, raws, strict=True):
-            yield one, _read(is_done is not None, is_failed is not None, raw)
+        for job_id, completed_score, failed_score, hash_fields in zip(
+            ids, completed_scores, failed_scores, hashes, strict=True
+        ):
+            yield job_id, _parse_result(completed_score is not None, failed_score is not None, hash_fields)
 
 
-def _read(done: bool, failed: bool, raw: Sequence[bytes | None]) -> Mapping[str, object]:
-    made, returned, reason, finished = raw
-    if made is None:
+def _parse_result(completed: bool, failed: bool, raw: Sequence[bytes | None]) -> Mapping[str, object]:
+    created, result, reason, finished = raw
+    if created is None:
         return _MISSING
-    if done:
-        value = None if returned is None else decode_text(returned)
+    if completed:
+        value = None if result is None else decode_text(result)
         return {"state": "completed", "return_value": value, "finished_ms": _number(finished)}
     if failed:
         value = None if reason is None else decode_text(reason)
@@ -171,22 +173,22 @@ def _options(queue: str, more: GatherOptions) -> WriteOptions:
     return read_options(WriteOptions, {**broker_options(more), "queue": queue})
 
 
-def _rows_of(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
-    """Return the ids that the write's fence holds."""
+def _ids_of_write(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
+    """Return the ids in the write's fence."""
     queue = lookup.keys.queue
     if report.queue != queue:
         raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
     cursor, ids = "0", dict[str, None]()
     with Connection(lookup.config) as connection:
         while True:
-            cursor, some = connection.run(scan_fence(lookup.keys, report.write_id, cursor))
-            ids |= dict.fromkeys(some)
+            cursor, page = connection.run(scan_fence(lookup.keys, report.write_id, cursor))
+            ids |= dict.fromkeys(page)
             if cursor == "0":
                 break
     if report.rows and not ids:
         raise ConfigError(
-            f"Redis knows no job of the write {report.write_id} in queue {queue}: its fence has expired, or it used "
-            "another server; pass the ids instead"
+            f"Redis has no job of the write {report.write_id} in queue {queue}: its fence has expired, or another "
+            "server was used; pass the ids instead"
         )
     spark = SparkSession.active()
     return spark.createDataFrame(pa.table({"id": pa.array(ids, pa.string())}))

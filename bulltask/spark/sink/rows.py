@@ -1,6 +1,6 @@
-"""Rows as jobs: the columns that a write expects, the jobs that it builds, and their ids.
+"""Rows as jobs: the columns of a write, the jobs that it builds, and their ids.
 
-The same row in the same write has the same id, however often it is written.
+The same row of the same write always has the same id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 NUMBER: Final = "bulltask_number"
-"""The column that numbers equal rows, if requested."""
+"""The column with the numbers of equal rows."""
 
 _SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _MAX_LENGTH: Final = 200
@@ -49,11 +49,11 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f{}\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """Which columns the rows have; an empty name stands for none.
+    """The names of optional columns; an empty name means that the rows do not have the column.
 
     Attributes:
-        id: Job ids.
-        queue: Queues.
+        id: The column with job ids.
+        queue: The column with queues.
     """
 
     id: str
@@ -62,11 +62,11 @@ class RowColumns:
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
-    """What all jobs of a write have in common, checked once.
+    """The options of all jobs of a write, checked once.
 
     Attributes:
-        options: Their options.
-        timestamp_ms: When they were created; ``None``: when they are sent.
+        options: The options.
+        timestamp_ms: The creation time of the jobs; ``None``: when they are sent.
     """
 
     options: JobOptions
@@ -74,47 +74,50 @@ class SharedOptions:
 
 
 def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
-    """Return the columns of ids and queues, before anything is written; Spark itself checks nothing.
+    """Check the schema before anything is written, and return the columns of ids and queues.
 
     Args:
-        schema: Of the rows.
-        queue: The queue of all rows, ``None`` if a column names it.
-        id_column: The column with job ids; ``None``: ``id`` if there is one.
+        schema: The schema of the rows.
+        queue: The queue of all rows; ``None`` if a column has the queues.
+        id_column: The column with job ids; ``None``: ``id`` if it exists.
 
     Raises:
         ConfigError: A column is missing, has the wrong type, or would be ignored silently.
     """
     names = schema.fieldNames()
-    ids = id_column if id_column is not None else ("id" if "id" in names else "")
-    columns = RowColumns(ids, "" if queue is not None else "queue")
+    id_name = id_column if id_column is not None else ("id" if "id" in names else "")
+    columns = RowColumns(id_name, "" if queue is not None else "queue")
     known = [name for name in ("name", "data", columns.id, columns.queue) if name]
-    shown = f"the rows have the columns {', '.join(names) or '(none)'}"
+    columns_text = f"the rows have the columns {', '.join(names) or '(none)'}"
     for name in known:
         if name not in names:
-            hint = ", or the option queue" if name == "queue" else ""
-            raise ConfigError(f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{hint}; {shown}")
-        if not isinstance(kind := schema[name].dataType, StringType):
-            cure = "to_json(...)" if name == "data" else "cast('string')"
+            advice = ", or the option queue" if name == "queue" else ""
             raise ConfigError(
-                f"[BULLTASK_COLUMN_TYPE] column {name!r} must hold strings, not {kind.simpleString()}: use {cure}"
+                f"[BULLTASK_COLUMN_MISSING] a write of jobs needs the column {name!r}{advice}; {columns_text}"
+            )
+        if not isinstance(kind := schema[name].dataType, StringType):
+            conversion = "to_json(...)" if name == "data" else "cast('string')"
+            raise ConfigError(
+                f"[BULLTASK_COLUMN_TYPE] column {name!r} must contain strings, not {kind.simpleString()}: "
+                f"use {conversion}"
             )
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(
             f"[BULLTASK_COLUMN_UNKNOWN] column {unknown[0]!r} would not be part of any job; select {', '.join(known)}"
-            " (what belongs to a job's data goes into the column 'data', as JSON)"
+            " (put job data into the column 'data', as JSON)"
         )
     return columns
 
 
 def check_job_options(options: Mapping[str, Any], config: Config) -> SharedOptions:
-    """Check the options that all jobs of a write share, before any job is built, and return them.
+    """Check and return the options of all jobs of a write, before any job is built.
 
     Raises:
-        ConfigError: One is unknown or invalid, or belongs to a single job.
+        ConfigError: An option is unknown or invalid, or applies to a single job.
     """
     if single := [name for name in _SINGLE_JOB_OPTIONS if name in options]:
         raise ConfigError(
-            f"[BULLTASK_OPTION_INVALID] {single[0]} belongs to one job, but these options are for all jobs"
+            f"[BULLTASK_OPTION_INVALID] {single[0]} applies to a single job, but these options are for all jobs"
         )
     try:
         sample = build_job("any", "any", None, options, config)
@@ -140,14 +143,14 @@ def column_values(batch: pa.RecordBatch, columns: RowColumns) -> tuple[Iterable[
 
 @dataclass(frozen=True, slots=True)
 class JobBuilder:
-    """Builds the jobs of one write, as ``Queue.add`` would.
+    """Builds the jobs of one write, like ``Queue.add``.
 
     Attributes:
-        config: How queues are spelled, and how large a job may be.
-        write_id: The write.
-        queue: The queue of rows that do not name one.
-        shared: What the jobs have in common.
-        has_ids: The rows have ids of their own.
+        config: The settings for queue names and the maximum size of a job.
+        write_id: The id of the write.
+        queue: The queue of all rows; ``None`` if a column has the queues.
+        shared: The options of all jobs.
+        has_ids: Whether the rows have ids.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
@@ -160,43 +163,43 @@ class JobBuilder:
         """Build the job of a row.
 
         Raises:
-            ConfigError: The row has no name, no queue, or no id although the others have one.
-            DecodeError: Its data is not JSON.
+            ConfigError: The row has no name, no queue, or no id although the rows have ids.
+            DecodeError: The data is not JSON.
             EncodeError, PayloadTooLargeError, InvalidNameError: The job is invalid, as for ``Queue.add``.
         """
         if self.queue is not None:
             queue = self.queue
         if name is None or queue is None or (self.has_ids and job_id is None):
-            what = "name" if name is None else "queue" if queue is None else "id"
+            missing = "name" if name is None else "queue" if queue is None else "id"
             raise ConfigError(
-                f"[BULLTASK_ROW_INCOMPLETE] a row has no {what}: name={name!r:.80}, queue={queue!r:.80}, "
+                f"[BULLTASK_ROW_INCOMPLETE] a row has no {missing}: name={name!r:.80}, queue={queue!r:.80}, "
                 f"id={job_id!r:.80}, data={data!r:.200}"
             )
-        wire = _checked_names(queue, name, self.config.queue_hash_tag)
-        sent = self._encoded_data(name, data, queue)
+        wire_queue = _checked_names(queue, name, self.config.queue_hash_tag)
+        encoded = self._encoded_data(name, data, queue)
         if self.has_ids:
             new_id = check_job_id(cast(str, job_id))
         else:
-            new_id = derived_id(self.write_id, wire, name, sent, number)
+            new_id = derived_id(self.write_id, wire_queue, name, encoded, number)
         return NewJob(
-            queue, new_id, name, sent, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
+            queue, new_id, name, encoded, self.shared.options, timestamp_ms=self.shared.timestamp_ms, has_custom_id=True
         )
 
     def _encoded_data(self, name: str, data: str | None, queue: str) -> bytes:
-        """Return the data as it is sent: without spaces, so that equal data is equal however it was written."""
+        """Return the data in normalized JSON, without spaces, so that equal data has the same encoding."""
         try:
             value = codec.decode(data)
         except DecodeError as exc:
             raise DecodeError(f"data of a row for job {name} in queue {queue}: {exc}; got {data!r:.80}") from exc
-        what = f"the data of job {name}"
-        encoded = codec.encode(value, what=what, limit=self.config.max_payload)
-        check_size(encoded, self.shared.options, self.config.max_payload, what)
+        description = f"the data of job {name}"
+        encoded = codec.encode(value, what=description, limit=self.config.max_payload)
+        check_size(encoded, self.shared.options, self.config.max_payload, description)
         return encoded
 
 
 @lru_cache(maxsize=1_000)
 def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
-    """Check names that many rows share; return BullMQ's name of the queue."""
+    """Check the names, which many rows have in common, and return BullMQ's name of the queue."""
     check_job_name(name)
     return wire_name(check_queue_name(queue), hash_tag=hash_tag)
 
@@ -204,28 +207,27 @@ def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
 def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 0) -> str:
     """Return the id of a row's job: ``s`` and 24 hexadecimal digits.
 
-    BullMQ 5.62 accepts no id that is a number or contains a ``:``, so the id begins with a letter. Equal rows are the
+    BullMQ 5.62 rejects ids that are numbers or contain a ``:``, so the id begins with a letter. Equal rows are the
     same job unless they are numbered.
 
     Args:
-        write_id: The write (:func:`check_write_id`).
+        write_id: The id of the write (:func:`check_write_id`).
         queue: BullMQ's name of the queue, so that ``emails`` and ``{emails}`` are the same.
         name: The job's name.
-        data: Its data as it is sent: JSON without spaces and unneeded escapes. The order of keys counts, and so does
-            whether a number is 1 or 1.0.
-        number: Which one it is among equal rows, from 0.
+        data: The job's data as normalized JSON. The order of keys matters, and 1 differs from 1.0.
+        number: The number of the row among equal rows, from 0.
     """
-    return "s" + hashlib.sha256(_head(write_id, queue, name, number) + data).hexdigest()[:24]
+    return "s" + hashlib.sha256(_id_prefix(write_id, queue, name, number) + data).hexdigest()[:24]
 
 
 @lru_cache(maxsize=1_000)
-def _head(write_id: str, queue: str, name: str, number: int) -> bytes:
+def _id_prefix(write_id: str, queue: str, name: str, number: int) -> bytes:
     # None of these parts can contain a control character, so the separator is unambiguous.
     return f"{write_id}\0{queue}\0{name}\0{number or ''}\0".encode()
 
 
 def new_write_id() -> str:
-    """Return an id for a write without one; such ids sort by time."""
+    """Return a new write id. Such ids sort by time."""
     return uuid_utils.uuid7().hex
 
 
@@ -233,8 +235,8 @@ def write_id_of_batch(write: str, batch: str | int) -> str:
     """Return the write id of one batch of a stream.
 
     Args:
-        write: The stream's own ``writeId``, or Spark's id of the query, which a checkpoint keeps.
-        batch: Its number, which is the same if Spark runs the batch again.
+        write: The stream's ``writeId``, or Spark's id of the query, which a checkpoint keeps.
+        batch: The number of the batch, which is the same if Spark runs the batch again.
     """
     return f"{write}-{batch}"
 
@@ -243,7 +245,7 @@ def check_write_id(write_id: str) -> str:
     """Return ``write_id`` if it may be part of a Redis key.
 
     Raises:
-        ConfigError: It is empty, longer than 200 characters, or contains spaces, control characters or braces.
+        ConfigError: The id is empty, longer than 200 characters, or contains spaces, control characters or braces.
     """
     if not isinstance(write_id, str) or not write_id or len(write_id) > _MAX_LENGTH or _FORBIDDEN.search(write_id):
         raise ConfigError(

@@ -1,9 +1,8 @@
-"""The writers of ``format("bulltask")``, and how a task of a write sends its rows.
+"""The writers of ``format("bulltask")``, and the sender of a task's rows.
 
-Each row becomes a job exactly once, however often Spark runs a task. Spark passes a batch writer to its tasks as it was
-created, so the write id that is created here is the same in all of them. A stream's writer is created again at every
-step; there the write id is derived from the query and the batch, which the task knows and which stay the same when a
-batch is run again.
+Each row becomes a job exactly once, however often Spark runs a task. Spark passes copies of a batch writer to its
+tasks, so all tasks have the same write id. A stream's writer is created again for each batch, so its write id is
+derived from the query and the batch, which stay the same when a batch is run again.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _log = logging.getLogger(__name__)  # without a handler it writes to stderr, whi
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """What a task reports when it is done.
+    """The commit message of a task.
 
     Attributes:
-        write_id: The write that its jobs belong to.
-        counts: What it has sent.
+        write_id: The id of the write.
+        counts: The counts of sent rows.
     """
 
     write_id: str
@@ -57,9 +56,9 @@ class JobsWriter(DataSourceArrowWriter):
     """Performs a batch write.
 
     Args:
-        options: Of the write; without a write id it gets a new one.
-        schema: Of the rows.
-        overwrite: The mode is ``overwrite``.
+        options: The options of the write; without a write id, a new id is created.
+        schema: The schema of the rows.
+        overwrite: Whether the mode is ``overwrite``.
 
     Raises:
         ConfigError: A column or an option is invalid, or the mode is ``overwrite``.
@@ -74,17 +73,17 @@ class JobsWriter(DataSourceArrowWriter):
         return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log that sent jobs stay and how to resume; Spark calls it in the driver when a task has failed for good."""
+        """Log that sent jobs stay and how to resume. Spark calls this in the driver when a task has finally failed."""
         _log_abort(self._sender.builder.write_id, messages)
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
-    """Performs the writes of a stream; each batch is a write of its own.
+    """Performs the writes of a stream; each batch is a separate write.
 
     Args:
-        options: Of the write; a write id takes the place of the query's id.
-        schema: Of the rows.
-        overwrite: The mode is ``complete``, in which a batch would replace those before it.
+        options: The options of the write; a write id replaces the query's id.
+        schema: The schema of the rows.
+        overwrite: Whether the mode is ``complete``, in which a batch would replace earlier batches.
 
     Raises:
         ConfigError: As for :class:`JobsWriter`.
@@ -92,14 +91,14 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         reject_overwrite(overwrite=overwrite)
-        self._chosen = options.write_id
-        self._sender = _sender(options, schema, options.write_id or "of-the-query")
+        self._write_id = options.write_id
+        self._sender = _sender(options, schema, options.write_id or "unused")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task of a batch.
 
         Raises:
-            ConfigError: The caller is not a task of a streaming query.
+            ConfigError: The method is not called in a task of a streaming query.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
@@ -110,14 +109,14 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
 
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
         """Send the rows of a task of batch ``batch`` of query ``query``."""
-        write_id = write_id_of_batch(self._chosen or query, batch)
+        write_id = write_id_of_batch(self._write_id or query, batch)
         sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
         return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log that sent jobs stay and how to resume; Spark calls it in the driver when a task has failed for good."""
-        wrote = next((one.write_id for one in messages if isinstance(one, TaskCommit)), None)
-        _log_abort(wrote or f"of batch {batchId}", messages)
+        """Log that sent jobs stay and how to resume. Spark calls this in the driver when a task has finally failed."""
+        write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
+        _log_abort(write_id or f"of batch {batchId}", messages)
 
 
 def reject_overwrite(*, overwrite: bool) -> None:
@@ -128,16 +127,16 @@ def reject_overwrite(*, overwrite: bool) -> None:
     """
     if overwrite:
         raise ConfigError(
-            "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace those that it has: "
+            "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
             "write with mode('append'), or with outputMode('append') or ('update') in a stream"
         )
 
 
 def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    done = [one.counts for one in messages if isinstance(one, TaskCommit)]
+    finished = [message.counts for message in messages if isinstance(message, TaskCommit)]
     _log.error(
-        "%s Of %d tasks %d had finished, with %d rows; what the others have sent is not counted.",
-        resume_hint(write_id), len(messages), len(done), sum(one.rows for one in done),
+        "%s %d of %d tasks had finished, with %d rows; rows of unfinished tasks are not counted.",
+        resume_hint(write_id), len(finished), len(messages), sum(counts.rows for counts in finished),
     )  # fmt: skip
 
 
@@ -150,13 +149,13 @@ def _sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSend
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """What a task has sent.
+    """The counts of a task's rows.
 
     Attributes:
-        rows: How many rows it received.
-        added: Jobs that did not exist before.
-        duplicated: Rows whose job existed already, or had been added by this write before. If a job is sent twice
-            because the first reply was lost, the second reply counts.
+        rows: The number of rows.
+        added: The number of added jobs.
+        duplicated: The number of rows whose job already existed or was added by this write before. If a job is sent
+            twice because the first reply was lost, the second reply counts.
     """
 
     rows: int = 0
@@ -166,12 +165,12 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class RowSender:
-    """Sends the rows of a task; travels to the executors, and holds no connection.
+    """Sends the rows of a task. It is sent to the executors and holds no connection.
 
     Attributes:
-        builder: Builds the jobs.
-        columns: Which columns hold ids and queues.
-        batch: Jobs in one round trip.
+        builder: The builder of the jobs.
+        columns: The columns with ids and queues.
+        batch: The number of jobs in one round trip.
         fence_ttl_ms: How long the fence is kept; ``None``: there is no fence, and every row counts as added.
     """
 
@@ -181,11 +180,11 @@ class RowSender:
     fence_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
-        """Send all rows of some Arrow batches and count the results; errors are those of :meth:`outcomes`."""
+        """Send all rows of some Arrow batches and count the results; raises the errors of :meth:`outcomes`."""
         rows = added = 0
-        for sent in self.outcomes(batches):
-            rows += len(sent)
-            added += sum(one.outcome == "added" for one in sent)
+        for results in self.outcomes(batches):
+            rows += len(results)
+            added += sum(result.outcome == "added" for result in results)
         return WriteCounts(rows, added, rows - added)
 
     def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
@@ -194,37 +193,37 @@ class RowSender:
         The rows of a round trip are checked before it is sent.
 
         Raises:
-            BulltaskError: A row is not a valid job, or Redis cannot be reached. What was sent before stays, because
-                those jobs may have run already. Repeating the write adds what is missing. This error, like any other
-                that interrupts the write, has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
+            BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were sent before stay,
+                because they may already have run. Repeating the write adds only missing jobs. Every error that
+                interrupts the write has a note with this information (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
         rows = 0
         try:
             for batch in batches:
-                jobs = map(self.builder.build, *column_values(batch, self.columns))
-                found: list[SendResult] = []
+                new_jobs = map(self.builder.build, *column_values(batch, self.columns))
+                results: list[SendResult] = []
                 with gc_paused():
-                    while part := list(islice(jobs, self.batch)):
-                        found += self._send(broker, part)
-                        rows += len(part)
-                yield found
+                    while jobs_ := list(islice(new_jobs, self.batch)):
+                        results += self._send(broker, jobs_)
+                        rows += len(jobs_)
+                yield results
         except Exception as exc:
             exc.add_note(f"{resume_hint(self.builder.write_id)} This attempt had sent {rows:,} rows.")
             raise
         finally:
             broker.close()
 
-    def _send(self, broker: Broker, part: list[NewJob]) -> list[SendResult]:
+    def _send(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
         if self.fence_ttl_ms is None:
-            return [SendResult(job_id, "added") for job_id in broker.producer.send(part)]
-        return broker.producer.send_once(part, WriteFence(self.builder.write_id, self.fence_ttl_ms))
+            return [SendResult(job_id, "added") for job_id in broker.producer.send(jobs)]
+        return broker.producer.send_once(jobs, WriteFence(self.builder.write_id, self.fence_ttl_ms))
 
 
 def resume_hint(write_id: str) -> str:
-    """Return how to resume a write that has failed."""
+    """Return the instruction for resuming a failed write."""
     return (
         f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed; the jobs that it has sent stay. Write the same "
-        "rows again with this write id to add only what is missing; a stream does so when it is started again "
+        "rows again with this write id to add only missing jobs; a stream does so when it is started again "
         "with its checkpoint."
     )

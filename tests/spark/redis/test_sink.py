@@ -160,7 +160,7 @@ def test_rows_may_have_id_and_queue_columns(writer: Make, broker_url: str, redis
         (schema("name", "data", "extra"), {}, r"COLUMN_UNKNOWN.*'extra'.*select name, data"),
         (schema("name", "data"), {"idColumn": "key"}, r"COLUMN_MISSING.*'key'"),
         (schema("name", "data"), {"jobOpts": '{"removeOnComplete": true}'}, r"OPTION_INVALID.*'removeOnComplete'"),
-        (schema("name", "data"), {"jobOpts": '{"job_id": "a"}'}, r"job_id belongs to one job"),
+        (schema("name", "data"), {"jobOpts": '{"job_id": "a"}'}, r"job_id applies to a single job"),
         (schema("name", "data"), {"jobOpts": '{"priority": -1}'}, r"priority must be"),
         (schema("name", "data"), {"writeId": "a b"}, r"write id 'a b'"),
     ],
@@ -246,9 +246,9 @@ def test_an_aborted_write_is_logged_with_the_rows_its_tasks_have_sent(
     stream.abort([None], 8)
     messages = [record.getMessage() for record in caplog.records]
     assert "The write w1 has failed" in messages[0]
-    assert "Of 2 tasks 1 had finished, with 20 rows" in messages[0]
+    assert "1 of 2 tasks had finished, with 20 rows" in messages[0]
     assert "The write query-7 has failed" in messages[1]
-    assert "Of 3 tasks 1 had finished, with 5 rows" in messages[1]
+    assert "1 of 3 tasks had finished, with 5 rows" in messages[1]
     assert "The write of batch 8 has failed" in messages[2]
 
 
