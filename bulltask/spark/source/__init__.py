@@ -1,1 +1,1 @@
-"""What the data source ``bulltask`` reads: jobs, events, and counts of jobs."""
+"""The readers of the data source ``bulltask``: jobs, events, and counts of jobs."""

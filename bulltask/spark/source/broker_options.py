@@ -1,6 +1,6 @@
-"""Where Redis is: looked up in this process, and passed to Spark as options.
+"""The location of Redis: resolved in this process, and passed to Spark as options.
 
-Spark plans in other processes, whose environment is that of the moment when the JVM was started. They would not see a
+Spark plans in other processes, which have the environment of the JVM's start. They would not see a
 ``BULLTASK_BROKER_URL`` that a program sets later.
 """
 
@@ -19,12 +19,12 @@ __all__ = ["BrokerOptions", "broker_options", "option_error", "resolve_config"]
 
 
 class BrokerOptions(TypedDict, total=False):
-    """Where Redis is, and how its queues are named; bulltask's settings if omitted.
+    """The location of Redis, and how queues are named; default: bulltask's settings.
 
     Attributes:
-        url: Of Redis; reads are best sent to a replica.
+        url: The URL of Redis, preferably of a replica.
         prefix: The first part of every BullMQ key.
-        queue_hash_tag: Whether queue ``emails`` is BullMQ's ``{emails}``.
+        queue_hash_tag: Whether BullMQ's name of queue ``emails`` is ``{emails}``.
     """
 
     url: str | SecretUrl | None
@@ -36,18 +36,17 @@ def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
     """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
 
     Args:
-        where: The arguments of a function, including those of `BrokerOptions`; bulltask's settings supply what is
-            missing.
+        where: The arguments of a function, including `BrokerOptions`; missing options come from bulltask's settings.
 
     Raises:
-        ConfigError: One of them is invalid.
+        ConfigError: An option is invalid.
     """
-    given = {
+    settings = {
         "broker_url": where.get("url"),
         "prefix": where.get("prefix"),
         "queue_hash_tag": where.get("queue_hash_tag"),
     }
-    config = resolve_config(given)
+    config = resolve_config(settings)
     return {
         "url": embedded.resolve_url(config.broker_url).get_secret_value(),
         "prefix": config.prefix,
@@ -55,17 +54,17 @@ def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def resolve_config(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
-    """Return bulltask's settings; values in ``given`` that are not ``None`` override the environment.
+def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Config:
+    """Return bulltask's settings; values in ``overrides`` that are not ``None`` override the environment.
 
     Raises:
-        ConfigError: One is invalid.
+        ConfigError: A setting is invalid.
     """
-    set_here = {name: value for name, value in given.items() if value is not None}
-    beaten = {ENV_PREFIX + name.upper() for name in set_here}
-    around = os.environ if environ is None else environ
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    overridden = {ENV_PREFIX + name.upper() for name in explicit}
+    environment = os.environ if environ is None else environ
     try:
-        return Conf(set_here, {name: text for name, text in around.items() if name not in beaten}).freeze()
+        return Conf(explicit, {name: text for name, text in environment.items() if name not in overridden}).freeze()
     except ConfigError as exc:
         raise option_error("INVALID", str(exc)) from None
 

@@ -1,8 +1,8 @@
 """Redis replies as Arrow columns.
 
-Whole columns are converted at once, because a Python object for each value of each row would take most of a read's
-time. Invalid values that another program wrote never fail a read: something that is not a number becomes null, and text
-that is not UTF-8 is shown with escapes, as everywhere in bulltask.
+Whole columns are converted in one step, because a Python object for each value of each row would take most of a read's
+time. Invalid values of other programs never fail a read: invalid numbers become null, and text that is not UTF-8 is
+escaped, as everywhere in bulltask.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from bulltask.transport.scripts.stream import RawEntry
 
 __all__ = ["count_batch", "event_batch", "gap_entry", "hash_fields", "job_batch"]
 
-_PROBES: Final = ("name", "timestamp")
-"""Fields that every job has: if they and the requested fields are all missing, the job does not exist (any more)."""
+_EXISTENCE_FIELDS: Final = ("name", "timestamp")
+"""Fields that every job has. If they and the requested fields are all missing, the job does not exist."""
 
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
-_MAX_INT64: Final = 2**63 - 1  # the two parts of an id may be larger, but a column cannot hold more
-_FIRST_MS: Final = -62_135_596_800_000  # the beginning of the year 1
+_MAX_INT64: Final = 2**63 - 1  # the parts of an id may be larger, but a column cannot store larger values
+_MIN_TIME_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
 # Created once: Arrow searches Python's whole path for pandas whenever it converts a Python number.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
-_LAST, _FIRST, _THOUSAND, _NONE = map(_scalar, (MAX_TIME_MS, _FIRST_MS, 1_000, None))
+_MAX_TIME, _MIN_TIME, _US_PER_MS, _NONE = map(_scalar, (MAX_TIME_MS, _MIN_TIME_MS, 1_000, None))
 
 Raw = Sequence[bytes | None]
 
 
 def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the hash fields to fetch: those of ``columns``, then the ones that show whether the job exists."""
+    """Return the hash fields to fetch: the fields of ``columns``, then fields that show whether the job exists."""
     wanted = [JOB_FIELDS[column] for column in columns if column in JOB_FIELDS]
-    return tuple(dict.fromkeys((*wanted, *_PROBES)))
+    return tuple(dict.fromkeys((*wanted, *_EXISTENCE_FIELDS)))
 
 
 @gc_paused()
 def job_batch(
-    schema: pa.Schema, place: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
+    schema: pa.Schema, constants: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
     """Return a batch of jobs.
 
     Args:
         schema: The requested columns.
-        place: Columns with the same value in all rows: ``queue`` and ``state``.
+        constants: Columns with the same value in all rows: ``queue`` and ``state``.
         ids: The jobs' ids.
-        replies: For each job its fields, in the order of :func:`hash_fields`; jobs that do not exist are left out.
+        replies: The fields of each job, in the order of :func:`hash_fields`. Jobs that do not exist are omitted.
     """
     names = hash_fields(schema.names)
-    gone = [None] * len(names)
-    there = [index for index, reply in enumerate(replies) if reply != gone]
-    if len(there) != len(ids):
-        ids, replies = [ids[index] for index in there], [replies[index] for index in there]
+    no_fields = [None] * len(names)
+    existing = [index for index, reply in enumerate(replies) if reply != no_fields]
+    if len(existing) != len(ids):
+        ids, replies = [ids[index] for index in existing], [replies[index] for index in existing]
     fields: dict[str, Raw] = dict(zip(names, zip(*replies, strict=True), strict=True)) if ids else {}
 
     def column(field: pa.Field) -> pa.Array:
-        if field.name in place:
-            return pa.repeat(_scalar(place[field.name], field.type), len(ids))
+        if field.name in constants:
+            return pa.repeat(_scalar(constants[field.name], field.type), len(ids))
         if field.name == "id":
             return _texts([job_id.encode("utf-8", "surrogateescape") for job_id in ids], field.type)
         return _typed(fields.get(JOB_FIELDS[field.name], ()), field.type)
@@ -79,21 +79,22 @@ def job_batch(
 def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
     """Return a batch of events of ``queue``, in the order of ``entries``.
 
-    Entries with the same fields are converted together: BullMQ's scripts write events of a dozen kinds, so a page of
-    thousands falls into a few groups, and no entry needs a mapping of its own.
+    Entries with the same fields are converted together. BullMQ's scripts write events of a dozen kinds, so thousands of
+    entries form a few groups, and no mapping per entry is needed.
     """
-    places: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
-    for place, (_, flat) in enumerate(entries):
-        places[tuple(flat[::2])].append(place)
-    groups = [_Group(names, [entries[place][1] for place in found]) for names, found in places.items()]
-    # Concatenated groups have another order than the entries: this maps each row back.
-    order = pc.array_sort_indices(pa.array([place for found in places.values() for place in found], pa.int32()))
+    indexes: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    for index, (_, flat) in enumerate(entries):
+        indexes[tuple(flat[::2])].append(index)
+    groups = [_Group(names, [entries[index][1] for index in group_indexes]) for names, group_indexes in indexes.items()]
+    # Concatenated groups have another order than the entries. This maps each row back.
+    positions = [index for group_indexes in indexes.values() for index in group_indexes]
+    order = pc.array_sort_indices(pa.array(positions, pa.int32()))
     ids = [entry_id for entry_id, _ in entries]
-    made = {"queue": lambda kind: pa.repeat(_scalar(queue, kind), len(ids)), **_id_columns(ids)}
+    columns = {"queue": lambda kind: pa.repeat(_scalar(queue, kind), len(ids)), **_id_columns(ids)}
 
     def column(field: pa.Field) -> pa.Array:
-        if field.name in made:
-            return made[field.name](field.type)
+        if field.name in columns:
+            return columns[field.name](field.type)
         parts = [group.column(field) for group in groups] or [pa.nulls(0, field.type)]
         return pa.concat_arrays(parts).take(order) if len(parts) > 1 else parts[0]
 
@@ -105,7 +106,7 @@ class _Group:
 
     def __init__(self, names: tuple[bytes, ...], flat: Sequence[Sequence[bytes]]) -> None:
         self._count = len(flat)
-        # If a field occurs twice, the last one counts.
+        # If a field occurs twice, the last value counts.
         self._values: dict[bytes, Raw] = dict(zip(names, list(zip(*flat, strict=True))[1::2], strict=True))
 
     def column(self, field: pa.Field) -> pa.Array:
@@ -115,12 +116,12 @@ class _Group:
         return pa.nulls(self._count, field.type) if values is None else _typed(values, field.type)
 
     def _extra(self, kind: pa.DataType) -> pa.Array:
-        more = {decode_text(name): values for name, values in self._values.items() if name not in _KNOWN}
-        if not more:
+        extra = {decode_text(name): values for name, values in self._values.items() if name not in _KNOWN}
+        if not extra:
             return pa.nulls(self._count, kind)
-        rows = zip(*more.values(), strict=True)
-        said = [json.dumps(dict(zip(more, map(decode_text, row), strict=True)), sort_keys=True) for row in rows]
-        return pa.array(said, kind)
+        rows = zip(*extra.values(), strict=True)
+        objects = [json.dumps(dict(zip(extra, map(decode_text, row), strict=True)), sort_keys=True) for row in rows]
+        return pa.array(objects, kind)
 
 
 def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Array]]:
@@ -129,13 +130,13 @@ def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Ar
     halves = pc.split_pattern(texts, "-")
     return {
         "event_id": texts.cast,
-        "event_ms": lambda kind: _half(pc.list_element(halves, 0), kind),
-        "event_seq": lambda kind: _half(pc.list_element(halves, 1), kind),
+        "event_ms": lambda kind: _id_part(pc.list_element(halves, 0), kind),
+        "event_seq": lambda kind: _id_part(pc.list_element(halves, 1), kind),
         "event_at": lambda kind: _as_times(pc.list_element(halves, 0), kind),
     }
 
 
-def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+def _id_part(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
@@ -143,22 +144,22 @@ def _half(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def gap_entry(gap: EventGap) -> RawEntry:
-    """Return the entry that represents lost events in a batch; it has the id before the gap."""
-    said: dict[str, object] = {
+    """Return the entry that represents lost events in a batch. It has the id before the gap."""
+    fields: dict[str, object] = {
         "event": GAP_EVENT,
         "lost": gap.lost,
         "exact": str(gap.exact).lower(),
         "reason": gap.reason.value,
     }
     if gap.first is not None:
-        said["first"] = str(gap.first)
-    return str(gap.after).encode(), [str(word).encode() for pair in said.items() for word in pair]
+        fields["first"] = str(gap.first)
+    return str(gap.after).encode(), [str(word).encode() for pair in fields.items() for word in pair]
 
 
 def count_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:
     """Return a batch with the number of jobs of ``queue``, one row for each state."""
-    made = {"queue": [queue] * len(counts), "state": list(counts), "jobs": list(counts.values())}
-    return pa.RecordBatch.from_arrays([pa.array(made[field.name], field.type) for field in schema], schema=schema)
+    columns = {"queue": [queue] * len(counts), "state": list(counts), "jobs": list(counts.values())}
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _typed(raw: Raw, kind: pa.DataType) -> pa.Array:
@@ -192,26 +193,26 @@ def _as_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     try:
-        found = _plain_numbers(texts, pa.int64())
+        numbers = _plain_numbers(texts, pa.int64())
     except pa.ArrowInvalid:
         raw = texts.cast(pa.binary()).to_pylist()
-        found = pa.array([_number(value, _FIRST_MS, MAX_TIME_MS) for value in raw], pa.int64())
-    shown = pc.and_(pc.greater_equal(found, _FIRST), pc.less_equal(found, _LAST))
-    return pc.multiply(pc.if_else(shown, found, _NONE), _THOUSAND).cast(kind)
+        numbers = pa.array([_number(value, _MIN_TIME_MS, MAX_TIME_MS) for value in raw], pa.int64())
+    in_range = pc.and_(pc.greater_equal(numbers, _MIN_TIME), pc.less_equal(numbers, _MAX_TIME))
+    return pc.multiply(pc.if_else(in_range, numbers, _NONE), _US_PER_MS).cast(kind)
 
 
 def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Convert numbers that are written with digits and a sign only.
+    """Convert numbers that consist of digits and a sign only.
 
     Raises:
-        pa.ArrowInvalid: One is not, or is too large.
+        pa.ArrowInvalid: A text is not such a number, or the number is too large.
     """
     if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
         raise pa.ArrowInvalid("0x10 is a number for Arrow, but not for Redis")
     return texts.cast(kind)
 
 
-def _number(value: bytes | None, least: int, most: int) -> int | None:
+def _number(value: bytes | None, min_value: int, max_value: int) -> int | None:
     if not value:
         return None
     try:
@@ -221,4 +222,4 @@ def _number(value: bytes | None, least: int, most: int) -> int | None:
             number = int(float(value))
         except (ValueError, OverflowError):
             return None
-    return number if least <= number <= most else None
+    return number if min_value <= number <= max_value else None

@@ -1,8 +1,8 @@
-"""A reader's connection: opened where it is needed, closed at the end of the ``with`` block, and retried.
+"""The connection of a reader, with retries.
 
-Spark creates readers in one process and uses copies of them in others, so no reader keeps a connection. All calls here
-only read, so a call whose reply was lost can simply be repeated. The server itself says whether it is a node of a
-cluster; then every call goes to the node that has its keys.
+Spark creates readers in one process and uses copies of them in other processes, so no reader keeps a connection. All
+calls only read, so a call whose reply was lost can be repeated. The server reports whether it is a node of a cluster;
+then every call goes to the node that has the call's keys.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
 R = TypeVar("R")
 
 ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
-"""Makes the call that continues from a cursor."""
+"""A function that returns the call that continues from a cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
 """How long a cluster may take to replace a node by a replica; with Redis' defaults it takes about 20 seconds."""
 
-_TRIES: Final = 4
-_LONG_PAUSE_MS: Final = 1_000
+_MAX_ATTEMPTS: Final = 4
+_MAX_PAUSE_MS: Final = 1_000
 
 
 class Connection:
     """Runs calls on one server or cluster, with retries.
 
     Args:
-        config: Where the server is, and the timeouts.
+        config: The location of the server, and the timeouts.
         patience_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: four
-            attempts, and one if the connection is refused.
+            attempts, but only one if the connection is refused.
     """
 
     def __init__(self, config: Config, *, patience_ms: int | None = None) -> None:
@@ -96,20 +96,20 @@ class Connection:
         return results
 
     def scan_all(self, step: ScanStep) -> set[str]:
-        """Return everything that a scan finds on every node; each call continues from the cursor of the one before.
+        """Return the results of a scan of all nodes; each call continues from the cursor of the previous call.
 
-        If slots have moved in the meantime, the scan starts again. Keys that are being moved to another node at that
-        moment may be missed.
+        If slots have moved in the meantime, the scan starts again. Keys that are being moved to another node may be
+        missed.
         """
 
         def scan(client: Client | ClusterClient) -> set[str]:
             if isinstance(client, Client):
                 return _scan(step, client.run)
-            found, seen = set[str](), None
-            while seen != (seen := client.nodes()):
-                for address in seen:
-                    found |= _scan(step, lambda call, there=address: client.run_at(there, call))  # type: ignore[misc]
-            return found
+            names, nodes = set[str](), None
+            while nodes != (nodes := client.nodes()):
+                for address in nodes:
+                    names |= _scan(step, lambda call, node=address: client.run_at(node, call))  # type: ignore[misc]
+            return names
 
         return self._retry(scan)
 
@@ -118,7 +118,7 @@ class Connection:
         return self._retry(lambda _: self._ensure_server_info())
 
     def _adapt(self, call: Call[R]) -> Call[R]:
-        """Return the call in a form that this server supports and its user is allowed to send."""
+        """Return the call in a form that the server supports and the user may send."""
         if (
             call.script is None
             or call.script.name not in READING
@@ -140,29 +140,29 @@ class Connection:
         return self._server
 
     def _retry(self, request: Callable[[Client | ClusterClient], R]) -> R:
-        failed, began_ms = 0, mono_ms()
+        failures, start_ms = 0, mono_ms()
         while True:
             try:
                 self._ensure_server_info()
                 with gc_paused():
                     return request(self._cluster or self._client)
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
-                failed += 1
-                if self._gives_up(failed, mono_ms() - began_ms, refused=getattr(exc, "refused", False)):
+                failures += 1
+                if self._gives_up(failures, mono_ms() - start_ms, refused=getattr(exc, "refused", False)):
                     raise
-                self._pause(failed)
+                self._pause(failures)
 
-    def _gives_up(self, failed: int, waited_ms: int, *, refused: bool) -> bool:
+    def _gives_up(self, failures: int, waited_ms: int, *, refused: bool) -> bool:
         """Return whether to stop retrying."""
         if self._patience_ms is not None:
             return waited_ms >= self._patience_ms
-        return refused or (failed >= _TRIES if self._cluster is None else waited_ms >= CLUSTER_PATIENCE_MS)
+        return refused or (failures >= _MAX_ATTEMPTS if self._cluster is None else waited_ms >= CLUSTER_PATIENCE_MS)
 
-    def _pause(self, failed: int) -> None:
-        longest_ms = self._config.reconnect_delay_max_ms
+    def _pause(self, failures: int) -> None:
+        max_pause_ms = self._config.reconnect_delay_max_ms
         if self._cluster is not None or self._patience_ms is not None:
-            longest_ms = min(longest_ms, _LONG_PAUSE_MS)
-        pause_ms = reconnect_delay_ms(failed, first_ms=self._config.reconnect_delay_ms, cap_ms=longest_ms)
+            max_pause_ms = min(max_pause_ms, _MAX_PAUSE_MS)
+        pause_ms = reconnect_delay_ms(failures, first_ms=self._config.reconnect_delay_ms, cap_ms=max_pause_ms)
         threading.Event().wait(pause_ms / 1000)
 
 
@@ -177,32 +177,32 @@ def broker_of(config: Config) -> Broker:
             config,
             publish_retries=100,
             publish_timeout_ms=None if limit_ms is None else max(limit_ms, CLUSTER_PATIENCE_MS),
-            reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _LONG_PAUSE_MS),
+            reconnect_delay_max_ms=min(config.reconnect_delay_max_ms, _MAX_PAUSE_MS),
         )
     return Broker(config, url, clustered=clustered)
 
 
 def _scan(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str, list[str]]]) -> set[str]:
-    found, cursor = set[str](), "0"
+    names, cursor = set[str](), "0"
     while True:
-        cursor, some = run(step(cursor))
-        found.update(some)
+        cursor, page = run(step(cursor))
+        names.update(page)
         if cursor == "0":
-            return found
+            return names
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector.
 
-    A page of replies is tens of thousands of lists without cycles. So many new objects trigger the collector again and
-    again, which takes two thirds of the time in which a page of events is read. Unused objects are still freed, by
-    reference counting. With several threads, the first one to finish turns it on again.
+    A page of replies consists of tens of thousands of lists without cycles. These objects trigger the collector many
+    times, which takes two thirds of the time of reading a page of events. Unused objects are still freed, by reference
+    counting. With several threads, the first thread that finishes turns the collector on again.
     """
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

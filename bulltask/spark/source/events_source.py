@@ -1,7 +1,7 @@
 """The batch readers of events and of counts.
 
-When the read is planned, the stream's content is split into ranges of ids, and each range knows how many entries it
-must return. The stream is bounded and may be trimmed while it is read; rows must not go missing silently.
+When the read is planned, the stream is split into ranges of ids, each with the number of entries that it must return.
+The stream is bounded and may be trimmed while it is read; missing rows must be detected.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["CountsReader", "EventsPartition", "EventsReader", "PushdownCountsRea
 
 @dataclass(frozen=True)
 class EventsPartition(InputPartition):
-    """Events that one task reads.
+    """The events that one task reads.
 
     Attributes:
-        queue: The user's name of the queue.
-        span: Which entries of which stream; ``None`` for a partition without events.
+        queue: The queue's name without the hash tag.
+        span: The range of entries; ``None`` for a partition without events.
     """
 
     queue: str = ""
@@ -44,10 +44,10 @@ class EventsPartition(InputPartition):
 
 
 class EventsReader(DataSourceReader):
-    """Reads all events that the streams hold when the read is planned.
+    """Reads all events that are in the streams when the read is planned.
 
     Args:
-        options: Where the queues are.
+        options: The location of the queues.
         schema: The columns to read, in order.
     """
 
@@ -56,22 +56,22 @@ class EventsReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> list[InputPartition]:
-        """Look at the streams and split them into ranges."""
+        """Query the streams and split them into ranges."""
         options = self._options
         foreign: list[QueueKeys] | None = [] if options.skip_foreign else None
         with Connection(options.config) as connection:
-            found = select_queues(connection, options, self._filters)
-            parts = [
+            queues = select_queues(connection, options, self._filters)
+            result = [
                 EventsPartition(keys.queue, span)
-                for keys, state in zip(found, read_states(connection, found, foreign), strict=True)
+                for keys, state in zip(queues, read_states(connection, queues, foreign), strict=True)
                 for span in _cut(connection, keys, state, options.per_partition)
             ]
         log_skipped({keys.name: not_a_stream_reason(keys) for keys in foreign or ()})
-        # Spark would replace an empty list by a partition of its own, which read() does not know.
-        return list[InputPartition](parts) or [EventsPartition()]
+        # Spark would replace an empty list by a default partition, which read() does not support.
+        return list[InputPartition](result) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, in batches; runs in another process than :meth:`partitions`.
+        """Read one range, in batches. Runs in another process than :meth:`partitions`.
 
         Raises:
             EventsLostError: Entries of the range were trimmed after it was planned.
@@ -91,18 +91,18 @@ class EventsReader(DataSourceReader):
 
 
 class PushdownEventsReader(EventsReader):
-    """A reader that queries only queues that a filter names. Spark refuses it unless filters are enabled."""
+    """A reader that queries only queues that a filter names. Spark rejects it unless filters are enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters on the queue; return those that Spark must still apply."""
-        return [one for one in filters if not self._filters.push_queue(one)]
+        return [item for item in filters if not self._filters.push_queue(item)]
 
 
 class CountsReader(DataSourceReader):
-    """Reads how many jobs each queue has in each state, one row for each state.
+    """Reads the number of jobs of each queue in each state, one row for each state.
 
     Args:
-        options: Where the queues are.
+        options: The location of the queues.
         schema: The columns to read, in order.
     """
 
@@ -115,7 +115,7 @@ class CountsReader(DataSourceReader):
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
-        """Count; runs in another process than :meth:`partitions`."""
+        """Count the jobs. Runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
             found = select_queues(connection, self._options, self._filters)
             numbers = iter(connection.run_many([state_size(keys, state) for keys in found for state in STATES]))
@@ -124,11 +124,11 @@ class CountsReader(DataSourceReader):
 
 
 class PushdownCountsReader(CountsReader):
-    """A reader that queries only queues that a filter names. Spark refuses it unless filters are enabled."""
+    """A reader that queries only queues that a filter names. Spark rejects it unless filters are enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Apply the filters on the queue; return those that Spark must still apply."""
-        return [one for one in filters if not self._filters.push_queue(one)]
+        return [item for item in filters if not self._filters.push_queue(item)]
 
 
 def _cut(connection: Connection, keys: QueueKeys, state: StreamState | None, size: int) -> list[EntryRange]:
@@ -136,11 +136,11 @@ def _cut(connection: Connection, keys: QueueKeys, state: StreamState | None, siz
     if state is None or state.first is None:
         return []
     spans: list[EntryRange] = []
-    after, left = state.first.before, state.length
-    while left > size:
+    after, remaining = state.first.before, state.length
+    while remaining > size:
         last, count = find_end(connection, keys, after, state.last, size)
         if last is None or last == state.last:
             break
         spans.append(EntryRange(keys.name, after, last, count))
-        after, left = last, left - count
-    return [*spans, EntryRange(keys.name, after, state.last, left)]
+        after, remaining = last, remaining - count
+    return [*spans, EntryRange(keys.name, after, state.last, remaining)]

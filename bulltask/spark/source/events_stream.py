@@ -1,7 +1,7 @@
-"""The streaming reader of events: batch after batch, each planned from the end of the one before.
+"""The streaming reader of events: it plans each batch from the end of the previous batch.
 
-Spark stores the end of each batch, asks for the next one, and after a crash asks for the same one again. So the reader
-keeps no state except what it has logged; losses are derived from the offsets and from the streams as they are.
+Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. So the
+reader keeps no state except for logging; losses are derived from the offsets and the current streams.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _PATIENCE_MS: Final = 60_000
 """How long a running stream waits for a server that is restarting and loading its data before the query fails."""
 
 
-_ReadStates = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
+_StateReader = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
 
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """Events that one task reads, or a record of lost ones.
+    """The events that one task reads, or a record of lost events.
 
     Attributes:
-        queue: The user's name of the queue.
-        piece: Which entries of which stream, or which of them are lost.
+        queue: The queue's name without the hash tag.
+        piece: The range of entries, or the lost entries.
     """
 
     queue: str
@@ -67,25 +67,25 @@ class StreamPartition(InputPartition):
 
 
 class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads the batches of one query; holds no connection and is cheap to create.
+    """Plans and reads the batches of one query. It holds no connection and is cheap to create.
 
     Args:
-        options: Which queues, how much at a time, and what to do about losses.
+        options: The queues, the limits, and the handling of losses.
         schema: The columns to read, in order.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
         self._target: Mapping[str, StreamState | None] | None = None
-        self._logged = set[str]()  # skipped queues that the log mentions
-        self._limits: dict[str, int] = {}  # how many events each stream kept when the previous batch was planned
+        self._logged = set[str]()  # skipped queues that were logged
+        self._limits: dict[str, int] = {}  # the length limit of each stream when the previous batch was planned
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins with each queue."""
-        begun = dict[str, QueueOffset]()
-        for queue, now in self._all_states(patience_ms=None).items():  # the address may be wrong: fail early
-            begun[queue] = with_stream_end(first_offset(now, self._options.starts_at(queue)), now)
-        return encode_offsets(begun, begun)
+        """Return the start offsets of a new query."""
+        offsets = dict[str, QueueOffset]()
+        for queue, state in self._all_states(patience_ms=None).items():  # fail early if the address is wrong
+            offsets[queue] = with_stream_end(first_offset(state, self._options.starts_at(queue)), state)
+        return encode_offsets(offsets, offsets)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that ``maxEventsPerTrigger`` sets."""
@@ -93,7 +93,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember how far the streams go now: the query ends when it has read that."""
+        """Store the current ends of the streams, at which the query ends."""
         self._target = self._all_states()
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -107,49 +107,53 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # A queue that is new in a list may have existed for long; with "all queues" it has just appeared.
-        rules = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
-        before = decode_offsets(start)
+        # A queue that is new in a list may be old; with "all queues", a new queue was just created.
+        limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
+        start_offsets = decode_offsets(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            found = self._find(connection)
-            self._compare_limits(connection, found.queues)
-            queues = {keys.name for keys in found.queues}
+            selection = self._find(connection)
+            self._compare_limits(connection, selection.queues)
+            queues = {keys.name for keys in selection.queues}
             if self._options.every:
-                queues.update(before.keys() - found.skipped)  # also deleted queues, so that unread events are counted
+                # Including deleted queues, so that their unread events are counted.
+                queues.update(start_offsets.keys() - selection.skipped)
             planned = plan_batch(
-                before, _RedisStreams(connection, self._options.config.prefix, self._states), sorted(queues), rules
+                start_offsets,
+                _RedisStreams(connection, self._options.config.prefix, self._states),
+                sorted(queues),
+                limits,
             )
         self._fail_for(planned.gaps)
-        if planned.end == before:
-            return start  # the same text
-        return encode_offsets(planned.end, before if before == batch_start(None, start) else None)
+        if planned.end == start_offsets:
+            return start  # so that Spark sees the same text
+        return encode_offsets(planned.end, start_offsets if start_offsets == batch_start(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Split a planned batch into tasks.
 
         Raises:
-            EventsLostError: As for :meth:`latestOffset`; the batch may have been planned before a crash.
+            EventsLostError: As for :meth:`latestOffset`, because the batch may have been planned before a crash.
         """
-        before, parts = batch_start(start, end) or {}, list[InputPartition]()
+        start_offsets, result = batch_start(start, end) or {}, list[InputPartition]()
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            for queue, state, upto in self._now(connection, end):
-                gaps, span = split_range(queue.name, before.get(queue.name), upto, state)
+            for queue, state, end_offset in self._now(connection, end):
+                gaps, span = split_range(queue.name, start_offsets.get(queue.name), end_offset, state)
                 self._fail_for(gaps)
-                pieces, late = _pieces(connection, queue, span, self._options.per_partition)
-                self._fail_for(late)
+                pieces, late_gaps = _pieces(connection, queue, span, self._options.per_partition)
+                self._fail_for(late_gaps)
                 if self._options.gap_rows:
-                    parts += [StreamPartition(queue.queue, gap) for gap in (*gaps, *late)]
-                parts += [StreamPartition(queue.queue, piece) for piece in pieces]
-        return parts
+                    result += [StreamPartition(queue.queue, gap) for gap in (*gaps, *late_gaps)]
+                result += [StreamPartition(queue.queue, piece) for piece in pieces]
+        return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one piece, in batches; runs in another process than the other methods.
+        """Read one piece, in batches. Runs in another process than all other methods.
 
         Raises:
-            EventsLostError: Some of its entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
+            EventsLostError: Entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
         """
         assert isinstance(partition, StreamPartition)
-        piece, count, page, left = partition.piece, 0, BEGINNING, None
+        piece, count, page, remaining_first = partition.piece, 0, BEGINNING, None
         if isinstance(piece, EventGap):
             yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
@@ -159,9 +163,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
                 yield event_batch(self._schema, partition.queue, entries)
             if piece.missing(count):
-                left = _first_left(connection, keys)
-        # Trims remove from the beginning: what is missing was before the last page, or after it if nothing is left.
-        gap = piece.gap(count, None if left is None else max(left, page))
+                remaining_first = _first_entry(connection, keys)
+        # Trims remove from the beginning: missing entries were before the last page, or after it if nothing is left.
+        gap = piece.gap(count, None if remaining_first is None else max(remaining_first, page))
         if gap is not None:
             self._fail_for([gap])
             if self._options.gap_rows:
@@ -198,7 +202,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._limits[keys.name] = limit
 
     def _log_skipped(self, skipped: Mapping[str, str]) -> None:
-        log_skipped({queue: why for queue, why in skipped.items() if queue not in self._logged})
+        log_skipped({queue: reason for queue, reason in skipped.items() if queue not in self._logged})
         self._logged.update(skipped)
 
     def _all_states(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, StreamState | None]:
@@ -218,32 +222,32 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _RedisStreams:
-    """Answers the requests of a plan (``planning.EventStreams``)."""
+    """The streams in Redis; implements ``planning.EventStreams``."""
 
-    def __init__(self, connection: Connection, prefix: str, read_states: _ReadStates) -> None:
+    def __init__(self, connection: Connection, prefix: str, read_states: _StateReader) -> None:
         self._connection, self._prefix, self._read_states = connection, prefix, read_states
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         state = self._read_states(self._connection, [self._keys(queue) for queue in queues])
         return dict(zip(queues, state, strict=True))
 
-    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
-        return [self._scan(question) for question in questions]
+    def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
+        return [self._scan(request) for request in requests]
 
-    def _scan(self, question: ScanRequest) -> ScanResult:
-        keys = self._keys(question.queue)
-        wanted = SPAN if question.max_entries is None else min(SPAN, question.max_entries)
-        asked = [
+    def _scan(self, request: ScanRequest) -> ScanResult:
+        keys = self._keys(request.queue)
+        max_count = SPAN if request.max_entries is None else min(SPAN, request.max_entries)
+        calls = [
             stream_exists(keys),
             stream_info(keys),
-            span_end(keys, str(question.after), str(question.until), wanted),
+            span_end(keys, str(request.after), str(request.until), max_count),
         ]
-        there, info, end = self._connection.try_atomically(asked)
+        exists, info, end = self._connection.try_atomically(calls)
         if isinstance(end, Exception):
             raise end
-        state = parse_state(there, info)
-        more = end.count == wanted and wanted != question.max_entries
-        return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, state, more)
+        state = parse_state(exists, info)
+        truncated = end.count == max_count and max_count != request.max_entries
+        return ScanResult(StreamId.parse(end.last) if end.count else None, end.count, state, truncated)
 
     def _keys(self, queue: str) -> QueueKeys:
         return QueueKeys(self._prefix, queue)
@@ -252,23 +256,23 @@ class _RedisStreams:
 def _pieces(
     connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
 ) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
-    """Split a range into pieces of up to ``size`` entries; also return what was trimmed from it in the meantime.
+    """Split a range into pieces of up to ``size`` entries; also return the gaps from trims in the meantime.
 
-    Every piece is counted, including the last: what a trim takes from the first would otherwise be missing in the last,
-    as a gap in the wrong place.
+    Every piece is counted, including the last piece. Otherwise entries that are trimmed from the first piece would be
+    recorded as a gap in the last piece.
     """
     if span is None or span.expect is None or span.expect <= size:
         return [] if span is None else [span], []
-    pieces = list(_cut(connection, keys, span, size))
-    if not (missing := span.missing(sum(count for _, count in pieces))):
-        return [piece for piece, _ in pieces], []
-    first = _first_left(connection, keys)
+    counted_pieces = list(_cut(connection, keys, span, size))
+    if not (missing := span.missing(sum(count for _, count in counted_pieces))):
+        return [piece for piece, _ in counted_pieces], []
+    first = _first_entry(connection, keys)
     gap = EventGap(span.queue, span.after, first, missing, exact=True, reason=LossReason.AT_READ)
-    return [piece for piece, _ in pieces], [gap]
+    return [piece for piece, _ in counted_pieces], [gap]
 
 
 def _cut(connection: Connection, keys: QueueKeys, span: EntryRange, size: int) -> Iterator[tuple[EntryRange, int]]:
-    """Yield what is left of the range, in pieces of ``size`` entries, and how many each piece has."""
+    """Yield the remaining range in pieces of ``size`` entries, with the number of entries of each piece."""
     after, count = span.after, size
     while count == size:
         last, count = find_end(connection, keys, after, span.upto, size)
@@ -277,6 +281,6 @@ def _cut(connection: Connection, keys: QueueKeys, span: EntryRange, size: int) -
             after = last
 
 
-def _first_left(connection: Connection, keys: QueueKeys) -> StreamId | None:
+def _first_entry(connection: Connection, keys: QueueKeys) -> StreamId | None:
     state = read_states(connection, [keys])[0]
     return None if state is None else state.first

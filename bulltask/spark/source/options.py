@@ -1,13 +1,12 @@
-"""The options of ``format("bulltask")``: one table of them, checked before any task starts, also when they come from
-SQL.
+"""The options of ``format("bulltask")``, checked before any task starts, also for SQL.
 
 Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
 missing option is a ``ConfigError`` whose message begins with a code: an option that is silently ignored would read the
 wrong rows.
 
-Where Redis is and how queues are spelled are settings of bulltask. Here an option overrides the environment
-(``BULLTASK_BROKER_URL`` …), because a read may go to a replica while the write beside it must not. Both are looked up
-where the query is planned, and travel to the executors with the plan.
+The location of Redis and the names of queues are settings of bulltask. Options override the environment
+(``BULLTASK_BROKER_URL`` …), because a read may use a replica while a write must not. Both are resolved where the query
+is planned, and are sent to the executors with the plan.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = [
     "EVERY",
     "OPTIONS",
     "REQUIRED",
-    "SPARKS_OWN",
+    "SPARK_OPTIONS",
     "CountsOptions",
     "EventsOptions",
     "JobsOptions",
@@ -52,14 +51,14 @@ EVERY: Final = "*"
 """All queues under the prefix."""
 
 REQUIRED: Final = object()
-"""The default of an option without one."""
+"""The default of a required option."""
 
-SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options that Spark's own methods leave among those of the source, in lower case."""
+SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options that Spark's methods add to the options of the source, in lower case."""
 
 STATES: Final = (*LISTS, *SETS)
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
 Table = Literal["jobs", "events", "counts"]
 OptionsT = TypeVar("OptionsT", bound="SourceOptions")
@@ -69,7 +68,7 @@ _SETTINGS: Final = {"url": "broker_url", "prefix": "prefix", "hash_tag": "queue_
 
 
 class Use(StrEnum):
-    """What a source or sink is used for."""
+    """A use of the source or the sink."""
 
     JOBS = "batch read of jobs"
     EVENTS = "batch read of events"
@@ -81,7 +80,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table: an option's name, field, uses, parser, default and help."""
+    """An option with its name, field, uses, parser, default and help."""
 
     name: str
     field: str
@@ -91,44 +90,44 @@ class Option:
     doc: str
 
 
-# Parsers of values. For an invalid value each raises ConfigError with a message that names the option.
+# Parsers of values. For an invalid value, each parser raises ConfigError with a message that names the option.
 
 
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return names of queues, each once: ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
+    """Return unique names of queues from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and text.startswith("["):
         text = _json(text, name, list)
-    if EVERY in (found := parse_names(text, name)) and len(found) > 1:
+    if EVERY in (names := parse_names(text, name)) and len(names) > 1:
         raise ConfigError(f"{name} must be '*' alone or names of queues, not {value!r}")
-    if not found:
-        raise ConfigError(f"{name} must name a queue, or be '*' for all; it is {value!r}")
-    return tuple(dict.fromkeys(one if one == EVERY else _queue_name(one, name) for one in found))
+    if not names:
+        raise ConfigError(f"{name} must name a queue, or be '*' for all queues, not {value!r}")
+    return tuple(dict.fromkeys(queue if queue == EVERY else _queue_name(queue, name) for queue in names))
 
 
 def _job_states(value: Any, name: str) -> tuple[str, ...]:
-    """Return states of jobs, each once, by BullMQ's names; ``waiting`` is ``wait`` and ``paused``."""
-    one = choice(*STATES, "waiting")
-    found = [one(word, name) for word in parse_names(value, name)]
-    if not found:
-        raise ConfigError(f"{name} must name a state, one or more of {', '.join(STATES)}; it is {value!r}")
-    return tuple(dict.fromkeys(s for word in found for s in (("wait", "paused") if word == "waiting" else (word,))))
+    """Return unique states of jobs, by BullMQ's names; ``waiting`` stands for ``wait`` and ``paused``."""
+    parse_state = choice(*STATES, "waiting")
+    states = [parse_state(word, name) for word in parse_names(value, name)]
+    if not states:
+        raise ConfigError(f"{name} must name one or more states of {', '.join(STATES)}, not {value!r}")
+    return tuple(dict.fromkeys(s for word in states for s in (("wait", "paused") if word == "waiting" else (word,))))
 
 
 def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
-    """Return where a stream begins: ``earliest``, ``latest``, or an id for each of some queues."""
+    """Return where a stream begins: ``earliest``, ``latest``, or ids by queue."""
     text = str(value).strip()
     if not text.startswith("{"):
         return str(choice("earliest", "latest")(text, name))
-    return {_queue_name(queue, name): _id(given, name) for queue, given in _json(text, name, dict).items()}
+    return {_queue_name(queue, name): _id(start, name) for queue, start in _json(text, name, dict).items()}
 
 
 def _duration_ms(value: Any, name: str) -> int:
     """Return a duration in ms: seconds, or a number followed by s, m, h or d."""
-    found = _LENGTH.fullmatch(str(value).strip())
-    ms = int(float(found[1]) * _UNITS_MS[found[2] or "s"]) if found else 0
+    match = _DURATION.fullmatch(str(value).strip())
+    ms = int(float(match[1]) * _UNITS_MS[match[2] or "s"]) if match else 0
     if ms < 1:
-        raise ConfigError(f"{name} must be a length of time like 90, 15m, 12h or 7d, not {value!r}")
+        raise ConfigError(f"{name} must be a duration like 90, 15m, 12h or 7d, not {value!r}")
     return ms
 
 
@@ -139,12 +138,12 @@ def _job_options(value: Any, name: str) -> Mapping[str, Any]:
 
 def _json(text: str, name: str, kind: type) -> Any:
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, kind):
-        raise ConfigError(f"{name} must be JSON, {'an object' if kind is dict else 'a list'}; it is {text!r}")
-    return found
+        parsed = None
+    if not isinstance(parsed, kind):
+        raise ConfigError(f"{name} must be JSON, {'an object' if kind is dict else 'a list'}, not {text!r}")
+    return parsed
 
 
 def _queue_name(value: Any, name: str) -> str:
@@ -155,7 +154,7 @@ def _queue_name(value: Any, name: str) -> str:
 
 
 def _id(value: Any, name: str) -> StreamId:
-    """Return the id after which to begin; a number of milliseconds begins with the first entry of that millisecond."""
+    """Return the id after which to begin. A number stands for the beginning of that millisecond."""
     text = str(value)
     try:
         return StreamId(int(text), 0).before if text.isdecimal() else StreamId.parse(text)
@@ -173,32 +172,55 @@ _WRITES = frozenset({Use.WRITE, Use.WRITE_STREAM})
 
 _O = Option
 OPTIONS: Final = (
-    _O("url", "url", _ALL, optional(url), None, "where Redis is; else BULLTASK_BROKER_URL"),
-    _O("prefix", "prefix", _ALL, optional(plain_text), None, "first part of every BullMQ key; else BULLTASK_PREFIX"),
+    _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
+    _O(
+        "prefix", "prefix", _ALL, optional(plain_text), None, "first part of every BullMQ key; default: BULLTASK_PREFIX"
+    ),
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
-    _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all"),
-    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; otherwise, a column of that name"),
-    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "skip queues that a lake cannot hold"),
+    _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
+    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column queue"),
+    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "skip queues that a lake cannot record"),
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
-    _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "limit of tasks; 2 for each core"),
-    _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "jobs that justify one more task"),
-    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only one query for each load()"),
-    _O("batch", "batch", _JOBS, integer(1, 100_000), 1_000, "jobs of one round trip"),
-    _O("batch", "batch", _EVENTS, integer(1, 100_000), 5_000, "events of one round trip"),
-    _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs of one round trip"),
-    _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events of one task"),
+    _O(
+        "numPartitions",
+        "partitions",
+        _JOBS,
+        optional(integer(1, 10_000)),
+        None,
+        "maximum number of tasks; default: 2 for each core",
+    ),
+    _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per task"),
+    _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only for one query per load()"),
+    _O("batch", "batch", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip"),
+    _O("batch", "batch", _EVENTS, integer(1, 100_000), 5_000, "events per round trip"),
+    _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs per round trip"),
+    _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per task"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
-    _O("maxEventsPerTrigger", "max_events", _STREAM, optional(integer(1)), 200_000, "events of a batch; none: all"),
-    _O("alignQueues", "align", _STREAM, flag, True, "no queue is read beyond the time of the slowest"),
-    _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "stop if events were trimmed before they were read"),
-    _O("gapRows", "gap_rows", _STREAM, flag, False, "otherwise, a row 'bulltask.gap' records the loss"),
-    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "part of derived job ids, to repeat a write"),
-    _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "the column with job ids; 'id' if there is one"),
-    _O("fence", "fence", _WRITES, flag, True, "do not add a job again that was added and removed"),
+    _O(
+        "maxEventsPerTrigger",
+        "max_events",
+        _STREAM,
+        optional(integer(1)),
+        200_000,
+        "maximum number of events per batch; none: no limit",
+    ),
+    _O("alignQueues", "align", _STREAM, flag, True, "read no queue beyond the time of the slowest queue"),
+    _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
+    _O("gapRows", "gap_rows", _STREAM, flag, False, "if not failing, emit a row 'bulltask.gap' for lost events"),
+    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),
+    _O(
+        "idColumn",
+        "id_column",
+        _WRITES,
+        optional(plain_text),
+        None,
+        "the column with job ids; default: 'id' if it exists",
+    ),
+    _O("fence", "fence", _WRITES, flag, True, "do not add a job again after it was removed"),
     _O("fenceTtl", "fence_ttl_ms", _WRITES, _duration_ms, "7d", "how long the fence is kept"),
-    _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job, as for Queue.add, in JSON"),
+    _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
 )
 
 
@@ -207,26 +229,26 @@ class SourceOptions:
     """The options of every read and write.
 
     Attributes:
-        config: Bulltask's settings for where Redis is and how queues are spelled.
+        config: The settings for the location of Redis and the names of queues.
     """
 
     use: ClassVar[Use]
     config: Config = field(repr=False)  # its URL may have a password
 
     def keys(self, queue: str) -> QueueKeys:
-        """Return the keys of a queue, given the user's name."""
+        """Return the keys of a queue, given its name without the hash tag."""
         return QueueKeys(self.config.prefix, self.wire_name(queue), queue)
 
     def wire_name(self, queue: str) -> str:
-        """Return BullMQ's name of a queue: offsets contain it, so they stay valid when ``queueHashTag`` changes."""
+        """Return BullMQ's name of a queue. Offsets contain it, so they stay valid when ``queueHashTag`` changes."""
         return wire_name(queue, hash_tag=self.config.queue_hash_tag)
 
-    def user_name(self, found: str) -> str | None:
-        """Return the user's name of a queue that was found in Redis; ``None`` if no name leads to it.
+    def user_name(self, stored_name: str) -> str | None:
+        """Return bulltask's name of a queue in Redis; ``None`` if bulltask has no name for it.
 
-        With hash tags on, ``{emails}`` is ``emails``, and a queue ``emails`` without braces cannot be named.
+        With ``queueHashTag``, ``{emails}`` is ``emails``, and a queue ``emails`` without braces has no name.
         """
-        return user_name(found, hash_tag=self.config.queue_hash_tag)
+        return user_name(stored_name, hash_tag=self.config.queue_hash_tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +256,7 @@ class ReadOptions(SourceOptions):
     """The options of every read.
 
     Attributes:
-        queues: The user's names of the queues, each once; empty for all queues.
+        queues: Unique names of queues; empty for all queues.
         every: Whether all queues of the prefix are read.
         skip_foreign: Whether queues that a lake cannot hold are skipped.
         table: What is read.
@@ -293,9 +315,9 @@ class StreamOptions(ReadOptions):
         """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
         if isinstance(self.starting, str):
             return self.starting
-        # A queue that the user cannot name has BullMQ's name, also in the rows.
-        shown = self.user_name(queue) or queue
-        named = (at for name, at in self.starting.items() if shown == name or self.wire_name(name) == queue)
+        # A queue without a name in bulltask has BullMQ's name, also in the rows.
+        queue_name = self.user_name(queue) or queue
+        named = (start for name, start in self.starting.items() if queue_name == name or self.wire_name(name) == queue)
         return next(named, "earliest")
 
 
@@ -313,22 +335,22 @@ class WriteOptions(SourceOptions):
     job_opts: Mapping[str, Any]
 
 
-def user_name(found: str, *, hash_tag: bool) -> str | None:
-    """Return the user's name of a queue, given BullMQ's; ``None`` if no name leads to it."""
+def user_name(stored_name: str, *, hash_tag: bool) -> str | None:
+    """Return bulltask's name of a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
     if not hash_tag:
-        return found
-    bare = found[1:-1] if found.startswith("{") and found.endswith("}") else found
-    return next((name for name in (bare, found) if wire_name(name, hash_tag=hash_tag) == found), None)
+        return stored_name
+    inner = stored_name[1:-1] if stored_name.startswith("{") and stored_name.endswith("}") else stored_name
+    return next((name for name in (inner, stored_name) if wire_name(name, hash_tag=hash_tag) == stored_name), None)
 
 
 def table_of(options: Mapping[str, str]) -> Table:
-    """Return which table a batch read is about; ``jobs`` by default.
+    """Return the table of a batch read; default: ``jobs``.
 
     Raises:
-        ConfigError: There is no such table.
+        ConfigError: The table does not exist.
     """
     row = next(row for row in OPTIONS if row.name == "table")
-    return cast("Table", _value(row, _lowered(options)))
+    return cast("Table", _value(row, _lower_names(options)))
 
 
 def read_options(
@@ -339,43 +361,43 @@ def read_options(
     Args:
         kind: The use: :class:`JobsOptions`, :class:`StreamOptions` …
         options: As Spark passes them; the case of their names does not matter.
-        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; this process' own by default.
+        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; default: this process' environment.
 
     Raises:
-        ConfigError: An option is unknown, invalid, missing, or has no meaning for this use. The message begins with
+        ConfigError: An option is unknown, invalid, missing, or not supported by this use. The message begins with
             ``[BULLTASK_OPTION_UNKNOWN]``, ``[BULLTASK_OPTION_INVALID]`` or ``[BULLTASK_OPTION_MISSING]``, names the
             option and shows no password.
     """
-    options = given = _lowered(options)
+    options = given = _lower_names(options)
     rows = [row for row in OPTIONS if kind.use in row.uses]
     _reject_unknown(given, rows, kind.use)
     fields = {row.field: _value(row, given) for row in rows}
     fields["config"] = resolve_config({_SETTINGS[name]: fields.pop(name) for name in _SETTINGS}, environ)
     if "queues" in fields:
         fields["every"] = fields["queues"] == (EVERY,)
-        fields["queues"] = () if fields["every"] else _distinct(fields["queues"], fields["config"])
+        fields["queues"] = () if fields["every"] else _unique_queues(fields["queues"], fields["config"])
     return kind(**fields)
 
 
-def _lowered(options: Mapping[str, str]) -> dict[str, str]:
+def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     given = {str(name).lower(): value for name, value in options.items()}
-    if "url" in given:  # from here on no variable shows its password
+    if "url" in given:  # from now on no variable shows the password
         given["url"] = SecretUrl(given["url"]).get_secret_value()
-    return {name: value for name, value in given.items() if name not in SPARKS_OWN}
+    return {name: value for name, value in given.items() if name not in SPARK_OPTIONS}
 
 
 def _reject_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> None:
-    here = {row.name.lower(): row.name for row in rows}
-    elsewhere = {row.name.lower(): row for row in OPTIONS}
+    supported = {row.name.lower(): row.name for row in rows}
+    all_options = {row.name.lower(): row for row in OPTIONS}
     for name in given:
-        if name in here:
+        if name in supported:
             continue
-        if row := elsewhere.get(name):
-            uses = ", ".join(sorted(use for one in OPTIONS if one.name == row.name for use in one.uses))
+        if row := all_options.get(name):
+            uses = ", ".join(sorted(use for option in OPTIONS if option.name == row.name for use in option.uses))
             raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is one of: {uses}")
-        hint = did_you_mean(name, here)
-        for low, spelled in here.items():
-            hint = hint.replace(repr(low), repr(spelled))
+        hint = did_you_mean(name, supported)
+        for lowered, option_name in supported.items():
+            hint = hint.replace(repr(lowered), repr(option_name))
         raise option_error("UNKNOWN", f"a {use} has no option {name}{hint}")
 
 
@@ -390,10 +412,10 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
     try:
         return row.parse(value, f"option {row.name}")
     except ConfigError as exc:
-        raise option_error("INVALID", str(exc)) from None  # the cause's message is the same, and Spark would print both
+        raise option_error("INVALID", str(exc)) from None  # Spark would print the same message twice
 
 
-def _distinct(queues: Iterable[str], config: Config) -> tuple[str, ...]:
-    """Keep each queue once: with hash tags on, ``emails`` and ``{emails}`` are the same."""
-    spelled = {wire_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
-    return tuple(spelled.values())
+def _unique_queues(queues: Iterable[str], config: Config) -> tuple[str, ...]:
+    """Remove duplicates: with ``queueHashTag``, ``emails`` and ``{emails}`` are the same queue."""
+    by_wire_name = {wire_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
+    return tuple(by_wire_name.values())

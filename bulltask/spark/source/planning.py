@@ -1,8 +1,8 @@
-"""Plan where the next batch of events ends: one budget, shared by all queues, and one time for all of them.
+"""Plan the end of the next batch of events: one batch limit and one time limit for all queues.
 
 Queues with different traffic must stay close in time. A query that groups by minutes drops events that are older than
 its watermark, and the queue that is furthest ahead moves the watermark. So no queue is read beyond the time at which
-the slowest queue that still has events was cut off.
+the slowest queue with more events was cut off.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The answer to a `ScanRequest`, or the first part of it.
+    """The result of a `ScanRequest`, or its first part.
 
     Attributes:
-        last: Id of the last entry found; ``None`` if there is none.
-        count: How many entries were found.
+        last: Id of the last entry; ``None`` without entries.
+        count: The number of entries.
         state: The stream at the moment of counting (in the same transaction), so that a trim between two calls is
-            noticed.
-        truncated: The server stopped early so as not to block other clients; the plan asks again for what comes after
-            ``last``.
+            detected.
+        truncated: Whether the scan stopped early in order not to block other clients. The plan continues the scan
+            after ``last``.
     """
 
     last: StreamId | None
@@ -59,19 +59,18 @@ class ScanResult:
 
 @dataclass(slots=True)
 class QueueProgress:
-    """How far a plan reads one queue: from ``start`` towards ``target_offset``. ``end`` moves while the batch is
-    planned.
+    """The planned progress of one queue, from ``start`` towards ``target_offset``. ``end`` moves during planning.
 
     Attributes:
         queue: BullMQ's name of the queue.
-        start: Where the previous batch ended.
-        base: The same, adjusted to the stream as it is now.
-        end: Where this batch ends.
+        start: The end of the previous batch.
+        base: ``start``, adjusted to the current stream.
+        end: The end of this batch.
         state: The stream when it was last queried.
-        target_offset: Where the entries end; ``None`` if this batch reads none of them.
-        is_new: The previous batch did not know the queue.
-        loss: A loss that cannot be counted and therefore does not show in the offsets.
-        seen_count: How many entries were seen after ``start``, by the previous batch or while this one is planned.
+        target_offset: The offset of the last entry to read; ``None`` if this batch reads no entries.
+        is_new: Whether the queue is new in this batch.
+        loss: A loss that cannot be counted and so does not change the offsets.
+        seen_count: The number of entries seen after ``start``, by the previous batch or during planning.
     """
 
     queue: str
@@ -88,7 +87,7 @@ class QueueProgress:
     def reading(
         cls, queue: str, start: QueueOffset, state: StreamState | None, target_offset: QueueOffset | None
     ) -> QueueProgress:
-        """Start with a queue that is being read."""
+        """Return the progress of a queue that is being read."""
         progress = cls(queue, start, start, start, state, target_offset, seen_count=start.pending)
         progress._reconcile(state)
         progress.base = progress.end
@@ -96,24 +95,24 @@ class QueueProgress:
 
     @classmethod
     def discovered(cls, queue: str, start: QueueOffset, state: StreamState | None) -> QueueProgress:
-        """Start with a new queue; it is read from the next batch on."""
+        """Return the progress of a new queue, which is read from the next batch on."""
         return cls(queue, start, start, start, state, None, is_new=True)
 
     @property
     def recreated(self) -> bool:
-        """Whether the stream turned out to be another one; that one is read from the next batch on."""
+        """Whether the stream is another stream, which is read from the next batch on."""
         return self.end.generation != self.start.generation
 
     @property
     def planned_offset(self) -> QueueOffset:
-        """``end`` together with the end of the stream; unchanged, byte for byte, if there is nothing to plan."""
+        """``end`` with the end of the stream; unchanged, byte for byte, if there is nothing to plan."""
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             return with_stream_end(self.end, self.state) if self.is_new or self.recreated else self.end
         return with_stream_end(self.end, self.state)
 
     @property
     def pending(self) -> int:
-        """How many entries could be read; if they cannot be counted, how many the stream holds."""
+        """The number of entries that could be read; if it is unknown, the length of the stream."""
         if self.state is None or self.target_offset is None or self.recreated or self.end.id >= self.target_offset.id:
             return 0
         if self.end.ordinal is None or self.target_offset.ordinal is None:
@@ -122,7 +121,7 @@ class QueueProgress:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The time in ms that other queues must not pass, if this queue has entries after it, else ``None``."""
+        """The time in ms that other queues must not pass; ``None`` if this queue has no later entries."""
         if self.target_offset is not None and not self.recreated:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.recreated):
@@ -133,7 +132,7 @@ class QueueProgress:
 
     @property
     def gap(self) -> EventGap | None:
-        """What was lost between ``start`` and ``end``."""
+        """The gap between ``start`` and ``end``."""
         lost = self.end.lost - self.start.lost
         if self.loss is not None and not self.loss.exact:
             return replace(self.loss, lost=lost)
@@ -147,18 +146,18 @@ class QueueProgress:
         if self.target_offset is not None:
             self.end = replace(self.target_offset, lost=self.end.lost, generation=self.end.generation)
 
-    def advance(self, scan: ScanResult) -> None:
-        """Move past the entries that were counted."""
-        self._reconcile(scan.state)
-        if self.recreated or scan.last is None or scan.state is None:
+    def advance(self, result: ScanResult) -> None:
+        """Move past the counted entries."""
+        self._reconcile(result.state)
+        if self.recreated or result.last is None or result.state is None:
             return
-        ordinal = None if self.end.ordinal is None else self.end.ordinal + scan.count
-        if scan.last == scan.state.last:
-            ordinal = scan.state.added
-        self.end = replace(self.end, id=scan.last, ordinal=ordinal)
+        ordinal = None if self.end.ordinal is None else self.end.ordinal + result.count
+        if result.last == result.state.last:
+            ordinal = result.state.added
+        self.end = replace(self.end, id=result.last, ordinal=ordinal)
 
     def _reconcile(self, state: StreamState | None) -> None:
-        """Adjust ``end`` to the stream as it is now, but do not pass the target."""
+        """Adjust ``end`` to the current stream, but do not pass the target."""
         self.state = state
         settled, gap = reconcile(self.queue, self.end, state)
         if settled.generation != self.start.generation:
@@ -166,14 +165,14 @@ class QueueProgress:
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
         if self.target_offset is None or self.start.id >= self.target_offset.id:
-            self.end = self.start  # this batch reads nothing of the queue, so nothing is missing yet
+            self.end = self.start  # this batch reads no entries of the queue, so nothing is missing yet
         elif settled.id <= self.target_offset.id:
             self.end, self.loss = with_stream_end(settled, state), gap or self.loss
         else:
             self._skip_to_target(self.target_offset)
 
     def _skip_to_target(self, target_offset: QueueOffset) -> None:
-        """Handle a trim that passed the target; what it removed after the target is a loss of later batches."""
+        """Handle a trim beyond the target. Entries that it removed after the target are a loss of later batches."""
         lost = self.start.lost
         if target_offset.ordinal is not None and self.start.ordinal is not None:
             lost += target_offset.ordinal - self.start.ordinal
@@ -182,13 +181,13 @@ class QueueProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """Ask where the next entries of a queue end.
+    """A request for the last of a queue's next entries.
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: Entries after this id count.
-        until: The last id that counts.
-        max_entries: How many entries to count at most; ``None`` for no limit.
+        after: Count entries after this id.
+        until: Count entries up to this id.
+        max_entries: The maximum number of entries to count; ``None`` for no limit.
     """
 
     queue: str
@@ -198,20 +197,20 @@ class ScanRequest:
 
 
 class EventStreams(Protocol):
-    """What a plan needs to know about streams; all requests of a call may share one pipeline."""
+    """The interface to streams that a plan needs. All requests of a call may use one pipeline."""
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         """Return the state of each stream; ``None`` for a stream that does not exist."""
         ...
 
-    def scan(self, questions: Sequence[ScanRequest]) -> Sequence[ScanResult]:
+    def scan(self, requests: Sequence[ScanRequest]) -> Sequence[ScanResult]:
         """Return the results in the order of the requests."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A planned batch: where it ends, and which losses were found before that."""
+    """A planned batch: its end, and the losses before its end."""
 
     end: Offsets
     gaps: tuple[EventGap, ...]
@@ -219,15 +218,15 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How many entries a batch reads, and from which queues.
+    """The limits of a batch.
 
     Attributes:
-        max_entries: For all queues together; but each queue that has entries contributes at least one. ``None``: no
-            limit.
-        align: No queue passes the time at which the slowest was cut off.
-        count_missed: A queue that is new to the plan appeared while the query ran, so entries that were trimmed from it
-            are lost. Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
-        target: Where to end at the latest: the state of the streams when the query started (``Trigger.AvailableNow``).
+        max_entries: The batch limit over all queues; each queue with entries contributes at least one entry. ``None``:
+            no limit.
+        align: Whether no queue may pass the time at which the slowest queue was cut off.
+        count_missed: Whether a new queue was created while the query ran, so that its trimmed entries are lost.
+            Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
+        target: The latest end: the state of the streams when the query started (``Trigger.AvailableNow``).
     """
 
     max_entries: int | None = None
@@ -236,18 +235,18 @@ class BatchLimits:
     target: Mapping[str, StreamState | None] | None = None
 
 
-def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rules: BatchLimits) -> BatchPlan:
-    """Find the end of the next batch.
+def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], limits: BatchLimits) -> BatchPlan:
+    """Plan the end of the next batch.
 
-    A queue that ``start`` does not contain is only added, and read from the next batch on; so is a stream that turned
-    out to be another one. Within one batch all numbers of a queue therefore belong to one stream. Queues of ``start``
-    that are not in ``queues`` keep their offsets.
+    A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that is another
+    stream. So within one batch all numbers of a queue belong to one stream. Queues of ``start`` that are not in
+    ``queues`` keep their offsets.
 
     Args:
         start: The end of the previous batch.
-        streams: Answers requests about the streams.
+        streams: The interface to the streams.
         queues: The queues to read, by BullMQ's names.
-        limits: How much the batch reads.
+        limits: The limits of the batch.
 
     Returns:
         The end, equal to ``start`` if there is nothing new, and the gaps before it.
@@ -255,97 +254,101 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], rul
     state = streams.states(queues)
     all_progress = []
     for queue in queues:
-        now = state.get(queue)
+        stream_state = state.get(queue)
         if queue in start:
             all_progress.append(
-                QueueProgress.reading(queue, start[queue], now, _target_offset(queue, now, rules.target))
+                QueueProgress.reading(
+                    queue, start[queue], stream_state, _target_offset(queue, stream_state, limits.target)
+                )
             )
-        elif rules.target is None or queue in rules.target:
+        elif limits.target is None or queue in limits.target:
             all_progress.append(
-                QueueProgress.discovered(queue, START if rules.count_missed else first_offset(now, "earliest"), now)
+                QueueProgress.discovered(
+                    queue, START if limits.count_missed else first_offset(stream_state, "earliest"), stream_state
+                )
             )
-    _apply_limit(all_progress, streams, rules.max_entries)
-    if rules.align:
+    _apply_limit(all_progress, streams, limits.max_entries)
+    if limits.align:
         _align_queues(all_progress, streams)
     end = {**start, **{progress.queue: progress.planned_offset for progress in all_progress}}
     return BatchPlan(end, tuple(gap for progress in all_progress if (gap := progress.gap)))
 
 
 def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
-    """Return how many entries of each queue a batch reads: all of them, or an equal part of what the others leave.
+    """Return the number of entries that a batch reads of each queue: all, or an equal part of the remaining limit.
 
     Args:
-        pending: How many entries each queue has.
-        max_entries: The budget for all queues together; ``None`` for no limit. Each queue with entries contributes at
-            least one, or it could wait forever.
+        pending: The number of entries of each queue.
+        max_entries: The batch limit over all queues; ``None`` for no limit. Each queue with entries contributes at
+            least one entry, or it could wait forever.
     """
     if max_entries is None:
         return dict(pending)
-    given: dict[str, int] = {}
-    left = max_entries
+    parts: dict[str, int] = {}
+    remaining = max_entries
     for count, queue in sorted((count, queue) for queue, count in pending.items()):
-        given[queue] = min(count, max(1, left // (len(pending) - len(given))))
-        left -= given[queue]
-    return given
+        parts[queue] = min(count, max(1, remaining // (len(pending) - len(parts))))
+        remaining -= parts[queue]
+    return parts
 
 
 def _target_offset(
     queue: str, state: StreamState | None, target: Mapping[str, StreamState | None] | None
 ) -> QueueOffset | None:
-    """Return where a queue's batch may end at the latest; ``None`` if nothing of it is to be read."""
+    """Return the latest end of a queue's batch; ``None`` if the batch reads no entries of the queue."""
     if state is None or target is None:
         return None if state is None else state.end
-    then = target.get(queue)
-    return then.end if then is not None and same_stream(then.end, state) else None
+    target_state = target.get(queue)
+    return target_state.end if target_state is not None and same_stream(target_state.end, state) else None
 
 
 def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
-    """Move every queue to its target, or as far as its part of the budget allows."""
-    given = divide_limit(
+    """Move every queue to its target, or as far as its part of the batch limit allows."""
+    parts = divide_limit(
         {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
     )
-    over_budget = []
+    over_limit = []
     for progress in all_progress:
         if progress.target_offset is not None and progress.pending:
-            if given[progress.queue] < progress.pending:
-                over_budget.append(
+            if parts[progress.queue] < progress.pending:
+                over_limit.append(
                     (
                         progress,
-                        ScanRequest(progress.queue, progress.end.id, progress.target_offset.id, given[progress.queue]),
+                        ScanRequest(progress.queue, progress.end.id, progress.target_offset.id, parts[progress.queue]),
                     )
                 )
             else:
                 progress.advance_to_target()
-    _scan(over_budget, streams)
+    _scan(over_limit, streams)
 
 
 def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
-    """Take back queues that passed the time at which the slowest queue with more entries was cut off."""
+    """Move queues back that passed the time at which the slowest queue with more entries was cut off."""
     times = [time for progress in all_progress if (time := progress.watermark_ms) is not None]
     if not times:
         return
     bound = StreamId(min(times), LAST_SEQ)
-    ahead = []
+    requests = []
     for progress in all_progress:
         if progress.target_offset is not None and progress.end.id > max(bound, progress.base.id):
             progress.end = progress.base
             if progress.base.id < bound:
-                ahead.append((progress, ScanRequest(progress.queue, progress.base.id, bound)))
-    _scan(ahead, streams)
+                requests.append((progress, ScanRequest(progress.queue, progress.base.id, bound)))
+    _scan(requests, streams)
 
 
-def _scan(asked: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStreams) -> None:
-    """Move each queue as far as its request reaches."""
-    while asked:
-        further = []
-        answers = streams.scan([question for _, question in asked])
-        for (progress, question), scan in zip(asked, answers, strict=True):
-            progress.advance(scan)
-            max_entries = None if question.max_entries is None else question.max_entries - scan.count
+def _scan(requests: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventStreams) -> None:
+    """Execute scan requests and advance the queues."""
+    while requests:
+        next_requests = []
+        results = streams.scan([request for _, request in requests])
+        for (progress, request), result in zip(requests, results, strict=True):
+            progress.advance(result)
+            max_entries = None if request.max_entries is None else request.max_entries - result.count
             if progress.recreated:
                 continue
-            if scan.truncated and scan.last is not None:
-                further.append((progress, replace(question, after=scan.last, max_entries=max_entries)))
-            elif max_entries and progress.target_offset is not None and question.until == progress.target_offset.id:
+            if result.truncated and result.last is not None:
+                next_requests.append((progress, replace(request, after=result.last, max_entries=max_entries)))
+            elif max_entries and progress.target_offset is not None and request.until == progress.target_offset.id:
                 progress.advance_to_target()  # there were fewer entries than expected
-        asked = further
+        requests = next_requests

@@ -1,8 +1,8 @@
 """Spark filters that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``.
 
-They are off by default. Spark up to 4.3 keeps what a filtered read has planned for the ``DataFrame`` that it came from
-and does not plan again: a second query, or the other half of a union, silently gets the rows of the first. So filters
-are safe only if each ``load()`` serves one query with one filter. The options ``state`` and ``queue`` are always safe.
+They are off by default. Spark up to 4.3 keeps the plan of a filtered read for the ``DataFrame`` and does not plan
+again: a second query, or the other side of a union, silently gets the rows of the first. So filters are safe only if
+each ``load()`` is used for one query with one filter. The options ``state`` and ``queue`` are always safe.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MS = timedelta(milliseconds=1)
 
 @dataclass
 class PushedFilters:
-    """What remains to be read after the filters that were pushed down; at first, everything.
+    """The filters that were pushed down to Redis.
 
     Attributes:
-        queues: Only these, ``None`` for all.
-        states: Only these, ``None`` for all.
-        low_ms: Only jobs that ended then or later.
-        high_ms: Only jobs that ended then or earlier.
+        queues: Only these queues; ``None`` for all.
+        states: Only these states; ``None`` for all.
+        low_ms: Only jobs that ended at this time or later.
+        high_ms: Only jobs that ended at this time or earlier.
     """
 
     queues: frozenset[str] | None = None
@@ -53,18 +53,18 @@ class PushedFilters:
         return self.states is None or name in self.states
 
     def time_bounds(self) -> tuple[str, str]:
-        """Return the bounds of the time at which jobs ended, as Redis writes them."""
+        """Return the bounds of the time at which jobs ended, in Redis' syntax."""
         low = "-inf" if self.low_ms is None else str(self.low_ms)
         return low, "+inf" if self.high_ms is None else str(self.high_ms)
 
-    def push(self, one: Filter) -> bool:
+    def push(self, filter_: Filter) -> bool:
         """Apply a filter if Redis can.
 
         Returns:
             True if only rows that pass will be read. Time bounds are whole milliseconds and apply only to jobs that
             have ended, so Spark applies them again.
         """
-        match one:
+        match filter_:
             case EqualTo(attribute=("state",), value=value):
                 self.states = _both(self.states, [value])
             case In(attribute=("state",), value=values):
@@ -74,29 +74,29 @@ class PushedFilters:
             case In(attribute=("queue",), value=values):
                 self.queues = _both(self.queues, values)
             case _:
-                self._push_time(one)
+                self._push_time(filter_)
                 return False
         return True
 
-    def push_queue(self, one: Filter) -> bool:
+    def push_queue(self, filter_: Filter) -> bool:
         """Like :meth:`push`, for tables in which Redis can only filter by queue."""
-        named = getattr(one, "attribute", None) == ("queue",)
-        return named and self.push(one)
+        is_queue = getattr(filter_, "attribute", None) == ("queue",)
+        return is_queue and self.push(filter_)
 
-    def _push_time(self, one: Filter) -> None:
-        if getattr(one, "attribute", None) != ("finished_at",):
+    def _push_time(self, filter_: Filter) -> None:
+        if getattr(filter_, "attribute", None) != ("finished_at",):
             return
-        found = getattr(one, "value", None)
-        if not isinstance(found, datetime) or found.tzinfo is None:
+        value = getattr(filter_, "value", None)
+        if not isinstance(value, datetime) or value.tzinfo is None:
             return
-        if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual):
-            low_ms = (found - _EPOCH) // _MS
+        if isinstance(filter_, EqualTo | GreaterThan | GreaterThanOrEqual):
+            low_ms = (value - _EPOCH) // _MS
             self.low_ms = low_ms if self.low_ms is None else max(self.low_ms, low_ms)
-        if isinstance(one, EqualTo | LessThan | LessThanOrEqual):
-            high_ms = -((_EPOCH - found) // _MS)
+        if isinstance(filter_, EqualTo | LessThan | LessThanOrEqual):
+            high_ms = -((_EPOCH - value) // _MS)
             self.high_ms = high_ms if self.high_ms is None else min(self.high_ms, high_ms)
 
 
 def _both(known: frozenset[str] | None, wanted: Collection[Any]) -> frozenset[str]:
-    found = frozenset(wanted)
-    return found if known is None else known & found
+    values = frozenset(wanted)
+    return values if known is None else known & values

@@ -1,6 +1,6 @@
-"""Which queues a read covers: those that were named, or all under the prefix.
+"""The queues of a read: the given queues, or all queues under the prefix.
 
-Other programs may have queues under the prefix too, with any name. A queue that a lake cannot hold is skipped with a
+Other programs may also have queues under the prefix, with any name. A queue that a lake cannot record is skipped with a
 reason, so that it does not block the others.
 """
 
@@ -22,12 +22,12 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
-    from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which a look at queues does not need
+    from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which listing queues does not need
 
 __all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream_reason", "select_queues", "skipped_queues"]
 
 _MAX_NAME_BYTES: Final = 255
-"""Bytes that the name of a directory may have."""
+"""The maximum number of bytes in the name of a directory."""
 
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
@@ -38,7 +38,7 @@ class QueueSelection:
 
     Attributes:
         queues: Their keys, sorted by name.
-        skipped: Why others are skipped, by BullMQ's name.
+        skipped: The reasons for skipped queues, by BullMQ's name.
     """
 
     queues: list[QueueKeys]
@@ -48,47 +48,46 @@ class QueueSelection:
 def select_queues(
     connection: Connection, options: ReadOptions, filters: PushedFilters | None = None
 ) -> list[QueueKeys]:
-    """Return the keys of the queues to read, sorted by name, and log those that are skipped.
+    """Return the keys of the queues to read, sorted by name, and log skipped queues.
 
     Args:
-        connection: To the server; used only if all queues are read.
-        options: Which queues, and how their names are spelled.
-        filters: Filters that may leave fewer queues; none if omitted.
+        connection: The connection to the server, used only if all queues are read.
+        options: The queues, and the settings for queue names.
+        filters: Filters on queues; default: no filters.
 
     Raises:
-        ConfigError: ``*`` found two queues with the same name for the user, and ``skipForeignQueues`` is off.
+        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipForeignQueues`` is off.
     """
-    found = discover_queues(connection, options)
-    log_skipped(found.skipped)
-    return [keys for keys in found.queues if filters is None or filters.allows_queue(keys.queue)]
+    selection = discover_queues(connection, options)
+    log_skipped(selection.skipped)
+    return [keys for keys in selection.queues if filters is None or filters.allows_queue(keys.queue)]
 
 
 def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelection:
-    """Return the keys of the queues to read, and why others are skipped; see :func:`select_queues`.
+    """Return the keys of the queues to read, and the reasons for skipped queues.
 
     Raises:
-        ConfigError: As there.
+        ConfigError: As for :func:`select_queues`.
     """
     prefix, wire_names = options.config.prefix, list[str]()
     if options.every:
         wire_names = sorted(connection.scan_all(lambda cursor: scan_queues(prefix, cursor)))
-        every = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wire_names]
+        candidates = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wire_names]
     else:
-        every = [options.keys(queue) for queue in options.queues]
-    found, skipped = dict[str, QueueKeys](), dict[str, str]()
-    # Of two with the same name for the user, the one that this name is translated to comes first.
-    for keys in sorted(every, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
-        if keys.queue in found and not options.skip_foreign:
+        candidates = [options.keys(queue) for queue in options.queues]
+    selected, skipped = dict[str, QueueKeys](), dict[str, str]()
+    # Of two queues with the same name in bulltask, the queue that bulltask uses for the name comes first.
+    for keys in sorted(candidates, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
+        if keys.queue in selected and not options.skip_foreign:
             raise ConfigError(
-                f"under the prefix {prefix!r} there are the queues {found[keys.queue].name!r} and {keys.name!r}, and "
-                f"both would be called {keys.queue!r}; set queueHashTag=false, so that queues keep BullMQ's "
-                "names"
+                f"under the prefix {prefix!r} there are queues {selected[keys.queue].name!r} and {keys.name!r}, and "
+                f"both would have the name {keys.queue!r}; set queueHashTag=false to use BullMQ's names"
             )
-        if reason := _problem(keys, found.get(keys.queue)) if options.skip_foreign else None:
+        if reason := _problem(keys, selected.get(keys.queue)) if options.skip_foreign else None:
             skipped[keys.name] = reason
         else:
-            found[keys.queue] = keys
-    return QueueSelection([found[queue] for queue in sorted(found)], skipped)
+            selected[keys.queue] = keys
+    return QueueSelection([selected[queue] for queue in sorted(selected)], skipped)
 
 
 def not_a_stream_reason(keys: QueueKeys) -> str:
@@ -103,12 +102,12 @@ def skipped_queues(skipped: Mapping[str, str]) -> list[SkippedQueue]:
 
 def log_skipped(skipped: Mapping[str, str]) -> None:
     """Log queues that are skipped."""
-    for one in skipped_queues(skipped):
-        _log.warning("[BULLTASK_QUEUE_SKIPPED] queue %s is not recorded: %s", one.queue, one.reason)
+    for queue in skipped_queues(skipped):
+        _log.warning("[BULLTASK_QUEUE_SKIPPED] queue %s is not recorded: %s", queue.queue, queue.reason)
 
 
 def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
-    """Return why a lake cannot hold a queue; ``None`` if it can."""
+    """Return the reason why a lake cannot record a queue; ``None`` if it can."""
     if other is not None:
         return (
             f"{_printable(other.name)} has the name {_printable(keys.queue)!r} in the lake; use --no-queue-hash-tag "
@@ -119,7 +118,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
     except InvalidNameError as exc:
         return str(exc)
     if (size := len(partition_name("queue", keys.queue).encode())) > _MAX_NAME_BYTES:
-        return f"its directory's name would have {size} bytes, and {_MAX_NAME_BYTES} are possible"
+        return f"its directory name would have {size} bytes; the maximum is {_MAX_NAME_BYTES}"
     try:
         keys.queue.encode(locale.getencoding())
     except UnicodeEncodeError:
@@ -128,7 +127,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
 
 
 def _printable(name: str) -> str:
-    """Return a name that can be printed, whatever it contains; long ones are shortened."""
+    """Return a name with unprintable characters escaped; long names are shortened."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"

@@ -1,7 +1,7 @@
-"""What of a planned batch can still be read, and what cannot.
+"""The readable and the lost entries of a planned batch.
 
-Spark plans a batch once and may read it twice: after a crash it asks for the same range again, perhaps an hour later.
-So losses are derived from the offsets of the range and from the stream as it is now; nothing is remembered.
+Spark plans a batch once and may read it twice: after a crash it requests the same range again, perhaps an hour later.
+So losses are derived from the offsets of the range and from the current stream, without stored state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class EntryRange:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: The entries have greater ids than this.
+        after: The id before the first entry.
         upto: The last entry's id.
-        expect: How many entries there are; ``None`` if that is unknown.
+        expect: The number of entries; ``None`` if unknown.
     """
 
     queue: str
@@ -39,11 +39,11 @@ class EntryRange:
     expect: int | None
 
     def missing(self, read: int) -> int:
-        """Return how many entries were trimmed before they were read, if ``read`` of them were read."""
+        """Return the number of entries that were trimmed before they were read, if ``read`` entries were read."""
         return 0 if self.expect is None else max(0, self.expect - read)
 
     def gap(self, read: int, first: StreamId | None = None) -> EventGap | None:
-        """Return the gap that :meth:`missing` counts; ``first`` is an entry that was still there after the loss."""
+        """Return the gap that :meth:`missing` counts; ``first`` is a remaining entry after the loss."""
         if not (lost := self.missing(read)):
             return None
         return EventGap(self.queue, self.after, first, lost, exact=True, reason=LossReason.AT_READ)
@@ -51,32 +51,32 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """How many rows of one queue a batch must have, derived only from the offsets between which it lies.
+    """The number of rows of one queue that a batch must have, derived from its start and end offsets.
 
     Attributes:
-        count: Events read plus events lost; ``None`` if the stream does not count its entries.
-        any: There must be at least one row, of an event or of a gap.
+        count: The number of events read and events lost; ``None`` if the stream does not count its entries.
+        any: Whether there must be at least one row, of an event or of a gap.
     """
 
     count: int | None
     any: bool = False
 
     def __add__(self, other: ExpectedRows) -> ExpectedRows:
-        """Return what two queues with the same user-visible name must have together."""
+        """Return the expected rows of two queues with the same name in bulltask."""
         counts = (self.count, other.count)
         return ExpectedRows(None if None in counts else sum(filter(None, counts)), any=self.any or other.any)
 
     def is_met(self, read: int, lost: int, gaps: int) -> bool:
-        """Return whether ``read`` events, and ``lost`` events in ``gaps`` gaps, are what the batch must have."""
+        """Return whether ``read`` events and ``lost`` events in ``gaps`` gaps fulfil the expectation."""
         return self.count in {None, read + lost} and (not self.any or read + gaps > 0)
 
 
 def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
-    """Return how many rows of a queue a batch must have.
+    """Return the number of rows of a queue that a batch must have.
 
     Args:
-        start: The batch begins after it; ``None`` if this batch only adds the queue.
-        end: The batch ends here.
+        start: The batch's start offset; ``None`` if this batch only adds the queue.
+        end: The batch's end offset.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return ExpectedRows(0)
@@ -90,16 +90,16 @@ def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
 def split_range(
     queue: str, start: QueueOffset | None, end: QueueOffset, state: StreamState | None
 ) -> tuple[list[EventGap], EntryRange | None]:
-    """Split one queue's part of a batch into what is lost and what is left.
+    """Split one queue's part of a batch into gaps and the readable range.
 
     Args:
         queue: BullMQ's name of the queue.
-        start: The batch begins after it; ``None`` if this batch only adds the queue.
-        end: The batch ends here.
-        state: The stream now; ``None`` if there is none.
+        start: The batch's start offset; ``None`` if this batch only adds the queue.
+        end: The batch's end offset.
+        state: The current stream; ``None`` if it does not exist.
 
     Returns:
-        Gaps and a range: every counted entry is in one of them.
+        Gaps and a range. Every counted entry is either in a gap or in the range.
     """
     if start is None or replace(start, seen=end.seen) == end:
         return [], None
@@ -109,22 +109,22 @@ def split_range(
     if start.ordinal is None or end.ordinal is None:
         return _uncounted(queue, start, end, state)
     planned = end.lost - start.lost
-    gone = end.ordinal
+    removed = end.ordinal
     if state is not None and same_stream(end, state):
-        # A stream with entries that were deleted one by one has no reliable count: what is missing shows at the read.
-        gone = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
-    lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, gone - start.ordinal - planned)}
+        # A stream with manually deleted entries has no reliable count: missing entries are detected by the read.
+        removed = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
+    lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, removed - start.ordinal - planned)}
     gaps = [
         EventGap(queue, start.id, first, count, exact=True, reason=reason)
         for reason, count in lost.items()
         if count > 0
     ]
-    left = end.ordinal - start.ordinal - sum(lost.values())
-    return gaps, EntryRange(queue, start.id, end.id, left) if left else None
+    remaining = end.ordinal - start.ordinal - sum(lost.values())
+    return gaps, EntryRange(queue, start.id, end.id, remaining) if remaining else None
 
 
 def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
-    """Return the gap of the batch in which the stream turned out to be another one; nothing of it is read."""
+    """Return the gap of a batch in which the stream is another stream, of which nothing is read yet."""
     reason = LossReason.RECREATED if end.id == BEGINNING else LossReason.ROLLED_BACK
     if state is None:
         reason = LossReason.GONE

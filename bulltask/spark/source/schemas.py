@@ -1,7 +1,7 @@
 """The columns of the tables that Spark reads, with their types in Spark and in Arrow.
 
-They are objects and not DDL strings, which only a running JVM can parse. Times are UTC; strings are as Redis stores
-them.
+The schemas are objects, because only a running JVM can parse DDL strings. Times are UTC. Strings are as stored in
+Redis.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ JOBS: Final = _columns(
     ("parent_key", _TEXT),
     ("worker", _TEXT),
 )
-"""One row for each job; times are those that clients wrote to the job's hash, by their own clocks."""
+"""One row for each job. Times are from the clocks of the clients that wrote the job's hash."""
 
 JOB_FIELDS: Final[Mapping[str, str]] = {
     "name": "name",
@@ -77,7 +77,7 @@ JOB_FIELDS: Final[Mapping[str, str]] = {
     "parent_key": "parentKey",
     "worker": "pb",
 }
-"""The hash field of each column; the first three columns say where the job was found."""
+"""The hash field of each column except the first three."""
 
 EVENTS: Final = _columns(
     ("queue", _TEXT),
@@ -124,38 +124,38 @@ _ARROW: Final[Mapping[DataType, Any]] = {
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema (``pyarrow.Schema``) that Spark requires, exactly, of batches with these columns."""
+    """Return the exact Arrow schema (``pyarrow.Schema``) that Spark requires for batches with these columns."""
     return pa.schema([pa.field(field.name, _ARROW[field.dataType], field.nullable) for field in schema.fields])
 
 
 def select_columns(table: str, schema: StructType | None) -> StructType:
-    """Return the columns to read: those that the user's schema names, or all.
+    """Return the columns to read: the columns of the user's schema, or all columns.
 
-    A schema is the way to read few columns, because Spark does not tell a Python data source which columns a query
-    needs.
+    A schema is the only way to read few columns, because Spark does not pass the columns of a query to a data source in
+    Python.
 
     Args:
         table: ``jobs``, ``events`` or ``counts``.
-        schema: What ``.schema(…)`` was given, ``None`` for nothing.
+        schema: The argument of ``.schema(…)``; ``None`` without a schema.
 
     Raises:
-        ConfigError: The table does not have one of its columns, or has it with another type; the message begins with
+        ConfigError: The table does not have a column of the schema, or it has another type; the message begins with
             ``[BULLTASK_SCHEMA]``.
     """
-    every = {field.name: field for field in TABLES[table].fields}
+    fields = {field.name: field for field in TABLES[table].fields}
     if schema is None:
         return TABLES[table]
-    for field in schema.fields:
-        known = every.get(field.name)
+    for requested in schema.fields:
+        known = fields.get(requested.name)
         if known is None:
             raise ConfigError(
-                f"[BULLTASK_SCHEMA] {table} have no column {field.name!r}{did_you_mean(field.name, every)}"
+                f"[BULLTASK_SCHEMA] {table} have no column {requested.name!r}{did_you_mean(requested.name, fields)}"
             )
-        if known.dataType != field.dataType:
+        if known.dataType != requested.dataType:
             raise ConfigError(
-                f"[BULLTASK_SCHEMA] column {field.name} of {table} is of type {known.dataType.simpleString()}, "
-                f"not {field.dataType.simpleString()}; read it as it is and cast it afterwards"
+                f"[BULLTASK_SCHEMA] column {requested.name} of {table} is of type {known.dataType.simpleString()}, "
+                f"not {requested.dataType.simpleString()}; read it as it is and cast it afterwards"
             )
     if not schema.fields:
-        raise ConfigError(f"[BULLTASK_SCHEMA] the schema names no column; {table} have {', '.join(every)}")
-    return StructType([every[field.name] for field in schema.fields])
+        raise ConfigError(f"[BULLTASK_SCHEMA] the schema names no column; {table} have {', '.join(fields)}")
+    return StructType([fields[requested.name] for requested in schema.fields])

@@ -24,16 +24,16 @@ from bulltask.transport.redis_errors import is_wrong_type
 __all__ = ["ObservedStreams", "max_lengths", "observe_streams", "pipeline_status", "redis_version"]
 
 _RECENT_MS: Final = 10_000
-_MOST: Final = 1_000_000
+_MAX_COUNTED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedStreams:
-    """What a pipeline sees of its queues.
+    """The streams of a pipeline's queues.
 
     Attributes:
         streams: Each queue with the retention and the state of its stream.
-        skipped: Queues that are not recorded.
+        skipped: The skipped queues.
     """
 
     streams: Sequence[tuple[QueueKeys, StreamRetention, StreamState | None]]
@@ -41,26 +41,26 @@ class ObservedStreams:
 
 
 def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStreams:
-    """Look at all queues that a pipeline with these options reads.
+    """Query all queues that a pipeline with these options reads.
 
-    The rate is the greater of two: over the whole stream, and over the last ten seconds in which there were events.
+    The rate is the maximum of the rates over the whole stream and over the last ten seconds with events.
     """
-    found, foreign = discover_queues(connection, options), list[QueueKeys]()
-    every = read_states(connection, found.queues, foreign)
+    selection, foreign = discover_queues(connection, options), list[QueueKeys]()
+    states = read_states(connection, selection.queues, foreign)
     streams = []
-    for keys, limit, state in zip(found.queues, max_lengths(connection, found.queues), every, strict=True):
+    for keys, limit, state in zip(selection.queues, max_lengths(connection, selection.queues), states, strict=True):
         if keys not in foreign:
             rate = None if state is None else _rate(connection, keys, state)
             streams.append((keys, StreamRetention(keys.queue, state.length if state else 0, limit, rate), state))
     return ObservedStreams(
-        streams, skipped_queues({**found.skipped, **{keys.name: not_a_stream_reason(keys) for keys in foreign}})
+        streams, skipped_queues({**selection.skipped, **{keys.name: not_a_stream_reason(keys) for keys in foreign}})
     )
 
 
 def max_lengths(connection: Connection, queues: Sequence[QueueKeys]) -> list[int]:
-    """Return how many events the stream of each queue keeps at most."""
-    said = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in queues])
-    return list(map(_limit, said))
+    """Return the maximum length of each queue's event stream."""
+    replies = connection.try_many([command("HGET", keys.meta, "opts.maxLenEvents") for keys in queues])
+    return list(map(_limit, replies))
 
 
 def redis_version(connection: Connection) -> str | None:
@@ -74,7 +74,7 @@ def _rate(connection: Connection, keys: QueueKeys, state: StreamState) -> float 
     spans = [(state.length, state.last.ms - state.first.ms)]
     since = StreamId(max(state.last.ms - _RECENT_MS, 0), 0)
     if since > state.first:
-        spans.append((find_end(connection, keys, since, state.last, _MOST)[1], _RECENT_MS))
+        spans.append((find_end(connection, keys, since, state.last, _MAX_COUNTED)[1], _RECENT_MS))
     return busiest_rate(spans)
 
 
@@ -92,7 +92,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
 
     Args:
         layout: The lake.
-        source: Where its queues are, as options of ``format("bulltask")``.
+        source: The location of the queues, as options of ``format("bulltask")``.
 
     Raises:
         ConfigError: An option of the source is invalid.
@@ -101,24 +101,26 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}
     skipped: Sequence[SkippedQueue] = ()
-    error: str | None = None
+    redis_error: str | None = None
     try:
         with Connection(options.config) as connection:
             observed = observe_streams(connection, options)
             lags, skipped = _lags(connection, observed, {} if head is None else head.ends), observed.skipped
     except BulltaskError as exc:
-        error = str(exc)
-    return status_of(str(layout.root), head, lags, writer_pid=writer_pid(layout), redis_error=error, skipped=skipped)
+        redis_error = str(exc)
+    return status_of(
+        str(layout.root), head, lags, writer_pid=writer_pid(layout), redis_error=redis_error, skipped=skipped
+    )
 
 
 def _lags(connection: Connection, observed: ObservedStreams, ends: Mapping[str, str]) -> dict[str, Lag]:
-    found: dict[str, Lag] = {}
-    for keys, ring, state in observed.streams:
+    lags: dict[str, Lag] = {}
+    for keys, stream, state in observed.streams:
         last = StreamId.parse(ends[keys.queue]) if keys.queue in ends else BEGINNING
         if state is None or last >= state.last:
-            found[keys.queue] = Lag(ring, 0, 0.0)
+            lags[keys.queue] = Lag(stream, 0, 0.0)
             continue
-        behind = state.length if last == BEGINNING else find_end(connection, keys, last, state.last, _MOST)[1]
+        unread = state.length if last == BEGINNING else find_end(connection, keys, last, state.last, _MAX_COUNTED)[1]
         since_ms = last.ms if last != BEGINNING else (state.first or state.last).ms
-        found[keys.queue] = Lag(ring, behind, (state.last.ms - since_ms) / 1000)
-    return found
+        lags[keys.queue] = Lag(stream, unread, (state.last.ms - since_ms) / 1000)
+    return lags

@@ -1,4 +1,4 @@
-"""Queries about event streams in Redis: their state, where a number of entries ends, and the entries in pages."""
+"""Queries of event streams in Redis: their state, the end of a number of entries, and pages of entries."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def read_states(
     """Return the state of each stream; ``None`` for one that does not exist.
 
     Args:
-        connection: To the server.
-        queues: Whose streams.
-        foreign: Collects queues whose key holds another type, which then count as having no stream. If omitted, such a
-            key is an error.
+        connection: The connection to the server.
+        queues: The queues.
+        foreign: Collects queues whose key has another type; their state is ``None``. If omitted, such a key is an
+            error.
     """
     calls: list[Call[Any]] = []
     for keys in queues:
@@ -34,16 +34,16 @@ def read_states(
     if foreign is not None:
         foreign += [keys for keys, info in zip(queues, replies[1::2], strict=True) if is_wrong_type(info)]
     pairs = zip(replies[::2], replies[1::2], strict=True)
-    return [parse_state(there, info, skip_foreign=foreign is not None) for there, info in pairs]
+    return [parse_state(exists, info, skip_foreign=foreign is not None) for exists, info in pairs]
 
 
 def parse_state(
-    there: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
+    exists: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
 ) -> StreamState | None:
-    """Combine the replies of ``exists`` and ``stream_info``; Redis refuses the second if there is no stream."""
-    if isinstance(there, BulltaskError):
-        raise there
-    if not there or (skip_foreign and is_wrong_type(info)):
+    """Combine the replies of ``exists`` and ``stream_info``, which is an error reply if there is no stream."""
+    if isinstance(exists, BulltaskError):
+        raise exists
+    if not exists or (skip_foreign and is_wrong_type(info)):
         return None
     if isinstance(info, BulltaskError):
         raise info
@@ -57,15 +57,15 @@ def find_end(
 ) -> tuple[StreamId | None, int]:
     """Return the last of up to ``max_entries`` entries after ``after``, and how many they are; ``None`` and 0 for none.
 
-    Redis scans a bounded number at a time, so that other clients do not wait long.
+    Redis scans a bounded number of entries at a time, so that other clients do not wait long.
     """
     last, count = after, 0
     while count < max_entries:
-        wanted = min(SPAN, max_entries - count)
-        found = connection.run(span_end(keys, str(last), str(until), wanted))
-        if found.count:
-            last, count = StreamId.parse(found.last), count + found.count
-        if found.count < wanted:
+        max_count = min(SPAN, max_entries - count)
+        result = connection.run(span_end(keys, str(last), str(until), max_count))
+        if result.count:
+            last, count = StreamId.parse(result.last), count + result.count
+        if result.count < max_count:
             break
     return (last, count) if count else (None, 0)
 
@@ -74,9 +74,9 @@ def read_pages(
     connection: Connection, keys: QueueKeys, after: StreamId, upto: StreamId, size: int
 ) -> Iterator[list[RawEntry]]:
     """Yield the entries after ``after``, up to and including ``upto``, in lists of at most ``size``."""
-    place = str(after)
-    while found := connection.run(page(keys, place, str(upto), size)):
-        yield found
-        if len(found) < size:
+    position = str(after)
+    while entries := connection.run(page(keys, position, str(upto), size)):
+        yield entries
+        if len(entries) < size:
             return
-        place = found[-1][0].decode()
+        position = entries[-1][0].decode()

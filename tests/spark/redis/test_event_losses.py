@@ -89,7 +89,7 @@ BETWEEN = [
 
 def error(case: Case, after: str, client: redis.Redis) -> str:
     left = ids_left(client)
-    rest = f"the first one left is {left[0]}" if left else "none is left"
+    rest = f"the first remaining event is {left[0]}" if left else "no event is left"
     return re.escape(
         f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.message} events lost, {rest}. "
         "Set failOnDataLoss=false to continue"

@@ -172,7 +172,7 @@ def test_queues_that_a_lake_cannot_store_are_skipped_and_logged_once(
 def test_two_queues_with_the_same_name_in_the_app_fail_a_query(broker_url: str, redis_client: redis.Redis) -> None:
     fill(redis_client, 5)
     redis_client.hset("bull:mail:meta", "version", "bullmq:5.62.0")
-    with pytest.raises(ConfigError, match="both would be called 'mail'"):
+    with pytest.raises(ConfigError, match="both would have the name 'mail'"):
         FakeQuery(broker_url, queue="*")
 
 

@@ -189,10 +189,10 @@ def test_the_message_of_a_gap_names_queue_id_count_and_option() -> None:
     gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, reason=LossReason.TRIMMED)
     assert gap.message.startswith(
         "[BULLTASK_EVENTS_LOST] queue={emails} after=50-0: trimmed before they were read; 3155 events lost, "
-        "the first one left is 80-0. Set failOnDataLoss=false"
+        "the first remaining event is 80-0. Set failOnDataLoss=false"
     )
     gone = EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.GONE)
-    assert "the stream was deleted; at least 0 events lost, none is left." in gone.message
+    assert "the stream was deleted; at least 0 events lost, no event is left." in gone.message
 
 
 positions = st.builds(
