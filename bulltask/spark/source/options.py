@@ -173,9 +173,7 @@ _WRITES = frozenset({Use.WRITE, Use.WRITE_STREAM})
 _O = Option
 OPTIONS: Final = (
     _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
-    _O(
-        "prefix", "prefix", _ALL, optional(plain_text), None, "first part of every BullMQ key; default: BULLTASK_PREFIX"
-    ),
+    _O("prefix", "prefix", _ALL, optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
     _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
     _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column queue"),
@@ -189,7 +187,7 @@ OPTIONS: Final = (
         _JOBS,
         optional(integer(1, 10_000)),
         None,
-        "maximum number of tasks; default: 2 for each core",
+        "maximum of tasks; default: 2 per core",
     ),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per task"),
     _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only for one query per load()"),
@@ -198,26 +196,12 @@ OPTIONS: Final = (
     _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs per round trip"),
     _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per task"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
-    _O(
-        "maxEventsPerTrigger",
-        "max_events",
-        _STREAM,
-        optional(integer(1)),
-        200_000,
-        "maximum number of events per batch; none: no limit",
-    ),
+    _O("maxEventsPerTrigger", "max_events", _STREAM, optional(integer(1)), 200_000, "batch limit; none: no limit"),
     _O("alignQueues", "align", _STREAM, flag, True, "read no queue beyond the time of the slowest queue"),
     _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if not failing, emit a row 'bulltask.gap' for lost events"),
     _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),
-    _O(
-        "idColumn",
-        "id_column",
-        _WRITES,
-        optional(plain_text),
-        None,
-        "the column with job ids; default: 'id' if it exists",
-    ),
+    _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "column with job ids; default: id, if any"),
     _O("fence", "fence", _WRITES, flag, True, "do not add a job again after it was removed"),
     _O("fenceTtl", "fence_ttl_ms", _WRITES, _duration_ms, "7d", "how long the fence is kept"),
     _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
