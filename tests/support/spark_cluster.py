@@ -32,22 +32,23 @@ class SparkCluster:
         home: A SPARK_HOME.
         directory: The directory for logs and work files.
         java: The options of the JVMs.
-        python: The interpreter of Spark's Python processes.
 
     Attributes:
+        directory: That directory.
         url: The URL of the master.
     """
 
-    def __init__(self, home: Path, directory: Path, java: str, python: str | Path = sys.executable) -> None:
-        self._home, self._directory = home, directory
+    def __init__(self, home: Path, directory: Path, java: str) -> None:
+        self._home, self.directory = home, directory
         self._environ = {
             **os.environ,
             "SPARK_HOME": str(home),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": java,
             "SPARK_LOCAL_DIRS": str(directory / "local"),
-            "PYSPARK_PYTHON": str(python),
+            "PYSPARK_PYTHON": sys.executable,
         }
+        self._environ.pop("PYTHONPATH", None)  # executors would find bulltask there
         self._port, self._web_port = free_port(), free_port()
         self.url = f"spark://{HOSTS[0]}:{self._port}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -56,7 +57,7 @@ class SparkCluster:
         self._start(MASTER, HOSTS[0], "--port", str(self._port), "--webui-port", str(self._web_port))
         wait_until(lambda: self._status() is not None, 90.0, "the master")
         for host in HOSTS:
-            work = ["--work-dir", str(self._directory / f"work-{host}")]
+            work = ["--work-dir", str(self.directory / f"work-{host}")]
             self._start(WORKER, host, "--cores", "1", "--memory", "600m", "--webui-port", "0", *work, self.url)
         wait_until(lambda: (self._status() or {}).get("aliveworkers") == len(HOSTS), 90.0, "two workers")
         return self
@@ -67,34 +68,51 @@ class SparkCluster:
         for process in self._processes:
             process.wait(60)
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of master and workers."""
+        return [process.pid for process in self._processes]
+
     def run(self, program: str, *args: str, conf: Mapping[str, str]) -> Any:
         """Run a program with a session ``spark`` on the cluster; return the JSON in its last line of output."""
         header = "import sys\nfrom bulltask.spark import session\n"
         header += f"spark = session('tests', {self.url!r}, conf={dict(conf)!r})\n"
         return self._run_for_json([sys.executable, "-c", header + program + "\nspark.stop()\n", *args])
 
-    def submit(self, program: Path, *args: str, conf: Mapping[str, str], **options: str | Path) -> Any:
-        """Run a program with ``spark-submit`` and options such as ``py_files``; return the JSON that it prints last."""
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        arguments += [f"--conf={name}={value}" for name, value in conf.items()]
-        return self._run_for_json(
-            [self._home / "bin" / "spark-submit", f"--master={self.url}", *arguments, program, *args]
-        )
+    def submit(self, program: Path, *args: str, conf: Mapping[str, str], python: Path, py_files: Path) -> Any:
+        """Run a program with ``spark-submit``; return the JSON in its last line of output.
 
-    def _run_for_json(self, command: Sequence[str | Path]) -> Any:
+        Args:
+            program: The program's file.
+            args: Its arguments.
+            conf: Settings of Spark.
+            python: The interpreter of the driver and of Spark's Python processes.
+            py_files: An archive for ``--py-files``.
+        """
+        options = [f"--master={self.url}", f"--py-files={py_files}"]
+        options += [f"--conf={name}={value}" for name, value in conf.items()]
+        return self._run_for_json([self._home / "bin" / "spark-submit", *options, program, *args], python)
+
+    def _run_for_json(self, command: Sequence[str | Path], python: str | Path = sys.executable) -> Any:
         done = subprocess.run(
-            command, env=self._environ, cwd=self._directory, capture_output=True, text=True, check=False, timeout=400
+            command,
+            env={**self._environ, "PYSPARK_PYTHON": str(python)},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=400,
         )
         assert done.returncode == 0, done.stdout + done.stderr  # spark-submit writes both to standard output
         return json.loads(done.stdout.splitlines()[-1])
 
     def _start(self, kind: str, host: str, *args: str) -> None:
-        with (self._directory / f"{kind.rpartition('.')[2]}-{host}.log").open("wb") as log:
+        with (self.directory / f"{kind.rpartition('.')[2]}-{host}.log").open("wb") as log:
             self._processes.append(
                 subprocess.Popen(
                     [self._home / "bin" / "spark-class", kind, "--host", host, *args],
                     env={**self._environ, "SPARK_LOCAL_IP": host},
-                    cwd=self._directory,
+                    cwd=self.directory,
                     stdout=log,
                     stderr=log,
                 )

@@ -12,10 +12,9 @@ import pytest
 import redis
 
 from bulltask.testing.wait import wait_until
-from tests.spark.conftest import need_java
 from tests.support.example_history import check_lake, count_sent_jobs, run_example, run_worker
 from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_jvm import java_options, spark_home
+from tests.support.spark_jvm import java_options
 
 COUNT = int(os.environ.get("BULLTASK_JOBS", "12000"))
 CONF = {
@@ -50,25 +49,23 @@ def executors(directory: Path) -> Iterator[int]:
 
 
 def test_every_job_is_in_the_tables_once_after_all_executors_were_killed(
-    broker_url: str, redis_client: redis.Redis, tmp_path: Path
+    cluster: SparkCluster, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    need_java()
     root = tmp_path / "lake"
     conf_values = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
     conf = [word for name, value in conf_values.items() for word in ("--conf", f"{name}={value}")]
-    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
-        words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
-        with run_example(broker_url, root, *words) as run:
-            wait_until(lambda: count_sent_jobs(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
-            killed = list(executors(tmp_path))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-            sent = count_sent_jobs(redis_client)
-            log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
-            assert killed
-            assert sent < COUNT, "the executors were killed after they had written all jobs"
-            with run_worker(broker_url) as running_worker:
-                assert run.wait(600) == 0, root.with_suffix(".log").read_text()
-                assert running_worker.poll() is None
+    words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
+    with run_example(broker_url, root, *words) as run:
+        wait_until(lambda: count_sent_jobs(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
+        killed = list(executors(cluster.directory))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        sent = count_sent_jobs(redis_client)
+        log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
+        assert killed
+        assert sent < COUNT, "the executors were killed after they had written all jobs"
+        with run_worker(broker_url) as running_worker:
+            assert run.wait(600) == 0, root.with_suffix(".log").read_text()
+            assert running_worker.poll() is None
     assert "were there before" in root.with_suffix(".log").read_text(), "no job was sent again"
     check_lake(root, redis_client, COUNT)

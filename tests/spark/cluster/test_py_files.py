@@ -12,10 +12,8 @@ import redis
 from tests.spark.cluster.check_report import check_reads_and_writes
 from tests.spark.cluster.python_environments import SITE_PACKAGES, environment
 from tests.spark.cluster.test_writes import CONF
-from tests.spark.conftest import need_java
 from tests.support.programs import ROOT
 from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_jvm import java_options, spark_home
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,10 +33,8 @@ def wheel_as_zip(archive: Path) -> Path:
 
 
 def test_nodes_without_bulltask_use_the_zip_of_spark_submit(
-    broker_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: SparkCluster, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    need_java()
-    monkeypatch.delenv("PYTHONPATH", raising=False)
     python, archive = environment(tmp_path / "node", SITE_PACKAGES), wheel_as_zip(tmp_path / "bulltask.zip")
     conf = {**CONF, "spark.speculation": "false", "spark.sql.shuffle.partitions": "2"}
     conf |= {
@@ -46,8 +42,7 @@ def test_nodes_without_bulltask_use_the_zip_of_spark_submit(
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "2m",
     }
     program = Path(__file__).with_name("read_and_write.py")
-    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options(), python) as cluster:
-        report = cluster.submit(program, broker_url, str(tmp_path / "rows"), conf=conf, py_files=archive)
+    report = cluster.submit(program, broker_url, str(tmp_path / "rows"), conf=conf, python=python, py_files=archive)
     homes = report.pop("homes")
     assert len(homes) == 3, "the driver and two executors, each with a copy"
     assert all(home.endswith("bulltask.zip/bulltask/__init__.py") for home in homes)

@@ -7,15 +7,12 @@ first attempt has sent a part of its jobs, the second sends all of them.
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_jvm import java_options, spark_home
+from tests.support.spark_jvm import java_options
 
 pytestmark = [
     pytest.mark.spark,
@@ -91,13 +88,8 @@ print(json.dumps(reports))
 """
 
 
-def test_each_job_is_added_once_if_tasks_hang_or_executors_are_killed(
-    broker_url: str, redis_client: redis.Redis, tmp_path: Path
-) -> None:
-    if shutil.which("java") is None:
-        pytest.fail("the Spark tests need Java (a JRE, 17 or newer)")
-    with SparkCluster(spark_home(tmp_path / "home"), tmp_path, java_options()) as cluster:
-        reports: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
+def test_each_job_is_added_once_if_tasks_hang_or_executors_are_killed(cluster: SparkCluster, broker_url: str) -> None:
+    reports: Any = cluster.run(PROGRAM, broker_url, conf=CONF)
     assert len(reports) == 3
     for _, jobs, attempts in reports:
         assert {"0:0", "0:1"} <= set(attempts), "no task ran again"
