@@ -54,7 +54,7 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
 @pytest.mark.parametrize(
     ("file", "command"),
     [
-        ("own/revoke-4.lua", ["-m", "bulltask", "revoke", "-b", "{url}", "{job}"]),
+        ("bulltask/revoke-4.lua", ["-m", "bulltask", "revoke", "-b", "{url}", "{job}"]),
         ("official/addStandardJob-9.lua", ["-c", "import bulltask; bulltask.App('a', '{url}').send_task('t')"]),
     ],
 )
