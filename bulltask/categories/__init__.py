@@ -1,9 +1,9 @@
-"""Error categories: transient (retry), permanent (fail at once) or unknown.
+"""Error categories: transient (retry), permanent (do not retry) or unknown.
 
-Libraries are recognised by the names of their exception types, so none of them is imported. The modules: ``category``
+Exceptions of libraries are recognised by the names of their types, so no library is imported. The modules: ``category``
 (the categories), ``chain`` (the causes of an exception), ``known`` (the table of known exceptions, with ``http`` and
-``database`` where the type alone does not suffice), ``categorizer`` (the decision, with the user's rules) and
-``retry_after`` (the delay that a server asks for).
+``database`` for types that do not determine the category), ``categorizer`` (the decision, with the user's rules) and
+``retry_after`` (the delay that a server requests).
 """
 
 from __future__ import annotations

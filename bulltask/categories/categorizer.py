@@ -1,4 +1,4 @@
-"""The decision on an error's category: the task's own exception, then the user's rules, then the known exceptions."""
+"""Decides the category of an error: explicit categories first, then the user's rules, then the known exceptions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Categorizer:
     """Ordered rules: the user's, newest first, then the built-in table of known exceptions.
 
     The order of decision: first, a ``TransientError`` or ``PermanentError`` anywhere in the chain of causes; the
-    outermost wins, because it was raised last, by code that knew the inner one. Then, for each exception of the chain
-    from the outside in, the user's rules and the known exceptions. So a known outer exception hides its cause, and an
-    unknown one has the category of its cause. If nothing in the chain is known, messages of a lost or refused
-    connection (``RuntimeError("connect ECONNREFUSED …")``) make it transient. An ``ExceptionGroup`` is transient only
-    if all its exceptions are, and permanent if any is.
+    outermost one decides, because it was raised last. Then, for each exception of the chain, outermost first, the
+    user's rules and the known exceptions. So the category of a known exception overrides that of its cause, and an
+    unknown exception has the category of its cause. If no exception in the chain is known, the message of a lost or
+    refused connection (``RuntimeError("connect ECONNREFUSED …")``) makes it transient. An ``ExceptionGroup`` is
+    transient only if all its exceptions are, and permanent if any is.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Categorizer:
         """Add a rule with precedence over all existing ones.
 
         Args:
-            match: One of.
+            match: One of:.
 
                 - an exception type or a tuple of them; subclasses match too;
                 - the name of a type, which needs no import: ``"redis.ConnectionError"`` also matches a type that is
                   defined in a submodule such as ``redis.exceptions``; a bare ``"OperationalError"`` matches in any
                   module; subclasses match too;
-                - a function from the exception to a category, or to ``None`` if the rule does not apply. If the
-                  function raises, the rule does not apply, and a note on the job's traceback says so.
+                - a function that returns the category of an exception, or ``None`` if the rule does not apply. If the
+                  function raises, the rule does not apply, and a note is added to the job's traceback.
             category: Category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
 
         Raises:
@@ -63,30 +63,30 @@ class Categorizer:
 
     def copy(self) -> Categorizer:
         """Return an independent copy with the same rules."""
-        twin = Categorizer()
-        twin._rules = self._rules.copy()
-        return twin
+        copied = Categorizer()
+        copied._rules = self._rules.copy()
+        return copied
 
     def _categorize(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory:
         """``above`` has the ids of the enclosing groups, because a member may have its own group as its cause."""
         chain = list(chain_of(exc, above))
-        marked = _marked(chain)
-        if marked is not None:
-            return marked
+        explicit = _explicit_category(chain)
+        if explicit is not None:
+            return explicit
         categories = (self._classify(each, above | {id(each)}) for each in chain)
-        return next((verdict for verdict in categories if verdict is not None), None) or by_text(chain) or UNKNOWN
+        return next((category for category in categories if category is not None), None) or by_text(chain) or UNKNOWN
 
     def _classify(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory | None:
         for rule in self._rules:
-            verdict = _asked(rule, exc)
-            if verdict is not None:
-                return verdict
+            category = _apply_rule(rule, exc)
+            if category is not None:
+                return category
         if not isinstance(exc, BaseExceptionGroup):
             return known_category(exc)
-        within = {self._categorize(each, above) for each in exc.exceptions}
-        if within == {TRANSIENT}:
+        members = {self._categorize(each, above) for each in exc.exceptions}
+        if members == {TRANSIENT}:
             return TRANSIENT
-        return PERMANENT if PERMANENT in within else UNKNOWN
+        return PERMANENT if PERMANENT in members else UNKNOWN
 
 
 def categorize_error(exc: BaseException) -> ErrorCategory:
@@ -99,10 +99,10 @@ def explicit_category(exc: BaseException) -> ErrorCategory | None:
 
     For jobs of other BullMQ clients, nothing else may prevent a retry.
     """
-    return _marked(list(chain_of(exc)))
+    return _explicit_category(list(chain_of(exc)))
 
 
-def _marked(chain: list[BaseException]) -> ErrorCategory | None:
+def _explicit_category(chain: list[BaseException]) -> ErrorCategory | None:
     for each in chain:
         if isinstance(each, PermanentError | TransientError):
             return PERMANENT if isinstance(each, PermanentError) else TRANSIENT
@@ -126,12 +126,12 @@ def _is_named(cls: type, name: str) -> bool:
     return not package or f"{cls.__module__}.".lstrip("_").startswith(f"{package.lstrip('_')}.")
 
 
-def _asked(rule: Rule, exc: BaseException) -> ErrorCategory | None:
+def _apply_rule(rule: Rule, exc: BaseException) -> ErrorCategory | None:
     try:
-        verdict = rule(exc)
-        return None if verdict is None else ErrorCategory(verdict)
+        category = rule(exc)
+        return None if category is None else ErrorCategory(category)
     except Exception as error:  # noqa: BLE001 - a user's rule must not block the outcome of the job
-        # A note is part of the traceback, so the reader sees why the job failed and why the rule did not apply.
+        # A note is part of the traceback, so the traceback shows why the rule did not apply.
         with suppress(Exception):
             exc.add_note(f"bulltask: the category rule {rule!r} raised {error!r} and was skipped")
         return None

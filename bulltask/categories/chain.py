@@ -1,8 +1,8 @@
 """The chain of an exception's causes, and access to its attributes that never raises.
 
-Only deliberate links count: ``raise … from cause``, and the exception that a wrapper holds as ``.reason`` (urllib,
-urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` does not count: a bug in an
-``except ConnectionError:`` block has the connection error as its context, and would be retried like a network fault.
+The causes are explicit: ``raise … from cause``, and the exception that a wrapper contains as ``.reason`` (urllib,
+urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not a cause: a bug in an
+``except ConnectionError:`` block has the connection error as its context, and would be retried like a network error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator
             continue
         seen.add(id(each))
         yield each
-        made_from = (first_argument(each), attribute(each, "orig"), attribute(each, "reason"), each.__cause__)
-        stack.extend(one for one in made_from if isinstance(one, BaseException))
+        causes = (first_argument(each), attribute(each, "orig"), attribute(each, "reason"), each.__cause__)
+        stack.extend(cause for cause in causes if isinstance(cause, BaseException))
 
 
 def tree_of(exc: BaseException) -> Iterator[BaseException]:
@@ -41,10 +41,10 @@ def tree_of(exc: BaseException) -> Iterator[BaseException]:
                 stack.extend(each.exceptions)
 
 
-def attribute(thing: object, name: str) -> object:
+def attribute(obj: object, name: str) -> object:
     """Return an attribute, ``None`` if it is missing or its property raises (httpx's ``request`` may)."""
     try:
-        return getattr(thing, name, None)
+        return getattr(obj, name, None)
     except Exception:  # noqa: BLE001 - a broken property must not hide the error itself
         return None
 

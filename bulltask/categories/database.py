@@ -1,4 +1,4 @@
-"""Database errors, by the drivers' own error codes, because DB-API's exception types are coarse."""
+"""Database errors, by the error codes of the drivers, because DB-API's exception types are too coarse."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def by_database(exc: BaseException) -> ErrorCategory | None:
     """Return the category of a generic database error: by code, else by message, else ``None``."""
     # SQLAlchemy and Django wrap the driver's error, which has the code, in one of the same name.
     chain = list(chain_of(exc))
-    said = next((verdict for each in chain if (verdict := _by_driver(each)) is not None), None)
-    # Not SQLAlchemy's own message: it quotes the statement and its parameters.
+    category = next((found for each in chain if (found := _by_driver(each)) is not None), None)
+    # Not the message of SQLAlchemy's errors, which contains the statement and its parameters.
     texts = (text_of(each) for each in chain if attribute(each, "orig") is None)
-    return said or (PERMANENT if any(map(_PERMANENT_TEXT.search, texts)) else None)
+    return category or (PERMANENT if any(map(_PERMANENT_TEXT.search, texts)) else None)
 
 
 def by_operation(exc: BaseException) -> ErrorCategory:

@@ -10,25 +10,25 @@ __all__ = ["by_response", "by_status_error", "by_url_error", "status_of"]
 
 def status_of(exc: BaseException) -> int | None:
     """Return the HTTP status code of an HTTP client's error, ``None`` if it has none."""
-    own = (attribute(exc, name) for name in ("status_code", "status", "code"))
-    return _first_status(attribute(attribute(exc, "response"), "status_code"), *own)
+    values = (attribute(exc, name) for name in ("status_code", "status", "code"))
+    return _first_status(attribute(attribute(exc, "response"), "status_code"), *values)
 
 
 def by_status_error(exc: BaseException) -> ErrorCategory | None:
     """Return the category of a status error; ``None`` if it has no status."""
-    # aiohttp sets status 400 for a response that is not HTTP; no server sent it.
+    # aiohttp sets status 400 for a response that is not HTTP, although no server has sent it.
     if type(exc.__cause__).__module__ == "aiohttp.http_exceptions":
         return TRANSIENT
     return _by_status(status_of(exc))
 
 
 def by_response(exc: BaseException) -> ErrorCategory | None:
-    """Return the category of an unknown client's error with a ``response.status_code`` or a ``status_code``.
+    """Return the category of an error of an unknown client, by ``response.status_code`` or ``status_code``.
 
-    ``status`` and ``code`` do not count, because too many objects that have nothing to do with HTTP have them.
+    ``status`` and ``code`` are not used, because errors that are unrelated to HTTP have these attributes, too.
     """
-    own = attribute(exc, "status_code")
-    return _by_status(_first_status(attribute(attribute(exc, "response"), "status_code"), own))
+    status_code = attribute(exc, "status_code")
+    return _by_status(_first_status(attribute(attribute(exc, "response"), "status_code"), status_code))
 
 
 def by_url_error(exc: BaseException) -> ErrorCategory | None:
@@ -39,8 +39,8 @@ def by_url_error(exc: BaseException) -> ErrorCategory | None:
     return PERMANENT if str(reason).startswith(("unknown url type", "no host given")) else TRANSIENT
 
 
-def _first_status(*found: object) -> int | None:
-    return next((each for each in found if isinstance(each, int) and 100 <= each <= 599), None)
+def _first_status(*values: object) -> int | None:
+    return next((value for value in values if isinstance(value, int) and 100 <= value <= 599), None)
 
 
 def _by_status(status: int | None) -> ErrorCategory | None:

@@ -19,15 +19,15 @@ __all__ = ["known_category"]
 
 def known_category(exc: BaseException) -> ErrorCategory | None:
     """Return the category of this exception (not of its causes), ``None`` if it is unknown."""
-    # Clients turn a certificate error into a connection error; in some, only the message shows it.
+    # Clients convert a certificate error to a connection error, sometimes without the original as its cause.
     if any("certificate verify failed" in text_of(each).lower() for each in chain_of(exc)):
         return PERMANENT
     for cls in type(exc).__mro__:
         for name in (f"{cls.__module__.partition('.')[0]}.{cls.__name__}", cls.__name__):
-            known = _KNOWN.get(name)
-            verdict = known(exc) if callable(known) else known
-            if verdict is not None:
-                return verdict
+            entry = _KNOWN.get(name)
+            category = entry(exc) if callable(entry) else entry
+            if category is not None:
+                return category
     return by_response(exc) or by_sqlstate(exc)
 
 
@@ -53,10 +53,10 @@ def _by_redis_reply(exc: BaseException) -> ErrorCategory | None:
 
 
 def _by_smtp(exc: BaseException) -> ErrorCategory | None:
-    refused = attribute(exc, "recipients")
-    answers = refused.values() if isinstance(refused, dict) else [(attribute(exc, "smtp_code"),)]
-    codes = [answer[0] for answer in answers if isinstance(answer[0], int)]
-    if any(400 <= code < 500 for code in codes):  # the reverse of HTTP: 4yz means "try again later"
+    recipients = attribute(exc, "recipients")
+    replies = recipients.values() if isinstance(recipients, dict) else [(attribute(exc, "smtp_code"),)]
+    codes = [reply[0] for reply in replies if isinstance(reply[0], int)]
+    if any(400 <= code < 500 for code in codes):  # in SMTP, unlike in HTTP, 4yz is a temporary error
         return TRANSIENT
     return PERMANENT if any(500 <= code < 600 for code in codes) else None
 
@@ -68,8 +68,8 @@ def _by_content_type(exc: BaseException) -> ErrorCategory | None:
 def _table(*rows: tuple[ErrorCategory | Rule, str, str]) -> dict[str, ErrorCategory | Rule]:
     """Build a mapping from ``package.Type`` (``Type`` for package ``*``) to a category or rule."""
     return {
-        name if package == "*" else f"{package}.{name}": verdict
-        for verdict, packages, names in rows
+        name if package == "*" else f"{package}.{name}": category
+        for category, packages, names in rows
         for package in packages.split()
         for name in names.split()
     }
@@ -134,7 +134,7 @@ _KNOWN = _table(
     (by_operation, "*", "OperationalError InterfaceError"),
     (by_database, "*", "InternalError DatabaseError"),
     (PERMANENT, "*", "IntegrityError ProgrammingError DataError NotSupportedError"),
-    (PERMANENT, "sqlite3", "InterfaceError"),  # SQLite has no connection to lose: it is a wrong call
+    (PERMANENT, "sqlite3", "InterfaceError"),  # SQLite has no network connection: the call was invalid
     (TRANSIENT, "sqlalchemy", "TimeoutError DisconnectionError"),
     (PERMANENT, "sqlalchemy", "ArgumentError CompileError"),
     # invalid input or configuration

@@ -1,4 +1,4 @@
-"""The delay that a server asks for (``Retry-After``)."""
+"""The delay that a server requests (``Retry-After``)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from bulltask.errors import ConfigError, TransientError
 
 __all__ = ["retry_after_ms"]
 
-_CAP_MS = 3_600_000  # with a week, the job would look lost
+_MAX_MS = 3_600_000  # after a longer delay the job would seem to be lost
 
 
 def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
-    """Return the minimum delay before the next attempt that the error asks for.
+    """Return the minimum delay before the next attempt that the error requests.
 
     That is ``TransientError.retry_after`` if the task set it. Otherwise it is the ``Retry-After`` header of a 429 or
     503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a similar
-    client.
-    Causes and the members of an ``ExceptionGroup`` count; the longest delay wins.
+    client. Of several errors (causes, members of an ``ExceptionGroup``) the longest delay is used.
 
     Args:
         exc: The error of the attempt.
@@ -31,14 +30,14 @@ def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
     Returns:
         Milliseconds, 0 or more; ``None`` if there is no valid delay.
     """
-    every = list(tree_of(exc))
+    errors = list(tree_of(exc))
     now_ms = round(now.timestamp() * 1000) if isinstance(now, datetime) else now
-    said = [ms for each in every if (ms := _said_ms(each)) is not None]
-    asked = said or [ms for each in every if (ms := _header_ms(each, now_ms)) is not None]
-    return max(asked, default=None)
+    explicit = [ms for each in errors if (ms := _explicit_ms(each)) is not None]
+    delays = explicit or [ms for each in errors if (ms := _header_ms(each, now_ms)) is not None]
+    return max(delays, default=None)
 
 
-def _said_ms(exc: BaseException) -> int | None:
+def _explicit_ms(exc: BaseException) -> int | None:
     if not isinstance(exc, TransientError) or exc.retry_after is None:
         return None
     try:
@@ -55,16 +54,16 @@ def _header_ms(exc: BaseException, now_ms: int) -> int | None:
         with suppress(Exception):  # an object that only looks like headers
             value = get("Retry-After") if callable(get) else None
             if isinstance(value, str):
-                return _parsed_ms(value.strip(), now_ms)
+                return _parse_ms(value.strip(), now_ms)
     return None
 
 
-def _parsed_ms(value: str, now_ms: int) -> int | None:
+def _parse_ms(value: str, now_ms: int) -> int | None:
     if value.isascii() and value.isdigit():
-        return min(int(value[:10]) * 1000, _CAP_MS)  # ten digits of seconds are three centuries
+        return min(int(value[:10]) * 1000, _MAX_MS)  # ten digits of seconds are more than three centuries
     try:
         moment = parsedate_to_datetime(value)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return min(max(0, round(aware.timestamp() * 1000) - now_ms), _CAP_MS)
+    return min(max(0, round(aware.timestamp() * 1000) - now_ms), _MAX_MS)

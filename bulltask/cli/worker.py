@@ -38,7 +38,7 @@ SETTINGS: Final = {
     "remove_on_fail": "remove_on_fail",
     "metrics_max_data_points": "metrics_max_data_points",
 }
-"""The setting of each flag. A flag that is not given leaves its setting alone."""
+"""The setting of each flag. A flag that is not given does not change its setting."""
 
 
 @click.command("worker", short_help="Run a worker.")
@@ -102,9 +102,10 @@ def command(
 ) -> None:
     """Run a worker: a supervisor and its child processes.
 
-    TERM and Ctrl-C stop it after its running jobs have finished, QUIT stops it at once.
+    TERM and Ctrl-C stop the worker after its running jobs have finished (warm shutdown). QUIT kills its child
+    processes and releases their jobs (cold shutdown).
     """
-    from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - so that --help stays quick
+    from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
     from bulltask.worker.supervisor.launch import limit_native_threads  # noqa: PLC0415
     from bulltask.worker.supervisor.process_spec import ProcessSpec  # noqa: PLC0415
 

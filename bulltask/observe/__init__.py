@@ -1,4 +1,4 @@
-"""Logs and metrics, which listen to a worker's events.
+"""Logs and metrics of a worker, written by listeners of its events.
 
 This module imports nothing, so that ``prometheus_client`` is loaded only by a worker whose metrics are on.
 """

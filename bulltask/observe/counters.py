@@ -1,9 +1,9 @@
 """Counters of all processes of a worker, in shared memory.
 
-Each process has its own block: block 0 is the supervisor's, block ``i + 1`` that of the child with index ``i``. A block
-has one writer at a time, so no lock between processes is needed. The child that replaces a dead one continues its
-block, so totals never decrease (which Prometheus would take for a restart). Nothing is written to disk, unlike in the
-multi-process mode of ``prometheus_client``, where the files of dead processes pile up.
+Each process writes to one block: the supervisor to block 0, the child with index ``i`` to block ``i + 1``. A block has
+one writer at a time, so no lock between processes is needed. The child that replaces a dead child continues its block,
+so totals never decrease (which Prometheus would interpret as a restart). Nothing is written to disk, unlike in the
+multi-process mode of ``prometheus_client``, where the files of dead processes accumulate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Histogram:
     seconds: float
     """Sum of all durations."""
     buckets: tuple[int, ...]
-    """How many took at most as long as each of `BUCKETS`, and, last, all of them (cumulative)."""
+    """Cumulative counts: how many durations are at most each of `BUCKETS`; the last entry counts all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class MetricsMemory:
             is enlarged. ``None`` for anonymous memory.
 
     Raises:
-        ValueError: There is no block, a queue is named twice, or the file has the wrong size.
+        ValueError: The number of blocks is 0, a queue is given twice, or the file has the wrong size.
     """
 
     def __init__(self, queues: Sequence[str], blocks: int, fd: int | None = None) -> None:
         self.queues = tuple(queues)
         self.blocks = blocks
         if blocks < 1 or len(set(self.queues)) != len(self.queues):
-            raise ValueError(f"metrics need a block for the supervisor and each queue once: {blocks=}, {queues=}")
+            raise ValueError(f"metrics need at least one block, and each queue once: {blocks=}, {queues=}")
         self._block_cells = HEAD + QUEUE_CELLS * len(self.queues)
         size = self._block_cells * blocks * CELL
         if fd is not None:
@@ -163,7 +163,7 @@ class MetricsBlock:
         self._lock = threading.Lock()  # += on shared memory takes three steps, so threads would lose counts
 
     def enter(self) -> None:
-        """Make this process the writer of the block, and mark Redis as not lost."""
+        """Make this process the writer of the block, and reset the state of its connection."""
         self._cells[CONNECTION] = 0.0
         self._cells[PID] = float(os.getpid())
 
@@ -178,7 +178,7 @@ class MetricsBlock:
             self._cells[at] += amount
 
     def attempt(self, queue: str, cell: int, duration_ms: float) -> None:
-        """Count an attempt in ``cell`` (completed, retried, a failure reason), and its duration.
+        """Count an attempt in ``cell`` (completed, retried, or a failure reason), and its duration.
 
         Raises:
             KeyError: As in `add`.
@@ -186,7 +186,7 @@ class MetricsBlock:
         self._count(queue, cell, 1, DURATIONS, duration_ms)
 
     def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
-        """Count ``locks`` that one call has renewed, and its duration.
+        """Count the ``locks`` that one call has renewed, and the duration of the call.
 
         Raises:
             KeyError: As in `add`.
@@ -225,7 +225,7 @@ class MetricsListener:
 
     def __init__(self, block: MetricsBlock, queues: Sequence[str]) -> None:
         if missing := set(queues) - set(block.queues):
-            raise ValueError(f"the metrics were made without {', '.join(sorted(missing))}: name it in MetricsMemory")
+            raise ValueError(f"MetricsMemory was created without these queues: {', '.join(sorted(missing))}")
         self._block = block
 
     def attach(self, bus: events.Bus) -> None:
@@ -246,7 +246,7 @@ class MetricsListener:
         bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
-        # A recovered job is a stalled one that the supervisor found before the stalled check.
+        # A recovered job is a stalled job that the supervisor has released before the stalled check.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))

@@ -26,7 +26,7 @@ __all__ = ["bind", "run_exporter"]
 
 CLIENT_TIMEOUT_S = 10
 BACKLOG = 16
-# Signals that a terminal sends to its process group, and commands to the supervisor, which alone acts on them.
+# Signals that a terminal sends to its process group, or that are commands for the supervisor, which handles them.
 IGNORED_SIGNALS = (
     signal.SIGINT,
     signal.SIGQUIT,
@@ -41,7 +41,7 @@ IGNORED_SIGNALS = (
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. The supervisor calls this before the fork, so that a wrong port stops the start.
+    """Return a listening socket. The supervisor calls this before the fork, so that an invalid port stops the start.
 
     Args:
         host: An address of this machine; ``""`` for all IPv4 addresses.
@@ -53,16 +53,16 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # After a restart the port may be in TIME_WAIT. A port that is in use is still refused.
+        # After a restart the port may be in TIME_WAIT. A port that is in use is still rejected.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as exc:
         listener.close()
-        why = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+        reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
         raise ConfigError(
-            f"metrics cannot be served on {host or 'any address'}, port {port}: {why}. Choose another metrics port "
-            "(each worker of a machine needs its own), or 0 for any"
+            f"metrics cannot be served on {host or 'any address'}, port {port}: {reason}. Choose another metrics port "
+            "(each worker of a machine needs a different one), or 0 for any free port"
         ) from exc
     return listener
 
@@ -71,11 +71,11 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
     """Serve ``/metrics`` until SIGTERM or the parent's death. Runs in the forked process and does not return.
 
     Args:
-        listener: The socket from `bind`. The parent closes its own copy after the fork.
+        listener: The socket from `bind`. The parent closes its copy after the fork.
         collector: The `MetricsCollector`; it opens its connections after the fork.
         parent_pid: ``os.getpid()`` of the supervisor, read before the fork.
     """
-    _own_signals()
+    _reset_signals()
     die_with_parent(signal.SIGKILL, parent_pid)
     registry = CollectorRegistry()
     registry.register(collector)
@@ -83,13 +83,13 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
         server.serve_forever()
 
 
-def _own_signals() -> None:
-    """Remove the supervisor's handlers: its wakeup pipe would receive the signals of this process."""
+def _reset_signals() -> None:
+    """Replace the supervisor's handlers, which would write this process' signals to the supervisor's wakeup pipe."""
     signal.set_wakeup_fd(-1)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # At once, without cleanup, because a scrape in another thread may be waiting for Redis.
+    # Exit without cleanup, because a scrape in another thread may be waiting for Redis.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -99,13 +99,13 @@ def _only_metrics(app: WSGIApplication) -> WSGIApplication:
         if environ["PATH_INFO"] in {"/", "/metrics"}:
             return app(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [b"Only /metrics is here.\n"]
+        return [b"Not found; the metrics are at /metrics.\n"]
 
     return serve
 
 
 def _with_head(app: WSGIApplication) -> WSGIApplication:
-    """Add HEAD requests to ``app``, which ``prometheus_client`` does not support."""
+    """Add support for HEAD requests, which ``prometheus_client`` lacks."""
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
@@ -142,11 +142,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.set_app(app)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do not log: a client may close its connection at any time."""
+        """Log nothing, because a client may close its connection at any time."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Do not log: a line for every scrape would flood the worker's log."""
+        """Log nothing, because a line for every scrape would flood the worker's log."""

@@ -1,8 +1,8 @@
 """Configures structlog for a worker: one line per event, with the worker's id on every line.
 
-On a terminal lines are readable text (``key=value``, tracebacks below), everywhere else JSON objects. Times are UTC.
-Records of the standard library's ``logging`` in tasks get the same format, unless the app has configured logging
-itself. Celery replaces the app's root logger instead, which many of its users turn off.
+On a terminal, lines are readable text (``key=value``, tracebacks below); otherwise they are JSON objects. Times are
+UTC. Records of the standard library's ``logging`` in tasks get the same format, unless the app has configured logging
+itself.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def configure(
         json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colours are used
             only on a terminal, and not if ``NO_COLOR`` is set.
         stream: Where lines are written, by default ``sys.stderr``.
-        hijack_root: What to do with records of the standard library's ``logging``. True: write them, replacing the
-            app's handlers. False: leave them alone. ``None`` (default): write them if the root logger has no handler.
+        hijack_root: Whether to write records of the standard library's ``logging``. True: write them, and replace the
+            app's handlers. False: do not. ``None`` (default): write them if the root logger has no handler.
 
     Returns:
-        The logger for the worker's own lines; it does not depend on the global configuration.
+        The logger for bulltask's lines; it does not depend on the global configuration.
 
     Raises:
         ConfigError: The level does not exist.
@@ -98,7 +98,7 @@ class _Sink:
 
 
 class _Factory:
-    """Makes structlog's sinks; its class distinguishes our configuration from an app's."""
+    """Returns structlog's sink; its class distinguishes bulltask's configuration from the app's."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._sink = _Sink(writer)
@@ -118,7 +118,7 @@ class _Bridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as exc:  # noqa: BLE001 - as in logging itself, a wrong log call must not fail a task
+        except Exception as exc:  # noqa: BLE001 - as in logging itself, an invalid log call must not fail a task
             record = logging.makeLogRecord(record.__dict__)
             record.msg = f"A log call could not be formatted: {record.msg!r} ({type(exc).__name__}: {exc})"
             record.args = record.exc_info = None
@@ -212,7 +212,7 @@ def _safe_repr(value: object) -> str:
 
 
 def _dropped_line(count: int, context: Iterable[Processor], renderer: Iterable[Processor]) -> str:
-    fields: Any = {"event": "Log lines dropped", "count": count, "hint": "This worker's log was not read for a while"}
+    fields: Any = {"event": "Log lines dropped", "count": count, "hint": "The reader of this worker's log was blocked"}
     for step in (*context, *renderer):
         fields = step(None, "warning", fields)
     return str(fields)

@@ -25,8 +25,8 @@ JOB_IDS = 10
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
 DEATHS = {
-    "SIGKILL": "If it was not killed by hand, the kernel killed it because memory ran out: check the limits of the "
-    "machine or container, lower --concurrency, or send such jobs to a queue of their own",
+    "SIGKILL": "If it was not killed manually, the kernel killed it because of a lack of memory: check the limits of "
+    "the machine or container, lower --concurrency, or send such jobs to a separate queue",
     "SIGSEGV": NATIVE_CRASH,
     "SIGBUS": NATIVE_CRASH,
     "SIGILL": NATIVE_CRASH,
@@ -43,7 +43,7 @@ def listener_errors(log: FilteringBoundLogger) -> events.OnError:
             listener=listener,
             on=type(event).__name__,
             exc_info=exc,
-            hint="Its further failures for this event are not logged",
+            hint="Further failures of this listener for this event are not logged",
         )
 
     return report
@@ -66,15 +66,15 @@ class LogListener:
     def attach(self, bus: events.Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.
 
-        So at level ``warning`` no listener wants `JobCompleted`, and a child does not even create that event.
+        So at level ``warning`` `JobCompleted` has no listener, and a child does not even create that event.
         """
-        for level, kind, line in (*self._of_jobs(), *self._of_processes()):
+        for level, kind, line in (*self._job_lines(), *self._process_lines()):
             if self._log.is_enabled_for(level):
                 bus.subscribe(kind, line)
 
-    def _of_jobs(self) -> tuple[_Line, ...]:
+    def _job_lines(self) -> tuple[_Line, ...]:
         return (
-            (logging.INFO, events.JobStarted, self._picked_up),
+            (logging.INFO, events.JobStarted, self._job_started),
             (logging.INFO, events.JobCompleted, self._completed),
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
@@ -90,7 +90,7 @@ class LogListener:
             (logging.INFO, events.JobRevoked, self._revoked),
         )
 
-    def _of_processes(self) -> tuple[_Line, ...]:
+    def _process_lines(self) -> tuple[_Line, ...]:
         return (
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
@@ -106,7 +106,7 @@ class LogListener:
             (logging.ERROR, events.RedisDisconnected, self._disconnected),
             (logging.INFO, events.RedisReconnecting, self._reconnecting),
             (logging.INFO, events.RedisReconnected, self._reconnected),
-            (logging.ERROR, events.RedisErrorReply, self._refused),
+            (logging.ERROR, events.RedisErrorReply, self._error_reply),
             (logging.INFO, events.RedisRecovered, self._recovered_redis),
             (logging.INFO, events.WorkerStarted, self._started),
             (logging.INFO, events.WorkerStopping, self._stopping),
@@ -121,7 +121,7 @@ class LogListener:
 
     # ---- jobs ----
 
-    def _picked_up(self, event: events.JobStarted) -> None:
+    def _job_started(self, event: events.JobStarted) -> None:
         self._log.info("Job started", job_id=event.job_id, queue=event.queue, task=event.task, attempt=event.attempt)
 
     def _completed(self, event: events.JobCompleted) -> None:
@@ -169,7 +169,7 @@ class LogListener:
             hint = "The job has failed. Import the module of the task in this app, then retry the job"
             self._log.error("Unknown task", **fields, hint=hint)
         else:
-            hint = "Import the module of the task in this app, or give its jobs a queue of their own"
+            hint = "Import the module of the task in this app, or send its jobs to a separate queue"
             self._log.warning("Unknown task", **fields, delay=_seconds(event.delay_ms), hint=hint)
 
     def _not_scheduled(self, event: events.SchedulingFailed) -> None:
@@ -180,7 +180,7 @@ class LogListener:
             scheduler=event.scheduler,
             error=_shorten(event.error, ERROR_CHARS),
             delay=_seconds(event.delay_ms),
-            hint="The job waits, because the schedule would end with it. Correct the job scheduler, or remove it",
+            hint="The job does not run yet, because its schedule would end with it. Fix or remove the job scheduler",
         )
 
     def _lock_lost(self, event: events.LockLost) -> None:
@@ -190,8 +190,8 @@ class LogListener:
             queue=event.queue,
             task=event.task,
             hint="The outcome was discarded, because another worker has the job: Redis could not be reached, or this "
-            "machine was suspended, for longer than the lock lasts. After 'Redis error reply': a script stopped "
-            "half-way",
+            "machine was suspended, for longer than lock_duration. After 'Redis error reply': a script stopped with an "
+            "error",
         )
 
     def _stalled(self, event: events.JobStalled) -> None:
@@ -200,8 +200,8 @@ class LogListener:
             "Job stalled",
             job_id=event.job_id,
             queue=event.queue,
-            lock_expired_at=None if expired is None else _moment(expired),
-            hint="It runs again. Its worker died, or could not reach Redis for longer than the lock lasts",
+            lock_expired_at=None if expired is None else _iso_time(expired),
+            hint="It runs again. Its worker died, or could not reach Redis for longer than lock_duration",
         )
 
     def _recovered(self, event: events.JobRecovered) -> None:
@@ -222,7 +222,7 @@ class LogListener:
             crashes=event.crashes,
             reason=event.reason,
             hint=DEATHS.get(
-                event.reason, "The job has failed, because every child that ran it died. Run it alone to see why"
+                event.reason, "The job has failed, because every child that ran it died. Run the task alone to debug it"
             ),
         )
 
@@ -255,7 +255,7 @@ class LogListener:
             locks=len(event.job_ids),
             job_ids=event.job_ids[:JOB_IDS],
             error=_shorten(event.error, ERROR_CHARS),
-            hint="If the lock runs out, another worker acquires the job: check Redis and the network",
+            hint="If the locks expire, other workers acquire the jobs: check Redis and the network",
         )
 
     def _check_skipped(self, event: events.StalledCheckSkipped) -> None:
@@ -273,7 +273,7 @@ class LogListener:
                 service=event.service,
                 failures=event.failures,
                 exc_info=event.exception,
-                hint="The supervisor continues and tries again. This is a bug in bulltask: please report it",
+                hint="The supervisor continues and repeats the call. This is a bug in bulltask: please report it",
             )
 
     def _child_started(self, event: events.ChildStarted) -> None:
@@ -319,7 +319,7 @@ class LogListener:
         self._log.error(
             "Redis disconnected",
             error=_shorten(event.error, ERROR_CHARS),
-            hint="The worker reconnects by itself, and running jobs continue. If it lasts, check Redis and the URL",
+            hint="The worker reconnects automatically, and running jobs continue. Otherwise check Redis and the URL",
         )
 
     def _reconnecting(self, event: events.RedisReconnecting) -> None:
@@ -329,12 +329,12 @@ class LogListener:
     def _reconnected(self, event: events.RedisReconnected) -> None:
         self._log.info("Redis reconnected", attempt=event.attempt, duration=_seconds(event.duration_ms))
 
-    def _refused(self, event: events.RedisErrorReply) -> None:
+    def _error_reply(self, event: events.RedisErrorReply) -> None:
         self._log.error(
             "Redis error reply",
             queue=event.queue or None,
             error=_shorten(event.error, ERROR_CHARS),
-            hint="This process tries again, after run_retry_delay at the latest, and running jobs continue",
+            hint="This process retries after at most run_retry_delay, and running jobs continue",
         )
 
     def _recovered_redis(self, event: events.RedisRecovered) -> None:
@@ -376,14 +376,14 @@ class LogListener:
             index=event.index,
             pid=event.pid,
             traceback=_shorten(event.stacks, STACKS_CHARS),
-            hint="Nothing is wrong: these were requested with USR1",
+            hint="These stacks were requested with USR1",
         )
 
     def _signal_ignored(self, event: events.SignalIgnored) -> None:
         self._log.info("Signal ignored", signal=event.signal, reason=event.reason)
 
 
-_REPR = reprlib.Repr()  # reads only the first elements, so that a large result costs nothing
+_REPR = reprlib.Repr()  # reads only the first elements, because a result may be large
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = RESULT_CHARS
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = _REPR.maxfrozenset = 50
 
@@ -396,5 +396,5 @@ def _seconds(ms: float) -> float:
     return round(ms / 1000, 6)
 
 
-def _moment(epoch_ms: int) -> str:
+def _iso_time(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -67,7 +67,7 @@ class MetricsCollector(Collector):
         ):
             yield _histograms(name, help_text, {queue: part(total) for queue, total in totals.items()})
         for name, help_text, value in (
-            ("bullmq_stalled_jobs_total", "Jobs that lost their worker and were released", attrgetter("stalled")),
+            ("bullmq_stalled_jobs_total", "Jobs that were released after their worker died", attrgetter("stalled")),
             ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
             ("bullmq_heartbeat_failure_total", "Locks that could not be renewed", attrgetter("heartbeat_failures")),
             (
@@ -88,7 +88,7 @@ class MetricsCollector(Collector):
             for queue, states in self._queue_lengths().items():
                 for state, length in states.items():
                     lengths.add_metric((queue, state), length)
-        except Exception:  # noqa: BLE001 - the counters do not need Redis, and its absence is a metric too
+        except Exception:  # noqa: BLE001 - without Redis the counters and the connection status are still reported
             connected = False
         yield lengths
         workers = GaugeMetricFamily(
@@ -99,7 +99,7 @@ class MetricsCollector(Collector):
             workers.add_metric((queue, self._worker_id), children)
         yield workers
         status = GaugeMetricFamily(
-            "bullmq_redis_connection_status", "1 for the current status, 0 for the other", labels=("status",)
+            "bullmq_redis_connection_status", "1 for the current status, 0 for the other one", labels=("status",)
         )
         status.add_metric(("connected",), connected)
         status.add_metric(("disconnected",), not connected)
@@ -109,8 +109,8 @@ class MetricsCollector(Collector):
         )
 
 
-def _histograms(name: str, help_text: str, found: Mapping[str, Histogram]) -> Metric:
+def _histograms(name: str, help_text: str, histograms: Mapping[str, Histogram]) -> Metric:
     family = HistogramMetricFamily(name, help_text, labels=("queue",))
-    for queue, one in found.items():
-        family.add_metric((queue,), list(zip(_BOUNDS, one.buckets, strict=True)), one.seconds)
+    for queue, histogram in histograms.items():
+        family.add_metric((queue,), list(zip(_BOUNDS, histogram.buckets, strict=True)), histogram.seconds)
     return family

@@ -23,13 +23,13 @@ ATOMIC = 4096  # PIPE_BUF of Linux: a pipe that polls as writable accepts this m
 class LineWriter:
     """Writes log lines that are never mixed with those of other processes, and never block the worker for long.
 
-    A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback
-    goes through a pipe. So a writer holds a lock, which all forks share, while it writes a line. It also removes
-    passwords from URLs, because every line passes here.
+    A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback is
+    written to a pipe. So a writer holds a lock, which all forks share, while it writes a line. It also removes
+    passwords from URLs.
 
-    A reader that stops (``| less``, a stuck log shipper) would block the supervisor. It would renew no locks, and every
-    running job would run twice. So a line waits for a second; then it and the following lines are dropped until the
-    reader continues. The next line that is written follows one that reports how many were dropped.
+    A reader that stops (``| less``, a stuck log shipper) would block the supervisor, which would renew no locks, and
+    every running job would run twice. So a line waits for a second; then this line and the following lines are dropped
+    until the reader continues. Then the writer first writes a line with the number of dropped lines.
 
     Args:
         stream: Where the lines are written. Its file descriptor is used if it has one (without buffering), its
@@ -37,18 +37,18 @@ class LineWriter:
         dropped_line: Returns the line that reports a number of dropped lines.
     """
 
-    patience_ms = 1000
+    timeout_ms = 1000
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], str] = "{} log lines were dropped".format) -> None:
         self._stream = stream
         self._dropped_line = dropped_line
         self._fd = _descriptor(stream)
-        # True for a pipe, a socket or a terminal. The kernel writes a line to a file in one piece, and never waits.
-        self._waits = self._fd is not None and not stat.S_ISREG(os.fstat(self._fd).st_mode)
-        self._lock_fd = _anonymous_file() if self._waits else None
+        # True for a pipe, a socket or a terminal. The kernel writes a line to a file atomically, without blocking.
+        self._may_block = self._fd is not None and not stat.S_ISREG(os.fstat(self._fd).st_mode)
+        self._lock_fd = _anonymous_file() if self._may_block else None
         self._lock_stuck = False
         self._writable = select.poll()
-        if self._fd is not None and self._waits:
+        if self._fd is not None and self._may_block:
             self._writable.register(self._fd, select.POLLOUT)
         self._enter_process()
 
@@ -58,7 +58,7 @@ class LineWriter:
         self._late = False  # the previous line was dropped: do not wait again
         self._torn = False  # the previous line was written only in part
         self.dropped = 0
-        """Lines lost since the last one that was written."""
+        """Number of lines dropped since the last line that was written."""
 
     def close(self) -> None:
         """Close the lock's file; the stream stays open."""
@@ -71,7 +71,7 @@ class LineWriter:
         text = redact_text(line, json=True)
         if self._pid != os.getpid():  # a thread of the parent may have held the lock
             self._enter_process()
-        if not self._threads.acquire(timeout=self.patience_ms / 1000):
+        if not self._threads.acquire(timeout=self.timeout_ms / 1000):
             self.dropped += 1
             return
         try:
@@ -90,10 +90,10 @@ class LineWriter:
         if self._torn:
             lines.insert(0, "")
         data = "\n".join(lines).encode(errors="backslashreplace")
-        give_up = time.monotonic() + self.patience_ms / 1000
-        locked = self._take_lock(give_up)
+        deadline = time.monotonic() + self.timeout_ms / 1000
+        locked = self._acquire_lock(deadline)
         try:
-            sent = self._send(self._fd, data, give_up)
+            sent = self._send(self._fd, data, deadline)
         finally:
             if locked and self._lock_fd is not None:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)
@@ -101,21 +101,21 @@ class LineWriter:
         self._torn = self._late and sent > 0
         self.dropped = self.dropped + 1 if self._late else 0
 
-    def _send(self, fd: int, data: bytes, give_up: float) -> int:
-        """Write ``data`` in pieces that do not block; return how much was written in time."""
-        if not self._waits:
+    def _send(self, fd: int, data: bytes, deadline: float) -> int:
+        """Write ``data`` in parts that do not block; return the number of bytes written before the deadline."""
+        if not self._may_block:
             return os.write(fd, data)
         sent = 0
         while sent < len(data):
-            patience = 0.0 if self._late else max(0.0, give_up - time.monotonic())
-            if not self._writable.poll(patience * 1000):
+            timeout = 0.0 if self._late else max(0.0, deadline - time.monotonic())
+            if not self._writable.poll(timeout * 1000):
                 break
             with contextlib.suppress(BlockingIOError):  # another process that shares the stream has set O_NONBLOCK
                 sent += os.write(fd, data[sent : sent + ATOMIC])
         return sent
 
-    def _take_lock(self, give_up: float) -> bool:
-        """Wait for the lock, but not forever: a process that was stopped (SIGSTOP) may hold it.
+    def _acquire_lock(self, deadline: float) -> bool:
+        """Wait for the lock until the deadline, because a process that was stopped (SIGSTOP) may hold it.
 
         A line without the lock may be mixed with others, but a supervisor that waits would lose its jobs' locks.
         """
@@ -125,7 +125,7 @@ class LineWriter:
             try:
                 fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                if self._lock_stuck or time.monotonic() >= give_up:
+                if self._lock_stuck or time.monotonic() >= deadline:
                     self._lock_stuck = True  # the next line does not wait
                     return False
                 select.select([], [], [], 0.001)  # file locks have no wait with a timeout

@@ -19,7 +19,7 @@ import os, sys
 from bulltask.observe.log import configure
 from bulltask.observe.writer import LineWriter
 
-LineWriter.patience_ms = 50_000
+LineWriter.timeout_ms = 50_000
 log = configure(level="info", worker_id="node-1-1-abc", stream=sys.stdout)
 pids = []
 for writer in range(4):

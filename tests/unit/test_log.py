@@ -459,7 +459,7 @@ def read_all(reader: int) -> bytes:
 def test_a_blocked_reader_delays_the_writer_only_once(pipe: tuple[int, Any]) -> None:
     reader, stream = pipe
     lines = LineWriter(stream, lambda count: f"{count} dropped")
-    lines.patience_ms = 50
+    lines.timeout_ms = 50
     for number in range(1000):
         lines.write(f"{number} {'x' * 1000}")  # ten times the capacity of a pipe
     dropped = lines.dropped
@@ -492,7 +492,7 @@ def test_the_line_about_dropped_lines_has_the_common_format(pipe: tuple[int, Any
 def test_a_truncated_line_does_not_corrupt_the_next_line(pipe: tuple[int, Any]) -> None:
     reader, stream = pipe
     lines = LineWriter(stream, lambda count: f"{count} dropped")
-    lines.patience_ms = 50
+    lines.timeout_ms = 50
     lines.write("x" * 200_000)
     truncated = read_all(reader)
     lines.write("whole")
