@@ -25,6 +25,7 @@ from tests.soak.audit import Audit, audit, repeated_runs, wait_for_outcomes
 from tests.soak.environment import Idle, SoakEnvironment
 from tests.soak.faults import FAULTS
 from tests.soak.journal import now_ms
+from tests.support.fork_server import fork_server
 from tests.support.processes import LeftoverProcesses
 
 MAX_IDLE_S = 5.0
@@ -128,7 +129,7 @@ def main(
         found.problems["sends that raised no BulltaskError"] += env.ledger.unexpected
         found.problems["supervisors that crashed"] += env.fleet.deaths
     leftovers = LeftoverProcesses(session_id, directory)
-    left = leftovers.find(set())
+    left = leftovers.find(fork_server.pids)
     leftovers.end(set(left))
     found.problems["leftover processes"] += [f"{pid}: {command}" for pid, command in left.items()]
     found.problems[f"idle for longer than {MAX_IDLE_S:g} s"] += [
