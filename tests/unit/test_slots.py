@@ -167,6 +167,7 @@ def test_a_reader_never_reads_a_mixture_of_two_writes(child_pids: list[int]) -> 
         try:
             for number in range(1, 10**9):
                 slot.activate(number % 1_000, str(number) * (1 + number % 7), number)
+                sum(range(number % 1_000))  # without pauses of 0 to 15 µs hardly any read succeeds
         finally:
             os._exit(0)
     child_pids.append(pid)
