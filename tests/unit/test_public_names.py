@@ -52,22 +52,22 @@ def test_the_package_exports_the_expected_names() -> None:
     assert len(bulltask.__all__) == len(EXPECTED) <= 25
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_each_public_name_exists_and_has_a_docstring(name: str) -> None:
-    value = getattr(bulltask, name)
-    assert inspect.getdoc(value)
-    assert value.__module__.startswith("bulltask.")
+def test_each_public_name_exists_and_has_a_docstring() -> None:
+    values = {name: getattr(bulltask, name) for name in EXPECTED}
+    assert [name for name, value in values.items() if not inspect.getdoc(value)] == []
+    assert [name for name, value in values.items() if not value.__module__.startswith("bulltask.")] == []
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_public_errors_derive_from_bulltask_error_or_interrupt(name: str) -> None:
-    value = getattr(bulltask, name)
-    if isinstance(value, type) and issubclass(value, BaseException):
-        assert issubclass(value, BulltaskError | Interrupt)
+def test_public_errors_derive_from_bulltask_error_or_interrupt() -> None:
+    values = [getattr(bulltask, name) for name in EXPECTED]
+    errors = [value for value in values if isinstance(value, type) and issubclass(value, BaseException)]
+    assert [error for error in errors if not issubclass(error, BulltaskError | Interrupt)] == []
 
 
-def files() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+@pytest.fixture(scope="module")
+def modules() -> dict[Path, ast.Module]:
+    """The syntax tree of each module of the package."""
+    return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def is_public(name: str) -> bool:
@@ -107,21 +107,21 @@ def raised_errors(function: Definition) -> set[str]:
     return names & {*errors.__all__, "TypeError", "ValueError"}
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_public_definitions_have_a_docstring(path: Path) -> None:
-    module = ast.parse(path.read_text())
-    definitions = list(public_definitions(module, path.stem))
-    undocumented = [name for name, node in definitions if needs_docstring(node) and not ast.get_docstring(node)]
-    if definitions and path.name != "__init__.py" and not ast.get_docstring(module):
-        undocumented.append(path.stem)
+def test_public_definitions_have_a_docstring(modules: dict[Path, ast.Module]) -> None:
+    undocumented = []
+    for path, module in modules.items():
+        definitions = list(public_definitions(module, str(path)))
+        undocumented += [name for name, node in definitions if needs_docstring(node) and not ast.get_docstring(node)]
+        if definitions and path.name != "__init__.py" and not ast.get_docstring(module):
+            undocumented.append(str(path))
     assert undocumented == []
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_docstrings_list_the_errors_that_a_public_function_raises(path: Path) -> None:
+def test_docstrings_list_the_errors_that_a_public_function_raises(modules: dict[Path, ast.Module]) -> None:
     undocumented = {
         f"{name}: {error}"
-        for name, definition in public_definitions(ast.parse(path.read_text()), path.stem)
+        for path, module in modules.items()
+        for name, definition in public_definitions(module, str(path))
         if not isinstance(definition, ast.ClassDef) and needs_docstring(definition)
         for error in raised_errors(definition)
         if error not in (ast.get_docstring(definition) or "").partition("Raises:")[2]
@@ -129,17 +129,19 @@ def test_docstrings_list_the_errors_that_a_public_function_raises(path: Path) ->
     assert undocumented == set()
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_with_public_names_has_a_valid_all_list(path: Path) -> None:
-    module = ast.parse(path.read_text())
-    listed = [
-        [ast.literal_eval(item) for item in node.value.elts]
-        for node in module.body
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.List)
-        and any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
-    ]
-    defined = {node.name for node in module.body if isinstance(node, Definition)}
-    if any(is_public(name) for name in defined) and path.name != "build_hook.py":
-        assert len(listed) == 1, "no __all__"
-    assert [name for names in listed for name in names if not is_public(name)] == []
+def test_every_module_with_public_names_has_a_valid_all_list(modules: dict[Path, ast.Module]) -> None:
+    wrong = {}
+    for path, module in modules.items():
+        listed = [
+            [ast.literal_eval(item) for item in node.value.elts]
+            for node in module.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.List)
+            and any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+        ]
+        defined = {node.name for node in module.body if isinstance(node, Definition)}
+        if any(is_public(name) for name in defined) and path.name != "build_hook.py" and len(listed) != 1:
+            wrong[path] = "no __all__"
+        if private := [name for names in listed for name in names if not is_public(name)]:
+            wrong[path] = f"private names in __all__: {private}"
+    assert wrong == {}
