@@ -9,7 +9,17 @@ from tests.interop.board import Board
 from tests.support.worker import Worker
 from tests.support.worker_harness import WorkerHarness
 
-__all__ = ["PARTS", "QUEUE", "ended", "failed_jobs", "ids", "ours", "start_worker", "states", "waiting_for"]
+__all__ = [
+    "PARTS",
+    "QUEUE",
+    "add_failed_jobs",
+    "ids",
+    "queue_of",
+    "start_worker",
+    "state_counts",
+    "wait_for_end",
+    "wait_until_running",
+]
 
 QUEUE = "{default}"
 PARTS = "{parts}"
@@ -67,24 +77,24 @@ def start_worker(harness: WorkerHarness, *, children: int = 2, **settings: objec
     return harness.worker(TASKS, children=children, settings=settings, options=["-Q", "default,parts"])
 
 
-def ours(harness: WorkerHarness, queue: str = "default") -> Queue:
+def queue_of(harness: WorkerHarness, queue: str = "default") -> Queue:
     """Return a queue of the app."""
     return harness.app.queue(queue)
 
 
-def ended(harness: WorkerHarness, job_id: str, event: str = "completed", count: int = 1) -> None:
+def wait_for_end(harness: WorkerHarness, job_id: str, event: str = "completed", count: int = 1) -> None:
     """Wait until a job of the default queue has ended for the ``count``-th time."""
     harness.events.wait_for(count, 30.0, event=event, jobId=job_id)
 
 
-def waiting_for(harness: WorkerHarness, job_id: str, count: int = 1) -> None:
+def wait_until_running(harness: WorkerHarness, job_id: str, count: int = 1) -> None:
     """Wait until a task that waits at a gate runs, for the ``count``-th time."""
     harness.journal.wait_for(count, 30.0, what="start", job=job_id)
 
 
-def failed_jobs(harness: WorkerHarness, count: int, *, good: int = 2) -> list[Job]:
+def add_failed_jobs(harness: WorkerHarness, count: int, *, good: int = 2) -> list[Job]:
     """Add jobs that fail in their only attempt; a retry completes them."""
-    jobs = ours(harness).add_bulk(
+    jobs = queue_of(harness).add_bulk(
         [{"name": "flaky", "data": {"good": good}, "options": {"attempts": 1}} for _ in range(count)]
     )
     harness.events.wait_for(count, 30.0, event="failed")
@@ -96,6 +106,6 @@ def ids(shown: list[dict[str, Any]]) -> list[str]:
     return [job["id"] for job in shown]
 
 
-def states(board: Board, queue: str = QUEUE) -> dict[str, int]:
+def state_counts(board: Board, queue: str = QUEUE) -> dict[str, int]:
     """Return the board's counts without the zeros."""
     return {state: count for state, count in board.queue(queue)["counts"].items() if count}

@@ -116,9 +116,9 @@ def session_bull(node_client: None, redis_server: RedisServer, session_processes
 
 def open_interop_queue(node: NodeBridge, url: str, directory: Path, *, hash_tag: bool) -> Iterator[InteropQueue]:
     """Open a queue that both clients share, and close it and its clients after the test."""
-    made = InteropQueue(url, node, directory, hash_tag=hash_tag)
-    yield made
-    made.close()
+    queue = InteropQueue(url, node, directory, hash_tag=hash_tag)
+    yield queue
+    queue.close()
     node.reset()
 
 

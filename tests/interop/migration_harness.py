@@ -70,8 +70,8 @@ class MigrationHarness:
 
     def hash(self, job_id: str, queue: str = "") -> dict[str, str]:
         """Return the stored hash of a job of Bull's queue, or of another queue."""
-        found: dict[str, str] = self.redis.hgetall(f"bull:{queue or 'mail'}:{job_id}")
-        return found
+        fields: dict[str, str] = self.redis.hgetall(f"bull:{queue or 'mail'}:{job_id}")
+        return fields
 
     def node_job(self, job_id: str) -> dict[str, Any]:
         """Return a job as Node's BullMQ has it, with ``state`` and ``logs``."""
@@ -89,11 +89,11 @@ class MigrationHarness:
 
     def ids(self, name: str) -> list[str]:
         """Return the ids in all lists and sets of a queue."""
-        found: list[str] = []
+        ids: list[str] = []
         for state in STATE_KEYS:
             key = f"bull:{name}:{state}"
-            found += self.redis.lrange(key, 0, -1) if self.redis.type(key) == "list" else self.redis.zrange(key, 0, -1)
-        return found
+            ids += self.redis.lrange(key, 0, -1) if self.redis.type(key) == "list" else self.redis.zrange(key, 0, -1)
+        return ids
 
     def all_ids(self) -> list[str]:
         """Return the ids of both queues, sorted."""

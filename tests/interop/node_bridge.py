@@ -119,8 +119,8 @@ class NodeBridge:
         def find() -> dict[str, Any] | None:
             return next((event for event in self._events if event["event"] == name and predicate(event["args"])), None)
 
-        found: dict[str, Any] = self._wait(find, timeout, f"the event {name!r}")["args"]
-        return found
+        args: dict[str, Any] = self._wait(find, timeout, f"the event {name!r}")["args"]
+        return args
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return all events so far (``event``, ``args``, ``queue``, ``stream``), or those of one name, in order."""
@@ -168,18 +168,18 @@ class NodeBridge:
             self._changed.notify_all()
 
     def _wait(self, find: Callable[[], dict[str, Any] | None], timeout: float, what: str) -> dict[str, Any]:
-        found: dict[str, Any] | None = None
+        message: dict[str, Any] | None = None
 
         def check() -> bool:
-            nonlocal found
-            found = find()
-            return found is not None or self._ended
+            nonlocal message
+            message = find()
+            return message is not None or self._ended
 
         with self._changed:
             self._changed.wait_for(check, timeout)
             seen = [event["event"] for event in self._events[-20:]]
-        if found is not None:
-            return found
+        if message is not None:
+            return message
         if self._ended:
             raise NodeError(f"{self.client} ended before {what} came{self._stderr()}")
         raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._stderr()}")

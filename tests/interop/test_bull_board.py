@@ -9,7 +9,17 @@ import pytest
 from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
-from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for
+from tests.interop.board_tasks import (
+    PARTS,
+    QUEUE,
+    add_failed_jobs,
+    ids,
+    queue_of,
+    start_worker,
+    state_counts,
+    wait_for_end,
+    wait_until_running,
+)
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
@@ -19,12 +29,12 @@ STATES = ("active", "waiting", "prioritized", "delayed", "waiting-children", "co
 
 def fill(harness: WorkerHarness) -> None:
     """Add jobs in every state, so that no worker has an idle child left."""
-    queue = ours(harness)
+    queue = queue_of(harness)
     start_worker(harness, children=1)
     for to in ("Ada", "Grace"):
         queue.add("greet", {"to": to}).wait_until_finished(30)
-    failed_jobs(harness, 3)
-    waiting_for(harness, harness.hold().id)
+    add_failed_jobs(harness, 3)
+    wait_until_running(harness, harness.hold().id)
     queue.add_bulk([{"name": "greet", "data": {"to": str(n)}} for n in range(12)])
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"priority": priority}} for priority in (9, 1, 5)])
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"delay": delay}} for delay in (3600, 60)])
@@ -33,7 +43,7 @@ def fill(harness: WorkerHarness) -> None:
 
 def test_the_board_counts_and_lists_jobs_in_every_state(board: Board, harness: WorkerHarness) -> None:
     fill(harness)
-    queue = ours(harness)
+    queue = queue_of(harness)
     counts = board.queue(QUEUE)["counts"]
     assert counts == queue.get_job_counts()
     assert [counts[state] for state in STATES] == [1, 12, 3, 2, 1, 2, 3]
@@ -50,7 +60,7 @@ def test_the_board_counts_and_lists_jobs_in_every_state(board: Board, harness: W
 
 
 def test_the_pages_of_the_board_have_every_job_once(board: Board, harness: WorkerHarness) -> None:
-    queue = ours(harness)
+    queue = queue_of(harness)
     queue.add_bulk([{"name": "greet", "data": {"n": n}} for n in range(25)])
     pages = [board.queue(QUEUE, "waiting", page=page) for page in (1, 2, 3)]
     assert [len(page["jobs"]) for page in pages] == [10, 10, 5]
@@ -77,8 +87,8 @@ def test_the_board_shows_arguments_and_result_of_a_completed_job(board: Board, h
 
 def test_the_board_shows_reason_and_tracebacks_of_a_failed_job(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    job = ours(harness).add("flaky", {"good": 9}, attempts=3, backoff=None)
-    ended(harness, job.id, "failed")
+    job = queue_of(harness).add("flaky", {"good": 9}, attempts=3, backoff=None)
+    wait_for_end(harness, job.id, "failed")
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["isFailed"], shown["attempts"]) == ("failed", True, 3)
     assert shown["failedReason"] == "attempt 3 failed"
@@ -92,7 +102,7 @@ def test_the_board_shows_reason_and_tracebacks_of_a_failed_job(board: Board, har
 
 def test_the_board_shows_the_tracebacks_of_a_job_that_a_retry_completed(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    job = ours(harness).add("flaky", {"good": 2}, attempts=3, backoff=None)
+    job = queue_of(harness).add("flaky", {"good": 2}, attempts=3, backoff=None)
     assert job.wait_until_finished(30) == 1
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["attempts"], shown["returnValue"]) == ("completed", 2, 1)
@@ -102,14 +112,14 @@ def test_the_board_shows_the_tracebacks_of_a_job_that_a_retry_completed(board: B
 @pytest.mark.parametrize("progress", [42, {"done": 3, "of": 10}, "parsing"], ids=["number", "object", "text"])
 def test_the_board_shows_progress_and_log_of_a_running_job(board: Board, harness: WorkerHarness, progress: Any) -> None:
     start_worker(harness)
-    job = ours(harness).add("load", {"progress": progress})
-    waiting_for(harness, job.id)
+    job = queue_of(harness).add("load", {"progress": progress})
+    wait_until_running(harness, job.id)
     (shown,) = board.queue(QUEUE, "active")["jobs"]
     assert (shown["id"], shown["progress"], shown["returnValue"]) == (job.id, progress, None)
     assert "finishedOn" not in shown
     assert board.get(QUEUE, job.id, "logs") == ["the first line", "the second <b>line</b>"]
     harness.open_gate()
-    ended(harness, job.id)
+    wait_for_end(harness, job.id)
     assert board.job(QUEUE, job.id)["returnValue"] == progress
 
 
@@ -123,7 +133,7 @@ def test_the_board_shows_a_flow_from_each_of_its_jobs(board: Board, harness: Wor
     ]
     tree = harness.app.flows().add(FlowJob("total", "default", children=children))
     done, slow, lost = [child.job.id for child in tree.children]
-    waiting_for(harness, slow)
+    wait_until_running(harness, slow)
     wait_until(lambda: (queue.get_job_state(done), queue.get_job_state(lost)) == ("completed", "failed"), 30.0)
     for job, of in ((tree.job.id, QUEUE), (slow, PARTS)):
         flow = board.get(of, job, "flow")
@@ -137,14 +147,14 @@ def test_the_board_shows_a_flow_from_each_of_its_jobs(board: Board, harness: Wor
             slow: (PARTS, "slow_part", "active"),
             lost: (PARTS, "lookup", "failed"),
         }
-    assert states(board) == {"waiting-children": 1}
+    assert state_counts(board) == {"waiting-children": 1}
     harness.open_gate()
-    ended(harness, tree.job.id)
+    wait_for_end(harness, tree.job.id)
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
 
 
 def test_the_board_lists_job_schedulers_with_their_runs(board: Board, harness: WorkerHarness) -> None:
-    schedulers = ours(harness).schedulers
+    schedulers = queue_of(harness).schedulers
     nightly = schedulers.upsert("nightly", cron="30 3 * * *", tz="Europe/Berlin", name="greet", data={"to": "Ada"})
     schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Grace"})  # first run immediately
     start_worker(harness)
@@ -183,8 +193,8 @@ def test_the_board_shows_workers_and_the_server(board: Board, harness: WorkerHar
 def test_the_board_shows_the_metrics_that_workers_write(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, metrics_max_data_points=60)
     for to in ("Ada", "Grace"):
-        ours(harness).add("greet", {"to": to}).wait_until_finished(30)
-    failed_jobs(harness, 1)
+        queue_of(harness).add("greet", {"to": to}).wait_until_finished(30)
+    add_failed_jobs(harness, 1)
     shown = board.get(QUEUE, "metrics")
     assert [shown[state]["meta"]["count"] for state in ("completed", "failed")] == [2, 1]
 
@@ -193,20 +203,20 @@ def test_the_board_shows_a_queue_without_hash_tag_as_a_separate_queue(board: Boa
     plain = harness.sender(queue_hash_tag=False)
     job = plain.queue("default").add("greet", {"to": "Ada"})
     assert ids(board.queue("default", "waiting")["jobs"]) == [job.id]
-    assert states(board) == {}
+    assert state_counts(board) == {}
 
 
 def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, harness: WorkerHarness) -> None:
-    look = "{look}"
-    job = ours(harness, "look").add("greet", {"to": "Ada"}, delay=60)
-    shown = board.queue(look, "delayed")
+    read_only = "{look}"
+    job = queue_of(harness, "look").add("greet", {"to": "Ada"}, delay=60)
+    shown = board.queue(read_only, "delayed")
     assert (ids(shown["jobs"]), shown["readOnlyMode"]) == ([job.id], True)
-    assert board.job(look, job.id)["data"] == {"to": "Ada"}
+    assert board.job(read_only, job.id)["data"] == {"to": "Ada"}
     for parts in (("pause",), ("empty",), (job.id, "promote"), (job.id, "clean"), ("clean", "delayed")):
         with pytest.raises(BoardError) as caught:
-            board.put(look, *parts)
+            board.put(read_only, *parts)
         assert (caught.value.status, caught.value.key) == (405, "ERRORS.QUEUE_READ_ONLY")
-    assert states(board, look) == {"delayed": 1}
+    assert state_counts(board, read_only) == {"delayed": 1}
 
 
 def test_the_pages_of_the_board_are_served(board: Board) -> None:

@@ -7,7 +7,17 @@ import pytest
 from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
 from tests.interop.board import Board, BoardError
-from tests.interop.board_tasks import PARTS, QUEUE, ended, failed_jobs, ids, ours, start_worker, states, waiting_for
+from tests.interop.board_tasks import (
+    PARTS,
+    QUEUE,
+    add_failed_jobs,
+    ids,
+    queue_of,
+    start_worker,
+    state_counts,
+    wait_for_end,
+    wait_until_running,
+)
 from tests.support.streams import server_ms
 from tests.support.worker_harness import WorkerHarness
 
@@ -36,9 +46,9 @@ def make_older(harness: WorkerHarness, state: str, job_ids: list[str]) -> None:
 
 def test_retry_runs_a_failed_job_again(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    (job,) = failed_jobs(harness, 1)
+    (job,) = add_failed_jobs(harness, 1)
     board.put(QUEUE, job.id, "retry")
-    ended(harness, job.id)
+    wait_for_end(harness, job.id)
     shown = board.job(QUEUE, job.id)
     assert (shown["status"], shown["returnValue"], shown["attempts"]) == ("completed", 1, 2)
     assert "failedReason" not in shown
@@ -47,35 +57,35 @@ def test_retry_runs_a_failed_job_again(board: Board, harness: WorkerHarness) -> 
 
 def test_retry_of_a_job_that_fails_again_adds_a_traceback(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    (job,) = failed_jobs(harness, 1, good=9)
+    (job,) = add_failed_jobs(harness, 1, good=9)
     board.put(QUEUE, job.id, "retry")
-    ended(harness, job.id, "failed", 2)
+    wait_for_end(harness, job.id, "failed", 2)
     shown = board.job(QUEUE, job.id)
     assert (shown["failedReason"], len(shown["stacktrace"])) == ("attempt 2 failed", 2)
 
 
 def test_retry_all_runs_every_failed_job_again(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    jobs = failed_jobs(harness, 120)  # the board reads a hundred at a time
+    jobs = add_failed_jobs(harness, 120)  # the board reads a hundred at a time
     assert board.put(QUEUE, "retry", "failed") == {"retried": 120, "skipped": 0}
     harness.events.wait_for(120, 60.0, event="completed")
     assert {entry["jobId"] for entry in harness.events.all(event="completed")} == {job.id for job in jobs}
-    assert states(board) == {"completed": 120}
+    assert state_counts(board) == {"completed": 120}
 
 
 def test_retry_runs_a_completed_job_again(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    job = ours(harness).add("greet", {"to": "Ada"})
-    ended(harness, job.id)
+    job = queue_of(harness).add("greet", {"to": "Ada"})
+    wait_for_end(harness, job.id)
     board.put(QUEUE, job.id, "retry")
-    ended(harness, job.id, count=2)
+    wait_for_end(harness, job.id, count=2)
     board.put(QUEUE, "retry", "completed")
-    ended(harness, job.id, count=3)
+    wait_for_end(harness, job.id, count=3)
     assert board.job(QUEUE, job.id)["returnValue"] == "Hello, Ada"
 
 
 def test_a_waiting_job_cannot_be_retried(board: Board, harness: WorkerHarness) -> None:
-    job = ours(harness).add("greet", {"to": "Ada"})
+    job = queue_of(harness).add("greet", {"to": "Ada"})
     assert_rejected(400, "ERRORS.JOB_NOT_RETRIABLE", "put", board, QUEUE, job.id, "retry")
 
 
@@ -84,18 +94,18 @@ def test_a_waiting_job_cannot_be_retried(board: Board, harness: WorkerHarness) -
 
 def test_promote_runs_a_delayed_job_now(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, drain_delay=60)  # only the marker can wake it
-    queue = ours(harness)
+    queue = queue_of(harness)
     job, later = (queue.add("greet", {"to": to}, delay=3600) for to in ("Ada", "Grace"))
     board.put(QUEUE, job.id, "promote")
-    ended(harness, job.id)
-    assert states(board) == {"completed": 1, "delayed": 1}
+    wait_for_end(harness, job.id)
+    assert state_counts(board) == {"completed": 1, "delayed": 1}
     board.put(QUEUE, "promote")
-    ended(harness, later.id)
+    wait_for_end(harness, later.id)
 
 
 def test_promote_all_runs_every_delayed_job_now(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    queue = ours(harness)
+    queue = queue_of(harness)
     options = [{"delay": 3600}, {"delay": 60}, {"delay": 60, "priority": 3}]
     queue.add_bulk([{"name": "greet", "data": {"to": "Ada"}, "options": each} for each in options])  # type: ignore[typeddict-item]
     board.put(QUEUE, "promote")
@@ -104,20 +114,20 @@ def test_promote_all_runs_every_delayed_job_now(board: Board, harness: WorkerHar
 
 def test_a_delayed_job_runs_at_the_time_that_the_board_set(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
+    job = queue_of(harness).add("greet", {"to": "Ada"}, delay=3600)
     when = server_ms(harness.redis) + 700
     board.patch(QUEUE, job.id, "delay", runAt=when)
-    ended(harness, job.id)
+    wait_for_end(harness, job.id)
     assert board.job(QUEUE, job.id)["processedOn"] >= when - 50  # the board uses the machine's clock, not the server's
 
 
 def test_a_priority_that_the_board_set_changes_the_order(board: Board, harness: WorkerHarness) -> None:
-    queue = ours(harness)
+    queue = queue_of(harness)
     first, second = (queue.add("greet", {"to": to}, priority=5) for to in ("Ada", "Grace"))
     board.patch(QUEUE, second.id, "priority", priority=1)
     assert board.job(QUEUE, second.id)["priority"] == 1
     start_worker(harness, children=1)
-    ended(harness, first.id)
+    wait_for_end(harness, first.id)
     assert [entry["jobId"] for entry in harness.events.all(event="active")] == [second.id, first.id]
 
 
@@ -125,7 +135,7 @@ def test_a_priority_that_the_board_set_changes_the_order(board: Board, harness: 
 
 
 def test_data_that_the_board_set_becomes_the_task_arguments(board: Board, harness: WorkerHarness) -> None:
-    job = ours(harness).add("greet", {"to": "Ada"}, delay=3600)
+    job = queue_of(harness).add("greet", {"to": "Ada"}, delay=3600)
     board.patch(QUEUE, job.id, "update-data", jobData={"to": "Grace", "subject": "Good day"})
     start_worker(harness)
     board.put(QUEUE, job.id, "promote")
@@ -134,12 +144,12 @@ def test_data_that_the_board_set_becomes_the_task_arguments(board: Board, harnes
 
 def test_a_failed_job_is_corrected_and_retried(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    job = ours(harness).add("flaky", {"good": "two"}, attempts=1)
-    ended(harness, job.id, "failed")
+    job = queue_of(harness).add("flaky", {"good": "two"}, attempts=1)
+    wait_for_end(harness, job.id, "failed")
     assert "'<' not supported" in board.job(QUEUE, job.id)["failedReason"]
     board.patch(QUEUE, job.id, "update-data", jobData={"good": 2})
     board.put(QUEUE, job.id, "retry")
-    ended(harness, job.id)
+    wait_for_end(harness, job.id)
 
 
 def test_a_job_that_the_board_adds_calls_its_task(board: Board, harness: WorkerHarness) -> None:
@@ -148,7 +158,7 @@ def test_a_job_that_the_board_adds_calls_its_task(board: Board, harness: WorkerH
     later = board.post(QUEUE, "add", name="greet", data=["Grace"], options={"delay": 200, "priority": 7, "attempts": 2})
     assert (later["status"], later["job"]["priority"]) == ("delayed", 7)
     for job, expected in ((added, "Hello, Ada"), (later["job"], "Hello, Grace")):
-        ended(harness, job["id"])
+        wait_for_end(harness, job["id"])
         assert board.job(QUEUE, job["id"])["returnValue"] == expected
 
 
@@ -157,7 +167,7 @@ def test_a_job_that_the_board_adds_with_wrong_arguments_fails_with_a_reason(
 ) -> None:
     start_worker(harness)
     added = board.post(QUEUE, "add", name="greet", data={"two": "Ada"}, options={})["job"]
-    ended(harness, added["id"], "failed")
+    wait_for_end(harness, added["id"], "failed")
     assert "greet(to, subject='Hello'): missing" in board.job(QUEUE, added["id"])["failedReason"]
 
 
@@ -167,7 +177,7 @@ def test_duplicating_a_job_adds_a_separate_job(board: Board, harness: WorkerHarn
     assert job.get(timeout=60) == "Hello, Ada"
     shown = board.job(QUEUE, job.id)
     added = board.post(QUEUE, "add", name=shown["name"], data=shown["data"], options=shown["opts"])["job"]
-    ended(harness, added["id"])
+    wait_for_end(harness, added["id"])
     assert added["id"] != job.id
     assert added["opts"] == shown["opts"]
 
@@ -178,19 +188,19 @@ def test_duplicating_a_job_adds_a_separate_job(board: Board, harness: WorkerHarn
 @pytest.mark.parametrize("where", [(QUEUE,), ()], ids=["this queue", "all queues"])
 def test_pause_stops_a_worker_and_resume_wakes_it(board: Board, harness: WorkerHarness, where: tuple[str, ...]) -> None:
     start_worker(harness, children=1, drain_delay=60)
-    running = ours(harness).add("load", {"progress": 1})
-    waiting_for(harness, running.id)
+    running = queue_of(harness).add("load", {"progress": 1})
+    wait_until_running(harness, running.id)
     board.put(*where, "pause")
-    assert ours(harness).is_paused()
-    jobs = [ours(harness).add("greet", {"to": "Ada"}), ours(harness).add("greet", {"to": "Grace"}, priority=1)]
+    assert queue_of(harness).is_paused()
+    jobs = [queue_of(harness).add("greet", {"to": "Ada"}), queue_of(harness).add("greet", {"to": "Grace"}, priority=1)]
     harness.open_gate()
-    ended(harness, running.id)
-    assert states(board) == {"completed": 1, "paused": 1, "prioritized": 1}
+    wait_for_end(harness, running.id)
+    assert state_counts(board) == {"completed": 1, "paused": 1, "prioritized": 1}
     assert len(harness.events.all(event="active")) == 1
     board.put(*where, "resume")
     for job in jobs:
-        ended(harness, job.id)
-    assert not ours(harness).is_paused()
+        wait_for_end(harness, job.id)
+    assert not queue_of(harness).is_paused()
 
 
 # ---- remove --------------------------------------------------------------------------------------------------------
@@ -198,15 +208,15 @@ def test_pause_stops_a_worker_and_resume_wakes_it(board: Board, harness: WorkerH
 
 def test_clean_removes_a_job_unless_it_is_running(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, children=1)
-    queue = ours(harness)
+    queue = queue_of(harness)
     running = queue.add("load", {"progress": 1})
-    waiting_for(harness, running.id)
+    wait_until_running(harness, running.id)
     waiting, last = (queue.add("greet", {"to": to}) for to in ("Ada", "Grace"))
     board.put(QUEUE, waiting.id, "clean")
     assert_rejected(409, "ERRORS.JOB_IS_ACTIVE", "put", board, QUEUE, running.id, "clean")
     assert_rejected(404, "ERRORS.JOB_NOT_FOUND", "put", board, QUEUE, waiting.id, "clean")
     harness.open_gate()
-    ended(harness, last.id)
+    wait_for_end(harness, last.id)
     assert not harness.events.all(event="active", jobId=waiting.id)
 
 
@@ -215,52 +225,52 @@ def test_clean_all_removes_jobs_that_ended_more_than_five_seconds_ago(
     board: Board, harness: WorkerHarness, state: str
 ) -> None:
     start_worker(harness)
-    failed = [job.id for job in failed_jobs(harness, 3)]
-    completed = [ours(harness).add("greet", {"to": str(n)}).id for n in range(3)]
+    failed = [job.id for job in add_failed_jobs(harness, 3)]
+    completed = [queue_of(harness).add("greet", {"to": str(n)}).id for n in range(3)]
     harness.events.wait_for(3, 30.0, event="completed")
     old, new = (completed, failed) if state == "completed" else (failed, completed)
     make_older(harness, state, old[:2])
     board.put(QUEUE, "clean", state)
-    assert set(ours(harness).get_job_ids()) == {old[2], *new}
+    assert set(queue_of(harness).get_job_ids()) == {old[2], *new}
     assert not [key for key in harness.redis.scan_iter("*") if any(gone in key for gone in old[:2])]
 
 
 def test_empty_removes_only_the_waiting_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness, children=1)
-    queue = ours(harness)
+    queue = queue_of(harness)
     running = queue.add("load", {"progress": 1})
-    waiting_for(harness, running.id)
+    wait_until_running(harness, running.id)
     queue.add_bulk([{"name": "greet", "data": {}, "options": {"priority": n}} for n in (0, 0, 1)])
     queue.add("greet", {}, delay=60)
     board.put(QUEUE, "empty")
-    assert states(board) == {"active": 1, "delayed": 1}
+    assert state_counts(board) == {"active": 1, "delayed": 1}
     harness.open_gate()
-    ended(harness, running.id)
+    wait_for_end(harness, running.id)
 
 
 def test_obliterate_needs_a_paused_queue_without_running_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
-    running = ours(harness).add("load", {"progress": 1})
-    waiting_for(harness, running.id)
+    running = queue_of(harness).add("load", {"progress": 1})
+    wait_until_running(harness, running.id)
     assert_rejected(400, "ERRORS.QUEUE_NOT_PAUSED", "put", board, QUEUE, "obliterate")
     board.put(QUEUE, "pause")
-    ours(harness).add("greet", {})
+    queue_of(harness).add("greet", {})
     assert_rejected(409, "ERRORS.QUEUE_HAS_ACTIVE_JOBS", "put", board, QUEUE, "obliterate", force=False)
     harness.open_gate()
-    ended(harness, running.id)
+    wait_for_end(harness, running.id)
     board.put(QUEUE, "obliterate")
     assert list(harness.redis.scan_iter("bull:{default}:*")) == []
-    assert ours(harness).add("greet", {"to": "Ada"}).wait_until_finished(30) == "Hello, Ada"
+    assert queue_of(harness).add("greet", {"to": "Ada"}).wait_until_finished(30) == "Hello, Ada"
 
 
 def test_a_worker_continues_after_a_forced_obliterate(board: Board, harness: WorkerHarness) -> None:
     worker = start_worker(harness, children=1)
-    running = ours(harness).add("load", {"progress": 1})
-    waiting_for(harness, running.id)
+    running = queue_of(harness).add("load", {"progress": 1})
+    wait_until_running(harness, running.id)
     board.put(QUEUE, "pause")
     board.put(QUEUE, "obliterate", force=True)
     harness.open_gate()
-    job = ours(harness).add("greet", {"to": "Ada"})
+    job = queue_of(harness).add("greet", {"to": "Ada"})
     assert job.wait_until_finished(30) == "Hello, Ada"
     assert ids(board.queue(QUEUE)["jobs"]) == [job.id]
     assert worker.stop() == 0
@@ -274,11 +284,11 @@ def test_a_parent_runs_when_the_board_removes_its_unprocessed_children(board: Bo
     tree = harness.app.flows().add(FlowJob("total", "default", children=children))
     start_worker(harness)
     first = tree.children[0].job
-    wait_until(lambda: ours(harness, "parts").get_job_state(first.id) == "completed", 30.0)
-    assert states(board, PARTS) == {"completed": 1, "delayed": 1}
+    wait_until(lambda: queue_of(harness, "parts").get_job_state(first.id) == "completed", 30.0)
+    assert state_counts(board, PARTS) == {"completed": 1, "delayed": 1}
     assert board.put(QUEUE, tree.job.id, "remove-unprocessed-children") == {"removed": 1}
-    assert states(board, PARTS) == {"completed": 1}
-    ended(harness, tree.job.id)
+    assert state_counts(board, PARTS) == {"completed": 1}
+    wait_for_end(harness, tree.job.id)
     assert board.job(QUEUE, tree.job.id)["returnValue"] == 3
 
 
@@ -287,46 +297,46 @@ def test_a_parent_runs_when_the_board_removes_its_unprocessed_children(board: Bo
 
 def test_a_concurrency_that_the_board_sets_applies_to_workers(board: Board, harness: WorkerHarness) -> None:
     board.put(QUEUE, "concurrency", concurrency=1)
-    assert board.queue(QUEUE)["globalConcurrency"] == ours(harness).get_global_concurrency() == 1
+    assert board.queue(QUEUE)["globalConcurrency"] == queue_of(harness).get_global_concurrency() == 1
     start_worker(harness, children=2)
-    first, second = (ours(harness).add("load", {"progress": 1}) for _ in range(2))
-    waiting_for(harness, first.id)
-    assert states(board) == {"active": 1, "waiting": 1}
+    first, second = (queue_of(harness).add("load", {"progress": 1}) for _ in range(2))
+    wait_until_running(harness, first.id)
+    assert state_counts(board) == {"active": 1, "waiting": 1}
     board.put(QUEUE, "concurrency", concurrency=0)  # 0 removes it
     assert board.queue(QUEUE)["globalConcurrency"] is None
-    assert ours(harness).get_global_concurrency() is None
+    assert queue_of(harness).get_global_concurrency() is None
     harness.open_gate(times=2)
     for job in (first, second):
-        ended(harness, job.id)
+        wait_for_end(harness, job.id)
 
 
 def test_a_rate_limit_that_the_board_sets_applies_until_it_is_released(board: Board, harness: WorkerHarness) -> None:
     board.put(QUEUE, "rate-limit", max=1, duration=3_600_000)
     assert board.get(QUEUE, "rate-limit") == {"supported": True, "rateLimit": {"max": 1, "duration": 3_600_000}}
     worker = start_worker(harness)
-    first, second = (ours(harness).add("greet", {"to": to}) for to in ("Ada", "Grace"))
-    ended(harness, first.id)
+    first, second = (queue_of(harness).add("greet", {"to": to}) for to in ("Ada", "Grace"))
+    wait_for_end(harness, first.id)
     assert 0 < board.queue(QUEUE)["activeRateLimitTtl"] <= 3_600_000
-    assert states(board) == {"completed": 1, "waiting": 1}
+    assert state_counts(board) == {"completed": 1, "waiting": 1}
     board.put(QUEUE, "rate-limit", max=None)
     board.put(QUEUE, "rate-limit", "release")
     assert board.get(QUEUE, "rate-limit")["rateLimit"] is None
     # A rate-limited worker fetches again after 30 s at most, like Node's; a new worker immediately.
     worker.stop()
     start_worker(harness)
-    ended(harness, second.id)
+    wait_for_end(harness, second.id)
 
 
 # ---- schedulers ----------------------------------------------------------------------------------------------------
 
 
 def test_the_board_runs_changes_and_removes_a_job_scheduler(board: Board, harness: WorkerHarness) -> None:
-    schedulers = ours(harness).schedulers
+    schedulers = queue_of(harness).schedulers
     schedulers.upsert("nightly", cron="30 3 * * *", name="greet", data={"to": "Ada"}, options={"priority": 3})
     start_worker(harness)
     at = ("job-schedulers", "nightly")
     once = board.put(QUEUE, *at, "run")["job"]
-    ended(harness, once["id"])
+    wait_for_end(harness, once["id"])
     shown = board.job(QUEUE, once["id"])
     assert (shown["returnValue"], shown["priority"]) == ("Hello, Ada", 3)
     (next_run,) = board.queue(QUEUE, "delayed")["jobs"]
@@ -338,17 +348,17 @@ def test_the_board_runs_changes_and_removes_a_job_scheduler(board: Board, harnes
     assert ids(board.queue(QUEUE, "delayed")["jobs"]) == [next_run["id"]]
     board.put(QUEUE, *at, "remove")
     assert schedulers.count() == 0
-    assert states(board) == {"completed": 1}
+    assert state_counts(board) == {"completed": 1}
 
 
 def test_an_interval_that_the_board_changes_applies_after_the_next_run(board: Board, harness: WorkerHarness) -> None:
-    ours(harness).schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Ada"})
+    queue_of(harness).schedulers.upsert("hourly", every=3600, name="greet", data={"to": "Ada"})
     start_worker(harness)
     harness.events.wait_for(1, 30.0, event="completed")
     (planned,) = ids(board.queue(QUEUE, "delayed")["jobs"])
     board.patch(QUEUE, "job-schedulers", "hourly", every=60_000)
     board.put(QUEUE, "promote")
-    ended(harness, planned)
-    scheduler = ours(harness).schedulers.get("hourly")
+    wait_for_end(harness, planned)
+    scheduler = queue_of(harness).schedulers.get("hourly")
     assert scheduler is not None
     assert scheduler.next_ms == int(planned.rpartition(":")[2]) + 60_000

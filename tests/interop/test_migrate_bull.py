@@ -129,8 +129,8 @@ def test_delayed_jobs_keep_their_time_after_a_migration(migration: MigrationHarn
 def test_node_generates_new_ids_after_a_migration(migration: MigrationHarness) -> None:
     migration.bull.calls(*[["add", "n", {}] for _ in range(5)], ["add", "n", {}, {"jobId": "41"}])
     migration.migrate()
-    made = migration.node.call("queue.add", queue=migration.name, name="n", data={})["id"]
-    assert made == "42"
+    new_id = migration.node.call("queue.add", queue=migration.name, name="n", data={})["id"]
+    assert new_id == "42"
     assert sorted(migration.all_ids(), key=int) == ["1", "2", "3", "4", "5", "41", "42"]
 
 

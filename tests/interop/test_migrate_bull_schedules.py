@@ -32,12 +32,16 @@ def test_patterns_and_intervals_keep_their_next_run(migration: MigrationHarness)
     next_ms = {name: int(job.rpartition(":")[2]) for name, job in (("yearly", yearly), ("hourly", hourly))}
     report = migration.migrate()
     assert (report.complete, len(report.schedulers), report.outcome.moved) == (True, 2, {"delayed": 2})
-    found = schedulers(migration)
-    assert {name: scheduler["next"] for name, scheduler in found.items()} == next_ms
-    assert (found["yearly"]["pattern"], found["yearly"]["tz"], found["yearly"]["limit"]) == (YEARLY, "Europe/Berlin", 9)
-    assert found["yearly"]["template"] == {"data": {"to": "x"}, "opts": {"attempts": 4}}
-    assert found["hourly"]["every"] == 3_600_000
-    assert found["hourly"]["key"].startswith("mine-")
+    by_name = schedulers(migration)
+    assert {name: scheduler["next"] for name, scheduler in by_name.items()} == next_ms
+    assert (by_name["yearly"]["pattern"], by_name["yearly"]["tz"], by_name["yearly"]["limit"]) == (
+        YEARLY,
+        "Europe/Berlin",
+        9,
+    )
+    assert by_name["yearly"]["template"] == {"data": {"to": "x"}, "opts": {"attempts": 4}}
+    assert by_name["hourly"]["every"] == 3_600_000
+    assert by_name["hourly"]["key"].startswith("mine-")
     assert migration.counts() == {"delayed": 2}
     assert not [job for job in migration.all_ids() if job in {yearly, hourly}]
     if not migration.in_place:

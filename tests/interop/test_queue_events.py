@@ -22,12 +22,12 @@ def events(any_mail: InteropQueue) -> Iterator[QueueEvents]:
 
 def until(events: QueueEvents, kind: type[types.QueueEvent]) -> list[types.QueueEvent]:
     """Return all events up to the first of this class."""
-    found: list[types.QueueEvent] = []
-    while not found or not isinstance(found[-1], kind):
+    received: list[types.QueueEvent] = []
+    while not received or not isinstance(received[-1], kind):
         event = events.next(10)
-        assert event is not None, found
-        found.append(event)
-    return found
+        assert event is not None, received
+        received.append(event)
+    return received
 
 
 def event_names(events: list[types.QueueEvent], job_id: str) -> list[str]:
@@ -36,8 +36,8 @@ def event_names(events: list[types.QueueEvent], job_id: str) -> list[str]:
 
 def only(events: list[types.QueueEvent], kind: Any) -> Any:
     """Return the only event of this class."""
-    [found] = [event for event in events if isinstance(event, kind)]
-    return found
+    [match] = [event for event in events if isinstance(event, kind)]
+    return match
 
 
 def test_all_events_of_a_node_job_are_received(any_mail: InteropQueue, events: QueueEvents) -> None:
@@ -96,9 +96,9 @@ def test_events_of_nodes_queue_methods_are_received(any_mail: InteropQueue, even
     second = any_mail.add("b", {}, deduplication={"id": "same"})
     received = until(events, types.Deduplicated)
     assert first == second == only(received, types.Debounced).job_id
-    found = only(received, types.Deduplicated)
-    assert (found.job_id, found.deduplication_id) == (first, "same")
-    assert found.deduplicated_job_id not in {first, job_id}
+    deduplicated = only(received, types.Deduplicated)
+    assert (deduplicated.job_id, deduplicated.deduplication_id) == (first, "same")
+    assert deduplicated.deduplicated_job_id not in {first, job_id}
     any_mail.job_call("twice", "remove")
     assert only(until(events, types.Removed), types.Removed).prev == "wait"
     any_mail.call("clean", 0, 100, "wait")
@@ -120,8 +120,8 @@ def test_a_custom_event_reaches_node(any_mail: InteropQueue, events: QueueEvents
     any_mail.listen()
     entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5})
     assert any_mail.wait_for_event("invoice-paid") == {"jobId": "7", "total": "12.5"}
-    assert isinstance(found := events.next(5), types.Custom)
-    assert (found.id, found.name, found.job_id) == (entry_id, "invoice-paid", "7")
+    assert isinstance(custom := events.next(5), types.Custom)
+    assert (custom.id, custom.name, custom.job_id) == (entry_id, "invoice-paid", "7")
 
 
 def test_node_lists_bulltasks_listener(any_mail: InteropQueue, events: QueueEvents) -> None:

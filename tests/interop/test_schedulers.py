@@ -139,7 +139,7 @@ def test_a_removed_legacy_repeatable_job_ends(mail: InteropQueue) -> None:
 def test_both_workers_add_the_same_next_job_of_a_repeatable_job(
     mail: InteropQueue, key: str, data: object, repeat: dict[str, Any]
 ) -> None:
-    found = []
+    next_jobs = []
     for side in ("Node", "bulltask"):
         mail.redis.flushdb()
         job = add_legacy_repeatable(mail, key, "echo", data, repeat)
@@ -148,12 +148,12 @@ def test_both_workers_add_the_same_next_job_of_a_repeatable_job(
         mail.job_call(job, "promote")
         # The job may fail because its data matches no argument; only the next job matters.
         wait_until(lambda: has_next_job(mail.counts()), 60, "the next job")
-        found.append((next_repeat(mail), mail.redis.zrange(mail.keys.repeat, 0, -1, withscores=True)))
+        next_jobs.append((next_repeat(mail), mail.redis.zrange(mail.keys.repeat, 0, -1, withscores=True)))
         if worker is not None:
             worker.stop()
         else:
             mail.node.call("worker.close", worker=handle)
-    assert found[0] == found[1]
+    assert next_jobs[0] == next_jobs[1]
 
 
 def has_next_job(counts: dict[str, int]) -> bool:
@@ -332,9 +332,9 @@ def moment(ms: int) -> datetime:
 
 def stored(sides: InteropQueue, scheduler: str) -> dict[str, Any]:
     """Return :func:`following` with a decoded template, without the fields that only bulltask writes."""
-    found = following(sides, scheduler)
-    template = json.loads(found["scheduler"].pop("opts"))
-    for options in (template, found["options"]):
+    state = following(sides, scheduler)
+    template = json.loads(state["scheduler"].pop("opts"))
+    for options in (template, state["options"]):
         options.pop("bulltask", None)
         options["backoff"].pop("maxDelay", None)
-    return {**found, "template": template}
+    return {**state, "template": template}

@@ -163,10 +163,10 @@ def test_bulltasks_worker_writes_the_metrics_of_node(mail: InteropQueue, kind: s
             run(1)
             if minute() == start_minute:  # otherwise a new minute began in between, which changes the counts
                 break
-        found = mail.app.queue("mail").get_metrics(kind)
-        assert found == node_metrics(mail, kind), "both clients read the same"
-        assert found.previous_ms // MINUTE_MS == start_minute
-        return dataclasses.replace(found, previous_ms=0)
+        metrics = mail.app.queue("mail").get_metrics(kind)
+        assert metrics == node_metrics(mail, kind), "both clients read the same"
+        assert metrics.previous_ms // MINUTE_MS == start_minute
+        return dataclasses.replace(metrics, previous_ms=0)
 
     handle = mail.node_worker(task, {}, metrics={"maxDataPoints": max_points})
     in_node = count_metrics()

@@ -24,7 +24,7 @@ NIGHTLY = {"task": "work", "schedule": crontab(0, 3)}
 
 @pytest.fixture
 def schedulers(broker_url: str) -> Iterator[JobSchedulers]:
-    with App("looks", broker_url).queue(QUEUE) as queue:
+    with App("reader", broker_url).queue(QUEUE) as queue:
         yield queue.schedulers
 
 

@@ -61,10 +61,10 @@ def leaf(*names: str) -> list[Any]:
 
 def test_a_flow_is_read_as_it_was_added(flows: FlowProducer) -> None:
     flows.add(job("root", job("a", job("a1", queue="parts")), job("b", queue="parts")))
-    found = flows.get_flow("q", "root")
-    assert shape(found) == ("root", [("a", leaf("a1")), ("b", [])])
-    assert found is not None
-    by_id = {node.job.id: node.job for node in found.walk()}
+    flow = flows.get_flow("q", "root")
+    assert shape(flow) == ("root", [("a", leaf("a1")), ("b", [])])
+    assert flow is not None
+    by_id = {node.job.id: node.job for node in flow.walk()}
     assert {job_id: (read.queue, read.name) for job_id, read in by_id.items()} == {
         "root": ("q", "root"),
         "a": ("q", "a"),
@@ -90,12 +90,12 @@ def test_children_are_found_in_every_state(flows: FlowProducer, manual_worker: M
     )
     assert manual_worker.complete(1) == "completes"
     assert [manual_worker.fail() for _ in range(3)] == ["is-ignored", "is-forgotten", "fails"]
-    found = flows.get_flow("q", "root")
-    assert found is not None
-    assert [child.job.id for child in found.children] == ["completes", "waits", "fails", "is-ignored"]
-    assert found.children[0].job.returnvalue == 1
-    assert found.children[3].job.failed_reason == "no"
-    assert found.job.deferred_failure == "child bull:{q}:fails failed"
+    flow = flows.get_flow("q", "root")
+    assert flow is not None
+    assert [child.job.id for child in flow.children] == ["completes", "waits", "fails", "is-ignored"]
+    assert flow.children[0].job.returnvalue == 1
+    assert flow.children[3].job.failed_reason == "no"
+    assert flow.job.deferred_failure == "child bull:{q}:fails failed"
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_a_flow_may_be_deeper_than_pythons_stack(flows: FlowProducer) -> None:
 @pytest.mark.parametrize(("depth", "levels"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
 def test_depth_limits_the_levels_that_are_read(flows: FlowProducer, depth: int, levels: int) -> None:
     flows.add(job("l1", job("l2", job("l3", job("l4")))))
-    found = flows.get_flow("q", "l1", depth=depth)
-    assert found is not None
-    assert [node.job.id for node in found.walk()] == ["l1", "l2", "l3", "l4"][:levels]
+    flow = flows.get_flow("q", "l1", depth=depth)
+    assert flow is not None
+    assert [node.job.id for node in flow.walk()] == ["l1", "l2", "l3", "l4"][:levels]
 
 
 def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
@@ -122,9 +122,9 @@ def test_ten_levels_are_read_by_default(flows: FlowProducer) -> None:
     for number in range(11, 0, -1):
         chain = job(f"l{number}", chain)
     flows.add(chain)
-    found = flows.get_flow("q", "l1")
-    assert found is not None
-    assert len(list(found.walk())) == 10
+    flow = flows.get_flow("q", "l1")
+    assert flow is not None
+    assert len(list(flow.walk())) == 10
 
 
 @pytest.mark.parametrize("limit", [1, 20, 150, 700, 1_000])
@@ -134,18 +134,18 @@ def test_max_children_limits_the_children_of_each_kind(
     flows.add(job("root", *(job(f"child-{number}") for number in range(900))))
     for _ in range(200):
         manual_worker.complete()
-    found = flows.get_flow("q", "root", max_children=limit)
-    assert found is not None
-    finished = [child.job for child in found.children if child.job.finished_ms]
-    assert (len(finished), len(found.children) - len(finished)) == (min(limit, 200), min(limit, 700))
-    assert len({child.job.id for child in found.children}) == len(found.children)
+    flow = flows.get_flow("q", "root", max_children=limit)
+    assert flow is not None
+    finished = [child.job for child in flow.children if child.job.finished_ms]
+    assert (len(finished), len(flow.children) - len(finished)) == (min(limit, 200), min(limit, 700))
+    assert len({child.job.id for child in flow.children}) == len(flow.children)
 
 
 def test_twenty_children_of_each_kind_are_read_by_default(flows: FlowProducer) -> None:
     flows.add(job("root", *(job(f"child-{number}") for number in range(50))))
-    found = flows.get_flow("q", "root")
-    assert found is not None
-    assert len(found.children) == 20
+    flow = flows.get_flow("q", "root")
+    assert flow is not None
+    assert len(flow.children) == 20
 
 
 def test_a_removed_child_is_omitted(
@@ -168,9 +168,9 @@ def test_children_are_found_under_any_form_of_key(
             others.add(job("plain", queue="parts"))
     for key in ("bull:parts:plain", "other:{parts}:plain"):
         redis_client.sadd("bull:{q}:root:dependencies", key)
-    found = flows.get_flow("q", "root")
-    assert found is not None
-    assert sorted((child.job.key, child.job.queue) for child in found.children) == [
+    flow = flows.get_flow("q", "root")
+    assert flow is not None
+    assert sorted((child.job.key, child.job.queue) for child in flow.children) == [
         ("bull:parts:plain", "parts"),
         ("bull:{parts}:b", "parts"),
         ("bull:{q}:repeat:nightly:1795230905789", "q"),
@@ -188,11 +188,11 @@ def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
 def test_jobs_of_a_flow_have_the_methods_of_jobs(broker_url: str, manual_worker: ManualWorker) -> None:
     with FlowProducer(broker_url) as flows, Queue("q", broker_url) as queue:
         flows.add(job("root", job("a"), job("b")))
-        found = flows.get_flow("q", "root")
-        assert found is not None
-        for child in found.children:
+        flow = flows.get_flow("q", "root")
+        assert flow is not None
+        for child in flow.children:
             child.job.remove()
-        assert found.job.get_state() == "waiting", "no child is left to wait for"
+        assert flow.job.get_state() == "waiting", "no child is left to wait for"
         assert queue.get_job_counts("waiting", "waiting-children") == {"waiting": 1, "waiting-children": 0, "paused": 0}
 
 

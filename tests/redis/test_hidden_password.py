@@ -47,15 +47,15 @@ def report_text(value: object) -> str:
 
 def leaks(exc: BaseException) -> list[str]:
     """Return where the password appears: in messages, and in variables of all frames outside this module."""
-    found = [f"message of {type(error).__name__}: {error}" for error in chain(exc) if SECRET in str(error)]
+    places = [f"message of {type(error).__name__}: {error}" for error in chain(exc) if SECRET in str(error)]
     for error in chain(exc):
         for frame, line in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_filename == __file__:
                 continue
             for name, value in frame.f_locals.items():
                 if SECRET in report_text(value):
-                    found.append(f"{name} in {frame.f_code.co_filename}:{line}")
-    return found
+                    places.append(f"{name} in {frame.f_code.co_filename}:{line}")
+    return places
 
 
 def url_to(host: str) -> str:

@@ -106,7 +106,7 @@ def test_jobs_of_several_states_are_read_once_each(queue: Queue, manual_worker: 
 def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -> None:
     queue.add("first")
     manual_worker.complete()
-    queue.add("taken")
+    queue.add("active")
     manual_worker.acquire()
     queue.add("waits")
     queue.add("vip", priority=2)
@@ -114,7 +114,7 @@ def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -
     queue.drain()
     assert [job.name for job in queue.get_jobs(["waiting", "prioritized", "delayed"])] == ["late"]
     queue.drain(delayed=True)
-    assert sorted(job.name for job in queue.get_jobs()) == ["first", "taken"]
+    assert sorted(job.name for job in queue.get_jobs()) == ["first", "active"]
 
 
 def test_clean_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:

@@ -59,9 +59,9 @@ def trim(client: redis.Redis, length: int) -> None:
 
 def receive(events: QueueEvents, count: int) -> list[str]:
     """Return the ids of the next events, none of which may be `EventsLost`."""
-    found: list[QueueEvent | None] = [events.next(5) for _ in range(count)]
-    assert not any(event is None or isinstance(event, EventsLost) for event in found), found
-    return [event.id for event in found if event is not None]
+    received: list[QueueEvent | None] = [events.next(5) for _ in range(count)]
+    assert not any(event is None or isinstance(event, EventsLost) for event in received), received
+    return [event.id for event in received if event is not None]
 
 
 def receive_gap(events: QueueEvents) -> EventsLost:

@@ -27,7 +27,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = pytest.mark.redis
 
 KEYS = QueueKeys("bull", "{default}", "default")
-CLAIM = FetchOptions("token", 30_000, "by hand")
+CLAIM = FetchOptions("token", 30_000, "manual")
 
 
 class Worker:

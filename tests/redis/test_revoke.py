@@ -322,13 +322,13 @@ def test_only_the_newest_ten_thousand_requests_are_kept(
             pipe.hset(KEYS.job(f"j{n}"), "name", "n")
         pipe.execute()
     seen, skipped = list[str](), 0
-    for look in range(10):
-        found = client.run(revocation_requests(KEYS, 0, skipped))
-        assert found is not None
-        assert len(found.locked + found.unlocked) == 1_000
-        seen += found.locked + found.unlocked
-        skipped = found.next_skipped
-        if look == 3:
+    for page in range(10):
+        requests = client.run(revocation_requests(KEYS, 0, skipped))
+        assert requests is not None
+        assert len(requests.locked + requests.unlocked) == 1_000
+        seen += requests.locked + requests.unlocked
+        skipped = requests.next_skipped
+        if page == 3:
             redis_client.zadd(KEYS.failed, {seen[0]: 1})
     assert len(set(seen)) == 10_000
     assert skipped == 10_000
@@ -347,7 +347,7 @@ def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
 
     def ending(token: str) -> Any:
         failed = FinishOptions(False, b"revoked", {"count": -1}, 5)
-        claim = FetchOptions(token, 30_000, "by hand")
+        claim = FetchOptions(token, 30_000, "manual")
         return finish_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
 
     with pytest.raises(Exception, match="held by another"):

@@ -141,10 +141,10 @@ def test_the_error_of_a_wrong_scheme_names_the_right_scheme(tls_server: TlsServe
 
 async def test_queues_and_awaited_sends_work_over_tls(tls_server: TlsServer) -> None:
     with Queue("mail", tls_server.url) as queue:
-        job = queue.add("send", {"n": 1})
+        first = queue.add("send", {"n": 1})
         assert queue.get_job_counts("wait") == {"wait": 1}
     app = App("shop", broker_url=tls_server.url)
-    sent = await app.asend_task("send", kwargs={"n": 2}, queue="mail")
+    second = await app.asend_task("send", kwargs={"n": 2}, queue="mail")
     with Queue("mail", tls_server.url) as queue:
-        assert [found.id for found in queue.get_jobs("wait", asc=True)] == [job.id, sent.id]
+        assert [job.id for job in queue.get_jobs("wait", asc=True)] == [first.id, second.id]
     await app.aclose()

@@ -122,16 +122,16 @@ def test_both_clients_update_data_progress_and_logs_of_a_job(mail: InteropQueue,
     mail.job_call(job.id, "updateProgress", {"at": "half"})
     mail.job_call(job.id, "log", "a line of the official client")
     job.log("a line of bulltask")
-    found = queue.get_job(job.id)
-    assert found is not None
-    assert (found.data, found.progress) == ({"n": 2}, {"at": "half"})
+    read = queue.get_job(job.id)
+    assert read is not None
+    assert (read.data, read.progress) == ({"n": 2}, {"at": "half"})
     assert (
-        list(found.get_logs().lines)
+        list(read.get_logs().lines)
         == mail.node_job(job.id)["logs"]
         == ["a line of the official client", "a line of bulltask"]
     )
-    found.update_data({"n": 3})
-    found.update_progress(99)
+    read.update_data({"n": 3})
+    read.update_progress(99)
     assert (mail.node_job(job.id)["data"], mail.node_job(job.id)["progress"]) == ({"n": 3}, 99)
 
 
@@ -152,8 +152,8 @@ def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: InteropQu
     mail.node_worker("echo")
     done = queue.add("echo")
     mail.result(done.id).get(timeout=60)
-    assert [found["id"] for found in mail.call("getFailed")] == [done.id]
-    assert [found.id for found in queue.get_jobs(["failed"])] == [job]
+    assert [failed["id"] for failed in mail.call("getFailed")] == [done.id]
+    assert [failed.id for failed in queue.get_jobs(["failed"])] == [job]
 
 
 @FIXED_IN_3
