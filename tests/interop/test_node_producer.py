@@ -278,7 +278,7 @@ def test_a_job_with_an_unknown_task_is_left_for_another_worker(mail: InteropQueu
     seen = mail.node_job(job)
     assert seen["state"] == "delayed"
     (line,) = seen["logs"]  # once, although it is released several times
-    assert "has the task 'only-in-node'" in line
+    assert "does not have the task 'only-in-node'" in line
     worker.stop()
     mail.node_worker("echo")
     assert mail.node_result(job) == {"to": "x"}
