@@ -287,7 +287,7 @@ def test_memory_without_blocks_or_with_a_duplicate_queue_is_rejected() -> None:
 
 
 def test_a_queue_without_memory_is_rejected_by_name() -> None:
-    with pytest.raises(ValueError, match="without sms"):
+    with pytest.raises(ValueError, match="without these queues: sms"):
         MetricsListener(MetricsMemory(["mail"], 1).block(0), ["mail", "sms"])
 
 

@@ -170,7 +170,7 @@ class TestOnRedis:
     def test_a_command_denied_inside_a_script_is_reported_with_advice(
         self, user: MakeUser, redis_client: redis.Redis
     ) -> None:
-        with pytest.raises(BrokerAuthError, match=r"grant all that this user needs \(bulltask.spark.acl"):
+        with pytest.raises(BrokerAuthError, match=r"grant all that it needs \(bulltask.spark.acl"):
             write_everything(user(WRITER, without="xadd"), redis_client)
 
 
