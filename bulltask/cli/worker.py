@@ -111,18 +111,20 @@ def command(
 
     process_spec = ProcessSpec()  # before the app is imported
     limit_native_threads()
-    spec, found = load_app(ctx, app, broker)
+    spec, loaded_app = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:
-            found.conf.override(setting, flags[flag])
+            loaded_app.conf.override(setting, flags[flag])
     if include:
-        found.conf.override("include", [*parse_names(found.conf.include, "include"), *parse_names(include, "-I")])
-    found.load_tasks()
+        loaded_app.conf.override(
+            "include", [*parse_names(loaded_app.conf.include, "include"), *parse_names(include, "-I")]
+        )
+    loaded_app.load_tasks()
     excluded = _queues(exclude_queues, "-X")
-    served = [name for name in (_queues(queues, "-Q") or default_queues(found)) if name not in excluded]
+    served = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
     if not served:
         raise click.UsageError("no queue to serve: -X excludes all of them")
-    ctx.exit(run_worker(found, served, spec=spec, process_spec=process_spec))
+    ctx.exit(run_worker(loaded_app, served, spec=spec, process_spec=process_spec))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

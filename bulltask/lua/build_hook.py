@@ -59,17 +59,17 @@ def find_commands(source: str) -> Path:
     Raises:
         OfficialScriptsError: It is not installed, has another version, or contains no scripts.
     """
-    how = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
+    advice = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
     try:
         installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
-        raise OfficialScriptsError(f"{DISTRIBUTION} is not installed in the build environment: {how}") from error
-    found = f"{DISTRIBUTION}=={installed.version}"
-    if found != source:
-        raise OfficialScriptsError(f"the build environment has {found}, the manifest names {source}: {how}")
+        raise OfficialScriptsError(f"{DISTRIBUTION} is not installed in the build environment: {advice}") from error
+    actual = f"{DISTRIBUTION}=={installed.version}"
+    if actual != source:
+        raise OfficialScriptsError(f"the build environment has {actual}, the manifest names {source}: {advice}")
     commands = Path(str(installed.locate_file("bullmq/commands")))
     if not commands.is_dir():
-        raise OfficialScriptsError(f"{found} has no directory {commands}: its layout changed, adapt {__file__}")
+        raise OfficialScriptsError(f"{actual} has no directory {commands}: its layout has changed, adapt {__file__}")
     return commands
 
 
@@ -83,25 +83,25 @@ def hashes(scripts: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(body).hexdigest() for name, body in scripts.items()}
 
 
-def check(scripts: dict[str, bytes], wanted: dict[str, str], source: str) -> None:
+def check(scripts: dict[str, bytes], expected: dict[str, str], source: str) -> None:
     """Compare the scripts with the manifest.
 
     Args:
-        scripts: File name and content, as found.
-        wanted: File name and SHA-256 (hex), from the manifest.
+        scripts: File name and content of the installed scripts.
+        expected: File name and SHA-256 (hex), from the manifest.
         source: Where the scripts come from, for the message.
 
     Raises:
         OfficialScriptsError: A script is missing, extra or altered; the message names each.
     """
-    found = hashes(scripts)
+    actual = hashes(scripts)
     problems = [
-        *(f"missing: {name}" for name in sorted(wanted.keys() - found.keys())),
-        *(f"not in the manifest: {name}" for name in sorted(found.keys() - wanted.keys())),
+        *(f"missing: {name}" for name in sorted(expected.keys() - actual.keys())),
+        *(f"not in the manifest: {name}" for name in sorted(actual.keys() - expected.keys())),
         *(
-            f"altered: {name} (sha256 {found[name]}, the manifest says {wanted[name]})"
-            for name in sorted(found.keys() & wanted.keys())
-            if found[name] != wanted[name]
+            f"altered: {name} (sha256 {actual[name]}, in the manifest {expected[name]})"
+            for name in sorted(actual.keys() & expected.keys())
+            if actual[name] != expected[name]
         ),
     ]
     if problems:
@@ -116,7 +116,7 @@ def install(scripts: dict[str, bytes], notice: bytes, target: Path) -> None:
         if stale.name not in scripts:
             stale.unlink()
     for name, content in {**scripts, SHIPPED_NOTICE: notice}.items():
-        # Replace in one step: a worker that is just starting from an editable install must not read half a script.
+        # Replaced atomically, because a worker that starts from an editable install must not read half a script.
         partial = target / f".{name}.{os.getpid()}"
         partial.write_bytes(content)
         partial.replace(target / name)

@@ -214,11 +214,11 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
     """``getRanges``: read the ids from ``start`` to ``end`` of each of ``states``, without repetitions."""
 
     def parse_reply(reply: Any) -> list[str]:
-        found: dict[str, None] = {}
+        all_ids: dict[str, None] = {}
         for state, ids in zip(states, reply, strict=True):
             # For lists the script returns the right range in the wrong order.
-            found.update(dict.fromkeys(texts(reversed(ids) if asc and state in LISTS else ids)))
-        return list(found)
+            all_ids.update(dict.fromkeys(texts(reversed(ids) if asc and state in LISTS else ids)))
+        return list(all_ids)
 
     return script_call(loader.official_script("getRanges"), (keys.base,), (start, end, int(asc), *states), parse_reply)
 
@@ -287,13 +287,13 @@ def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
     def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
             raise BrokerError(f"unexpected reply of CLIENT LIST: {reply!r}")
-        found = []
+        rows = []
         for line in codec.decode_text(reply).splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))
             name = fields.get("name", "")
             if name == wanted or (prefix and name.startswith(prefix)):
-                found.append(ClientRow(name, fields.get("addr", ""), fields))
-        return found
+                rows.append(ClientRow(name, fields.get("addr", ""), fields))
+        return rows
 
     return command("CLIENT", "LIST", parse_reply=parse_reply)
 
@@ -362,13 +362,13 @@ def served_queues(prefix: str) -> Call[set[str]]:
     def parse_reply(reply: Any) -> set[str]:
         words = (word for line in text(reply).splitlines() for word in line.split(" "))
         names = (word.removeprefix("name=") for word in words if word.startswith("name="))
-        found = {_decoded(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
-        return found - {""}
+        queues = {_decode_queue(name.removeprefix(start).partition(":")[0]) for name in names if name.startswith(start)}
+        return queues - {""}
 
     return command("CLIENT", "LIST", parse_reply=parse_reply)
 
 
-def _decoded(name: str) -> str:
+def _decode_queue(name: str) -> str:
     """Return a queue's name from that of a connection; ``""`` if it is another client's."""
     try:
         return base64.b64decode(name, validate=True).decode()

@@ -189,8 +189,8 @@ class JobFetcher:
                 else:
                     with suppress(JobError):
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
-        except BrokerError as fault:
-            self.record_lost_call(fault, slot)
+        except BrokerError as error:
+            self.record_lost_call(error, slot)
         return was_malformed
 
     def back_off(self, exc: BrokerError) -> None:

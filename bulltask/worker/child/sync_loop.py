@@ -70,7 +70,7 @@ class IterationAdder:
 class SyncLoop:
     """The main thread of a child.
 
-    Sync tasks run only here, because Python runs signal handlers (time limits, stack dumps) on the main thread.
+    Sync tasks run only on it, because Python runs signal handlers (time limits, stack dumps) on the main thread.
 
     Args:
         fetcher: Acquires jobs.
