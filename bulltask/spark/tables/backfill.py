@@ -1,9 +1,8 @@
-"""Recover jobs that a gap hides, as far as their hashes still have them.
+"""Recover jobs whose events were lost, as far as their hashes are known.
 
-A job whose end was among lost events is unknown to ``silver``, or open forever. Its hash has the last attempt and how
-the job ended; from that come rows with ``source`` ``snapshot``. They supersede what the pipeline may write about the
-same incarnation, because they are of a later time; unless the events also record what came after this end, and only an
-old snapshot has it.
+A job whose end is among lost events is missing in ``silver``, or open forever. Its hash has the last attempt and the
+outcome, from which rows with ``source`` ``snapshot`` are written. They supersede later rows of the pipeline for the
+same incarnation, because their ``as_of`` is later. Jobs that continued after the end in an old snapshot are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["BackfillReport", "backfill"]
 _GAPS: Final = StructType(
     [
         StructField("queue", StringType()),
-        StructField("gap", IntegerType()),  # its index among the given gaps
+        StructField("gap", IntegerType()),  # the index of the gap
         StructField("begin", TimestampType()),
         StructField("end", TimestampType()),
     ]
@@ -41,14 +40,14 @@ _GAPS: Final = StructType(
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What a backfill has found.
+    """The result of a backfill.
 
     Attributes:
-        gaps: How many gaps there are in that time.
-        lost: The events that they lost.
-        examined: Finished jobs of these queues that Redis still has.
-        jobs: Rows written to ``silver.jobs``.
-        repaired: Gaps of which at least one job was found.
+        gaps: The number of gaps in the period.
+        lost: The number of lost events.
+        examined: The number of finished jobs of these queues in Redis.
+        jobs: The number of rows written to ``silver.jobs``.
+        repaired: The number of gaps with at least one recovered job.
     """
 
     gaps: int
@@ -67,18 +66,18 @@ def backfill(
     until: datetime,
     queues: Collection[str] | None = None,
 ) -> BackfillReport:
-    """Write what is still known of jobs that ended in gaps.
+    """Recover jobs that ended in gaps.
 
-    First the finished jobs of the queues with gaps are written to ``bronze.jobs``; then everything known there is
-    compared with ``silver.jobs``. Repeating a backfill writes nothing new.
+    First the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs`` are
+    compared with ``silver.jobs``. Repeating a backfill writes no new rows.
 
     Args:
         spark: The session.
         layout: The lake.
-        source: Where its queues are, as options of ``format("bulltask")``.
-        since: Gaps that touch this time or later.
-        until: And before this time.
-        queues: Only gaps of these.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        since: Only gaps that end at this time or later.
+        until: Only gaps that begin before this time.
+        queues: Only gaps of these queues.
 
     Raises:
         ConfigError: ``until`` is not later than ``since``.
@@ -92,44 +91,45 @@ def backfill(
     # One queue at a time, as JSON: a name may contain a comma.
     names = sorted({gap.queue for gap in gaps})
     # Events recorded while the hashes are read are later than this, and so supersede these rows.
-    taken_at = datetime.now(UTC)
+    snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
     try:
         with hold_swaps(layout):
             missing.count()
-        ingest = ingest_of("backfill", taken_at)
-        rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(taken_at)})
+        ingest = ingest_of("backfill", snapshot_at)
+        rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(snapshot_at)})
         append(_attempts(rows), ATTEMPTS, layout, ingest)
         jobs = append(_jobs(rows), JOBS, layout, ingest)
-        found = {row["gap"]: row["count"] for row in _by_gap(missing)}
+        jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
     finally:
         missing.unpersist()
     repairs = [
-        (gap.queue, gap.after_id, gap.detected_at, found.get(place, 0), taken_at) for place, gap in enumerate(gaps)
+        (gap.queue, gap.after_id, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
+        for index, gap in enumerate(gaps)
     ]
     _record_repairs(spark, layout, ingest, list(dict.fromkeys(repairs)))
-    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(found))
+    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
     """Return finished jobs whose end is in a gap and not in ``silver``, with their ``incarnation`` and gap."""
-    spans = [(gap.queue, place, *gap.ends) for place, gap in enumerate(gaps)]
+    spans = [(gap.queue, index, *gap.ends) for index, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
-    hashes = read_table(spark, layout, SNAPSHOTS).withColumn("place", fn.row_number().over(newest))
-    done = hashes.where((fn.col("place") == 1) & fn.col("state").isin(*FINISHED)).drop("place")
-    in_gap = done.join(
+    snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", fn.row_number().over(newest))
+    finished = snapshots.where((fn.col("rank") == 1) & fn.col("state").isin(*FINISHED)).drop("rank")
+    in_gap = finished.join(
         fn.broadcast(spark.createDataFrame(spans, _GAPS)),
         ["queue"],
     ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
-    first = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
-    ended = in_gap.withColumn("place", fn.row_number().over(first)).where("place = 1").drop("place", "begin", "end")
+    first_gap = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
+    ended = in_gap.withColumn("rank", fn.row_number().over(first_gap)).where("rank = 1").drop("rank", "begin", "end")
     unknown = ended.join(_known_ends(spark, layout), _is_known(), "left_anti")
-    return _that_ended_last(spark, layout, _with_incarnation(spark, layout, unknown))
+    return _drop_continued(spark, layout, _with_incarnation(spark, layout, unknown))
 
 
 def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
-    """Return the ends that ``silver`` knows."""
+    """Return the ends of jobs in ``silver``."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
         "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
@@ -138,7 +138,7 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _is_known() -> Column:
-    """Return whether ``silver`` knows an end, or a later end of the same incarnation (after a manual retry).
+    """Return whether ``silver`` has an end, or a later end of the same incarnation (after a manual retry).
 
     If a clock is further behind than `CLOCK_TOLERANCE`, the end is written again, by a row that supersedes the first.
     """
@@ -146,14 +146,14 @@ def _is_known() -> Column:
     same_end = (fn.col("state") == fn.col("silver_state")) & (
         fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCK_TOLERANCE)
     )
-    began = as_time(fn.split("silver_incarnation", "-")[0].cast("bigint"))
-    same_incarnation = began <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCK_TOLERANCE)
+    added_at = as_time(fn.split("silver_incarnation", "-")[0].cast("bigint"))
+    same_incarnation = added_at <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCK_TOLERANCE)
     later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
     return same_job & (same_end | (same_incarnation & later))
 
 
 def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
-    """Add the incarnation: that of the last ``added`` before the end, unless that one ended before."""
+    """Add the incarnation of the last ``added`` event before the end, unless that incarnation ended before."""
     ends = (
         _known_ends(spark, layout)
         .groupBy("silver_queue", "silver_id", "silver_incarnation")
@@ -166,35 +166,37 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
                     "event_at AS added_at", "event_ms", "event_seq")
         .join(ends, ["silver_queue", "silver_id", "silver_incarnation"], "left")
     )  # fmt: skip
-    same = (
+    is_candidate = (
         (fn.col("queue") == fn.col("silver_queue"))
         & (fn.col("id") == fn.col("silver_id"))
         & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE))
     )
-    last = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
-    lived = unknown.join(added, same, "left").withColumn("place", fn.row_number().over(last)).where("place = 1")
-    is_another = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
-    incarnation = fn.when(~is_another, fn.col("silver_incarnation"))
-    return lived.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
+    newest = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
+    candidates = (
+        unknown.join(added, is_candidate, "left").withColumn("rank", fn.row_number().over(newest)).where("rank = 1")
+    )
+    has_ended = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
+    incarnation = fn.when(~has_ended, fn.col("silver_incarnation"))
+    return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
 
-def _that_ended_last(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
-    """Drop jobs that only an old snapshot has as ended and that continued: of those the events know more."""
-    derived = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
-    known = derived.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
+def _drop_continued(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
+    """Drop jobs that continued after the end in an old snapshot, because their events are more recent."""
+    rows = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
+    known = rows.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
     )
     same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
     same_incarnation = fn.col("incarnation").eqNullSafe(fn.col("known_incarnation"))
-    went_on = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
-    return ended.join(known, same_job & same_incarnation & went_on, "left_anti")
+    continued = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
+    return ended.join(known, same_job & same_incarnation & continued, "left_anti")
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
     return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # a Row is read by name
 
 
-def _number() -> Column:
+def _last_attempt_number() -> Column:
     """Return the number of the last attempt."""
     return fn.greatest(fn.coalesce("attempts_started", "attempts_made", fn.lit(1)), fn.lit(1)).cast("int")
 
@@ -208,12 +210,12 @@ def _ms(first: str, last: str) -> Column:
 
 
 def _attempts(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.attempts``: the last attempt of each job, because the hash has no other."""
+    """Return rows of ``silver.attempts``: the last attempt of each job, as the hash has no other attempt."""
     return rows.select(
         "queue",
         fn.col("id").alias("job_id"),
         "incarnation",
-        _number().alias("attempt"),
+        _last_attempt_number().alias("attempt"),
         "name",
         fn.lit(None).cast("timestamp").alias("queued_at"),
         fn.col("processed_at").alias("started_at"),
@@ -231,8 +233,8 @@ def _attempts(rows: DataFrame) -> DataFrame:
 
 
 def _jobs(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.jobs``; what depends on earlier attempts is null, unless there were none."""
-    is_only = _number() == 1
+    """Return rows of ``silver.jobs``. Columns that depend on earlier attempts are null if there were several."""
+    is_only = _last_attempt_number() == 1
     return rows.select(
         "queue",
         fn.col("id").alias("job_id"),
@@ -242,7 +244,7 @@ def _jobs(rows: DataFrame) -> DataFrame:
         fn.when(is_only, fn.col("processed_at")).alias("first_started_at"),
         "finished_at",
         "state",
-        _number().alias("attempts"),
+        _last_attempt_number().alias("attempts"),
         fn.coalesce("stalled_count", fn.lit(0)).alias("stalls"),
         fn.lit(None).cast("bigint").alias("wait_ms"),
         fn.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),

@@ -1,13 +1,13 @@
-"""Write the batches of a lake's stream: Spark calls this for each of them.
+"""Write the batches of a lake's stream. Spark calls `BatchWriter` for each batch.
 
 ::
 
-    read Redis once -> staging: bronze -> staging: silver, open jobs -> into the tables -> ledger -> Spark's checkpoint
+    read Redis once -> staging: bronze -> staging: silver, open jobs -> publish -> ledger -> Spark's checkpoint
 
-Spark does the first step; the rest is done here, with Arrow (:mod:`~bulltask.spark.tables.silver`).
+Spark does the first step; this module does the rest, with Arrow (:mod:`~bulltask.spark.tables.silver`).
 
-Nothing reaches the tables before all of it is written, and the ledger decides what counts. So a batch may be killed at
-any moment: when it runs again, it first removes what it had put into the tables.
+A batch is published after all of its files are written, and the ledger decides whether it is committed. So a batch may
+be killed at any moment: when it runs again, it first removes its files from the tables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["BatchWriter"]
 
 _OPEN_JOBS: Final = "open_jobs"  # under staging
 
-_WRITTEN: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
+_TABLES: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 
 _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
@@ -55,12 +55,12 @@ _CONF: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class BatchWriter:
-    """Writes each batch; travels to where Spark runs it, and holds nothing of Spark.
+    """Writes each batch. It is sent to the process in which Spark runs it, and has no references to Spark.
 
     Attributes:
-        root: Directory of the lake.
-        max_open_ms: How long a job may have no event until it is given up.
-        hash_tag: Queue ``emails`` is BullMQ's ``{emails}``.
+        root: The directory of the lake.
+        max_open_ms: The time without events after which an open job is given up.
+        hash_tag: Whether BullMQ's name of queue ``emails`` is ``{emails}``.
     """
 
     root: str
@@ -77,7 +77,7 @@ class BatchWriter:
         ledger, ingest = Ledger(layout), ingest_id(_query_id(layout), batch_id)
         head = ledger.head()
         if head is not None and head.ingest == ingest:
-            return  # the batch is done, but Spark was killed before it committed its checkpoint
+            return  # the batch is committed, but Spark was killed before it committed its checkpoint
         if ledger.has(ingest):
             raise LakeError(
                 f"batch {ingest} is already in the lake {layout.root}, and so are later ones: the checkpoint is older "
@@ -91,9 +91,9 @@ class _BatchRun:
     """One batch, from its rows to its record in the ledger."""
 
     def __init__(
-        self, rules: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str
+        self, writer: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str
     ) -> None:
-        self._rules, self._layout, self._ledger, self._ingest = rules, layout, ledger, ingest
+        self._writer, self._layout, self._ledger, self._ingest = writer, layout, ledger, ingest
         self._head = head or BatchRecord("", number=0)
         self._staging = Staging(layout, ingest)
         self._open_jobs_ingest, self._open_job_events, self._oldest_ms = (
@@ -108,11 +108,11 @@ class _BatchRun:
             batch.sparkSession.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
-            check_complete(self._layout, self._ingest, read.queues, hash_tag=self._rules.hash_tag)
+            check_complete(self._layout, self._ingest, read.queues, hash_tag=self._writer.hash_tag)
         counts = self._derive(read) if read.events else {}
         with self._step("publish"):
             self._ledger.announce(self._ingest)
-            self._staging.publish(_WRITTEN)
+            self._staging.publish(_TABLES)
             self._publish_open_jobs()
         self._ledger.finish(self._record(read, counts))
         self._staging.clear()
@@ -121,12 +121,12 @@ class _BatchRun:
                 shutil.rmtree(old)
 
     def _derive(self, read: bronze.BronzeBatch) -> dict[Table, int]:
-        """Write the rows of attempts and jobs, and the open events; return how many rows there are."""
+        """Write the rows of attempts and jobs, and the open events; return the number of rows."""
         with self._step("derive"):
             open_events = (
                 None if self._open_jobs_ingest is None else read_open_events(self._layout, self._open_jobs_ingest)
             )
-            # Files must not be moved while they are looked up: there is no second attempt.
+            # Files must not be moved during the lookup, because it is not repeated.
             with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
                 derived = derive_silver(read.lifecycle_events, open_events, find_earlier, self._give_up_ms(read))
@@ -143,8 +143,8 @@ class _BatchRun:
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
-        """Return since when a job must have had an event; 0 if no event is as old."""
-        give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._rules.max_open_ms
+        """Return the time after which an open job must have had an event; 0 if no event is that old."""
+        give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._writer.max_open_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
         return give_up_ms if oldest_ms < give_up_ms else 0
 
@@ -156,7 +156,7 @@ class _BatchRun:
     def _record(self, read: bronze.BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
         query, number = batch_of(self._ingest)
-        lost = {queue: head.lost.get(queue, 0) + seen.lost for queue, seen in read.queues.items() if seen.lost}
+        lost = {queue: head.lost.get(queue, 0) + record.lost for queue, record in read.queues.items() if record.lost}
         return BatchRecord(
             self._ingest,
             previous=head.ingest or None,
@@ -164,7 +164,7 @@ class _BatchRun:
             written_ms=wall_ms(),
             clock_ms=max(head.clock_ms, read.newest_ms),
             queues=read.queues,
-            ends={**head.ends, **{queue: seen.last for queue, seen in read.queues.items() if seen.last}},
+            ends={**head.ends, **{queue: record.last for queue, record in read.queues.items() if record.last}},
             lost={**head.lost, **lost},
             attempts=counts.get(ATTEMPTS, 0),
             jobs=counts.get(JOBS, 0),
@@ -177,19 +177,19 @@ class _BatchRun:
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
-        began_ms = mono_ms()
+        start_ms = mono_ms()
         yield
-        self._steps_ms[name] = mono_ms() - began_ms
+        self._steps_ms[name] = mono_ms() - start_ms
 
 
 def _clean_up(layout: Layout, ledger: Ledger) -> None:
-    """Remove what is left of a batch that was killed while it was moved into the tables."""
-    left, head = ledger.publishing(), ledger.head()
-    if left is not None and (head is None or head.ingest != left):
-        layout.remove(left, _WRITTEN)
-        shutil.rmtree(layout.open_jobs / left, ignore_errors=True)
+    """Remove the files of a batch that was killed while it was published."""
+    interrupted, head = ledger.publishing(), ledger.head()
+    if interrupted is not None and (head is None or head.ingest != interrupted):
+        layout.remove(interrupted, _TABLES)
+        shutil.rmtree(layout.open_jobs / interrupted, ignore_errors=True)
 
 
 def _query_id(layout: Layout) -> str:
-    """Return Spark's id of the query, read from the checkpoint, because under Connect the query cannot be asked."""
+    """Return Spark's id of the query from the checkpoint, because it is not available with Spark Connect."""
     return str(json.loads((layout.checkpoint / "metadata").read_text())["id"])

@@ -1,7 +1,7 @@
-"""A batch as it was read: ``bronze.events``, and ``bronze.gaps`` for what could not be read.
+"""The raw data of a batch: ``bronze.events``, and ``bronze.gaps`` for lost events.
 
-Spark writes the rows once, straight from Redis. Everything else is derived from these files: how many rows there are
-and of which queues, which of them represent lost events, and later the lifecycle of the jobs.
+Spark writes the rows once, directly from Redis. All other data is derived from these files: the number of rows of each
+queue, the gaps, and the lifecycle of the jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bulltask.spark.tables.lake_tables import day_of
 
 __all__ = ["BronzeBatch", "stage"]
 
-_ALL_ROWS: Final = "read"  # in staging: all rows of the batch
+_ROWS_DIRECTORY: Final = "read"  # in staging: all rows of the batch
 _GAP_ROWS, _EVENT_ROWS = "is_gap=true", "is_gap=false"
 _MAX_INT64: Final = 2**63 - 1  # the maximum of event_ms and event_seq
 _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
@@ -39,13 +39,13 @@ _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 
 @dataclass(frozen=True, slots=True)
 class BronzeBatch:
-    """What a batch has read.
+    """The data that a batch has read.
 
     Attributes:
-        queues: Counts and ends of each queue, by the user's name.
-        lifecycle_events: Its events, with the columns that lifecycles are derived from.
-        newest_ms: Time of its newest event, as far as it can be represented; 0 if there is none.
-        oldest_ms: Time of its oldest event; 0 if there is none.
+        queues: The counts and ends of each queue, by name without the hash tag.
+        lifecycle_events: The events, with the columns from which lifecycles are derived.
+        newest_ms: The time of the newest event up to the year 9999; 0 without events.
+        oldest_ms: The time of the oldest event; 0 without events.
     """
 
     queues: Mapping[str, QueueRecord]
@@ -55,7 +55,7 @@ class BronzeBatch:
 
     @property
     def events(self) -> int:
-        """How many rows of ``bronze.events`` there are."""
+        """The number of rows of ``bronze.events``."""
         return sum(queue.events for queue in self.queues.values())
 
 
@@ -63,93 +63,97 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
     """Write the rows of a batch.
 
     Args:
-        batch: Rows of the source's table ``events``, including those that represent gaps.
-        staging: Where.
-        detected_at: When the gaps were found.
+        batch: Rows of the source's table ``events``, including rows that represent gaps.
+        staging: The staging directory.
+        detected_at: When the gaps were detected.
     """
     names = [column.name for column in EVENTS.columns]
     is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
-    # For an id after the year 9999 the source has no time, but every row needs a day.
-    shown = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
-    rows = shown.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
-    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.directory(_ALL_ROWS)))
+    # For ids after the year 9999 the source returns no time, but every row needs a day.
+    with_time = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
+    rows = with_time.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
+    rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.directory(_ROWS_DIRECTORY)))
     gaps = _stage_gaps(staging, detected_at)
-    place = staging.directory(_ALL_ROWS) / _EVENT_ROWS
-    lifecycle_events = _lifecycle_events(place)
-    queues = dict(_seen(lifecycle_events, place))
+    events_directory = staging.directory(_ROWS_DIRECTORY) / _EVENT_ROWS
+    lifecycle_events = _lifecycle_events(events_directory)
+    queues = dict(_queue_records(lifecycle_events, events_directory))
     for queue, lost in gaps.items():
-        seen = queues.get(queue, QueueRecord())
-        queues[queue] = QueueRecord(seen.events, seen.first, seen.last, sum(lost), len(lost))
-    if place.is_dir():
-        place.rename(staging.table(EVENTS))
-    ends_ms = [StreamId.parse(seen.last).ms for seen in queues.values() if seen.last]
-    oldest_ms = min((StreamId.parse(seen.first).ms for seen in queues.values() if seen.first), default=0)
+        record = queues.get(queue, QueueRecord())
+        queues[queue] = QueueRecord(record.events, record.first, record.last, sum(lost), len(lost))
+    if events_directory.is_dir():
+        events_directory.rename(staging.table(EVENTS))
+    ends_ms = [StreamId.parse(record.last).ms for record in queues.values() if record.last]
+    oldest_ms = min((StreamId.parse(record.first).ms for record in queues.values() if record.first), default=0)
     # Ignore times after the year 9999: compared with them, all jobs would be too old.
     newest_ms = max((ms for ms in ends_ms if ms <= MAX_TIME_MS), default=0)
     return BronzeBatch(queues, pa.concat_tables(lifecycle_events.values()), newest_ms, oldest_ms)
 
 
 def _lifecycle_events(root: Path) -> dict[str, pa.Table]:
-    """Of each queue, the events in its files; one without any is there all the same."""
-    parts: dict[str, list[pa.Table]] = {"": [_none()]}
+    """Return the events of each queue, from its files, and an empty table."""
+    parts: dict[str, list[pa.Table]] = {"": [_empty_table()]}
     for queue, file in _files(root):
         rows = pq.read_table(file, columns=_IN_FILES, partitioning=None).replace_schema_metadata(None)
         parts.setdefault(queue, []).append(rows.add_column(0, "queue", pa.repeat(pa.scalar(queue), rows.num_rows)))
     return {queue: pa.concat_tables(tables) for queue, tables in parts.items()}
 
 
-def _none() -> pa.Table:
+def _empty_table() -> pa.Table:
     columns = arrow_schema(EVENTS)
     return pa.schema([columns.field(name) for name in LIFECYCLE_COLUMNS]).empty_table()
 
 
-def _seen(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
-    """Yield for each queue how many events there are, and the first and the last."""
+def _queue_records(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
+    """Yield for each queue the number of events, and the first and last id."""
     for queue, events in lifecycle_events.items():
         if events.num_rows:
-            first, last = _end(events, "min"), _end(events, "max")
+            first, last = _edge_id(events, "min"), _edge_id(events, "max")
             if _MAX_INT64 in {*first, *last}:
-                first, last = _ends_of_ids(root, queue)
+                first, last = _edge_ids(root, queue)
             yield queue, QueueRecord(events.num_rows, str(first), str(last))
 
 
-def _ends_of_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
-    """Return the least and the greatest id, from the ids themselves: the integer columns cannot hold all values."""
-    files = [file for its, file in _files(root) if its == queue]
+def _edge_ids(root: Path, queue: str) -> tuple[StreamId, StreamId]:
+    """Return the smallest and the greatest id, parsed from text: the integer columns cannot store all values."""
+    files = [file for file_queue, file in _files(root) if file_queue == queue]
     tables = [pq.read_table(file, columns=["event_id"], partitioning=None) for file in files]
-    ids = [StreamId.parse(one) for table in tables for one in table["event_id"].to_pylist()]
+    ids = [StreamId.parse(event_id) for table in tables for event_id in table["event_id"].to_pylist()]
     return min(ids), max(ids)
 
 
-def _end(ids: pa.Table, which: str) -> StreamId:
-    """Return the least or greatest id."""
-    choose = pc.min if which == "min" else pc.max
-    ms = choose(ids["event_ms"])
-    seq = choose(ids["event_seq"].filter(pc.equal(ids["event_ms"], ms)))
+def _edge_id(ids: pa.Table, edge: str) -> StreamId:
+    """Return the smallest or greatest id."""
+    aggregate = pc.min if edge == "min" else pc.max
+    ms = aggregate(ids["event_ms"])
+    seq = aggregate(ids["event_seq"].filter(pc.equal(ids["event_ms"], ms)))
     return StreamId(ms.as_py(), seq.as_py())
 
 
 def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
-    """Write the rows of gaps; return for each queue how many events each gap lost."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for queue, file in _files(staging.directory(_ALL_ROWS) / _GAP_ROWS):
-        found.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
-    gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in found.items()}
-    rows = [{**gap, "queue": queue, "dt": str(detected_at.date())} for queue, its in gaps.items() for gap in its]
+    """Write the rows of gaps; return for each queue the number of lost events of each gap."""
+    rows_by_queue: dict[str, list[dict[str, Any]]] = {}
+    for queue, file in _files(staging.directory(_ROWS_DIRECTORY) / _GAP_ROWS):
+        rows_by_queue.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())
+    gaps = {queue: list(_gaps(rows, detected_at)) for queue, rows in rows_by_queue.items()}
+    rows = [
+        {**gap, "queue": queue, "dt": str(detected_at.date())}
+        for queue, queue_gaps in gaps.items()
+        for gap in queue_gaps
+    ]
     staging.write(GAPS, pa.Table.from_pylist(rows, arrow_schema(GAPS)))
-    return {queue: [gap["lost"] for gap in its] for queue, its in gaps.items()}
+    return {queue: [gap["lost"] for gap in queue_gaps] for queue, queue_gaps in gaps.items()}
 
 
 def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
-        said = json.loads(row["extra"])
-        first, after = said.get("first"), StreamId.parse(row["event_id"])
+        extra = json.loads(row["extra"])
+        first, after = extra.get("first"), StreamId.parse(row["event_id"])
         yield {
             "after_id": str(after),
             "first_id": first,
-            "lost": int(said["lost"]),
-            "exact": said["exact"] == "true",
-            "reason": said["reason"],
+            "lost": int(extra["lost"]),
+            "exact": extra["exact"] == "true",
+            "reason": extra["reason"],
             "after_at": None if after == BEGINNING else _time(after),
             "first_at": None if first is None else _time(StreamId.parse(first)),
             "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique

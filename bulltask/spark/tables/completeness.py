@@ -1,9 +1,9 @@
 """Check that a batch is complete: compare Spark's offsets with the files in the lake's directory.
 
-Executors write a batch's rows, and the driver derives everything else from their files. If an executor has another
-directory under the lake's path (its own disk instead of a shared one), it writes there and Spark does not notice: it
-looks only at the driver's directory and finds fewer files. Offsets count every entry that was ever added, so the two
-ends of a batch say how many rows there must be.
+Executors write a batch's rows, and the driver derives all other data from their files. If an executor has another
+directory at the lake's path (a local disk instead of a shared one), it writes there, and Spark does not detect it: it
+only sees the driver's directory, with fewer files. Offsets count every entry that was ever added, so the start and end
+offsets of a batch determine the number of rows.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ __all__ = ["check_complete"]
 _NONE = QueueRecord()
 
 
-def check_complete(layout: Layout, ingest: str, found: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
-    """Compare what was found of a batch with what it must have.
+def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
+    """Compare the records of a batch with its offsets.
 
     Args:
         layout: The lake.
-        ingest: The batch.
-        found: Counts of each queue, by the user's name.
-        hash_tag: How the user names queues.
+        ingest: The ``ingest_id`` of the batch.
+        records: The counts of each queue, by name without the hash tag.
+        hash_tag: The setting ``queue_hash_tag``.
 
     Raises:
-        LakeError: Something is missing, or there twice.
+        LakeError: Rows are missing or duplicated.
     """
     _, number = batch_of(ingest)
     end = _offset(layout, number)
     begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
-    if begin is None:  # the first batch was planned by an older bulltask
+    if begin is None:  # the first batch was planned by an older version of bulltask
         return
-    every: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
-    for name, upto in decode_offsets(end).items():
-        # Two may have the same name: offsets also contain queues that are now skipped.
-        every[user_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), upto)
-    for queue, must in every.items():
-        seen = found.get(queue, _NONE)
-        if not must.is_met(seen.events, seen.lost, seen.gaps):
+    expectations: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
+    for name, end_offset in decode_offsets(end).items():
+        # Two queues may have the same name: offsets also contain queues that are now skipped.
+        expectations[user_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), end_offset)
+    for queue, expected in expectations.items():
+        record = records.get(queue, _NONE)
+        if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
-                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} must have {_shown(must)} of queue {queue!r}, and its "
-                f"files have {pluralize(seen.events, 'event')} and {seen.lost:,} lost. {layout.root} must be the same "
-                "directory for the driver and for all executors. Nothing of the batch was published: mount the "
+                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} must have {_shown(expected)} of queue {queue!r}, and its "
+                f"files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be the "
+                "same directory for the driver and for all executors. The batch was not published: mount the "
                 "directory on every node and run the pipeline again before the streams drop these events"
             )
 
 
-def _shown(must: ExpectedRows) -> str:
-    return "events" if must.count is None else pluralize(must.count, "event")
+def _shown(expected: ExpectedRows) -> str:
+    return "events" if expected.count is None else pluralize(expected.count, "event")
 
 
 def _offset(layout: Layout, number: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def as_table(frame: DataFrame, table: Table) -> DataFrame:
     """Return a frame with a table's columns and partitions, in order and with their types; other columns are dropped.
 
     Raises:
-        AnalysisException: The frame lacks one of them.
+        AnalysisException: The frame lacks a column.
     """
     return frame.select(*(fn.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
@@ -64,18 +64,18 @@ def day_of(*times: Column) -> Column:
 
 
 def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
-    """Return all rows of a table, none if nothing was written yet; filters on its partitions limit what is read."""
+    """Return all rows of a table. Filters on its partitions limit the files that are read."""
     schema = spark_schema(table)
     if not layout.days(table):
         return spark.createDataFrame([], schema)
-    # With a schema, a queue called 007 stays a string.
+    # With a schema, a queue named 007 stays a string.
     return spark.read.schema(schema).parquet(str(layout.table(table)))
 
 
 def latest(rows: DataFrame, table: Table) -> DataFrame:
-    """Return the rows that count: of rows with the same key, the one with the latest ``as_of``."""
+    """Return the latest rows: of rows with the same key, the row with the latest ``as_of``."""
     newest = Window.partitionBy(*table.key).orderBy(fn.col("as_of").desc())
-    return rows.withColumn("place", fn.row_number().over(newest)).where("place = 1").drop("place")
+    return rows.withColumn("rank", fn.row_number().over(newest)).where("rank = 1").drop("rank")
 
 
 def ingest_of(command: str, now: datetime | None = None) -> str:
@@ -84,18 +84,18 @@ def ingest_of(command: str, now: datetime | None = None) -> str:
 
 
 def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
-    """Add rows to a table of bronze or silver, for a command and not for the stream: a partition's rows all at once.
+    """Append rows to a table of bronze or silver, for a command and not for the stream.
 
-    They are written where no reader looks and then moved into place, partition by partition.
+    The rows are written to a directory that readers skip, and then published partition by partition.
 
     Args:
-        rows: With all columns of the table except ``ingest_id``.
-        table: Which.
+        rows: Rows with all columns of the table except ``ingest_id``.
+        table: The table.
         layout: The lake.
-        ingest: Their ``ingest_id``; a new one for each call and table.
+        ingest: The ``ingest_id`` of the rows, unique for each call and table.
 
     Returns:
-        How many rows there were.
+        The number of rows.
     """
     columns = as_table(rows.selectExpr("*", "'' AS ingest_id"), table).drop("ingest_id")
     count = 0
@@ -105,6 +105,6 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
         for day in list_directories(new):
             for queue in list_directories(day):
                 count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
-                place = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
-                swaps.swap(queue, place, [])
+                target = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
+                swaps.swap(queue, target, [])
     return count

@@ -1,9 +1,9 @@
 """Metrics of a pipeline for Prometheus: lag, losses, duration of batches.
 
-What was read and lost comes from the ledger, the lag from Redis, both at the moment of the scrape: a stream that hangs,
-and would report nothing itself, is seen to fall behind.
+Events and losses come from the ledger, the lag from Redis, both at the moment of the scrape. So the lag of a hanging
+stream is visible.
 
-Imported only if metrics are enabled: it loads ``prometheus_client``.
+This module is imported only if metrics are enabled, because it loads ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class PipelineMetrics(Collector):
     """Collects the metrics for a scrape.
 
     Args:
-        ledger: Of the lake.
-        status: Asks Redis and the ledger for the pipeline's status.
+        ledger: The ledger of the lake.
+        status: A function that returns the pipeline's current status.
     """
 
     def __init__(self, ledger: Ledger, status: Callable[[], PipelineStatus]) -> None:
         self._ledger, self._status = ledger, status
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics as they are now; without Redis, those of the lag are missing."""
+        """Return the current metrics; without Redis, lag metrics are missing."""
         status = self._status()
-        yield from _of_queues(status)
-        yield _gauge("redis_up", "1 when Redis answers", float(status.redis_error is None))
+        yield from _queue_metrics(status)
+        yield _gauge("redis_up", "1 if Redis is available, else 0", float(status.redis_error is None))
         yield _gauge("queues_skipped", "Queues that cannot be recorded", len(status.skipped))
         if (head := self._ledger.head()) is not None:
-            yield from _of_batches(head)
+            yield from _batch_metrics(head)
 
 
 def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
@@ -48,7 +48,7 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
     Args:
         collector: The metrics.
         host: An address of this machine.
-        port: To listen on.
+        port: The port to listen on.
 
     Returns:
         A function that stops serving.
@@ -70,14 +70,14 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
     return end
 
 
-def _of_queues(status: PipelineStatus) -> Iterator[Metric]:
+def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
     lost = CounterMetricFamily(
-        "bulltask_pipeline_events_lost_total", "Events that were gone before they were read", labels=("queue",)
+        "bulltask_pipeline_events_lost_total", "Events that were lost before they were read", labels=("queue",)
     )
     gauges = {
         "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
-        "lag_s": _gauge("lag_seconds", "How much older the lake's last event is than the stream's last"),
-        "headroom_s": _gauge("headroom_seconds", "Time until a stream drops what is not read, at its busiest rate"),
+        "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the stream's last event"),
+        "headroom_s": _gauge("headroom_seconds", "Time until a stream trims unread events, at its busiest rate"),
     }
     for queue in status.queues:
         lost.add_metric((queue.queue,), queue.lost)
@@ -88,24 +88,24 @@ def _of_queues(status: PipelineStatus) -> Iterator[Metric]:
     yield from gauges.values()
 
 
-def _of_batches(head: BatchRecord) -> Iterator[Metric]:
+def _batch_metrics(head: BatchRecord) -> Iterator[Metric]:
     batches = CounterMetricFamily("bulltask_pipeline_batches_total", "Batches that were written")
     batches.add_metric((), head.number)
     yield batches
-    steps = GaugeMetricFamily("bulltask_pipeline_batch_seconds", "What the last batch took, by step", labels=("step",))
+    steps = GaugeMetricFamily(
+        "bulltask_pipeline_batch_seconds", "Duration of the steps of the last batch", labels=("step",)
+    )
     for step, ms in head.steps_ms.items():
         steps.add_metric((step,), ms / 1000)
     yield steps
     events = sum(queue.events for queue in head.queues.values())
     yield _gauge("batch_events", "Events that the last batch read", events)
-    yield _gauge(
-        "open_job_events", "Events of jobs that are not done, which the next batch reads", head.open_job_events
-    )
-    yield _gauge("last_batch_timestamp_seconds", "When the last batch was written", head.written_ms / 1000)
+    yield _gauge("open_job_events", "Events of open jobs, which the next batch reads", head.open_job_events)
+    yield _gauge("last_batch_timestamp_seconds", "Time at which the last batch was written", head.written_ms / 1000)
 
 
 def _gauge(name: str, text: str, value: float | None = None) -> GaugeMetricFamily:
-    """Return a gauge of the pipeline: with one value, or with one for each queue."""
+    """Return a gauge of the pipeline, with one value or with a value for each queue."""
     if value is not None:
         return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, value)
     return GaugeMetricFamily(f"bulltask_pipeline_{name}", text, labels=("queue",))

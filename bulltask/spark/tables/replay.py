@@ -1,4 +1,4 @@
-"""Send finished jobs again: chosen by a condition on ``silver.jobs``, each once, however often it is repeated."""
+"""Send finished jobs again, selected by a condition on ``silver.jobs``, each once, also if the command is repeated."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ _FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
 HASH: Final = StructType(
     [StructField(name, TimestampType() if name.endswith("_at") else StringType()) for name in _FIELDS]
 )
-"""What is looked up of a job."""
+"""The columns that are looked up."""
 
 _ARROW: Final = pa.schema(
     [(name, pa.timestamp("us", tz="UTC") if name.endswith("_at") else pa.string()) for name in _FIELDS]
 )
-_AT_ONCE: Final = 500
+_JOBS_PER_ROUND_TRIP: Final = 500
 
 _SINGLE_JOB_OPTIONS: Final = frozenset(
     {
-        "jobId", "delay", "timestamp",  # the new job has its own id, and is due now
+        "jobId", "delay", "timestamp",  # the new job has a new id and is due immediately
         "parent", "fpof", "cpof", "idof", "rdof",  # its parent no longer waits for it
         "repeat", "repeatJobKey", "prevMillis",  # the schedule continues by itself
     }
@@ -72,7 +72,7 @@ _SINGLE_JOB_OPTIONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplaySelection:
-    """Which finished jobs to send again.
+    """The selection of finished jobs to send again.
 
     Attributes:
         where: An SQL condition on the columns of ``silver.jobs``.
@@ -86,27 +86,27 @@ class ReplaySelection:
 
     @property
     def write_id(self) -> str:
-        """The same condition is the same write, however it is spaced, so jobs that it sent before are recognised."""
-        said = "\0".join([" ".join(self.where.split()), self.queue or ""])
-        return f"replay-{hashlib.sha256(said.encode()).hexdigest()[:24]}"
+        """The write id, derived from the condition without redundant spaces, so that a repeated replay has the same."""
+        identity = "\0".join([" ".join(self.where.split()), self.queue or ""])
+        return f"replay-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay would do, or has done.
+    """The result of a replay or of a dry run.
 
     Attributes:
         where: The condition.
-        write_id: The write; the same condition for the same queue is the same write.
-        selected: How many finished jobs it chose.
-        open_again: Of these, how many are no longer finished because they were retried: they are left alone.
-        unknown: Of these, how many have no data any more, neither in Redis nor in a snapshot. They cannot be sent.
-        unknown_ids: Some of them, as ``queue/id``.
-        sample: Some of those that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
+        write_id: The id of the write; the same condition for the same queue has the same id.
+        selected: The number of selected finished jobs.
+        open_again: The number of selected jobs that were retried and are not finished. They are skipped.
+        unknown: The number of selected jobs whose data is neither in Redis nor in a snapshot. They are skipped.
+        unknown_ids: Some of these jobs, as ``queue/id``.
+        sample: Some of the jobs that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
             ``final_reason``, ``data``.
-        dry_run: Nothing was sent.
-        added: Jobs that were sent.
-        duplicated: Jobs that an earlier replay had sent.
+        dry_run: Whether nothing was sent.
+        added: The number of jobs that were sent.
+        duplicated: The number of jobs that an earlier replay has sent.
     """
 
     where: str
@@ -122,7 +122,7 @@ class ReplayReport:
 
     @property
     def ready(self) -> int:
-        """How many can be sent."""
+        """The number of jobs that can be sent."""
         return self.selected - self.open_again - self.unknown
 
 
@@ -143,9 +143,9 @@ def replay(
     Args:
         spark: The session.
         layout: The lake.
-        source: Where the queues are, as options of ``format("bulltask")``.
-        selection: Which jobs.
-        dry_run: Only report what would be sent.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        selection: The selected jobs.
+        dry_run: Send nothing; only return the report.
 
     Raises:
         ConfigError: The condition is invalid.
@@ -153,18 +153,18 @@ def replay(
     """
     TableReader(layout)  # raises LakeError if there is no lake
     options = read_options(WriteOptions, {key: text for key, text in source.items() if key != "queue"})
-    jobs = _found(_selected(spark, layout, selection), spark, layout, options).cache()
+    jobs = _with_data(_selected(spark, layout, selection), spark, layout, options).cache()
     try:
         with hold_swaps(layout):
             counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
         unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
         sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
-        sent: Mapping[str, int] = {}
+        outcomes: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
-            sent = _send(jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _FENCE_MS))
+            outcomes = _send(jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _FENCE_MS))
     finally:
         jobs.unpersist()
-    shown = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
+    columns = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
     return ReplayReport(
         where=selection.where,
         write_id=selection.write_id,
@@ -172,10 +172,10 @@ def replay(
         open_again=counts.get("open", 0),
         unknown=counts.get("unknown", 0),
         unknown_ids=[f"{row['queue']}/{row['job_id']}" for row in unknown],
-        sample=[{name: row[name] for name in shown} for row in sample],
+        sample=[{name: row[name] for name in columns} for row in sample],
         dry_run=dry_run,
-        added=sent.get("added", 0),
-        duplicated=sum(sent.values()) - sent.get("added", 0),
+        added=outcomes.get("added", 0),
+        duplicated=sum(outcomes.values()) - outcomes.get("added", 0),
     )
 
 
@@ -197,21 +197,23 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
     return rows.withColumn("new_id", fn.concat(fn.lit("s"), fn.substring(fn.sha2(identity, 256), 1, 24)))
 
 
-def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
-    """Add what is known of each job: from Redis if it is there, else from the last snapshot."""
-    look = vectorized_udf(HashLookup(options).look_up, HASH)
-    asked = rows.withColumn("hash", look(fn.struct("queue", "job_id")))
-    is_there = asked.withColumn("in_redis", _is_same(fn.col("hash.created_at"), fn.col("hash.finished_at")))
-    kept = read_table(spark, layout, SNAPSHOTS).selectExpr(
+def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
+    """Add the data of each job, from Redis or else from the latest snapshot."""
+    look_up = vectorized_udf(HashLookup(options).look_up, HASH)
+    with_hash = rows.withColumn("hash", look_up(fn.struct("queue", "job_id")))
+    with_redis = with_hash.withColumn(
+        "in_redis", _is_same_incarnation(fn.col("hash.created_at"), fn.col("hash.finished_at"))
+    )
+    snapshots = read_table(spark, layout, SNAPSHOTS).selectExpr(
         "queue", "id AS job_id", "snapshot_at",
         "struct(name, data, opts, created_at, finished_at) AS kept",
     )  # fmt: skip
-    both = is_there.join(kept, ["queue", "job_id"], "left")
-    in_lake = _is_same(fn.col("kept.created_at"), fn.col("kept.finished_at"))
+    joined = with_redis.join(snapshots, ["queue", "job_id"], "left")
+    is_in_lake = _is_same_incarnation(fn.col("kept.created_at"), fn.col("kept.finished_at"))
     newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
         fn.col("in_lake").desc(), fn.col("snapshot_at").desc()
     )
-    best = both.withColumn("in_lake", in_lake).withColumn("place", fn.row_number().over(newest)).where("place = 1")
+    best = joined.withColumn("in_lake", is_in_lake).withColumn("rank", fn.row_number().over(newest)).where("rank = 1")
     known = fn.when(fn.col("in_redis"), fn.col("hash")).when(fn.col("in_lake"), fn.col("kept"))
     is_open = fn.col("in_redis") & fn.col("hash.finished_at").isNull()
     fate = fn.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
@@ -224,20 +226,20 @@ def _found(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteO
     )
 
 
-def _is_same(created_at: Column, finished_at: Column) -> Column:
-    """Return whether what was found is the same incarnation of the job: one of its times is the same."""
+def _is_same_incarnation(created_at: Column, finished_at: Column) -> Column:
+    """Return whether the data is of the same incarnation of the job: one of the times is the same."""
     return fn.coalesce(_is_near("created_at", created_at), fn.lit(False)) | fn.coalesce(
         _is_near("finished_at", finished_at), fn.lit(False)
     )
 
 
 def _is_near(column: str, found: Column) -> Column:
-    mine = fn.col(column)
-    return found.between(mine - fn.lit(_TOLERANCE), mine + fn.lit(_TOLERANCE))
+    own = fn.col(column)
+    return found.between(own - fn.lit(_TOLERANCE), own + fn.lit(_TOLERANCE))
 
 
 def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
-    """Send the jobs; return how many had each outcome."""
+    """Send the jobs; return the number of jobs by outcome."""
 
     def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         for found in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
@@ -251,10 +253,10 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class HashLookup:
-    """Looks up the hashes of jobs; travels to the executors.
+    """Looks up the hashes of jobs. It is sent to the executors.
 
     Attributes:
-        options: Where Redis is.
+        options: The location of Redis.
     """
 
     options: WriteOptions = field(repr=False)
@@ -264,19 +266,19 @@ class HashLookup:
         names = hash_fields(_FIELDS)
         with Connection(self.options.config) as connection:
             for jobs in arrays:
-                asked = jobs.to_pylist()
-                calls = [job_fields(self.options.keys(one["queue"]), one["job_id"], names) for one in asked]
+                rows = jobs.to_pylist()
+                calls = [job_fields(self.options.keys(row["queue"]), row["job_id"], names) for row in rows]
                 replies: list[Any] = []
-                for start in range(0, len(calls), _AT_ONCE):
-                    replies += connection.run_many(calls[start : start + _AT_ONCE])
-                there = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
-                found = job_batch(_ARROW, {}, [asked[n]["job_id"] for n in there], [replies[n] for n in there])
-                places = {number: place for place, number in enumerate(there)}
-                yield found.to_struct_array().take(pa.array([places.get(n) for n in range(len(asked))], pa.int64()))
+                for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
+                    replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
+                existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
+                batch = job_batch(_ARROW, {}, [rows[n]["job_id"] for n in existing], [replies[n] for n in existing])
+                positions = {number: position for position, number in enumerate(existing)}
+                yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
 
 
 class StoredOptions(JobOptions):
-    """Options that are stored as they are given: those of a job of any client, which may lack what ours always have."""
+    """Options that are stored unchanged: the options of a job of any client, which may lack bulltask's defaults."""
 
     def to_wire(self, now_ms: int) -> dict[str, object]:  # noqa: ARG002 - nothing depends on the time
         """Return the options."""
@@ -287,7 +289,7 @@ def replay_options(opts: str | None) -> StoredOptions:
     """Return the options for sending a job again, from those that were stored.
 
     Raises:
-        DecodeError: They are not a JSON object.
+        DecodeError: The options are not a JSON object.
     """
     try:
         stored = json.loads(opts or "{}")
@@ -305,11 +307,11 @@ def replay_options(opts: str | None) -> StoredOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Sends jobs again; travels to the executors, and holds no connection.
+    """Sends jobs again. It is sent to the executors and holds no connection.
 
     Attributes:
-        config: Where Redis is, and how queues are spelled.
-        write_id: The write whose fence the jobs are sent with.
+        config: The location of Redis, and the settings for queue names.
+        write_id: The id of the write, for its fence.
         fence_ttl_ms: How long the fence is kept.
     """
 
@@ -321,18 +323,18 @@ class Replayer:
         """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield their outcomes.
 
         Raises:
-            BulltaskError: Redis cannot be reached, or a job's options are invalid. What was sent before stays;
-                repeating the replay adds what is missing.
+            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were sent before
+                stay; repeating the replay adds only missing jobs.
         """
         broker = broker_of(self.config)
         fence = WriteFence(self.write_id, self.fence_ttl_ms)
         try:
             for batch in batches:
                 jobs = map(_job, batch.to_pylist())
-                found: list[str] = []
-                while part := list(islice(jobs, _AT_ONCE)):
-                    found += [sent.outcome for sent in broker.producer.send_once(part, fence)]
-                yield found
+                results: list[str] = []
+                while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
+                    results += [result.outcome for result in broker.producer.send_once(part, fence)]
+                yield results
         finally:
             broker.close()
 

@@ -2,13 +2,13 @@
 
 The events of a batch are combined with those of jobs that were open before it. An attempt is written in the batch that
 decides its outcome, a job in the batch in which it finishes, so nothing is written twice. If a finished job is later
-retried by hand, it gets a new row with the same key and a later ``as_of``.
+retried manually, it gets a new row with the same key and a later ``as_of``.
 
-A job in the batch may be neither new nor open: it had finished and was retried by hand, it was given up as open, or
-some of its events are lost. Its earlier events are looked up, and the whole lifecycle is derived again.
+A job in the batch may be neither new nor open: it had finished and was retried manually, it was given up, or some of
+its events are lost. Its earlier events are looked up, and the whole lifecycle is derived again.
 
-A batch is bounded, so all of this is done with arrays, in the process that runs the batch. Open jobs without events in
-the batch are passed on unchanged. Nothing here reads or writes files: Arrow tables in, Arrow tables out.
+A batch is bounded, so this module uses arrays, in the process that runs the batch. Open jobs without events in the
+batch stay unchanged. The functions take and return Arrow tables; they do not access files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from bulltask.spark.lifecycle.fold import FINISHED
 __all__ = ["FindEarlier", "SilverBatch", "derive_silver"]
 
 FindEarlier = Callable[[pa.Table], pa.Table | None]
-"""Finds the events of jobs (``queue``, ``job_id``) in all earlier batches; ``None`` if there are none."""
+"""A function that returns the events of jobs (``queue``, ``job_id``) in all earlier batches, or ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilverBatch:
-    """What is derived from a batch.
+    """The tables that are derived from a batch.
 
     Attributes:
         attempts: New rows of ``silver.attempts``, with their partitions ``dt`` and ``queue``.
@@ -58,16 +58,16 @@ class SilverBatch:
 def derive_silver(
     new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, give_up_ms: int
 ) -> SilverBatch:
-    """Derive what a batch adds to silver.
+    """Derive the rows that a batch adds to silver.
 
     Args:
         new: The batch's events, as in ``bronze.events``.
-        open_events: What the previous batch left; ``None`` for the first.
-        find_earlier: Finds earlier events.
-        give_up_ms: A job without an event since then is given up.
+        open_events: The open events of the previous batch; ``None`` for the first batch.
+        find_earlier: The function that finds earlier events.
+        give_up_ms: An open job without later events is given up.
     """
     lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, give_up_ms)
-    derived = derive(_with_earlier_events(lifecycles, find_earlier))
+    derived = derive(_add_earlier_events(lifecycles, find_earlier))
     is_attempt, is_job, is_open = _select_rows(derived, give_up_ms)
     continues = derived.lifecycles.table.take(derived.lifecycles.order[is_open])
     return SilverBatch(
@@ -80,23 +80,23 @@ def derive_silver(
 def _merge_open_jobs(
     events: pa.Table, open_events: pa.Table | None, give_up_ms: int
 ) -> tuple[Lifecycles, pa.Table | None]:
-    """Combine the events with those of the same jobs that were open; return the other open events unchanged."""
+    """Merge the events with the open events of the same jobs; return the remaining open events unchanged."""
     count = events.num_rows
     if open_events is None:
         return in_order(events, job_numbers(events), np.ones(count, bool)), None
-    whole = pa.concat_tables([events, open_events.select(events.column_names).cast(events.schema)])
-    jobs, is_new = job_numbers(whole), np.arange(whole.num_rows) < count
+    merged = pa.concat_tables([events, open_events.select(events.column_names).cast(events.schema)])
+    jobs, is_new = job_numbers(merged), np.arange(merged.num_rows) < count
     # The batch's jobs come first, so they have the lowest numbers.
     chosen = jobs <= np.max(jobs[:count], initial=-1)
     if give_up_ms:
-        last_ms, ms = np.zeros(np.max(jobs, initial=-1) + 1, np.int64), whole["event_ms"].to_numpy()
+        last_ms, ms = np.zeros(np.max(jobs, initial=-1) + 1, np.int64), merged["event_ms"].to_numpy()
         np.maximum.at(last_ms, jobs, ms)
         chosen |= last_ms[jobs] < give_up_ms
-    return in_order(whole.filter(chosen), jobs[chosen], is_new[chosen]), whole.filter(~chosen)
+    return in_order(merged.filter(chosen), jobs[chosen], is_new[chosen]), merged.filter(~chosen)
 
 
-def _with_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Lifecycles:
-    """Add earlier events of jobs that have only new events but do not begin in this batch."""
+def _add_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Lifecycles:
+    """Add earlier events of jobs that have only new events but were added before this batch."""
     count = lifecycles.table.num_rows
     starts = np.flatnonzero(lifecycles.first == np.arange(count))
     if not count:
@@ -106,18 +106,18 @@ def _with_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> L
     earlier = find_earlier(keys) if keys.num_rows else None
     if earlier is None:
         return lifecycles
-    whole = pa.concat_tables([lifecycles.table, lifecycle_events(earlier).cast(lifecycles.table.schema)])
-    is_new = np.zeros(whole.num_rows, bool)
+    merged = pa.concat_tables([lifecycles.table, lifecycle_events(earlier).cast(lifecycles.table.schema)])
+    is_new = np.zeros(merged.num_rows, bool)
     is_new[lifecycles.order] = lifecycles.is_new[:-1]
-    return in_order(whole, job_numbers(whole), is_new)
+    return in_order(merged, job_numbers(merged), is_new)
 
 
 def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools, Bools]:
     """Select the events from which rows are written.
 
     Returns:
-        Where an attempt begins whose outcome is decided now; where an incarnation ends now; which events belong to an
-        incarnation that continues.
+        Three masks of events: an attempt begins whose outcome is decided in this batch; an incarnation ends in this
+        batch; the incarnation continues.
     """
     lifecycles = derived.lifecycles
     kind, last = lifecycles.kind[:-1], lifecycles.last
@@ -126,13 +126,13 @@ def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools
     is_old = lifecycles.ms[last] < give_up_ms
     given_up = continues & is_old
     decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], given_up)
-    # Whether the incarnation ends in this batch, so that no earlier batch has written it.
-    is_told_now = np.select(
+    # Whether the incarnation ends in this batch, so that no earlier batch has written its row.
+    ends_now = np.select(
         [was_finished, is_removed, lifecycles.next >= 0],
         [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
         given_up,
     )
-    return derived.begins & decided, derived.is_last & is_told_now, continues & ~is_old
+    return derived.begins & decided, derived.is_last & ends_now, continues & ~is_old
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""``bronze.jobs``: the jobs that Redis has now, as their hashes are."""
+"""Snapshots: write the jobs that are in Redis to ``bronze.jobs``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FINISHED = ("completed", "failed")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """What a snapshot has written.
+    """The result of a snapshot.
 
     Attributes:
-        ingest: Its ``ingest_id``.
-        rows: How many jobs.
-        taken_at: Its ``snapshot_at``.
+        ingest: The ``ingest_id`` of the rows.
+        rows: The number of jobs.
+        snapshot_at: The ``snapshot_at`` of the rows.
     """
 
     ingest: str
     rows: int
-    taken_at: datetime
+    snapshot_at: datetime
 
 
 def snapshot(
@@ -42,27 +42,27 @@ def snapshot(
     states: Sequence[str] = FINISHED,
     since: datetime | None = None,
 ) -> SnapshotReport:
-    """Write the jobs that Redis has now to ``bronze.jobs``.
+    """Write the jobs that are in Redis to ``bronze.jobs``.
 
     Args:
         spark: The session.
         layout: The lake.
-        source: Where the queues are, as options of ``format("bulltask")``.
-        states: Of the jobs.
-        since: Only jobs that finished at this time or later; unfinished jobs are then left out.
+        source: The location of the queues, as options of ``format("bulltask")``.
+        states: The states of the jobs.
+        since: Only jobs that finished at this time or later; unfinished jobs are then omitted.
     """
     register(spark)
-    taken_at = datetime.now(UTC)
-    ingest = ingest_of("snapshot", taken_at)
-    rows = _jobs(spark, source, states, since).withColumn("snapshot_at", fn.lit(taken_at))
+    snapshot_at = datetime.now(UTC)
+    ingest = ingest_of("snapshot", snapshot_at)
+    rows = _jobs(spark, source, states, since).withColumn("snapshot_at", fn.lit(snapshot_at))
     rows = rows.withColumn("dt", day_of(fn.col("finished_at"), fn.col("snapshot_at")))
-    return SnapshotReport(ingest, append(rows, SNAPSHOTS, layout, ingest), taken_at)
+    return SnapshotReport(ingest, append(rows, SNAPSHOTS, layout, ingest), snapshot_at)
 
 
 def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None) -> DataFrame:
     options = {**source, "table": "jobs", "state": ",".join(states), "skipForeignQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
-    # This frame is read once, with this one filter, so Redis may apply it.
+    # This frame is read once, with a single filter, so Redis may apply the filter.
     rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
     return rows.where(fn.col("finished_at") >= fn.lit(since))

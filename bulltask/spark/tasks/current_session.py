@@ -1,4 +1,4 @@
-"""The session of a task. Modules of tasks import this, so it imports nothing of Spark.
+"""The session of a task. Modules with tasks import this module, so it does not import Spark.
 
 A worker imports its tasks and then forks. Spark imports NumPy, which starts threads, and a worker does not fork from a
 process with threads: each child would be a new interpreter that imports everything again.
@@ -22,8 +22,8 @@ _HOME: Final = {"session": "bulltask.spark.connector.session"}
 def current_session() -> SparkSession:
     """Return the session of a task with ``spark=True`` that runs in a worker.
 
-    Elsewhere, as in a test or a notebook that calls the task itself, return the session of this process;
-    :func:`bulltask.spark.session` creates one if there is none.
+    Outside a worker, as in a test or a notebook that calls the task directly, return the session of this process;
+    :func:`bulltask.spark.session` creates a session if there is none.
 
     Raises:
         MissingExtraError: The extra ``spark`` is not installed.
@@ -35,10 +35,10 @@ def current_session() -> SparkSession:
     if is_remote():
         try:
             return SparkSession.active()
-        except PySparkRuntimeError:  # there is none
+        except PySparkRuntimeError:  # there is no session
             return session()
     from pyspark import SparkContext  # noqa: PLC0415 - missing in Connect's client package
 
-    if SparkContext._active_spark_context is None:  # noqa: SLF001 - nothing else says whether there is one
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - no public API returns it
         return session()
     return SparkSession.builder.getOrCreate()

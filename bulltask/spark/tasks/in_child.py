@@ -1,6 +1,6 @@
-"""Spark in a worker's child: one JVM and one session for all of its tasks with ``spark=True``, one after the other.
+"""Spark in a worker's child: one JVM and one session for all tasks with ``spark=True``, one after the other.
 
-:mod:`bulltask.worker.child.spark_tasks` looks this up and defines the interface.
+:mod:`bulltask.worker.child.spark_tasks` imports this module and defines the interface.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ _STOP_TIMEOUT_S: Final = 10.0
 _EXIT_TIMEOUT_S: Final = 2.0
 
 _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
-"""A worker's log is not a terminal."""
+"""Spark's progress bar is for terminals, not for a worker's log."""
 
 
 class SparkInChild:
     """Owns the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
 
-    The JVM is started with the first job, on the thread that runs it. It ends when its standard input closes, a pipe
-    whose other end only this process has. So it ends with the child, however the child ends, and so do Spark's own
-    Python processes.
+    The JVM is started with the first job, on the job's thread. It ends when its standard input closes, a pipe whose
+    other end only this process has. So the JVM and Spark's Python processes always end with the child.
 
     Args:
         app: The session's name.
-        master: Where Spark runs, ``None`` for what Spark's own settings say.
+        master: Spark's master; ``None`` for the master in Spark's settings.
         conf: Spark's settings.
-        leave: Makes the child end when its jobs have. A JVM that has died is not replaced: PySpark keeps references to
-            the old one in many places, and a new child starts clean.
+        leave: A function that makes the child exit after its jobs. A JVM that has died is not replaced, because PySpark
+            keeps references to it; a new child starts a new JVM.
     """
 
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
@@ -51,7 +50,7 @@ class SparkInChild:
 
     @contextmanager
     def run(self, run: SparkRun, /) -> Iterator[None]:
-        """Give a task its session, in a job group named after the job's id, and then end what is left of the group.
+        """Provide the session for a task, in a job group with the job's id; at the end, cancel the group.
 
         Raises:
             ReleaseJob: The JVM has died since the last job: another child runs this one.
@@ -59,7 +58,7 @@ class SparkInChild:
         """
         handler = signal.getsignal(signal.SIGINT)
         context = self._started()
-        # Spark's own handler would raise in the middle of whatever runs; the supervisor handles Ctrl-C.
+        # Spark's handler would raise in the running code; the supervisor handles Ctrl-C.
         signal.signal(signal.SIGINT, handler)
         watch, failed = self._begin(context, run), True
         try:
@@ -79,7 +78,7 @@ class SparkInChild:
             signal.signal(signal.SIGINT, handler)  # the task may have created a session itself
 
     def interrupt(self) -> None:
-        """Cancel what the running job does on Spark; called in its thread, by a signal handler."""
+        """Cancel the Spark jobs of the running job; called in its thread, by a signal handler."""
         if self._running is None:
             return
         context, run = self._running
@@ -105,20 +104,20 @@ class SparkInChild:
         if self._has_died():
             self._leave()
             raise ReleaseJob
-        context = SparkContext._active_spark_context  # noqa: SLF001 - nothing else says whether there is one
-        if context is None:  # the first job, or the task before has stopped its session, as scripts do
+        context = SparkContext._active_spark_context  # noqa: SLF001 - no public API returns it
+        if context is None:  # the first job, or the previous task has stopped its session, as scripts do
             try:
                 self._start_jvm()
                 context = session(self._app, self._master, conf=self._conf).sparkContext
             except Exception as exc:
                 raise TransientError(f"Spark could not be started: {exc}") from exc
-        self._gateway = context._gateway  # noqa: SLF001 - PySpark has no other name for its JVM
+        self._gateway = context._gateway  # noqa: SLF001 - no public API returns it
         return context
 
     def _start_jvm(self) -> None:
-        """Start the JVM as PySpark does, but in its own process group; do nothing if there is one.
+        """Start the JVM like PySpark, but in a separate process group; do nothing if there is a JVM.
 
-        A terminal sends its signals to a whole group: Ctrl-Z pauses a worker but would stop the JVM for good.
+        A terminal sends its signals to a whole group: Ctrl-Z pauses a worker but would stop the JVM permanently.
         """
         if SparkContext._gateway is not None:  # noqa: SLF001 - as below
             return
@@ -126,7 +125,7 @@ class SparkInChild:
         if self._master is not None:
             conf.setMaster(self._master)
         gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session takes what is there
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session uses the existing gateway
 
     def _begin(self, context: SparkContext, run: SparkRun) -> SparkJobMonitor:
         _join_group(context, run)
@@ -135,10 +134,10 @@ class SparkInChild:
         return watch
 
     def _clear(self, context: SparkContext, run: SparkRun, *, failed: bool) -> None:
-        """End what the task's threads may have left running."""
+        """Cancel Spark jobs that the task's threads may have left running."""
         if failed:
             self._disconnect()
-        with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM is gone
+        with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM has ended
             context.cancelJobGroup(run.job_id)
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
@@ -148,7 +147,7 @@ class SparkInChild:
 
         After an exception that interrupted a call, the reply is still in transit, and the next call would read it.
         """
-        client = self._gateway._gateway_client  # noqa: SLF001 - py4j forgets it only for a KeyboardInterrupt
+        client = self._gateway._gateway_client  # noqa: SLF001 - py4j drops it only for a KeyboardInterrupt
         client.thread_connection.connection = None
 
     def _jvm(self) -> subprocess.Popen[bytes] | None:
@@ -157,10 +156,10 @@ class SparkInChild:
     def _has_died(self, exc: Exception | None = None) -> bool:
         if (jvm := self._jvm()) is None:
             return False
-        # The connection breaks a moment before the process can be seen to have ended.
-        broken = isinstance(exc, JVM_GONE) and not isinstance(exc, Py4JJavaError)
+        # The connection breaks a moment before the process has ended.
+        disconnected = isinstance(exc, JVM_GONE) and not isinstance(exc, Py4JJavaError)
         with suppress(subprocess.TimeoutExpired):
-            return jvm.wait(_EXIT_TIMEOUT_S if broken else 0) is not None
+            return jvm.wait(_EXIT_TIMEOUT_S if disconnected else 0) is not None
         return False
 
     def _exit_reason(self) -> str:

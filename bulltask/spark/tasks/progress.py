@@ -1,4 +1,4 @@
-"""The Spark side of a running job: its progress, and whether the job is still locked by this worker."""
+"""The progress of a running job on Spark, and the check of the job's lock."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bulltask.worker.child.spark_tasks import SparkRun
 __all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 
 JVM_GONE: Final = (Py4JError, OSError)
-"""What a call raises if its JVM or context has ended."""
+"""The errors of calls whose JVM or context has ended."""
 
-_SHORTEST_S: Final = 1.0
-_LONGEST_S: Final = 10.0
-_SHARE: Final = 0.02
-"""Of the time that a job has been running: an hour of progress must not fill the queue's event stream."""
+_MIN_INTERVAL_S: Final = 1.0
+_MAX_INTERVAL_S: Final = 10.0
+_INTERVAL_FRACTION: Final = 0.02
+"""The report interval as a fraction of the run time, so that long jobs do not fill the queue's event stream."""
 
 _FINAL_CHECKS: Final = 20
 _FINAL_PAUSE_S: Final = 0.05
-"""Spark's own records lag a moment behind; a Spark job that has ended may be reported as running for so long."""
+"""Spark's status is delayed: a Spark job that has ended may be reported as running for this time."""
 
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
@@ -34,10 +34,11 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 class SparkJobMonitor:
     """Reports a job's progress, and cancels its work on Spark if its lock is lost.
 
-    It has its own thread and so its own connection to the JVM: the task's is blocked while it waits for Spark.
+    It has a separate thread and so a separate connection to the JVM: the task's connection is blocked while the task
+    waits for Spark.
 
     Args:
-        context: Spark's.
+        context: The Spark context.
         run: The job.
     """
 
@@ -51,26 +52,30 @@ class SparkJobMonitor:
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
-        """Report the last progress and stop, because the task has ended."""
+        """Report the last progress and stop when the task has ended."""
         self._failed = failed
         self._ended.set()
         self._thread.join()
 
     def _work(self) -> None:
-        begun = time.monotonic()
-        pause = _SHORTEST_S
+        start_s = time.monotonic()
+        interval = _MIN_INTERVAL_S
         with suppress(*JVM_GONE):  # the task gets the same error
-            while not self._ended.wait(pause):
+            while not self._ended.wait(interval):
                 self._check()
-                passed = time.monotonic() - begun
-                pause = _SHORTEST_S if self._lost else min(_LONGEST_S, max(_SHORTEST_S, passed * _SHARE))
+                elapsed = time.monotonic() - start_s
+                interval = (
+                    _MIN_INTERVAL_S
+                    if self._lost
+                    else min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, elapsed * _INTERVAL_FRACTION))
+                )
             self._final_check()
 
     def _check(self) -> None:
         self._report(self._count.read())
-        with suppress(BulltaskError):  # Redis is down: the lock may still be ours
+        with suppress(BulltaskError):  # Redis is down: the lock may still be valid
             self._lost = self._lost or not self._run.holds_lock()
-        if self._lost:  # each time: the task may start another action
+        if self._lost:  # repeatedly, because the task may start another action
             self._context.cancelJobGroup(self._run.job_id)
 
     def _final_check(self) -> None:
@@ -83,7 +88,7 @@ class SparkJobMonitor:
     def _report(self, progress: dict[str, Json] | None) -> None:
         if progress is None or progress == self._reported or self._lost or self._run.has_reported():
             return
-        with suppress(BulltaskError):  # progress is not essential; try again next time
+        with suppress(BulltaskError):  # progress is not essential; it is reported again later
             self._run.report(progress)
             self._reported = progress
 
@@ -91,11 +96,11 @@ class SparkJobMonitor:
 class StageProgress:
     """Counts the stages and tasks of a job group, from now on.
 
-    What the group did before is left out: a job that is run again has the same group. A Spark job that has ended is not
-    queried again.
+    Earlier Spark jobs of the group are ignored, because a job that is run again has the same group. Finished Spark jobs
+    are not queried again.
 
     Args:
-        tracker: Spark's own.
+        tracker: Spark's status tracker.
         group: The job group.
     """
 

@@ -12,7 +12,7 @@ import pytest
 from bulltask.lake.ledger import QueueRecord
 from bulltask.spark.source.columns import event_batch
 from bulltask.spark.source.schemas import EVENTS, arrow_schema
-from bulltask.spark.tables.bronze import _lifecycle_events, _seen
+from bulltask.spark.tables.bronze import _lifecycle_events, _queue_records
 
 MAX_MS = 2**64 - 2
 
@@ -33,7 +33,7 @@ def test_first_and_last_ids_of_a_batch_are_redis_stream_ids(
     for number, ids in enumerate(days):
         write_events(tmp_path / f"dt=2026-11-2{number}" / "queue=mail", ids)
         write_events(tmp_path / f"dt=2026-11-2{number}" / "queue=other", ["1-1"])
-    seen = dict(_seen(_lifecycle_events(tmp_path), tmp_path))
+    seen = dict(_queue_records(_lifecycle_events(tmp_path), tmp_path))
     assert seen["mail"] == QueueRecord(sum(map(len, days)), first, last)
     assert seen["other"] == QueueRecord(len(days), "1-1", "1-1")
 
