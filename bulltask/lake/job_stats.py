@@ -138,10 +138,10 @@ def latency(
         where=_ended_filter(query) & ds.field(column).is_valid(),
         queue=query.queue,
     )
-    whole = histograms.pop(None, None)
+    total = histograms.pop(None, None)
     points = (
-        [(query.since, whole)]
-        if whole
+        [(query.since, total)]
+        if total
         else sorted((at, durations) for at, durations in histograms.items() if at is not None)
     )
     return [

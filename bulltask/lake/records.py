@@ -243,8 +243,8 @@ class PastSnapshot:
     @property
     def stacktrace(self) -> tuple[str, ...]:
         """The tracebacks of its failed attempts."""
-        found = _value(self.stacktrace_text)
-        return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+        traces = _value(self.stacktrace_text)
+        return tuple(trace for trace in traces if isinstance(trace, str)) if isinstance(traces, list) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

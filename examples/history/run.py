@@ -1,6 +1,6 @@
-"""The demo of the pipeline: ``make demo-spark``. A DataFrame becomes jobs, workers run them, their history is tables.
+"""The demo of the pipeline (``make demo-spark``): send rows of a DataFrame as jobs, store their history in tables.
 
-The exit code is 0 only if the tables say what has become of every single job. Needs Java 17.
+The exit code is 0 only if the tables have the outcome of every job. Needs Java 17.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "demo"))  # server and worker are those of the other demo
+sys.path.append(str(Path(__file__).parents[1] / "demo"))  # the server and the worker of the first demo
 
 from stage import DemoWorker, Interrupted, end_on_signals, forget_settings, ignore_signals, throw_away_server
 
@@ -26,31 +26,31 @@ from bulltask.queue import Queue
 
 HERE = Path(__file__).parent
 QUEUES = ["--queues", "shop,mail"]
-PREFIX = "history-demo"  # of all keys, so that on a server of yours nothing else is touched
-MARK = "_made_by_the_demo"
+PREFIX = "history-demo"  # of all keys, so that other keys of the server are not changed
+PLAN_FILE = "_demo_plan.json"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a demo does, noted in its lake for one that goes on.
+    """The plan of a demo, stored in its lake so that the demo can be resumed.
 
     Attributes:
-        jobs: how many.
-        write_id: makes it known which of them are there already.
+        jobs: The number of jobs.
+        write_id: The id of the write, so that no job is sent twice.
     """
 
     jobs: int
     write_id: str
 
-    def note(self, root: Path) -> None:
-        (root / MARK).write_text(json.dumps(asdict(self)))
+    def store(self, root: Path) -> None:
+        (root / PLAN_FILE).write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def noted(cls, root: Path) -> Plan:
+    def load(cls, root: Path) -> Plan:
         try:
-            return cls(**json.loads((root / MARK).read_text()))
+            return cls(**json.loads((root / PLAN_FILE).read_text()))
         except (OSError, ValueError):
-            sys.exit(f"There is nothing to resume: {root} is not the lake of a demo that was begun with --url")
+            sys.exit(f"There is nothing to resume: {root} is not the lake of a demo that was started with --url")
 
 
 def main() -> int:
@@ -58,99 +58,97 @@ def main() -> int:
     args = arguments()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         sys.exit("The demo needs Java 17: apt-get install default-jre-headless, or set JAVA_HOME")
-    plan = Plan.noted(args.root) if args.resume else begin_anew(args.root, max(100, args.jobs))
+    plan = Plan.load(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
     forget_settings()
     os.environ["BULLTASK_PREFIX"] = PREFIX
     end_on_signals()
     try:
         with server_of(args.url) as (url, server):
             if args.url and not args.resume:
-                forget_jobs(url)
+                remove_jobs(url)
             return play(plan, url, server, args)
     except Interrupted as signal:
-        print("\nStopped; server, worker and Spark are gone. The lake is as far as it got.")
+        print("\nStopped; server, worker and Spark have ended. The lake is incomplete.")
         return 128 + signal.number
     except BulltaskError as error:
         sys.exit(f"The demo failed: {error}")
 
 
 def arguments() -> argparse.Namespace:
-    """What the user wants."""
-    parser = argparse.ArgumentParser(description="Jobs from a DataFrame; their history as tables and as a report.")
-    parser.add_argument("--jobs", type=int, default=100_000, metavar="N", help="how many jobs (100000)")
+    """Return the command line's arguments."""
+    parser = argparse.ArgumentParser(
+        description="Send jobs from a DataFrame; store their history as tables and as a report."
+    )
+    parser.add_argument("--jobs", type=int, default=100_000, metavar="N", help="number of jobs (100000)")
     parser.add_argument("--root", type=Path, default=Path("history-demo"), help="directory of the lake (history-demo)")
-    parser.add_argument(
-        "--url", help=f"a server of yours in place of one that is thrown away; the demo's keys begin with {PREFIX}"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="with --url: go on where a demo has ended that was killed"
-    )
-    parser.add_argument("--no-worker", action="store_true", help="with --url: workers of yours run the jobs")
-    parser.add_argument("--master", default="local[2]", help="where Spark runs (local[2])")
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
+    parser.add_argument("--url", help=f"your server, instead of a temporary one; the demo's keys begin with {PREFIX}")
+    parser.add_argument("--resume", action="store_true", help="with --url: continue a demo that was killed")
+    parser.add_argument("--no-worker", action="store_true", help="with --url: you start the workers")
+    parser.add_argument("--master", default="local[2]", help="Spark's master (local[2])")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="Spark setting")
     args = parser.parse_args()
     if not args.url and (args.resume or args.no_worker):
-        parser.error("--resume and --no-worker need the --url of a server that outlives the demo")
+        parser.error("--resume and --no-worker need --url")
     return args
 
 
-def begin_anew(root: Path, jobs: int) -> Plan:
-    """Begin with an empty directory; only one that an earlier demo has made is emptied."""
-    if (root / MARK).exists():
+def start_plan(root: Path, jobs: int) -> Plan:
+    """Create an empty directory; only the directory of an earlier demo is removed."""
+    if (root / PLAN_FILE).exists():
         shutil.rmtree(root)
     if root.exists() and any(root.iterdir()):
-        sys.exit(f"The demo begins a lake of its own, and {root} is not empty: choose another --root DIR")
+        sys.exit(f"The demo needs an empty directory, and {root} is not empty: choose another --root DIR")
     root.mkdir(parents=True, exist_ok=True)
     plan = Plan(jobs, f"demo-{secrets.token_hex(4)}")
-    plan.note(root)
+    plan.store(root)
     return plan
 
 
 @contextmanager
 def server_of(url: str | None) -> Iterator[tuple[str, str]]:
-    """The server's URL, and what to call it."""
+    """Yield the server's URL and its description."""
     if url is not None:
         os.environ["BULLTASK_BROKER_URL"] = url
-        yield url, f"yours; all keys of the demo begin with {PREFIX}"
+        yield url, f"your server; all keys of the demo begin with {PREFIX}"
         return
     with throw_away_server() as server:
-        yield server.url, f"{server.binary} on port {server.port}, thrown away at the end"
+        yield server.url, f"{server.binary} on port {server.port}, removed at the end"
 
 
-def forget_jobs(url: str) -> None:
-    """Remove what an earlier demo has left on a server of yours."""
+def remove_jobs(url: str) -> None:
+    """Remove the jobs of an earlier demo from your server."""
     for name in QUEUES[1].split(","):
         with Queue(name, url, prefix=PREFIX) as queue:
             queue.obliterate(force=True)
 
 
 def play(plan: Plan, url: str, server: str, args: argparse.Namespace) -> int:
-    """Stream, send, run, build, look; return the exit code."""
-    begin, faults = time.perf_counter(), list[str]()
-    # Before Spark: a process with threads should not fork.
+    """Run all steps; return the exit code."""
+    start, problems = time.perf_counter(), list[str]()
+    # Before Spark, because a process with threads should not fork.
     worker = None if args.no_worker else DemoWorker(HERE, QUEUES)
     try:
-        # Imported now: the app of tasks.py reads its broker's address from the environment when it is made.
+        # Imported here: the app of tasks.py reads the broker URL from the environment.
         from story import Story  # noqa: PLC0415
 
         conf = dict(word.split("=", 1) for word in args.conf)
         with Story(url, server, args.root, args.master, conf) as story:
             story.stream()
             story.send(plan.jobs, plan.write_id)
-            story.follow(plan.jobs)
+            story.watch(plan.jobs)
             story.build()
-            faults += story.check(plan.jobs)
+            problems += story.check(plan.jobs)
             story.report()
     finally:
-        ignore_signals()  # what is left takes a moment and must not be left undone
+        ignore_signals()  # the cleanup must not be interrupted
         code = 0 if worker is None else worker.stop()
     if code:
-        faults.append(f"the worker ended with exit code {code}")
-    for fault in faults:
-        print(f"✗ {fault}", file=sys.stderr)
-    if not faults:
-        print(f"✓ The tables say of every job what became of it. {time.perf_counter() - begin:.0f} s in all.")
-    return 1 if faults else 0
+        problems.append(f"the worker ended with exit code {code}")
+    for problem in problems:
+        print(f"✗ {problem}", file=sys.stderr)
+    if not problems:
+        print(f"✓ The tables have the outcome of every job. Total time: {time.perf_counter() - start:.0f} s.")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Five tasks of a shop. What becomes of a job follows from its order's number, so the demo can check every table."""
+"""Five tasks of a shop. The outcome of a job follows from its order number, so the demo can check every table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = App("history", broker_url="embedded://history", task_default_queue="shop")
 
 @app.task(bind=True, name="mail.send", queue="mail")
 async def send_mail(self: Context, order: int) -> str:
-    """One in 25 needs a second try."""
+    """One in 25 needs a second attempt."""
     if order % 25 == 0 and self.request.retries == 0:
         raise ConnectionError(f"mail server {order % 3} hung up")
     await asyncio.sleep(0.01)
@@ -21,16 +21,16 @@ async def send_mail(self: Context, order: int) -> str:
 
 @app.task(name="card.charge")
 async def charge_card(order: int) -> int:
-    """One card in 40 is refused."""
+    """One card in 40 is declined."""
     if order % 40 == 7:
-        raise PermanentError(f"the bank refuses card {order:08x} of order {order}")
+        raise PermanentError(f"the bank declined card {order:08x} of order {order}")
     await asyncio.sleep(0.002)
     return order
 
 
 @app.task(name="photo.resize")
 def resize_photo(order: int) -> str:
-    """Keeps a core busy."""
+    """Use CPU time."""
     return hashlib.pbkdf2_hmac("sha256", b"photo", str(order).encode(), 300).hex()
 
 
@@ -44,10 +44,10 @@ def print_invoice(order: int) -> int:
 
 @app.task(name="stock.count")
 def count_stock(order: int) -> None:
-    """As little as a task can do."""
+    """Do nothing."""
 
 
-# What the demo needs to know of them, to send their jobs and to check the tables.
+# The demo uses these mappings to send jobs and to check the tables.
 QUEUES = {
     "mail.send": "mail",
     "card.charge": "shop",

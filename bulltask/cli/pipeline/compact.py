@@ -37,20 +37,20 @@ def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: flo
     layout = Layout(root)
     reports = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in reports], indent=2))
+        click.echo(json.dumps([asdict(report) for report in reports], indent=2))
         return
     click.echo(
         as_table(
             ("table", "partitions", "files", "rows", "MB"),
             [
                 (
-                    one.table,
-                    f"{one.partitions:,}",
-                    f"{one.files_before:,} -> {one.files_after:,}",
-                    f"{one.rows_before:,} -> {one.rows_after:,}",
-                    f"{one.bytes_before / 1e6:,.1f} -> {one.bytes_after / 1e6:,.1f}",
+                    report.table,
+                    f"{report.partitions:,}",
+                    f"{report.files_before:,} -> {report.files_after:,}",
+                    f"{report.rows_before:,} -> {report.rows_after:,}",
+                    f"{report.bytes_before / 1e6:,.1f} -> {report.bytes_after / 1e6:,.1f}",
                 )
-                for one in reports
+                for report in reports
             ],
         )
     )

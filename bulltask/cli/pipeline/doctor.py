@@ -41,12 +41,12 @@ class Requirement:
 
     Attributes:
         name: The name.
-        found: The version; ``None`` if it is missing.
+        version: The version; ``None`` if it is missing.
         advice: How to fix the problem; ``""`` if the version is fine.
     """
 
     name: str
-    found: str | None
+    version: str | None
     advice: str
 
 
@@ -98,7 +98,7 @@ def command(
     ok = enough and not skipped and all(not requirement.advice for requirement in requirements)
     if as_json:
         checks = _to_json(requirements, streams, need, ok=ok)
-        click.echo(json.dumps({**checks, "skipped": [asdict(one) for one in skipped]}, indent=2))
+        click.echo(json.dumps({**checks, "skipped": [asdict(item) for item in skipped]}, indent=2))
     else:
         click.echo("\n".join([*_lines(requirements, streams, need), *skipped_queue_lines(skipped)]))
     ctx.exit(0 if ok else 1)
@@ -125,9 +125,9 @@ def _package(name: str) -> Requirement:
         return Requirement(name, None, advice)
 
 
-def _check_version(name: str, found: str, advice: str) -> Requirement:
-    numbers = tuple(int(number) for number in found.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
-    return Requirement(name, found, "" if numbers >= _MIN_VERSIONS[name] else advice)
+def _check_version(name: str, installed: str, advice: str) -> Requirement:
+    numbers = tuple(int(number) for number in installed.split("+", maxsplit=1)[0].split(".") if number.isdecimal())
+    return Requirement(name, installed, "" if numbers >= _MIN_VERSIONS[name] else advice)
 
 
 def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention], Sequence[SkippedQueue]]:
@@ -139,16 +139,16 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     options = read_options(EventsOptions, {"table": "events", **source.texts, "skipForeignQueues": "true"})
     try:
         with Connection(options.config) as connection:
-            found = redis_version(connection) or "unknown"
+            server_version = redis_version(connection) or "unknown"
             observed = observe_streams(connection, options)
     except BulltaskError as exc:
         return Requirement("redis", None, f"{options.config.broker_url}: {exc}"), [], []
     advice = "before 7.0 losses are detected but cannot be counted: use Redis 7 or Valkey"
     counted = all(state is None or state.added is not None for _, _, state in observed.streams)
-    if found == "unknown":
-        redis = Requirement("redis", found, "" if counted else advice)
+    if server_version == "unknown":
+        redis = Requirement("redis", server_version, "" if counted else advice)
     else:
-        redis = _check_version("redis", found, advice)
+        redis = _check_version("redis", server_version, advice)
     return redis, [stream for _, stream, _ in observed.streams], observed.skipped
 
 
@@ -159,7 +159,7 @@ def _to_json(
         "ok": ok,
         "required_s": need.seconds,
         "requirements": [
-            {"name": one.name, "version": one.found, "advice": one.advice or None} for one in requirements
+            {"name": item.name, "version": item.version, "advice": item.advice or None} for item in requirements
         ],
         "queues": [
             {
@@ -182,13 +182,13 @@ def _lines(
     yield as_table(
         ("", "found", "needed", ""),
         [
-            (one.name, one.found or "missing", ">= " + ".".join(map(str, _MIN_VERSIONS[one.name])), one.advice)
-            for one in requirements
+            (item.name, item.version or "missing", ">= " + ".".join(map(str, _MIN_VERSIONS[item.name])), item.advice)
+            for item in requirements
         ],
     )
     yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: max(2 x (trigger + batch), outage)."
     if not streams:
-        if requirements[-1].found is not None:  # Redis is available
+        if requirements[-1].version is not None:  # Redis is available
             yield "No queues found."
         return
     yield as_table(
@@ -219,13 +219,13 @@ def _sizes() -> str:
         ("jobs/s", "events/s", "10,000 last", "maxLen for 30 s", "maxLen for 15 min", "memory"),
         [
             (
-                f"{one.jobs_per_s:,}",
-                f"{one.events_per_s:,.0f}",
-                f"{one.default_holds_s:,.1f} s",
-                f"{one.near_live:,}",
-                f"{one.quarter_hour:,}",
-                f"{one.quarter_hour_mb:,.0f} MB",
+                f"{item.jobs_per_s:,}",
+                f"{item.events_per_s:,.0f}",
+                f"{item.default_holds_s:,.1f} s",
+                f"{item.near_live:,}",
+                f"{item.quarter_hour:,}",
+                f"{item.quarter_hour_mb:,.0f} MB",
             )
-            for one in retention_examples()
+            for item in retention_examples()
         ],
     )

@@ -126,15 +126,17 @@ def _output_format(topic: str | None, wanted: str | None, output: Path | None) -
     Raises:
         click.UsageError: The report or topic does not have this format.
     """
-    found = wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
-    if found not in (_TABLE_FORMATS if topic else _REPORT_FORMATS):
+    output_format = (
+        wanted or (_BY_SUFFIX.get(output.suffix.lower()) if output else None) or ("table" if topic else "html")
+    )
+    if output_format not in (_TABLE_FORMATS if topic else _REPORT_FORMATS):
         raise click.UsageError(
-            f"--format of a topic must be {', '.join(_TABLE_FORMATS)}, not {found}"
+            f"--format of a topic must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
             if topic
             else f"--format of the whole report must be {' or '.join(_REPORT_FORMATS)}; "
-            f"{found} needs a topic: {', '.join(_TOPICS)}"
+            f"{output_format} needs a topic: {', '.join(_TOPICS)}"
         )
-    return found
+    return output_format
 
 
 def _last_day(layout: Layout) -> date:

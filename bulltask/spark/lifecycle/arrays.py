@@ -228,8 +228,8 @@ def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints,
 
 def _last_index(which: Bools, first: Ints) -> Ints:
     """Return for each event the index of the job's last event up to it for which ``which`` is true."""
-    found = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
-    return np.where(found >= first, found, -1)
+    indexes = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
+    return np.where(indexes >= first, indexes, -1)
 
 
 def _running_sum(counted: Any, since: Ints) -> Ints:
@@ -245,5 +245,5 @@ def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
 
 def _dictionary_encode(column: Any) -> Any:
     """Return a column dictionary-encoded."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return whole.dictionary_encode()
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.dictionary_encode()

@@ -159,9 +159,9 @@ class _Rows:
 
     def _texts(self, column: str, at: Ints) -> pa.Array:
         """Return a string column of events; null for no event."""
-        places = np.append(self._lifecycles.order, 0)[at]
-        found = self._lifecycles.table[column].take(pa.array(places, mask=at < 0))
-        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        indexes = np.append(self._lifecycles.order, 0)[at]
+        texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
+        return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
 
 
 def _derive(events: pa.Table) -> DerivedColumns:

@@ -117,9 +117,9 @@ class CountsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
         """Count the jobs. Runs in another process than :meth:`partitions`."""
         with Connection(self._options.config) as connection:
-            found = select_queues(connection, self._options, self._filters)
-            numbers = iter(connection.run_many([state_size(keys, state) for keys in found for state in STATES]))
-        for keys in found:
+            queues = select_queues(connection, self._options, self._filters)
+            numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
+        for keys in queues:
             yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 
 

@@ -178,9 +178,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: no connection is kept."""
 
     def _find(self, connection: Connection) -> QueueSelection:
-        found = discover_queues(connection, self._options)
-        self._log_skipped(found.skipped)
-        return found
+        selection = discover_queues(connection, self._options)
+        self._log_skipped(selection.skipped)
+        return selection
 
     def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
         foreign: list[QueueKeys] | None = [] if self._options.skip_foreign else None
@@ -207,8 +207,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _all_states(self, patience_ms: int | None = _PATIENCE_MS) -> dict[str, StreamState | None]:
         with Connection(self._options.config, patience_ms=patience_ms) as connection:
-            found = self._find(connection).queues
-            return dict(zip([keys.name for keys in found], self._states(connection, found), strict=True))
+            queues = self._find(connection).queues
+            return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
 
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
         """Yield the queues of a batch with the state of their streams; offsets also contain deleted queues."""

@@ -242,8 +242,8 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
     """Send the jobs; return the number of jobs by outcome."""
 
     def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for found in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
-            yield pa.array(found, pa.string())
+        for results in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+            yield pa.array(results, pa.string())
 
     send = vectorized_udf(outcome, StringType())
     job = fn.struct("queue", "new_id", "name", "data", "opts")

@@ -45,7 +45,7 @@ def test_the_demo_checks_every_job_and_writes_a_lake_and_a_report(
 ) -> None:
     code, output = run(tmp_path, spark_directory)
     assert code == 0, output
-    assert "✓ The tables say of every job what became of it" in output
+    assert "✓ The tables have the outcome of every job" in output
     assert "lost" not in output
     assert (tmp_path / "lake" / "report.html").read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
