@@ -1,4 +1,4 @@
-"""Did every job really end as it should? Read from Redis with a plain client, key by key."""
+"""Check the outcome of every job in Redis, with a plain client."""
 
 from __future__ import annotations
 
@@ -9,89 +9,91 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from feed import Heard
+from feed import Entry
 
 from bulltask import AsyncResult
 
-WORDS = {"atm": "tries", "ats": "starts"}  # BullMQ's attemptsMade and attemptsStarted
+LABELS = {"atm": "attempts", "ats": "starts"}  # BullMQ's attemptsMade and attemptsStarted
 CHUNK = 1_000
 
 
 @dataclass(frozen=True)
-class Promise:
-    """How one job has to end: its result (or the text of its error), its tries, and how often it was started."""
+class Expectation:
+    """The expected outcome of one job: its result or error message, its attempts, and how often it was started."""
 
     job: AsyncResult[Any]
     result: Any = None
     error: str | None = None
-    tries: int = 1
+    attempts: int = 1
     starts: int = 1
 
 
-def audit(url: str, promises: list[Promise]) -> tuple[int, list[str]]:
-    """Compare what Redis holds with what was promised; return the number of stalls, and what is wrong."""
-    stalls, faults = 0, []
+def audit(url: str, expectations: list[Expectation]) -> tuple[int, list[str]]:
+    """Compare the jobs in Redis with the expectations; return the number of stalls and the problems."""
+    stalls, problems = 0, []
     queues = defaultdict(list)
-    for promise in promises:
-        queues[promise.job.queue].append(promise)
+    for expectation in expectations:
+        queues[expectation.job.queue].append(expectation)
     with redis.Redis.from_url(url, decode_responses=True) as client:
-        for queue, of_queue in queues.items():
-            for start in range(0, len(of_queue), CHUNK):
-                for promise, held in _read(client, of_queue[start : start + CHUNK]):
-                    stalls += int(held["stc"] or 0)
-                    faults += [f"job {promise.job.id}: {fault}" for fault in _differences(promise, held)]
-            faults += _leftovers(client, queue, len(of_queue))
-    return stalls, faults
+        for queue, expected in queues.items():
+            for start in range(0, len(expected), CHUNK):
+                for expectation, stored in _read(client, expected[start : start + CHUNK]):
+                    stalls += int(stored["stc"] or 0)
+                    problems += [
+                        f"job {expectation.job.id}: {problem}" for problem in _differences(expectation, stored)
+                    ]
+            problems += _leftovers(client, queue, len(expected))
+    return stalls, problems
 
 
-def audit_events(events: list[Heard], promises: list[Promise]) -> Iterator[str]:
-    """Each job was added once and ended once; it was started as often as promised; none has stalled."""
+def audit_events(events: list[Entry], expectations: list[Expectation]) -> Iterator[str]:
+    """Check that each job was added once, finished once, started as often as expected, and did not stall."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for event in events:
-        counts[event.job_id][event.what] += 1
-    for promise in promises:
-        seen, ending = counts.pop(promise.job.id, Counter()), "failed" if promise.error else "completed"
-        wanted = {"added": 1, "active": promise.starts, ending: 1, "stalled": 0}
-        for what, number in wanted.items():
-            if seen[what] != number:
-                yield f"job {promise.job.id}: {seen[what]} events {what!r} instead of {number}"
+        counts[event.job_id][event.name] += 1
+    for expectation in expectations:
+        seen, ending = counts.pop(expectation.job.id, Counter()), "failed" if expectation.error else "completed"
+        wanted = {"added": 1, "active": expectation.starts, ending: 1, "stalled": 0}
+        for name, number in wanted.items():
+            if seen[name] != number:
+                yield f"job {expectation.job.id}: {seen[name]} events {name!r} instead of {number}"
     yield from (f"an unknown job {job_id} appeared in the events" for job_id in counts if job_id)
 
 
-def _read(client: redis.Redis, promises: list[Promise]) -> Iterator[tuple[Promise, dict[str, Any]]]:
+def _read(client: redis.Redis, expectations: list[Expectation]) -> Iterator[tuple[Expectation, dict[str, Any]]]:
     names = ["returnvalue", "failedReason", "atm", "ats", "stc"]
     with client.pipeline(transaction=False) as pipe:
-        for promise in promises:
-            base = f"bull:{{{promise.job.queue}}}:"  # BullMQ's keys, as Node and every dashboard see them
-            pipe.hmget(base + promise.job.id, names)
-            pipe.zscore(base + "completed", promise.job.id)
-            pipe.zscore(base + "failed", promise.job.id)
+        for expectation in expectations:
+            base = f"bull:{{{expectation.job.queue}}}:"  # BullMQ's keys
+            pipe.hmget(base + expectation.job.id, names)
+            pipe.zscore(base + "completed", expectation.job.id)
+            pipe.zscore(base + "failed", expectation.job.id)
         replies: Any = iter(pipe.execute())
-    for promise in promises:
-        held = dict(zip(names, next(replies), strict=True))
-        yield promise, held | {"completed": next(replies) is not None, "failed": next(replies) is not None}
+    for expectation in expectations:
+        stored = dict(zip(names, next(replies), strict=True))
+        yield expectation, stored | {"completed": next(replies) is not None, "failed": next(replies) is not None}
 
 
-def _differences(promise: Promise, held: dict[str, Any]) -> Iterator[str]:
-    state = "completed" if held["completed"] else "failed" if held["failed"] else "neither completed nor failed"
-    wanted = "completed" if promise.error is None else "failed"
+def _differences(expectation: Expectation, stored: dict[str, Any]) -> Iterator[str]:
+    state = "completed" if stored["completed"] else "failed" if stored["failed"] else "neither completed nor failed"
+    wanted = "completed" if expectation.error is None else "failed"
     if state != wanted:
-        yield f"it is {state} instead of {wanted}: {held['failedReason'] or 'no reason is given'}"
-    elif promise.error is not None and held["failedReason"] != promise.error:
-        yield f"it failed with {held['failedReason']!r} instead of {promise.error!r}"
-    elif promise.error is None and json.loads(held["returnvalue"]) != promise.result:
-        yield f"its result is {held['returnvalue']} instead of {json.dumps(promise.result)}"
-    for name, number in (("atm", promise.tries), ("ats", promise.starts), ("stc", 0)):
-        if int(held[name] or 0) != number:
-            yield f"{WORDS.get(name, 'stalls')} are {held[name] or 0} instead of {number}"
+        yield f"it is {state} instead of {wanted}: {stored['failedReason'] or 'without a reason'}"
+    elif expectation.error is not None and stored["failedReason"] != expectation.error:
+        yield f"it failed with {stored['failedReason']!r} instead of {expectation.error!r}"
+    elif expectation.error is None and json.loads(stored["returnvalue"]) != expectation.result:
+        yield f"its result is {stored['returnvalue']} instead of {json.dumps(expectation.result)}"
+    for name, number in (("atm", expectation.attempts), ("ats", expectation.starts), ("stc", 0)):
+        if int(stored[name] or 0) != number:
+            yield f"{LABELS.get(name, 'stalls')} are {stored[name] or 0} instead of {number}"
 
 
 def _leftovers(client: redis.Redis, queue: str, jobs: int) -> Iterator[str]:
-    """No job of the queue is anywhere but in ``completed`` and ``failed``, and there are no others."""
+    """Check that all jobs of the queue are in ``completed`` or ``failed``, and that there are no other jobs."""
     base = f"bull:{{{queue}}}:"
     lists = {name: client.llen(base + name) for name in ("wait", "active", "paused")}
     sets = {name: client.zcard(base + name) for name in ("delayed", "prioritized", "completed", "failed")}
-    ended: Any = sets.pop("completed"), sets.pop("failed")
-    if sum(ended) != jobs:
-        yield f"queue {queue}: {sum(ended)} jobs have ended, and {jobs} were sent"
+    finished: Any = sets.pop("completed"), sets.pop("failed")
+    if sum(finished) != jobs:
+        yield f"queue {queue}: {sum(finished)} jobs have finished, but {jobs} were sent"
     yield from (f"queue {queue}: {count} jobs are still in {name!r}" for name, count in (lists | sets).items() if count)

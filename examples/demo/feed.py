@@ -1,4 +1,4 @@
-"""What can be heard of the worker from outside: BullMQ's event stream, and the worker's own log."""
+"""Read BullMQ's event stream and the worker's log."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from typing import IO, Any
 
 import redis
 
-PATIENCE = 20.0  # seconds without a sound after which something is wrong
+TIMEOUT_S = 20.0  # the demo fails if there is no new entry for this time
 
 
 class DemoFailed(Exception):
-    """Something did not happen as the demo says it does."""
+    """A scene had an unexpected result."""
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One event of the stream (``source`` is ``"event"``) or one line of the log (``"worker"``)."""
+class Entry:
+    """An event of the stream (``source`` is ``"event"``) or a line of the log (``"worker"``)."""
 
     at: float
     source: str
-    what: str
+    name: str
     job_id: str
     fields: dict[str, Any]
 
 
 class Feed:
-    """Everything that was heard, and what has not been told yet.
+    """The entries of the event stream and the log.
 
-    The stream is read with a plain Redis client: what BullMQ's clients see is the proof, not what bulltask says of
-    itself.
+    The stream is read with a plain Redis client, so that the demo checks the data in Redis and not only bulltask's API.
     """
 
     def __init__(self) -> None:
-        self.events: list[Heard] = []
+        self.events: list[Entry] = []
         self.log: deque[str] = deque(maxlen=12)
-        self._untold: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -50,29 +49,29 @@ class Feed:
         self._start(lambda: self._read_stream(url, stream))
 
     def read_log(self, lines: IO[str]) -> None:
-        """Read the worker's log until the worker ends."""
+        """Read the worker's log until the worker exits."""
         self._start(lambda: self._read_log(lines))
 
-    def follow(self, job_id: str) -> Iterator[Heard]:
-        """What is heard of one job, and what the worker says of itself, until the job has ended.
+    def follow(self, job_id: str) -> Iterator[Entry]:
+        """Yield the entries of one job, and log lines without a job, until the job has finished.
 
         Raises:
-            DemoFailed: nothing was heard for a long time, or the worker has gone.
+            DemoFailed: There was no entry for :data:`TIMEOUT_S`, or the worker has exited.
         """
         while True:
             try:
-                heard = self._untold.get(timeout=PATIENCE)
+                entry = self._pending.get(timeout=TIMEOUT_S)
             except queue.Empty:
-                raise DemoFailed(f"job {job_id} did not end: nothing was heard of it for {PATIENCE:g} s") from None
-            if heard.what == "gone":
-                raise DemoFailed(f"the {heard.source} ended before job {job_id} did")
-            if heard.job_id == job_id or (heard.source == "worker" and not heard.job_id):
-                yield heard
-                if heard.source == "event" and heard.what in {"completed", "failed"}:
+                raise DemoFailed(f"job {job_id} did not finish: no event for {TIMEOUT_S:g} s") from None
+            if entry.name == "closed":
+                raise DemoFailed(f"the {entry.source} exited before job {job_id} finished")
+            if entry.job_id == job_id or (entry.source == "worker" and not entry.job_id):
+                yield entry
+                if entry.source == "event" and entry.name in {"completed", "failed"}:
                     return
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop reading."""
         self._stop.set()
         for thread in self._threads:
             thread.join(5)
@@ -82,32 +81,32 @@ class Feed:
         thread.start()
         self._threads.append(thread)
 
-    def _hear(self, source: str, what: str, fields: dict[str, Any], job_id: str) -> None:
-        heard = Heard(time.perf_counter(), source, what, job_id, fields)
+    def _add(self, source: str, name: str, fields: dict[str, Any], job_id: str) -> None:
+        entry = Entry(time.perf_counter(), source, name, job_id, fields)
         if source == "event":
-            self.events.append(heard)
-        self._untold.put(heard)
+            self.events.append(entry)
+        self._pending.put(entry)
 
     def _read_stream(self, url: str, stream: str) -> None:
         cursor = "0"
         with redis.Redis.from_url(url, decode_responses=True) as client:
-            found: Any = True
-            while found or not self._stop.is_set():  # after a stop, what is still unread is read
+            streams: Any = True
+            while streams or not self._stop.is_set():  # reads the remaining entries after close()
                 try:
-                    found = client.xread({stream: cursor}, count=1_000, block=200)
+                    streams = client.xread({stream: cursor}, count=1_000, block=200)
                 except redis.RedisError:
-                    self._hear("server", "gone", {}, "")
+                    self._add("server", "closed", {}, "")
                     return
-                for entry_id, fields in found[0][1] if found else ():
+                for entry_id, fields in streams[0][1] if streams else ():
                     cursor = entry_id
-                    self._hear("event", fields["event"], fields, fields.get("jobId", ""))
+                    self._add("event", fields["event"], fields, fields.get("jobId", ""))
 
     def _read_log(self, lines: IO[str]) -> None:
         for line in lines:
             self.log.append(line.rstrip())
             try:
                 fields = json.loads(line)
-                self._hear("worker", fields["event"], fields, fields.get("job_id", ""))
+                self._add("worker", fields["event"], fields, fields.get("job_id", ""))
             except (ValueError, KeyError, TypeError):
-                continue  # not a line of the log: Python says something; it is kept for the case of a failure
-        self._hear("worker", "gone", {}, "")
+                continue  # not a JSON line, but Python's own output; kept in self.log for the error message
+        self._add("worker", "closed", {}, "")

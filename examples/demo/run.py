@@ -1,6 +1,6 @@
-"""The demo: ``make demo``. Starts a server and a worker of its own, shows jobs, checks every one, stops everything.
+"""The demo: ``make demo``. Start a server and a worker, run jobs, check every job, and stop all processes.
 
-The exit code is 0 only if every job has ended as it should.
+The exit code is 0 only if every job has the expected outcome.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from stage import DemoWorker, Interrupted, end_on_signals, forget_settings, ignore_signals, throw_away_server
+from stage import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
 
 from bulltask.embedded import EmbeddedServer
 from bulltask.errors import BulltaskError
@@ -26,69 +26,73 @@ except ModuleNotFoundError as missing:
 
 def main() -> int:
     """Run the demo; return the exit code."""
-    parser = argparse.ArgumentParser(description="bulltask at work: jobs, a retry, a crash recovered, results.")
-    parser.add_argument("--jobs", type=int, default=5_000, metavar="N", help="no-op jobs of the last scene (5000)")
+    parser = argparse.ArgumentParser(description="A demo of bulltask: jobs, results, a retry, recovery from a crash.")
+    parser.add_argument(
+        "--jobs", type=int, default=5_000, metavar="N", help="number of no-op jobs in the last scene (5000)"
+    )
     jobs = max(100, parser.parse_args().jobs)
     screen, begin = Screen(), time.perf_counter()
-    forget_settings()
-    end_on_signals()
+    clear_settings()
+    install_signal_handlers()
     try:
-        with throw_away_server() as server:
-            faults, log = play(screen, server, jobs)
+        with temporary_server() as server:
+            problems, log = play(screen, server, jobs)
     except Interrupted as signal:
-        screen.note("\nStopped; the worker and the server are gone, and nothing is left behind.")
+        screen.note("\nStopped the worker and the server; removed all temporary files.")
         return 128 + signal.number
     except BulltaskError as error:
-        faults, log = [str(error)], []
-    if faults:
-        screen.failure(faults, log)
+        problems, log = [str(error)], []
+    if problems:
+        screen.failure(problems, log)
         return 1
-    screen.verdict(
-        f"Every job ended as it should; worker and server have stopped. {time.perf_counter() - begin:.1f} s in all."
+    screen.success(
+        f"Every job has the expected outcome; worker and server have stopped. {time.perf_counter() - begin:.1f} s."
     )
     return 0
 
 
 def play(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[str], list[str]]:
-    """Show the scenes and check them; return what was wrong, and the end of the worker's log."""
-    # Imported now: the app of tasks.py reads its broker's address from the environment when it is made.
+    """Run the scenes and check the jobs; return the problems and the end of the worker's log."""
+    # Imported here, because the app of tasks.py reads the broker's URL from the environment when it is created.
     import scenes  # noqa: PLC0415
     from feed import Feed  # noqa: PLC0415
 
-    feed, faults = Feed(), []
-    story = scenes.Story(screen, feed)
+    feed, problems = Feed(), []
+    context = scenes.DemoContext(screen, feed)
     begin, worker = time.perf_counter(), DemoWorker()
     try:
         feed.read_log(worker.log)
         feed.listen(server.url, "bull:{demo}:events")
-        screen.opening(f"{server.binary} on port {server.port}, its data in a throw-away directory")
-        scenes.worker_is_up(story, begin)
-        for scene in (scenes.jobs_flow, scenes.async_side_by_side, scenes.one_retry, scenes.kill_a_child):
-            scene(story)
-        scenes.speed(story, jobs)
-    except Exception as error:  # noqa: BLE001 - what get() raises may be anything; it is the reason of the failure
-        faults.append(f"{type(error).__name__}: {error}")
+        screen.opening(f"{server.binary} on port {server.port}, with a temporary directory")
+        scenes.wait_for_worker(context, begin)
+        for scene in (scenes.sync_tasks, scenes.async_tasks, scenes.retry, scenes.kill_a_child):
+            scene(context)
+        scenes.speed(context, jobs)
+    except Exception as error:  # noqa: BLE001 - get() can raise any exception of a task
+        problems.append(f"{type(error).__name__}: {error}")
     finally:
-        ignore_signals()  # what is left takes a moment and must not be left undone
+        ignore_signals()  # the cleanup must not be interrupted
         code = worker.stop()
         feed.close()
     if code:
-        faults.append(f"the worker ended with exit code {code}")
-    if not faults:
-        faults = check(screen, server.url, story)
-    return faults, list(feed.log)
+        problems.append(f"the worker exited with code {code}")
+    if not problems:
+        problems = check(screen, server.url, context)
+    return problems, list(feed.log)
 
 
-def check(screen: Screen, url: str, story: scenes.Story) -> list[str]:
-    """Look at every job in Redis and in the events; show the table; return what is not as it should be."""
-    import checks  # noqa: PLC0415 - as above
+def check(screen: Screen, url: str, context: scenes.DemoContext) -> list[str]:
+    """Check every job in Redis and in the events; show the table; return the problems."""
+    import checks  # noqa: PLC0415 - see above
 
-    stalls, faults = checks.audit(url, story.promises)
-    faults += checks.audit_events(story.feed.events, [one for one in story.promises if one.job.queue == "demo"])
-    if not faults:
-        screen.row(Row("stalled jobs", stalls, "", f"of {len(story.promises):,}, all checked in Redis"))
+    stalls, problems = checks.audit(url, context.expectations)
+    problems += checks.audit_events(
+        context.feed.events, [expected for expected in context.expectations if expected.job.queue == "demo"]
+    )
+    if not problems:
+        screen.row(Row("stalled jobs", stalls, "", f"of {len(context.expectations):,}, all checked in Redis"))
         screen.table()
-    return faults
+    return problems
 
 
 if __name__ == "__main__":

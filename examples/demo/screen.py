@@ -1,4 +1,4 @@
-"""What the demo shows: short lines while it runs, a table at the end."""
+"""The output of the demo: lines while it runs, a table at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from feed import Heard
+from feed import Entry
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -29,16 +29,16 @@ COLORS = {"event": "cyan", "worker": "yellow", "demo": "bold red"}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
-    what: str
+    kind: str
     jobs: int
-    ended: str
-    numbers: str
+    outcome: str
+    measured: str
 
 
 class Screen:
-    """Writes to the terminal; plain text of 80 columns where there is none."""
+    """The terminal, or plain text of 80 columns."""
 
     def __init__(self) -> None:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr] # an ASCII terminal gets '?', not an error
@@ -47,97 +47,97 @@ class Screen:
         self._scenes = 0
 
     def opening(self, server: str) -> None:
-        """Say what runs."""
+        """Print the processes."""
         self._console.print("\n[bold]bulltask demo[/]: a server, a worker with two children, and this process\n")
         self._console.print(f"   server  {server}", markup=False)
 
     def scene(self, title: str, *code: str) -> None:
-        """Begin a scene; show the lines of code that make it."""
+        """Print the title of a scene and its code."""
         self._scenes += 1
         self._console.print(f"\n[bold]{self._scenes}. {escape(title)}[/]")
         for line in code:
             self.code(line)
 
     def code(self, line: str) -> None:
-        """Show a line of code that runs now."""
+        """Print a line of code that is running."""
         self._console.print(Text(f"   >>> {line}", "green"), soft_wrap=True)
 
-    def say(self, text: str) -> None:
-        """Show what came of it."""
+    def line(self, text: str) -> None:
+        """Print a line of the scene's output."""
         self._console.print(f"   {text}", markup=False)
 
     def moment(self, seconds: float, source: str, text: str) -> None:
-        """Show one moment of a job's life, ``seconds`` after it was sent."""
+        """Print an event, ``seconds`` after the job was sent."""
         line = Text()
         line.append(f"{seconds:8.3f} s  ", "dim")
         line.append(f"{source:<6}  ", COLORS[source])
         line.append(text, "bold red" if source == "demo" else "default")
         self._console.print(line, no_wrap=True, overflow="ellipsis", soft_wrap=not self._console.is_terminal)
 
-    def heard(self, heard: Heard, sent_at: float) -> None:
-        """Show an event or a line of the worker's log."""
-        # "Job failed" is told by the event as well, and one of the two always comes first: another one each time.
-        if heard.what == "Job failed":
+    def show_entry(self, entry: Entry, sent_at: float) -> None:
+        """Print an event or a line of the worker's log."""
+        # The event "failed" has the same content, and the order of the two varies.
+        if entry.name == "Job failed":
             return
-        text = _log_line(heard) if heard.source == "worker" else _event(heard)
+        text = _log_line(entry) if entry.source == "worker" else _event(entry)
         if text:
-            self.moment(heard.at - sent_at, heard.source, text)
+            self.moment(entry.at - sent_at, entry.source, text)
 
     def row(self, row: Row) -> None:
-        """Keep a line for the table."""
+        """Add a row to the table."""
         self._rows.append(row)
 
     def table(self) -> None:
-        """Show the table."""
+        """Print the table."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("What was sent", no_wrap=True)
+        table.add_column("Test", no_wrap=True)
         table.add_column("Jobs", justify="right")
-        table.add_column("How it ended")
-        table.add_column("In numbers")
+        table.add_column("Outcome")
+        table.add_column("Measured")
         for row in self._rows:
-            table.add_row(row.what, f"{row.jobs:,}", row.ended, row.numbers)
+            table.add_row(row.kind, f"{row.jobs:,}", row.outcome, row.measured)
         self._console.print(table)
 
-    def verdict(self, good: str) -> None:
-        """Say that all is well, and what to try next."""
-        self._console.print(f"[bold green]✓[/] {escape(good)}")
-        self._console.print("\n[bold]What to try next[/]")
+    def success(self, message: str) -> None:
+        """Print the success message and the next steps."""
+        self._console.print(f"[bold green]✓[/] {escape(message)}")
+        self._console.print("\n[bold]Next steps[/]")
         for why, command in _next_steps():
             self._console.print(Text(f"  # {why}", "dim"))
             self._console.print(Text(f"  {command}", "green"), soft_wrap=True)
 
-    def failure(self, faults: list[str], log: list[str]) -> None:
-        """Say what went wrong, with the end of the worker's log."""
+    def failure(self, problems: list[str], log: list[str]) -> None:
+        """Print the problems and the end of the worker's log."""
         self._console.print("\n[bold red]✗ The demo failed[/]")
-        for fault in faults[:20]:
-            self._console.print(f"  - {fault}", markup=False, soft_wrap=True)
-        if len(faults) > 20:
-            self._console.print(f"  - and {len(faults) - 20:,} more of this kind")
+        for problem in problems[:20]:
+            self._console.print(f"  - {problem}", markup=False, soft_wrap=True)
+        if len(problems) > 20:
+            self._console.print(f"  - and {len(problems) - 20:,} more")
         if log:
             self._console.print("  The last lines of the worker's log:")
             for line in log:
                 self._console.print(f"    {line}", markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Show a line at the margin."""
+        """Print a line without indentation."""
         self._console.print(text, markup=False)
 
 
-def _event(heard: Heard) -> str:
-    """The event in words; empty for one that says nothing to a newcomer."""
+def _event(entry: Entry) -> str:
+    """Return the text for an event; empty for events that are not shown."""
     forms = {
         "added": "added, id {jobId}",
         "progress": "progress {data}",
-        "waiting": "waiting, given back by the child that is gone" if heard.fields.get("prev") == "active" else "",
+        "waiting": "waiting, released after its child died" if entry.fields.get("prev") == "active" else "",
         "completed": "completed, result {returnvalue}",
         "failed": "failed: {failedReason}",
     }
-    return forms.get(heard.what, heard.what).format_map(heard.fields)
+    return forms.get(entry.name, entry.name).format_map(entry.fields)
 
 
-def _log_line(heard: Heard) -> str:
-    said = (form.format(heard.fields[name]) for name, form in LOG_FIELDS.items() if name in heard.fields)
-    return f"{heard.what}  {' '.join(said)}"
+def _log_line(entry: Entry) -> str:
+    fields = (form.format(entry.fields[name]) for name, form in LOG_FIELDS.items() if name in entry.fields)
+    return f"{entry.name}  {' '.join(fields)}"
 
 
 def _next_steps() -> list[tuple[str, str]]:
@@ -146,13 +146,13 @@ def _next_steps() -> list[tuple[str, str]]:
     examples = Path(__file__).parents[1]
     quickstart = examples / "quickstart"
     return [
-        ("a worker of your own; Ctrl-C stops it", f"{bulltask} --workdir {_shown(quickstart)} worker -A tasks"),
-        ("in a second terminal: send it jobs", f"{_shown(Path(sys.executable))} {_shown(quickstart / 'send.py')}"),
-        ("the same queues from Node.js", f"less {_shown(examples / 'node' / 'README.md')}"),
+        ("start a worker; Ctrl-C stops it", f"{bulltask} --workdir {_shown(quickstart)} worker -A tasks"),
+        ("send jobs from a second terminal", f"{_shown(Path(sys.executable))} {_shown(quickstart / 'send.py')}"),
+        ("use the same queues from Node.js", f"less {_shown(examples / 'node' / 'README.md')}"),
     ]
 
 
 def _shown(path: Path) -> str:
-    """The path as one would type it here."""
+    """Return the path relative to the current directory, if it is inside."""
     here = Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)

@@ -1,4 +1,4 @@
-"""The processes of the demo: a throw-away server and a real worker. Both end with the demo, however it ends."""
+"""The processes of the demo: a temporary server and a worker. Both stop with the demo, even if it is killed."""
 
 from __future__ import annotations
 
@@ -21,73 +21,73 @@ from bulltask.process import die_with_parent
 
 HERE = Path(__file__).parent
 WORKER = ["worker", "-A", "tasks", "-c", "2", "-l", "warning"]
-STOP_TIMEOUT = 20.0  # seconds that the worker has for its last jobs
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_TIMEOUT = 20.0  # for the worker's last jobs
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Returned = TypeVar("Returned")
 
 
 class Interrupted(BaseException):
-    """Somebody wants the demo to end now."""
+    """The demo has received a signal to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
-def end_on_signals() -> None:
-    """Turn Ctrl-C, TERM and the end of the terminal into `Interrupted`, once: the clean-up is not interrupted."""
-    for number in ENDING:
+def install_signal_handlers() -> None:
+    """Raise `Interrupted` on Ctrl-C, TERM and HUP, but only once, so that the cleanup is not interrupted."""
+    for number in STOP_SIGNALS:
         signal.signal(number, _interrupt)
 
 
 def run_async(work: Callable[..., Coroutine[Any, Any, Returned]], *arguments: object) -> Returned:
-    """Run a coroutine to its end, or to the signal that ends the demo.
+    """Run a coroutine until it ends or a signal stops the demo.
 
-    Raised anywhere in the event loop, `Interrupted` would leave a loop half made, or be taken for the error of a
-    callback and be lost. So a signal is noted here, and cancels the coroutine.
+    If a signal handler raised `Interrupted` inside the event loop, the loop could be left in an invalid state, or the
+    exception could be treated as the error of a callback. So the handler only cancels the coroutine.
     """
-    heard: list[int] = []
+    received: list[int] = []
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
 
-    def hear(number: int, _: FrameType | None) -> None:
-        heard.append(number)
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(number)
         for loop, task in running:
             loop.call_soon_threadsafe(cast("asyncio.Task[Any]", task).cancel)
 
-    async def until_a_signal() -> Returned:
+    async def run_until_signal() -> Returned:
         running.append((asyncio.get_running_loop(), asyncio.current_task()))
         try:
-            if heard:
+            if received:
                 raise asyncio.CancelledError
             return await work(*arguments)
         finally:
             running.clear()
 
-    for number in ENDING:
-        signal.signal(number, hear)
+    for number in STOP_SIGNALS:
+        signal.signal(number, receive)
     try:
-        return asyncio.run(until_a_signal())
+        return asyncio.run(run_until_signal())
     finally:
-        end_on_signals()
-        if heard:
-            _interrupt(heard[0], None)
+        install_signal_handlers()
+        if received:
+            _interrupt(received[0], None)
 
 
 def ignore_signals() -> None:
-    """From here on the demo ends by itself."""
-    for number in ENDING:
+    """Ignore further signals."""
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def forget_settings() -> None:
-    """Drop bulltask's settings from the environment: a ``BULLTASK_BROKER_URL`` may lead to your production."""
+def clear_settings() -> None:
+    """Remove bulltask's settings from the environment: ``BULLTASK_BROKER_URL`` may be a production server."""
     for name in SETTINGS:
         os.environ.pop(f"BULLTASK_{name.upper()}", None)
 
 
 @contextmanager
-def throw_away_server() -> Iterator[EmbeddedServer]:
-    """A server on a port of its own with a directory of its own: nobody else's data is touched."""
+def temporary_server() -> Iterator[EmbeddedServer]:
+    """Run a server on a free port with a temporary directory."""
     with (
         tempfile.TemporaryDirectory(prefix="bulltask-demo-", ignore_cleanup_errors=True) as folder,
         EmbeddedServer(folder) as server,
@@ -97,11 +97,11 @@ def throw_away_server() -> Iterator[EmbeddedServer]:
 
 
 class DemoWorker:
-    """A ``bulltask worker`` in a process of its own, as in a second terminal; its log comes as JSON lines.
+    """A ``bulltask worker`` in a separate process; its log has JSON lines.
 
     Args:
-        folder: where its ``tasks.py`` is.
-        options: further ones of the command.
+        folder: The directory of ``tasks.py``.
+        options: Additional options of the command.
     """
 
     def __init__(self, folder: Path = HERE, options: Sequence[str] = ()) -> None:
@@ -113,13 +113,13 @@ class DemoWorker:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C in the terminal is for the demo, which then stops the worker
+            start_new_session=True,  # Ctrl-C in the terminal is handled by the demo, which then stops the worker
             preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),  # noqa: PLW1509 - no threads yet
         )
         self.log = cast("IO[str]", self._process.stderr)
 
     def stop(self) -> int:
-        """Stop it in good order, or kill it when that takes too long; return its exit code."""
+        """Shut the worker down, kill it after a timeout, and return its exit code."""
         self._process.terminate()
         try:
             return self._process.wait(STOP_TIMEOUT)

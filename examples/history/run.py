@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "demo"))  # the server and the worker of the first demo
 
-from stage import DemoWorker, Interrupted, end_on_signals, forget_settings, ignore_signals, throw_away_server
+from stage import DemoWorker, Interrupted, clear_settings, ignore_signals, install_signal_handlers, temporary_server
 
 from bulltask.errors import BulltaskError
 from bulltask.queue import Queue
@@ -58,10 +58,10 @@ def main() -> int:
     args = arguments()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         sys.exit("The demo needs Java 17: apt-get install default-jre-headless, or set JAVA_HOME")
-    plan = Plan.load(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
-    forget_settings()
+    plan = Plan.noted(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
+    clear_settings()
     os.environ["BULLTASK_PREFIX"] = PREFIX
-    end_on_signals()
+    install_signal_handlers()
     try:
         with server_of(args.url) as (url, server):
             if args.url and not args.resume:
@@ -111,8 +111,8 @@ def server_of(url: str | None) -> Iterator[tuple[str, str]]:
         os.environ["BULLTASK_BROKER_URL"] = url
         yield url, f"your server; all keys of the demo begin with {PREFIX}"
         return
-    with throw_away_server() as server:
-        yield server.url, f"{server.binary} on port {server.port}, removed at the end"
+    with temporary_server() as server:
+        yield server.url, f"{server.binary} on port {server.port}, thrown away at the end"
 
 
 def remove_jobs(url: str) -> None:
