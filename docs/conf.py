@@ -1,7 +1,7 @@
-"""How Sphinx builds the site (``make docs``) from the Markdown files, which are written to be read on GitHub as well.
+"""Configuration of Sphinx, which builds the site from the Markdown files (``make docs``).
 
-The source directory is the repository, so that a relative link means the same on GitHub and on the site. A link to a
-file that is no page, such as a module, offers that file. Any warning, a dead link or anchor included, fails the build.
+The source directory is the repository, so that relative links work both on GitHub and on the site. A link to a file
+that is not a page, such as a module, downloads that file. Warnings, including dead links and anchors, fail the build.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ highlight_language = "text"
 myst_heading_anchors = 4
 suppress_warnings = [
     "toc.not_included"
-]  # READMEs of examples; tests/unit/test_docs.py knows that the index has all pages
+]  # for the examples' READMEs; tests/unit/test_docs.py checks that the index links all pages
 
 _LINK = re.compile(r"^(?:\*|\d+\.) \[.*?\]\((\S+?\.md)\)", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> None:
-    """Connect what the pages need beyond Markdown."""
+    """Connect the handlers that create the navigation."""
     app.connect("source-read", _add_contents)
     app.connect("build-finished", _add_entry)
 
 
 def _add_contents(_app: Sphinx, page: str, source: list[str]) -> None:
-    # The lists of links in an index are the site's navigation, so that no page names it twice.
+    # The links in an index page are also the site's navigation.
     if page not in (root_doc, "docs/adr/README"):
         return
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:] or [f"\n{source[0]}"]:

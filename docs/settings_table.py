@@ -1,6 +1,6 @@
-"""The table of settings in ``reference/configuration.md``, made from ``bulltask.config.settings.SETTINGS``.
+"""Generate the table of settings in ``reference/configuration.md`` from ``bulltask.config.settings.SETTINGS``.
 
-Run as a program, this file writes the table anew; ``tests/unit/test_docs.py`` fails while it is out of date.
+Run this file to update the table; ``tests/unit/test_docs.py`` fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bulltask.errors import ConfigError
 PAGE = Path(__file__).parent / "reference/configuration.md"
 BEGIN, END = "<!-- settings: written by docs/settings_table.py -->\n", "<!-- /settings -->"
 
-# What the error of a wrong value says after "must be" is what the setting takes.
-_SAYS = re.compile(r" must (?:be |start with )(.*?)(?:, not )", re.DOTALL)
+# The error message for an invalid value contains the valid values after "must be".
+_VALID_VALUES = re.compile(r" must (?:be |start with )(.*?)(?:, not )", re.DOTALL)
 
 
 def table() -> str:
@@ -28,15 +28,15 @@ def table() -> str:
     return "\n".join([*head, *(_line(row) for row in SETTINGS.values())]) + "\n"
 
 
-def written(page: str) -> str:
-    """Return the text of the page with the table as it should be."""
+def replace_table(page: str) -> str:
+    """Return the text of the page with the updated table."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 def _line(row: Setting) -> str:
-    cells = [f"`{row.name}`", _default(row), _takes(row), _flag(row), row.doc]
+    cells = [f"`{row.name}`", _default(row), _valid_values(row), _flag(row), row.doc]
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
@@ -47,26 +47,26 @@ def _default(row: Setting) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _takes(row: Setting) -> str:
-    text = _refusal(row, object()).removesuffix(" without control characters")
+def _valid_values(row: Setting) -> str:
+    text = _error_message(row, object()).removesuffix(" without control characters")
     if row.field.endswith("_ms"):
-        least = re.search(r"at least (.*?) s,", _refusal(row, timedelta(0), whole=True))
-        text = f"seconds, at least {least[1]}" if least else "seconds"
+        minimum = re.search(r"at least (.*?) s,", _error_message(row, timedelta(0), whole=True))
+        text = f"seconds, at least {minimum[1]}" if minimum else "seconds"
     others = [str(value).lower() for value in (None, "auto") if _accepts(row, value)]
     return ", or ".join([text, *others])
 
 
-def _refusal(row: Setting, value: object, *, whole: bool = False) -> str:
+def _error_message(row: Setting, value: object, *, whole: bool = False) -> str:
     try:
         row.parse(value, row.name)
     except ConfigError as exc:
-        said = _SAYS.search(str(exc))
-        return str(exc) if whole or said is None else said[1]
+        match = _VALID_VALUES.search(str(exc))
+        return str(exc) if whole or match is None else match[1]
     return ""
 
 
 def _accepts(row: Setting, value: object) -> bool:
-    """True where ``value`` is not just another text: none means that there is none, and auto is worked out."""
+    """True if ``value`` has a special meaning: none for no value, and auto for a computed number."""
     try:
         return row.parse(value, row.name) is None if value is None else isinstance(row.parse(value, row.name), int)
     except ConfigError:
@@ -81,4 +81,4 @@ def _flag(row: Setting) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(replace_table(PAGE.read_text()))

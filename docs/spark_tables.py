@@ -1,6 +1,6 @@
-"""Tables of the documentation that the code holds: options in ``how-to/spark.md``, columns in ``reference/lake.md``.
+"""Generate the tables of options in ``how-to/spark.md`` and of columns in ``reference/lake.md``.
 
-Run as a program, this file writes them anew; ``tests/unit/test_docs.py`` fails while they are out of date.
+Run this file to update the pages; ``tests/unit/test_spark_docs.py`` fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ USES = {
     Use.STREAM: "stream",
     Use.WRITE: "write",
 }
-"""In a table's cell; batches and streams are written alike."""
+"""The text in the column "for"; the options for writing batches and streams are the same."""
 
 
 def pages() -> Mapping[Path, str]:
-    """Return the pages as they should be."""
-    made = {"how-to/spark.md": {"options": options()}, "reference/lake.md": {"tables": tables()}}
-    return {HERE / name: _written(HERE / name, parts) for name, parts in made.items()}
+    """Return the pages with updated tables."""
+    generated = {"how-to/spark.md": {"options": options()}, "reference/lake.md": {"tables": tables()}}
+    return {HERE / name: _replace_tables(HERE / name, parts) for name, parts in generated.items()}
 
 
 def options() -> str:
@@ -42,7 +42,7 @@ def tables() -> str:
 def _option(row: Option) -> str:
     uses = ", ".join(word for use, word in USES.items() if use in row.uses)
     if row.default is REQUIRED:
-        default = "must be given"
+        default = "required"
     elif row.default is None:
         default = "none"
     else:
@@ -52,8 +52,8 @@ def _option(row: Option) -> str:
 
 def _section(table: Table) -> Iterator[str]:
     yield f"### {table.full_name}\n"
-    yield f"A row: {table.doc}.\n"
-    yield f"Key: {_names(table.key)}. Directories: {_names(table.partitions)}.\n"
+    yield f"**Row:** {table.doc}.\n"
+    yield f"**Key:** {_names(table.key)}. **Partitions:** {_names(table.partitions)}.\n"
     yield "| column | type | meaning |"
     yield "|---|---|---|"
     for column in table.columns:
@@ -65,12 +65,12 @@ def _names(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _written(page: Path, parts: Mapping[str, str]) -> str:
+def _replace_tables(page: Path, parts: Mapping[str, str]) -> str:
     text = page.read_text()
     for name, part in parts.items():
         begin, end = f"<!-- {name}: written by docs/spark_tables.py -->\n", f"<!-- /{name} -->"
-        before, found, rest = text.partition(begin)
-        assert found, f"{page.name} has no line {begin!r}"
+        before, marker, rest = text.partition(begin)
+        assert marker, f"{page.name} has no line {begin!r}"
         text = f"{before}{begin}\n{part}\n{end}{rest.partition(end)[2]}"
     return text
 

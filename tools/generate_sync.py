@@ -1,7 +1,7 @@
 """Generate ``bulltask/queue/sync`` from ``bulltask/queue/aio``: ``make sync``.
 
-Edit only the asyncio classes. This script drops ``async`` and ``await``, renames classes and methods, and
-formats the result with ruff. ``tests/unit/test_generated_sync.py`` fails while the two folders differ.
+Edit only the asyncio classes. This script removes ``async`` and ``await``, renames classes and methods, and
+formats the result with ruff. ``tests/unit/test_generated_sync.py`` fails if the generated files are out of date.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CODE: Final = {
     r"  # noqa: ASYNC109.*": "",
     r"\basync (def|for|with)\b": r"\1",
     r"\bawait ": "",
-    r"\bAsync(?!Result\b)(?=[A-Z])": "",  # AsyncResult is the result of a job in both forms
+    r"\bAsync(?!Result\b)(?=[A-Z])": "",  # AsyncResult is the same class for sync and async code
     r"\bStopAsyncIteration\b": "StopIteration",
     r"\b__a(enter|exit|iter|next)__\b": r"__\1__",
-    # Methods of an object that has both forms: ADR 12.
+    # Methods of objects with sync and async methods: ADR 12.
     r"\ba(close|connect|flows|get|queue|run|run_blocking|send|sleep)\(": r"\1(",
     r"\bbulltask\.queue\.aio\b": "bulltask.queue.sync",
 }
@@ -44,16 +44,16 @@ PROSE: Final = {
 }
 
 
-def generated() -> dict[Path, str]:
-    """Return what the files of ``bulltask/queue/sync`` should contain."""
+def generate() -> dict[Path, str]:
+    """Return the contents of the files of ``bulltask/queue/sync``."""
     texts = {path.name: path.read_text() for path in sorted(SOURCE.glob("*.py"))}
     for passage in PROSE:
         if not any(passage in text for text in texts.values()):
             raise SystemExit(f"no file in {SOURCE.relative_to(ROOT)} contains: {passage}")
-    return {TARGET / name: _formatted(TARGET / name, _in_sync_form(name, text)) for name, text in texts.items()}
+    return {TARGET / name: _format(TARGET / name, _to_sync(name, text)) for name, text in texts.items()}
 
 
-def _in_sync_form(name: str, text: str) -> str:
+def _to_sync(name: str, text: str) -> str:
     for pattern, replacement in CODE.items():
         text = re.sub(pattern, replacement, text)
     for passage, replacement in PROSE.items():
@@ -62,7 +62,7 @@ def _in_sync_form(name: str, text: str) -> str:
     return f"# Generated from {source} by tools/generate_sync.py (make sync): do not edit.\n{text}"
 
 
-def _formatted(path: Path, text: str) -> str:
+def _format(path: Path, text: str) -> str:
     for command in (["check", "--quiet", "--fix-only", "--select=I"], ["format", "--quiet"]):
         call = [sys.executable, "-m", "ruff", *command, f"--stdin-filename={path}", "-"]
         text = subprocess.run(call, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
@@ -70,5 +70,5 @@ def _formatted(path: Path, text: str) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in generated().items():
+    for path, text in generate().items():
         path.write_text(text)

@@ -1,40 +1,40 @@
-// bull-board's charts over months, from the tables of bulltask's data pipeline: a `historyProvider` that asks
-// `bulltask job serve`, on this machine. It stores nothing, so it has no `getUsage` and no `purge`.
+// Long-term charts for bull-board, from the tables of bulltask's data pipeline: a `historyProvider` that reads from
+// `bulltask job serve` on this machine. It stores no data, so it has no `getUsage` and no `purge`.
 
 const HOUR_MS = 3_600_000;
 const SIZES_MS = { hour: HOUR_MS, day: 24 * HOUR_MS };
-const OUTCOMES = ['completed', 'failed']; // the age of the oldest waiting job is in no table
+const OUTCOMES = ['completed', 'failed']; // the tables do not contain the age of the oldest waiting job
 const METRICS = { runtime: 'run', waittime: 'wait' };
-const KEEP_MS = 60_000; // a board asks every few seconds, for each of its charts
-const MOST_KEPT = 200;
+const CACHE_MS = 60_000; // bull-board reloads each chart every few seconds
+const MAX_CACHED = 200;
 const TIMEOUT_MS = 60_000;
 
 export class LakeHistory {
   #url;
-  #kept = new Map();
+  #cache = new Map();
 
   constructor(url) {
     this.#url = url;
   }
 
-  // Attempts that ended so, as BullMQ's own metrics count them: [{ ts, value }], ts in milliseconds.
+  // Attempts with an outcome, as in BullMQ's metrics: [{ ts, value }], ts in milliseconds.
   async getHistory({ queue, metric, from, to, granularity }) {
     const size = SIZES_MS[granularity];
     const [first, last] = span(from, to, size);
     if (!OUTCOMES.includes(metric) || first > last) return [];
-    const points = await this.#ask('rate', { outcome: metric, every: granularity, queue, ...times(first, last) });
-    const found = new Map(points.map(({ at, attempts }) => [Date.parse(at), attempts]));
-    if (!found.size || granularity === 'hour') return [...found].map(([ts, value]) => ({ ts, value }));
+    const points = await this.#query('rate', { outcome: metric, every: granularity, queue, ...times(first, last) });
+    const counts = new Map(points.map(({ at, attempts }) => [Date.parse(at), attempts]));
+    if (!counts.size || granularity === 'hour') return [...counts].map(([ts, value]) => ({ ts, value }));
     const days = [];
-    for (let ts = Math.max(first, Math.min(...found.keys())); ts <= last; ts += size) days.push(ts);
-    return days.map((ts) => ({ ts, value: found.get(ts) ?? 0 }));
+    for (let ts = Math.max(first, Math.min(...counts.keys())); ts <= last; ts += size) days.push(ts);
+    return days.map((ts) => ({ ts, value: counts.get(ts) ?? 0 }));
   }
 
-  // Milliseconds by percentile: [{ ts, count, values: { 50: 120 } }]; `range` is one point of the whole time.
+  // Milliseconds by percentile: [{ ts, count, values: { 50: 120 } }]; `range` is one point for the whole period.
   async getLatency({ queue, metric, from, to, granularity, percentiles }) {
     const [first, last] = span(from, to, SIZES_MS[granularity] ?? 1);
     if (first > last) return [];
-    const points = await this.#ask('latency', {
+    const points = await this.#query('latency', {
       metric: METRICS[metric],
       percentiles: percentiles.join(','),
       every: granularity === 'range' ? '' : granularity,
@@ -44,20 +44,20 @@ export class LakeHistory {
     return points.map(({ at, attempts, percentiles: seconds }) => ({
       ts: Date.parse(at),
       count: attempts,
-      values: Object.fromEntries(Object.entries(seconds).map(([one, s]) => [Number(one), Math.round(s * 1000)])),
+      values: Object.fromEntries(Object.entries(seconds).map(([percentile, s]) => [Number(percentile), Math.round(s * 1000)])),
     }));
   }
 
-  async #ask(question, asked) {
-    const given = Object.entries(asked).filter(([, value]) => value !== undefined);
-    const url = new URL(`${question}?${new URLSearchParams(given)}`, this.#url);
-    const kept = this.#kept.get(url.href);
-    if (kept && kept.until > Date.now()) return kept.answer;
-    const answer = this.#fetch(url);
-    if (this.#kept.size >= MOST_KEPT) this.#kept.delete(this.#kept.keys().next().value);
-    this.#kept.set(url.href, { answer, until: Date.now() + KEEP_MS });
-    answer.catch(() => this.#kept.delete(url.href));
-    return answer;
+  async #query(path, parameters) {
+    const defined = Object.entries(parameters).filter(([, value]) => value !== undefined);
+    const url = new URL(`${path}?${new URLSearchParams(defined)}`, this.#url);
+    const cached = this.#cache.get(url.href);
+    if (cached && cached.until > Date.now()) return cached.response;
+    const response = this.#fetch(url);
+    if (this.#cache.size >= MAX_CACHED) this.#cache.delete(this.#cache.keys().next().value);
+    this.#cache.set(url.href, { response, until: Date.now() + CACHE_MS });
+    response.catch(() => this.#cache.delete(url.href));
+    return response;
   }
 
   async #fetch(url) {
@@ -68,12 +68,12 @@ export class LakeHistory {
   }
 }
 
-// From the beginning of an hour or a day, so that the first one is whole, to now at most.
+// From the beginning of an hour or day, so that the first one is complete, to the current time at most.
 function span(from, to, size) {
   return [Math.floor(Math.max(0, from) / size) * size, Math.min(to, Date.now())];
 }
 
-// Both ends belong to what a board asks for; for the lake, `until` does not.
+// bull-board's ranges include both ends; the lake's `until` is exclusive.
 function times(first, last) {
   return { since: new Date(first).toISOString(), until: new Date(last + 1).toISOString() };
 }

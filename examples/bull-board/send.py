@@ -1,4 +1,4 @@
-"""Sends one job of each kind that a board shows."""
+"""Send jobs that end in different states."""
 
 from __future__ import annotations
 

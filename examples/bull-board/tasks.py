@@ -1,4 +1,4 @@
-"""Tasks that give a board something to show."""
+"""Tasks with logs, progress and child jobs, to be displayed in bull-board."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ app = App("shop", broker_url="redis://127.0.0.1:6379/0")
 @app.task(bind=True, name="mail.send", queue="mail")
 def send(self: Context, to: str) -> str:
     if "@" not in to:
-        raise PermanentError(f"{to!r} is no address")
+        raise PermanentError(f"{to!r} is not an address")
     self.log(f"writing to {to}")
     self.update_progress(100)
     return f"sent to {to}"

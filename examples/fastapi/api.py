@@ -1,4 +1,4 @@
-"""A web server that hands work to a worker and answers at once."""
+"""A web server that sends jobs and responds immediately."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bulltask import JobState, ResultTimeoutError
 from bulltask.errors import JobNotFoundError
 
 api = FastAPI(title="Shop")
-NO_REPORT = "there is no such report, or it was deleted a day after it was done"
+NOT_FOUND = "the report does not exist, or it was removed a day after it was finished"
 
 
 class Order(BaseModel):
-    """What has to be in the body."""
+    """The body of a request."""
 
     year: int
 
@@ -31,21 +31,21 @@ async def order_report(order: Order, request: Request) -> dict[str, str]:
 
 @api.get("/reports/{job_id}")
 async def report_status(job_id: UUID) -> dict[str, Any]:
-    """How far it is; the type ``UUID`` keeps ids out that are none of ours."""
-    found = await app.result(str(job_id)).asnapshot()
-    if found.state is JobState.UNKNOWN:
-        raise HTTPException(404, NO_REPORT)
-    return {"state": found.state, "tries": found.attempts_made, "error": found.failed_reason or None}
+    """Return the job's state; the type ``UUID`` rejects ids of other formats."""
+    snapshot = await app.result(str(job_id)).asnapshot()
+    if snapshot.state is JobState.UNKNOWN:
+        raise HTTPException(404, NOT_FOUND)
+    return {"state": snapshot.state, "attempts": snapshot.attempts_made, "error": snapshot.failed_reason or None}
 
 
 @api.get("/reports/{job_id}/result")
 async def report_result(job_id: UUID, wait: Annotated[float, Query(ge=0, le=30)] = 10) -> Any:
-    """The report itself; waits for it up to ``wait`` seconds."""
+    """Return the report; wait for it up to ``wait`` seconds."""
     try:
         return await app.result(str(job_id)).aget(timeout=wait)
     except ResultTimeoutError:
-        raise HTTPException(503, "not ready yet, ask again", {"Retry-After": "1"}) from None
+        raise HTTPException(503, "not ready yet, try again", {"Retry-After": "1"}) from None
     except JobNotFoundError:
-        raise HTTPException(404, NO_REPORT) from None
-    except ValueError as error:  # what the task raised is raised here again
+        raise HTTPException(404, NOT_FOUND) from None
+    except ValueError as error:  # the exception of the task
         raise HTTPException(422, str(error)) from error

@@ -11,7 +11,7 @@ app = App("shop", broker_url="embedded://shop", task_default_queue="reports")
 
 @app.task
 async def build_report(year: int) -> dict[str, int]:
-    """Takes longer than a request should."""
+    """Build the report, which takes too long for a request."""
     if year < 2000:
         raise ValueError(f"there are no books of {year}")
     await asyncio.sleep(1)

@@ -1,24 +1,24 @@
-// Sends jobs to a worker that is written in Python, and waits for their results.
+// Sends jobs to a Python worker and waits for their results.
 import { Queue, QueueEvents } from 'bullmq';
 
 const connection = { url: process.env.REDIS_URL ?? 'redis://127.0.0.1:6379' };
 
-// Python's queue "mail" is "{mail}" here: the braces keep its keys together on a Redis Cluster.
+// Python's queue "mail" is "{mail}" in Node.js: the hash tag keeps its keys together on a Redis Cluster.
 const queue = new Queue('{mail}', { connection });
 const events = new QueueEvents('{mail}', { connection });
 await events.waitUntilReady();
 
-// The job's name is the task's name, its data are the arguments by their names.
+// The job's name is the task's name, and its data contains the arguments by name.
 const job = await queue.add('mail.send', { to: 'ada@example.com', subject: 'Hello from Node' });
 console.log(`sent job ${job.id}`);
-console.log('Python answered', await job.waitUntilFinished(events, 30_000));
+console.log('result from Python:', await job.waitUntilFinished(events, 30_000));
 
-// An error in Python is an error here.
+// An exception in Python is thrown in Node.js.
 const bad = await queue.add('mail.send', { to: 'nobody', subject: 'Hello' });
 try {
   await bad.waitUntilFinished(events, 30_000);
 } catch (error) {
-  console.log('Python raised:', error.message);
+  console.log('error from Python:', error.message);
 }
 
 await events.close();

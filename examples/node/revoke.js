@@ -1,10 +1,10 @@
-// Has bulltask end a job: one that waits, or waits for its next try, fails within a second; one that a bulltask worker
-// runs is interrupted. Its failedReason is "revoked", and it is not retried.
+// Revokes a job: a job that is waiting, also for its next attempt, fails within a second; a job that is running in a
+// bulltask worker is cancelled. Its failedReason is "revoked", and it is not retried.
 //
 //   import { revoke } from './revoke.js';
 //   await revoke(queue, job.id);
 //
-// The wish stands in Redis, outside of BullMQ's keys, and the queue's bulltask workers look for it once a second.
+// The request is stored in Redis in a key of bulltask, which the queue's bulltask workers read once a second.
 export async function revoke(queue, jobId) {
   const client = await queue.client;
   const { prefix = 'bull' } = queue.opts;

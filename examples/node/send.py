@@ -1,4 +1,4 @@
-"""Sends jobs to worker.js. The task is Node's, so it is called by its name."""
+"""Send jobs to worker.js. The task is defined in Node.js, so it is called by its name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ app = App("gallery", broker_url="redis://127.0.0.1:6379/0", task_default_queue="
 
 job = app.send_task("thumbnail", kwargs={"image": "cat.jpg", "width": 200})
 print(f"sent job {job.id}")
-print("Node answered", job.get(timeout=30))
+print("result from Node.js:", job.get(timeout=30))
 
 bad = app.send_task("thumbnail", kwargs={"image": "cat.jpg", "width": 0}, max_retries=0)
 try:
     bad.get(timeout=30)
 except TaskError as error:
-    print("Node threw:", str(error).splitlines()[0])
+    print("error from Node.js:", str(error).splitlines()[0])

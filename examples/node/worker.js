@@ -19,7 +19,7 @@ const worker = new Worker(
 worker.on('completed', (job, result) => console.log(`${job.name} ${job.id}: ${result.file}`));
 worker.on('failed', (job, error) => console.log(`${job.name} ${job.id} failed: ${error.message}`));
 await worker.waitUntilReady();
-console.log('waiting for jobs; Ctrl-C ends');
+console.log('waiting for jobs; press Ctrl-C to stop');
 
 for (const signal of ['SIGINT', 'SIGTERM']) {
   process.once(signal, () => worker.close());

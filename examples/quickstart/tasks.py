@@ -6,7 +6,7 @@ import asyncio
 
 from bulltask import App
 
-# embedded:// is a server that comes with bulltask: started by the first process that needs it, gone with the last.
+# embedded:// is a server that the first process starts, and that stops with the last process.
 app = App("quickstart", broker_url="embedded://quickstart")
 
 

@@ -145,10 +145,11 @@ def test_the_next_steps_that_the_demo_prints_work(tmp_path: Path, output: str) -
 @pytest.mark.parametrize(
     ("replacements", "reasons"),
     [
-        ('return f"page {page}"', 'return f"page {page or 99}"', 'its result is "page 99" instead of "page 0"'),
-        ("retries == 0", "retries == 9", "attempts are 1 instead of 2"),
-        ('broker_url="embedded://demo"', "max_crashes=1", "the child running this job died (SIGKILL)"),
-        ("    if self.request.retries == 0:", STALL, "stalls are 2 instead of 0"),
+        (
+            {**WRONG_RESULT, **STALL_WITHOUT_RETRY},
+            ['its result is "page 99" instead of "page 0"', "attempts are 1 instead of 2", "stalls are 1 instead of 0"],
+        ),
+        (CRASH_LIMIT, ["the child running this job died (SIGKILL)"]),
     ],
     ids=["a wrong result, no retry and a stall", "a crash without recovery"],
 )

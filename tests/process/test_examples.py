@@ -168,11 +168,11 @@ async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_resul
     sent = await web.post("/reports", json={"year": 2025})
     assert sent.status_code == 202
     status = sent.json()["status"]
-    assert (await web.get(status)).json() == {"state": "waiting", "tries": 0, "error": None}
+    assert (await web.get(status)).json() == {"state": "waiting", "attempts": 0, "error": None}
     assert (await web.get(f"{status}/result?wait=0")).status_code == 503
     with running("fastapi", "bulltask worker -A shop", servers):
         assert (await web.get(f"{status}/result?wait=30")).json() == {"year": 2025, "orders": 14175}
-    assert (await web.get(status)).json() == {"state": "completed", "tries": 1, "error": None}
+    assert (await web.get(status)).json() == {"state": "completed", "attempts": 1, "error": None}
 
 
 async def test_the_fastapi_handler_returns_the_error_of_a_task(web: httpx.AsyncClient, servers: dict[str, str]) -> None:

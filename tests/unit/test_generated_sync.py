@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.generate_sync import TARGET, generated
+from tools.generate_sync import TARGET, generate
 
-GENERATED = generated()
+GENERATED = generate()
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
