@@ -114,7 +114,7 @@ def test_drain_removes_waiting_jobs(queue: Queue, manual_worker: ManualWorker) -
     queue.drain()
     assert [job.name for job in queue.get_jobs(["waiting", "prioritized", "delayed"])] == ["late"]
     queue.drain(delayed=True)
-    assert sorted(job.name for job in queue.get_jobs()) == ["first", "active"]
+    assert sorted(job.name for job in queue.get_jobs()) == ["active", "first"]
 
 
 def test_clean_removes_old_jobs_of_one_state(queue: Queue, manual_worker: ManualWorker) -> None:
