@@ -58,7 +58,7 @@ def main() -> int:
     args = arguments()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         sys.exit("The demo needs Java 17: apt-get install default-jre-headless, or set JAVA_HOME")
-    plan = Plan.noted(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
+    plan = Plan.load(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
     clear_settings()
     os.environ["BULLTASK_PREFIX"] = PREFIX
     install_signal_handlers()
@@ -112,7 +112,7 @@ def server_of(url: str | None) -> Iterator[tuple[str, str]]:
         yield url, f"your server; all keys of the demo begin with {PREFIX}"
         return
     with temporary_server() as server:
-        yield server.url, f"{server.binary} on port {server.port}, thrown away at the end"
+        yield server.url, f"{server.binary} on port {server.port}, removed at the end"
 
 
 def remove_jobs(url: str) -> None:
