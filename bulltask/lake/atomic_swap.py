@@ -186,7 +186,10 @@ def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("ab") as file:
         fcntl.flock(file, operation)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
 
 
 def _write_atomically(path: Path, text: str) -> None:

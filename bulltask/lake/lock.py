@@ -45,6 +45,8 @@ class RunLock:
         file, self._file = self._file, -1
         if file >= 0:
             with suppress(OSError):
+                # Closing alone would leave the lock to a process that was forked meanwhile, until it ends.
+                fcntl.flock(file, fcntl.LOCK_UN)
                 os.close(file)
 
     def __enter__(self) -> Self:

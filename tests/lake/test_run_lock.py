@@ -1,0 +1,46 @@
+"""The lock of a lake's stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bulltask.errors import LakeInUseError
+from bulltask.lake.layout import Layout
+from bulltask.lake.lock import RunLock, writer_pid
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "lake")
+
+
+@pytest.fixture
+def lock(layout: Layout) -> Iterator[RunLock]:
+    with RunLock(layout) as lock:
+        yield lock
+
+
+def test_a_second_lock_of_a_lake_is_rejected_and_names_the_process(layout: Layout, lock: RunLock) -> None:
+    with pytest.raises(LakeInUseError, match=f"process {os.getpid()} already writes"):
+        RunLock(layout)
+    assert writer_pid(layout) == os.getpid()
+
+
+def test_a_released_lock_is_free_while_a_process_forked_before_still_runs(layout: Layout, lock: RunLock) -> None:
+    end_of_test, test_is_running = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(test_is_running)
+        os.read(end_of_test, 1)
+        os._exit(0)
+    try:
+        lock.release()
+        assert writer_pid(layout) is None
+        RunLock(layout).release()
+    finally:
+        os.close(end_of_test)
+        os.close(test_is_running)
+        os.waitpid(pid, 0)
