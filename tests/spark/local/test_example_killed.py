@@ -132,5 +132,5 @@ def test_the_tables_of_the_example_are_correct_after_kills(
                     completed = completes(run, root, 600 if number == KILLS else rng.uniform(15, 60))
         assert completed, log_of(root)
         assert running_worker.poll() is None
-    assert "✓ The tables say of every job what became of it" in log_of(root)
+    assert "✓ The tables have the outcome of every job" in log_of(root)
     check_lake(root, client, COUNT)
