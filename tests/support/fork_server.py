@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -233,6 +234,9 @@ def main() -> NoReturn:
             installed.remove(name)
     for name in PRELOADED:
         importlib.import_module(name)
+    # redis-py reads the metadata of its package for each connection, which takes longer than to connect.
+    redis_utils = importlib.import_module("redis.utils")
+    redis_utils.get_lib_version = functools.cache(redis_utils.get_lib_version)  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     words, directory, environ, new_session = serve(socket.socket(fileno=int(sys.argv[1])))

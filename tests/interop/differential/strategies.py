@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -27,26 +28,45 @@ def _step(do: str, **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"do": st.just(do), **fields})
 
 
+_COMMON_OPTIONS: Final[dict[str, list[Any]]] = {
+    "attempts": [1, 2, 3],
+    "backoff": [HOUR, {"type": "exponential", "delay": HOUR}, {"type": "fixed", "delay": HOUR}],
+    "removeOnComplete": [True, False, 1, {"age": 3600}, {"age": 7200, "count": 1}],
+    "removeOnFail": [True, False, 1, {"count": 2}],
+    "keepLogs": [1, 2],
+    "stackTraceLimit": [0, 1],
+}
+
+
+def _common_options(number: int) -> dict[str, Any]:
+    """Return the options with a number; each option is missing in half of them."""
+    options = {}
+    for name, values in _COMMON_OPTIONS.items():
+        number, index = divmod(number, 2 * len(values))
+        if index >= len(values):
+            options[name] = values[index - len(values)]
+    return options
+
+
+# One number, not a choice for each option: drawing takes more time than running the steps.
+_COMMON = st.integers(0, math.prod(2 * len(values) for values in _COMMON_OPTIONS.values()) - 1).map(_common_options)
+
+
 def _options(**fields: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Return options with all named ones, and sometimes with those that any job may have."""
-    return st.fixed_dictionaries(
-        fields,
-        optional={
-            "attempts": st.sampled_from([1, 2, 3]),
-            "backoff": st.sampled_from(
-                [HOUR, {"type": "exponential", "delay": HOUR}, {"type": "fixed", "delay": HOUR}]
-            ),
-            "removeOnComplete": st.sampled_from([True, False, 1, {"age": 3600}, {"age": 7200, "count": 1}]),
-            "removeOnFail": st.sampled_from([True, False, 1, {"count": 2}]),
-            "keepLogs": st.sampled_from([1, 2]),
-            "stackTraceLimit": st.sampled_from([0, 1]),
-        },
-    )
+    if not fields:
+        return _COMMON
+    return st.builds(lambda named, common: {**named, **common}, st.fixed_dictionaries(fields), _COMMON)
 
 
-_DEDUPLICATION = st.fixed_dictionaries(
-    {"id": st.sampled_from(["d0", "d1"])},
-    optional={"ttl": st.just(TTL_UNIT_MS), "extend": st.just(True), "replace": st.just(True)},
+_DEDUPLICATION = st.sampled_from(
+    [
+        {"id": name, **ttl, **extend, **replace}
+        for name in ("d0", "d1")
+        for ttl in ({}, {"ttl": TTL_UNIT_MS})
+        for extend in ({}, {"extend": True})
+        for replace in ({}, {"replace": True})
+    ]
 )
 _OPTIONS = st.one_of(
     _options(),
@@ -199,13 +219,14 @@ _CHUNKS: Final[list[tuple[int, st.SearchStrategy[Chunk]]]] = [
 """Weights and steps."""
 
 
-def sequences() -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Return sequences of :data:`LENGTH` steps; most steps add or process jobs."""
-    # Not one_of: it gives every leaf of a tree of strategies the same weight.
-    chunk = st.sampled_from([chunk for weight, chunk in _CHUNKS for _ in range(weight)]).flatmap(lambda steps: steps)
-    chunks = st.lists(chunk, min_size=LENGTH - 1, max_size=LENGTH - 1)
-    return st.builds(_sequence, chunks, _LAST)
+# Not one_of: it gives every leaf of a tree of strategies the same weight.
+_CHUNK = st.sampled_from([chunk for weight, chunk in _CHUNKS for _ in range(weight)])
 
 
-def _sequence(chunks: list[Chunk], last: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*[step for chunk in chunks for step in chunk][: LENGTH - 1], last]
+@st.composite
+def sequences(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Return a sequence of :data:`LENGTH` steps; most steps add or process jobs."""
+    steps: list[dict[str, Any]] = []
+    while len(steps) < LENGTH - 1:
+        steps += draw(draw(_CHUNK))
+    return [*steps[: LENGTH - 1], draw(_LAST)]

@@ -22,8 +22,20 @@ function setClock(ms) {
   };
 }
 
+// One connection for all runs: each new one computes the hashes of all scripts.
+const clients = new Map();
+
+function sharedClient(connection) {
+  const key = JSON.stringify(connection);
+  if (!clients.has(key)) {
+    const options = { connection: { ...connection, maxRetriesPerRequest: null }, skipMetasUpdate: true };
+    clients.set(key, new Queue('connection', options).client);
+  }
+  return clients.get(key);
+}
+
 export async function runSequence({ queue: name, connection, prefix, steps, worker: workerOpts }) {
-  const run = new Run(name, { connection, prefix }, workerOpts);
+  const run = new Run(name, { connection: await sharedClient(connection), prefix }, workerOpts);
   try {
     return await run.all(steps);
   } finally {
