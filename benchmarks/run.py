@@ -1,7 +1,7 @@
-"""bulltask against Celery and BullMQ on Node.js: no-op jobs, on one machine and in one run.
+"""Compare bulltask with Celery and BullMQ on Node.js: no-op jobs, on one machine and in one run.
 
-Every measurement has a fresh server (bulltask's embedded one, persistence off for all). In every round each peer has
-its turn, so a ratio is taken within a round and holds on a noisy machine. Exits 1 if a job was lost or ran twice.
+Every measurement uses a new embedded server without persistence. Every peer is measured in each round, and ratios are
+computed within a round, so that they are valid on a busy machine. The exit code is 1 if a job was lost or ran twice.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ DEFAULT_PEERS = ["bulltask", "celery", "celery-ignore-result", "bullmq"]
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     if options.only is None:
-        options.only = those_there(DEFAULT_PEERS)
+        options.only = installed_peers(DEFAULT_PEERS)
     if absent := missing(options.only):
-        print(
-            f"not installed here: {', '.join(absent)}. `make bench` makes an environment that has it", file=sys.stderr
-        )
+        print(f"not installed: {', '.join(absent)}. `make bench` creates an environment with it", file=sys.stderr)
         return 2
     facts = _facts(options)
     print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n", flush=True)
@@ -47,65 +45,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps({"facts": facts, "rounds": rounds}, indent=1))
     print(report(rounds))
-    found = problems(rounds)
-    for problem in found:
-        print(f"wrong: {problem}")
+    errors = problems(rounds)
+    for error in errors:
+        print(f"error: {error}")
     if warning := noise(rounds):
         print(warning)
     print(closing_line(rounds))
-    return 1 if found else 0
+    return 1 if errors else 0
 
 
 def _measure(options: argparse.Namespace) -> list[dict[str, dict[str, Result]]]:
     rounds = []
-    # The directory of a run lies on disk or in memory as the system's temporary files do; no server writes to it.
+    # The servers have no persistence, so it does not matter whether this directory is on disk or in memory.
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         bench = Bench(Path(directory), options.jobs, options.children)
-        peers = _tuned(bench, options)
+        peers = _find_fastest(bench, options)
         for number in range(options.rounds):
             shift = number % len(options.only)
-            turn = [*options.only[shift:], *options.only[:shift]]
+            order = [*options.only[shift:], *options.only[:shift]]
             results: dict[str, dict[str, Result]] = {}
             for measure in options.measure:
-                taken = {name: _take(bench, measure, peers[name], number) for name in turn}
-                results[measure] = {name: taken[name] for name in options.only}
+                measured = {name: _measure_peer(bench, measure, peers[name], number) for name in order}
+                results[measure] = {name: measured[name] for name in options.only}
             rounds.append(results)
     return rounds
 
 
-def _tuned(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
-    """The peers in the settings in which they are measured; what was found for those that have several is printed."""
+def _find_fastest(bench: Bench, options: argparse.Namespace) -> dict[str, Peer]:
+    """Return the peers with their fastest settings; print the rates of those with several settings."""
     peers = {}
     for name in options.only:
-        peers[name], found = bench.fastest(PEERS[name])
-        if found:
-            print(f"{name}: {peers[name].note}, {found}", end="\n\n", flush=True)
+        peers[name], summary = bench.fastest(PEERS[name])
+        if summary:
+            print(f"{name}: {peers[name].note}, {summary}", end="\n\n", flush=True)
     return peers
 
 
-def _take(bench: Bench, measure: str, peer: Peer, number: int) -> Result:
+def _measure_peer(bench: Bench, measure: str, peer: Peer, number: int) -> Result:
     result = MEASURES[measure](bench, peer)
-    shown = ", ".join(f"{key} {value:,.2f}" for key, value in result.items() if isinstance(value, float))
+    values = ", ".join(f"{key} {value:,.2f}" for key, value in result.items() if isinstance(value, float))
     if result and sys.stderr.isatty():
-        print(f"round {number + 1}, {measure}, {peer.name}: {shown}", file=sys.stderr, flush=True)
+        print(f"round {number + 1}, {measure}, {peer.name}: {values}", file=sys.stderr, flush=True)
     return result
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=_positive, default=20_000, help="jobs of a drain (20000)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="how often everything is measured (3)")
-    parser.add_argument("--children", type=_positive, default=2, help="children of each worker (2)")
-    parser.add_argument("--only", type=_names(PEERS), help=f"peers, of {', '.join(PEERS)}; all but dramatiq")
+    parser.add_argument("--jobs", type=_positive, default=20_000, help="number of jobs of a backlog (20000)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="number of rounds (3)")
+    parser.add_argument("--children", type=_positive, default=2, help="number of children of each worker (2)")
     parser.add_argument(
-        "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"of {', '.join(MEASURES)}"
+        "--only", type=_names(PEERS), help=f"peers, from {', '.join(PEERS)}; default: all except dramatiq"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number here")
+    parser.add_argument(
+        "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"measurements, from {', '.join(MEASURES)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     return parser.parse_args(argv)
 
 
-def those_there(names: list[str]) -> list[str]:
-    """``names`` without the client of Node.js where that is not installed, which is said."""
+def installed_peers(names: list[str]) -> list[str]:
+    """Return ``names`` without BullMQ if Node.js is not installed, and print a message."""
     if absent := [name for name in names if not PEERS[name].package and missing([name])]:
         print(f"without {', '.join(absent)}: it needs Node.js 18 or newer with npm", file=sys.stderr)
     return [name for name in names if name not in absent]
@@ -122,7 +122,7 @@ def _names(known: Any) -> Any:
     def parse(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",")]
         if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}")
         return names
 
     return parse
@@ -132,7 +132,7 @@ def _facts(options: argparse.Namespace) -> dict[str, str]:
     packages = [name for name in ("celery", "kombu", "dramatiq", "redis", "hiredis") if _version(name)]
     return {
         "machine": f"{os.cpu_count()} CPUs ({_processor()}), Python {platform.python_version()}",
-        "server": f"{find_binary()} on 127.0.0.1, no persistence, a fresh one for each measurement",
+        "server": f"{find_binary()} on 127.0.0.1, no persistence, a new one for each measurement",
         "packages": ", ".join([*(f"{name} {_version(name)}" for name in packages), *_node(options.only)]),
         "jobs": f"{options.jobs:,} no-ops, {options.children} children, {options.rounds} rounds",
         **{name: PEERS[name].note for name in options.only},
@@ -140,7 +140,7 @@ def _facts(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _node(names: list[str]) -> list[str]:
-    """The versions of Node.js and its client, where one of ``names`` uses them."""
+    """Return the versions of Node.js and BullMQ, if one of ``names`` uses them."""
     if all(PEERS[name].package for name in names):
         return []
     program = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
@@ -164,5 +164,5 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are stopped then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are stopped, too
     sys.exit(main())

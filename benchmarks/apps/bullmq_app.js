@@ -1,4 +1,4 @@
-// BullMQ for Node.js, all settings at their defaults but the concurrency; `benchmarks/peers.py` says how it is called.
+// The BullMQ app for Node.js, with default settings except the concurrency; `benchmarks/peers.py` has the commands.
 //
 //   node bullmq_app.js worker PROCESSES CONCURRENCY
 //   node bullmq_app.js single|bulk|latency JOBS      prints one line of JSON, as apps/produce.py does
@@ -21,8 +21,8 @@ const connection = { host: hostname, port: Number(port), maxRetriesPerRequest: n
 const seconds = since => Number(process.hrtime.bigint() - since) / 1e9;
 const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
 
-// The file of apps/counter.py. Node.js cannot map a file into its memory, and a system call for each job would be on
-// its bill alone: what was counted is written once in a millisecond.
+// The file of apps/counter.py. Node.js has no memory-mapped files, and a system call for each job would slow down only
+// this peer, so the counts are written at most once per millisecond.
 class Counter {
   constructor() {
     const jobs = Number(process.env.BENCH_JOBS);
@@ -63,7 +63,7 @@ function work(concurrency) {
     counter?.flush();
     process.exit(0);
   });
-  process.on('disconnect', () => process.exit(1)); // the parent is gone
+  process.on('disconnect', () => process.exit(1)); // the parent has exited
 }
 
 function workInProcesses(processes, concurrency) {
@@ -71,11 +71,11 @@ function workInProcesses(processes, concurrency) {
   process.on('SIGTERM', () => {
     children.forEach(child => child.kill('SIGTERM'));
   });
-  let left = children.length;
+  let running = children.length;
   children.forEach(child =>
     child.on('exit', code => {
-      left -= 1;
-      if (left === 0 || code) process.exit(code ?? 1);
+      running -= 1;
+      if (running === 0 || code) process.exit(code ?? 1);
     }),
   );
 }

@@ -1,4 +1,4 @@
-"""bulltask, all settings at their defaults."""
+"""The bulltask app, with default settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery, all settings at their defaults but JSON and whether results are kept (`BENCH_RESULTS=0`: they are not)."""
+"""The Celery app, with default settings except JSON; ``BENCH_RESULTS=0`` disables results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def send(index: int) -> Any:
 
 
 def send_many(indexes: Sequence[int]) -> None:
-    # Celery has no call that sends many jobs; a group is the nearest.
+    # Celery has no bulk send; a group is the closest equivalent.
     group(noop.s(index) for index in indexes).apply_async()
 
 

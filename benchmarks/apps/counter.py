@@ -1,8 +1,9 @@
-"""Count jobs without touching Redis: every worker process has a file of its own, mapped into its memory.
+"""Count jobs without Redis: each worker process has a memory-mapped file.
 
-Words of 8 bytes: start of the first job, end of the last job (both `CLOCK_MONOTONIC` ns, one clock for all processes
-of a machine), jobs done. Then one byte for each job of the run: how often it ran in this process. A job that was lost
-has zeros in all files, one that ran twice has more than one 1.
+It contains three words of 8 bytes: the start of the first job, the end of the last job (both ``CLOCK_MONOTONIC`` ns,
+which is the same for all processes of a machine), and the number of finished jobs. Then it has one byte for each job of
+the run: the number of its runs in this process. The sum over all files is 0 for a lost job, and 2 or more for a
+duplicated job.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "JOBS", "Counter", "Tally", "count", "progress", "tally"]
+__all__ = ["DIRECTORY", "JOBS", "Counter", "Counts", "count", "progress", "read_counts"]
 
 DIRECTORY: Final = "BENCH_COUNTERS"
 JOBS: Final = "BENCH_JOBS"
 
 _STARTED, _ENDED, _DONE = range(3)
 _HEADER: Final = 3 * 8
-_MOST: Final = 255
+_MAX_RUNS: Final = 255
 
 
 class Counter:
     """The file of one process.
 
     Args:
-        path: the file; its name does not matter.
-        jobs: how many jobs the run has.
-        started_ns: when the first job of the process began.
+        path: The file, with any name.
+        jobs: The number of jobs of the run.
+        started_ns: The start of the first job of the process.
     """
 
     def __init__(self, path: Path, jobs: int, started_ns: int) -> None:
@@ -43,16 +44,16 @@ class Counter:
         self._lock = threading.Lock()  # for workers that run jobs in threads
 
     def add(self, index: int) -> None:
-        """Job ``index`` ran."""
+        """Count a run of job ``index``."""
         with self._lock:
-            self._runs[index] = min(self._runs[index] + 1, _MOST)
+            self._runs[index] = min(self._runs[index] + 1, _MAX_RUNS)
             self._words[_DONE] += 1
             self._words[_ENDED] = time.monotonic_ns()
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What all processes of a run have counted."""
+class Counts:
+    """The counts of all processes of a run."""
 
     started_ns: int
     ended_ns: int
@@ -62,42 +63,42 @@ class Tally:
     processes: tuple[int, ...]
 
 
-_mine: list[Counter] = []  # one at the most: this process's
+_counter: list[Counter] = []  # empty before the first job of this process
 
 
 def count(index: int) -> None:
-    """The body of every benchmark job: says that job ``index`` ran."""
-    if not _mine:
+    """Count a run of job ``index``: the body of every benchmark job."""
+    if not _counter:
         path = Path(os.environ[DIRECTORY], str(os.getpid()))
-        _mine.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
-    _mine[0].add(index)
+        _counter.append(Counter(path, int(os.environ[JOBS]), time.monotonic_ns()))
+    _counter[0].add(index)
 
 
-os.register_at_fork(after_in_child=_mine.clear)
+os.register_at_fork(after_in_child=_counter.clear)
 
 
 def progress(directory: Path) -> int:
-    """Jobs done so far; reads only the heads of the files."""
-    return sum(_head(path)[_DONE] for path in directory.iterdir())
+    """Return the number of finished jobs; read only the headers of the files."""
+    return sum(_header(path)[_DONE] for path in directory.iterdir())
 
 
-def tally(directory: Path, jobs: int) -> Tally:
-    """Read everything that was counted; call it when no worker runs any more."""
-    heads = [head for path in directory.iterdir() if (head := _head(path))[_DONE]]
+def read_counts(directory: Path, jobs: int) -> Counts:
+    """Return the counts of all processes; call it after all workers have exited."""
+    headers = [header for path in directory.iterdir() if (header := _header(path))[_DONE]]
     runs = [0] * jobs
     for path in directory.iterdir():
-        runs = [total + own for total, own in zip(runs, path.read_bytes()[_HEADER:], strict=True)]
-    return Tally(
-        started_ns=min((head[_STARTED] for head in heads), default=0),
-        ended_ns=max((head[_ENDED] for head in heads), default=0),
-        done=sum(head[_DONE] for head in heads),
+        runs = [total + number for total, number in zip(runs, path.read_bytes()[_HEADER:], strict=True)]
+    return Counts(
+        started_ns=min((header[_STARTED] for header in headers), default=0),
+        ended_ns=max((header[_ENDED] for header in headers), default=0),
+        done=sum(header[_DONE] for header in headers),
         lost=runs.count(0),
         duplicated=sum(total - 1 for total in runs if total > 1),
-        processes=tuple(sorted((head[_DONE] for head in heads), reverse=True)),
+        processes=tuple(sorted((header[_DONE] for header in headers), reverse=True)),
     )
 
 
-def _head(path: Path) -> tuple[int, ...]:
+def _header(path: Path) -> tuple[int, ...]:
     with path.open("rb") as file:
         raw = file.read(_HEADER)
     return tuple(memoryview(raw.ljust(_HEADER, b"\0")).cast("q"))  # empty between open and truncate

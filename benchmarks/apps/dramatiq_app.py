@@ -1,4 +1,4 @@
-"""dramatiq, default middleware and its Redis result backend."""
+"""The Dramatiq app, with default middleware and the Redis result backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def send(index: int) -> Any:
 
 
 def send_many(indexes: Sequence[int]) -> None:
-    for index in indexes:  # dramatiq has no call that sends many jobs
+    for index in indexes:  # Dramatiq has no bulk send
         noop.send(index)
 
 

@@ -1,7 +1,7 @@
-"""The sending side, in a process of its own: ``produce.py MODULE OPERATION JOBS`` prints one line of JSON.
+"""The producer process: ``produce.py MODULE OPERATION JOBS`` prints one line of JSON.
 
-Operations: ``single`` and ``bulk`` send JOBS jobs and say in how many seconds; ``latency`` sends one, waits for its
-result, pauses 3 ms, and so on, and says each time from send to result in seconds.
+Operations: ``single`` and ``bulk`` send JOBS jobs and print the time in seconds. ``latency`` sends JOBS jobs one after
+another, with a pause of 3 ms after each result, and prints the time from send to result of each.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def bulk(app: Any, jobs: int) -> dict[str, object]:
 
 
 def latency(app: Any, jobs: int) -> dict[str, object]:
-    pause, took = threading.Event(), []
+    pause, samples = threading.Event(), []
     for index in range(-min(WARM_UP, jobs), jobs):
         started = time.perf_counter()
         app.wait(app.send(max(0, index)))
         if index >= 0:
-            took.append(time.perf_counter() - started)
+            samples.append(time.perf_counter() - started)
         pause.wait(PAUSE_S)
-    return {"samples": took}
+    return {"samples": samples}
 
 
 if __name__ == "__main__":

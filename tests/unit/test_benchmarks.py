@@ -14,24 +14,27 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.apps.counter import Counter, Tally, progress, tally
+from benchmarks.apps.counter import Counter, Counts, progress, read_counts
 from benchmarks.measures import Bench
 from benchmarks.peers import PEERS, Peer, missing
 from benchmarks.report import closing_line, noise, problems, ratios, report, spread
-from benchmarks.run import main, those_there
+from benchmarks.run import installed_peers, main
 
 ROOT = Path(__file__).parent.parent.parent
 NEEDS_NODE = pytest.mark.skipif(bool(missing(["bullmq"])), reason="needs Node.js and bullmq (tests/interop)")
 
 
-def drain_result(rate: float, **fields: Any) -> dict[str, Any]:
+def throughput_result(rate: float, **fields: Any) -> dict[str, Any]:
     counted = {"done": 100, "stored": 100, "lost": 0, "duplicated": 0}
     return {"rate": rate, "worker_us": 40.0, "redis_us": 30.0, "foreign": 0.01, **counted, **fields}
 
 
 def two_rounds(**fields: Any) -> list[dict[str, dict[str, dict[str, Any]]]]:
     rates = [(9000.0, 1000.0), (8000.0, 2000.0)]
-    return [{"drain": {"bulltask": drain_result(fast, **fields), "celery": drain_result(slow)}} for fast, slow in rates]
+    return [
+        {"throughput": {"bulltask": throughput_result(fast, **fields), "celery": throughput_result(slow)}}
+        for fast, slow in rates
+    ]
 
 
 def count_jobs(path: Path, indexes: list[int]) -> None:
@@ -44,7 +47,7 @@ def count_jobs(path: Path, indexes: list[int]) -> None:
 def test_the_counts_of_all_processes_are_added_up(tmp_path: Path) -> None:
     count_jobs(tmp_path / "one", [0, 2, 4])
     count_jobs(tmp_path / "two", [1, 3])
-    counts = tally(tmp_path, 5)
+    counts = read_counts(tmp_path, 5)
     assert (counts.done, counts.lost, counts.duplicated, counts.processes) == (5, 0, 0, (3, 2))
     assert progress(tmp_path) == 5
 
@@ -52,17 +55,17 @@ def test_the_counts_of_all_processes_are_added_up(tmp_path: Path) -> None:
 def test_a_duplicated_job_does_not_hide_a_lost_job(tmp_path: Path) -> None:
     count_jobs(tmp_path / "one", [0, 1, 2])
     count_jobs(tmp_path / "two", [2, 3])
-    counts = tally(tmp_path, 5)
+    counts = read_counts(tmp_path, 5)
     assert (counts.done, counts.lost, counts.duplicated) == (5, 1, 1)
 
 
 def test_the_measured_time_spans_the_first_start_to_the_last_end(tmp_path: Path) -> None:
     early, late = Counter(tmp_path / "one", 2, started_ns=100), Counter(tmp_path / "two", 2, started_ns=200)
-    assert tally(tmp_path, 2) == Tally(0, 0, 0, 2, 0, ()), "a process without jobs has no times"
+    assert read_counts(tmp_path, 2) == Counts(0, 0, 0, 2, 0, ()), "a process without jobs has no times"
     late.add(0)
     before_ns = time.monotonic_ns()
     early.add(1)
-    counts = tally(tmp_path, 2)
+    counts = read_counts(tmp_path, 2)
     assert counts.started_ns == 100
     assert counts.ended_ns >= before_ns
 
@@ -73,7 +76,7 @@ def test_an_empty_counter_file_counts_no_job(tmp_path: Path) -> None:
 
 
 def test_ratios_are_computed_within_a_round() -> None:
-    assert ratios(two_rounds(), "drain", "bulltask", "celery") == [9.0, 4.0]
+    assert ratios(two_rounds(), "throughput", "bulltask", "celery") == [9.0, 4.0]
 
 
 def test_a_shorter_latency_gives_a_ratio_above_one() -> None:
@@ -82,11 +85,13 @@ def test_a_shorter_latency_gives_a_ratio_above_one() -> None:
 
 
 def test_the_last_line_shows_medians_and_the_median_ratio() -> None:
-    assert closing_line(two_rounds()) == "drain: bulltask 8,500 jobs/s, celery 1,500 jobs/s, ratio 6.50"
+    assert closing_line(two_rounds()) == "throughput: bulltask 8,500 jobs/s, celery 1,500 jobs/s, ratio 6.50"
 
 
 def test_the_last_line_has_no_ratio_if_only_one_peer_was_measured() -> None:
-    assert closing_line([{"drain": {"bulltask": drain_result(9000.0)}}]) == "drain: bulltask 9,000 jobs/s"
+    assert (
+        closing_line([{"throughput": {"bulltask": throughput_result(9000.0)}}]) == "throughput: bulltask 9,000 jobs/s"
+    )
 
 
 def test_the_table_shows_median_and_range_of_every_peer() -> None:
@@ -124,7 +129,7 @@ def test_a_busy_machine_is_reported() -> None:
 def test_the_last_line_includes_bullmq() -> None:
     rounds = two_rounds()
     for measures, rate in zip(rounds, (4500.0, 2000.0), strict=True):
-        measures["drain"]["bullmq"] = drain_result(rate)
+        measures["throughput"]["bullmq"] = throughput_result(rate)
     assert closing_line(rounds).endswith("celery 1,500 jobs/s, ratio 6.50, bullmq 3,250 jobs/s, ratio 3.00")
 
 
@@ -132,33 +137,33 @@ def test_bullmq_is_skipped_with_a_message_if_node_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert those_there(["bulltask", "bullmq"]) == ["bulltask"]
+    assert installed_peers(["bulltask", "bullmq"]) == ["bulltask"]
     assert "without bullmq: it needs Node.js" in capsys.readouterr().err
     assert main(["--only", "bullmq"]) == 2
 
 
-class Drains(Bench):
-    """A bench without real drains: the rate is computed from the settings of the peer's worker."""
+class FakeBench(Bench):
+    """A bench without real measurements: the rate is computed from the settings of the peer's worker."""
 
-    def drain(self, peer: Peer) -> dict[str, Any]:
+    def throughput(self, peer: Peer) -> dict[str, Any]:
         processes, concurrency = map(int, peer.worker(2)[-2:])
-        return drain_result(float(processes * 100 + concurrency))
+        return throughput_result(float(processes * 100 + concurrency))
 
 
 def test_bullmq_is_measured_with_its_fastest_settings(tmp_path: Path) -> None:
-    peer, summary = Drains(tmp_path, 10, 2).fastest(PEERS["bullmq"])
+    peer, summary = FakeBench(tmp_path, 10, 2).fastest(PEERS["bullmq"])
     assert peer.worker(2)[-2:] == ["2", "200"]
     assert "2 processes, concurrency 200" in peer.note
     assert "1 x 50 150, " in summary
-    assert Drains(tmp_path, 10, 2).fastest(PEERS["bulltask"]) == (PEERS["bulltask"], "")
+    assert FakeBench(tmp_path, 10, 2).fastest(PEERS["bulltask"]) == (PEERS["bulltask"], "")
 
 
 def check_results(path: Path, stdout: str, peer: str) -> None:
     """Check a run with 300 jobs."""
-    drain = json.loads(path.read_text())["rounds"][0]["drain"][peer]
-    assert (drain["done"], drain["lost"], drain["duplicated"], drain["stored"]) == (300, 0, 0, 300)
-    assert stdout.splitlines()[-1].startswith(f"drain: {peer} ")
-    assert "From send to result in hand" in stdout
+    result = json.loads(path.read_text())["rounds"][0]["throughput"][peer]
+    assert (result["done"], result["lost"], result["duplicated"], result["stored"]) == (300, 0, 0, 300)
+    assert stdout.splitlines()[-1].startswith(f"throughput: {peer} ")
+    assert "Time from send to result" in stdout
 
 
 @pytest.mark.bench
