@@ -112,7 +112,7 @@ class Bench:
         return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "foreign": other_cpu()}
 
     def _watch(self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path) -> tuple[_Usage, int, _Usage]:
-        """Wait for the first and the last job; return the usage at the start, the end time, and the usage at the end."""
+        """Wait for the first and the last job; return usage at the start, end time, and usage at the end."""
 
         def usage() -> _Usage:
             return _Usage(progress(counters), tree_cpu_us(worker.pid), server_cpu_us(client))
