@@ -20,7 +20,6 @@ __all__ = ["Distribution", "sort_longest_first"]
 UNITS = (
     ("tests/spark/local/test_demo.py", "JVMs of examples"),
     ("tests/spark/local/test_example_killed.py", "JVMs of examples"),
-    ("tests/spark/local/test_pipeline_killed.py", "JVMs of clusters"),  # six drivers, and a session for comparison
     ("tests/spark/local/", "Spark's session"),
     ("tests/spark/cluster/", "JVMs of clusters"),
     ("tests/spark/worker/", "JVMs of examples"),
