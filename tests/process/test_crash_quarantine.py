@@ -57,8 +57,7 @@ def all_completed(jobs: Sequence[AsyncResult[float]], seconds: float = 0.1) -> b
     return all(job.get(timeout=60) == seconds for job in jobs)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("poison", ["poison", "poison_sync"])
+@pytest.mark.parametrize(("poison", "method"), [("poison", "fork"), ("poison_sync", "fork"), ("poison", "spawn")])
 def test_one_poison_pill_among_fifty_jobs_crashes_three_times_and_fails_alone(
     harness: WorkerHarness, poison: str, method: str
 ) -> None:

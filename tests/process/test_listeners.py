@@ -116,9 +116,8 @@ def test_listeners_receive_events_in_the_child_that_ran_the_job(harness: WorkerH
     assert worker.stop() == 0
 
 
-@METHODS
-def test_a_listener_gets_the_exception_object_of_each_attempt(harness: WorkerHarness, method: str) -> None:
-    worker = harness.worker(LISTENS, children=1, settings={"worker_start_method": method, "task_retry_backoff": 0.01})
+def test_a_listener_gets_the_exception_object_of_each_attempt(harness: WorkerHarness) -> None:
+    worker = harness.worker(LISTENS, children=1, settings={"task_retry_backoff": 0.01})
     job = harness.app.send_task("fails", max_retries=1, backoff=0)
     retried = harness.journal.wait_for(what="retried", job=job.id)[0]
     failed = harness.journal.wait_for(what="failed", job=job.id)[0]
@@ -159,9 +158,8 @@ def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(harnes
     assert worker.logged("Child died") == []
 
 
-@METHODS
-def test_a_listener_may_send_jobs(harness: WorkerHarness, method: str) -> None:
-    harness.worker(SENDS, children=1, settings={"worker_start_method": method})
+def test_a_listener_may_send_jobs(harness: WorkerHarness) -> None:
+    harness.worker(SENDS, children=1)
     job = harness.hold()
     harness.wait_for_start(job)
     harness.open_gate()

@@ -11,7 +11,6 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
 PAUSE_OWN_WORKER = """
 import signal
 
@@ -22,7 +21,7 @@ def pause_my_worker():
 """
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_that_starts_paused_acquires_no_job_until_it_is_resumed(harness: WorkerHarness, method: str) -> None:
     job = harness.app.send_task("quick")
     settings = {"worker_start_method": method, "drain_delay": 0.1}
@@ -58,9 +57,8 @@ def test_other_workers_run_jobs_of_the_queue_while_one_worker_is_paused(harness:
     assert [worker.stop() for worker in (paused, other)] == [ExitCode.OK, ExitCode.OK]
 
 
-@METHODS
-def test_a_task_can_pause_its_worker_and_completes(harness: WorkerHarness, method: str) -> None:
-    worker = harness.worker(PAUSE_OWN_WORKER, settings={"worker_start_method": method}, children=1)
+def test_a_task_can_pause_its_worker_and_completes(harness: WorkerHarness) -> None:
+    worker = harness.worker(PAUSE_OWN_WORKER, children=1)
     assert harness.app.send_task("pause_my_worker").get(timeout=60) == worker.pid
     worker.wait_for_line("Worker paused")
     job = harness.app.send_task("quick")

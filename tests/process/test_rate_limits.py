@@ -13,7 +13,6 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
 TASKS = """
 from bulltask.errors import RateLimitQueue
 
@@ -54,8 +53,7 @@ def acquired_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
 # ---- limiter --------------------------------------------------------------------------------------------------------
 
 
-@METHODS
-@pytest.mark.parametrize("task", ["quick", "aquick"])
+@pytest.mark.parametrize(("task", "method"), [("quick", "fork"), ("aquick", "fork"), ("aquick", "spawn")])
 def test_all_children_share_the_limit_of_the_limiter(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method, "worker_async_concurrency": 5}
     worker = harness.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)

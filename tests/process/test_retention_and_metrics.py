@@ -14,7 +14,9 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
+TASKS_AND_METHODS = pytest.mark.parametrize(
+    ("task", "method"), [("quick", "fork"), ("aquick", "fork"), ("aquick", "spawn")]
+)
 MINUTE_MS = 60_000
 TASKS = """
 @app.task(name="fails")
@@ -36,8 +38,7 @@ def plain_sender(harness: WorkerHarness) -> App:
 # ---- remove_on_complete, remove_on_fail -----------------------------------------------------------------------------
 
 
-@METHODS
-@pytest.mark.parametrize("task", ["quick", "aquick"])
+@TASKS_AND_METHODS
 def test_only_the_newest_completed_jobs_are_kept(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method}
     harness.worker(TASKS, options=["--remove-on-complete", "2"], settings=settings, children=1)
@@ -92,8 +93,7 @@ def test_retention_and_metrics_apply_to_a_job_that_crashed_its_children(harness:
 # ---- metrics_max_data_points ----------------------------------------------------------------------------------------
 
 
-@METHODS
-@pytest.mark.parametrize("task", ["quick", "aquick"])
+@TASKS_AND_METHODS
 def test_metrics_count_completed_jobs_per_minute(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method}
     harness.worker(TASKS, options=["--metrics-max-data-points", "3"], settings=settings, children=1)

@@ -98,7 +98,9 @@ def descriptors(pid: int) -> int:
 
 @METHODS
 def test_hup_waits_for_running_jobs_and_loads_new_code_in_the_same_process(harness: WorkerHarness, method: str) -> None:
-    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method, "metrics_port": port})
     assert version(harness) == "old"
     running = harness.hold()
     harness.wait_for_start(running)
@@ -113,6 +115,8 @@ def test_hup_waits_for_running_jobs_and_loads_new_code_in_the_same_process(harne
     worker.wait_for_line("Worker started", count=2)
 
     assert version(harness) == "brand new"
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b"bullmq_jobs_processed_total" in answer.read()
     assert worker.process.poll() is None, "the process is the same"
     assert all(has_exited(pid) for pid in before)
     assert harness.start_count(running) == 1
@@ -122,13 +126,14 @@ def test_hup_waits_for_running_jobs_and_loads_new_code_in_the_same_process(harne
     assert worker.stop() == ExitCode.OK
 
 
-def test_a_worker_runs_jobs_after_three_hups(harness: WorkerHarness) -> None:
-    worker = harness.worker(TASKS)
+def test_each_of_three_restarts_uses_the_original_directory_and_environment(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS + CHANGES_DIRECTORY)
     for count in range(1, 4):
         worker.wait_for_line("Worker started", count=count)
         worker.send(signal.SIGHUP)
     worker.wait_for_line("Worker started", count=4)
     assert version(harness) == "old"
+    assert [entry["seen"] for entry in harness.journal.all(what="sees")] == ["no"] * 4
     assert worker.stop() == ExitCode.OK
 
 
@@ -186,18 +191,6 @@ def test_a_restart_with_code_that_cannot_be_imported_exits_with_an_error(
     assert worker.wait() == ExitCode.FAILED
 
 
-def test_a_restart_uses_the_original_directory_and_environment(
-    harness: WorkerHarness,
-) -> None:
-    worker = harness.worker(TASKS + CHANGES_DIRECTORY)
-    worker.wait_for_line("Worker started")
-    worker.send(signal.SIGHUP)
-    worker.wait_for_line("Worker started", count=2)
-    assert version(harness) == "old"
-    assert [entry["seen"] for entry in harness.journal.all(what="sees")] == ["no", "no"]
-    assert worker.stop() == ExitCode.OK
-
-
 def test_a_worker_that_waits_for_redis_can_be_restarted_and_stopped(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     proxy.refuse()
@@ -245,19 +238,6 @@ def test_a_worker_that_cannot_log_to_its_closed_terminal_shuts_down_warm(
     assert [harness.start_count(job) for job in running] == [1, 1]
 
 
-def test_a_restarted_worker_serves_its_metrics_on_the_same_port(harness: WorkerHarness) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    worker = harness.worker(TASKS, settings={"metrics_port": port})
-    worker.wait_for_line("Worker started")
-    worker.send(signal.SIGHUP)
-    worker.wait_for_line("Worker started", count=2)
-    assert version(harness) == "old"
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        assert b"bullmq_jobs_processed_total" in answer.read()
-    assert worker.stop() == ExitCode.OK
-
-
 def test_the_only_user_of_an_embedded_server_has_its_jobs_after_a_restart(
     harness: WorkerHarness, tmp_path: Path
 ) -> None:
@@ -288,11 +268,8 @@ def test_hangup_with_nohup_affects_neither_the_worker_nor_its_children(harness: 
 # ---- TSTP and CONT --------------------------------------------------------------------------------------------------
 
 
-@METHODS
-def test_a_paused_worker_finishes_its_jobs_and_acquires_no_more_until_resumed(
-    harness: WorkerHarness, method: str
-) -> None:
-    worker = harness.worker(TASKS, children=2, settings={"worker_start_method": method, "lock_duration": 30})
+def test_a_paused_worker_finishes_its_jobs_and_acquires_no_more_until_resumed(harness: WorkerHarness) -> None:
+    worker = harness.worker(TASKS, children=2, settings={"lock_duration": 30})
     harness.worker(options=["-Q", "other"], children=1)
     running = harness.hold()
     busy = int(harness.wait_for_start(running)["pid"])
@@ -478,8 +455,9 @@ def test_usr2_is_ignored_and_logged(harness: WorkerHarness) -> None:
 # ---- signals to a child ---------------------------------------------------------------------------------------------
 
 
-@METHODS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "method"), [(signal.SIGTERM, "fork"), (signal.SIGHUP, "fork"), (signal.SIGTERM, "spawn")]
+)
 def test_a_child_that_is_sent_term_or_hup_finishes_its_job_and_is_replaced(
     harness: WorkerHarness, number: signal.Signals, method: str
 ) -> None:

@@ -14,7 +14,6 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn"])
 STARTED_TOO_OFTEN = "job started more than allowable limit"
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
 TASKS = """
@@ -37,7 +36,7 @@ SHORT_INTERVALS = {"lock_duration": 1, "stalled_interval": 1}
 # ---- max_started_attempts -------------------------------------------------------------------------------------------
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_job_fails_when_it_has_started_max_started_attempts_times(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(
         TASKS, options=["--max-started-attempts", "2"], settings={"worker_start_method": method}, children=1
@@ -114,22 +113,18 @@ def test_a_job_fails_when_it_stalls_more_than_max_stalled_count_times(harness: W
     assert harness.field(job, "stc") == "3"
 
 
-@METHODS
-def test_a_worker_that_skips_the_stalled_check_does_not_recover_stalled_jobs(
-    harness: WorkerHarness, method: str
-) -> None:
+def test_a_worker_that_skips_the_stalled_check_does_not_recover_stalled_jobs(harness: WorkerHarness) -> None:
     killed = harness.worker(children=1, settings=SHORT_INTERVALS)
     job = harness.hold()
     harness.wait_for_start(job)
     kill(killed)
     harness.redis.delete(harness.keys.stalled_check)
-    settings = {**SHORT_INTERVALS, "worker_start_method": method}
-    skipping = harness.worker(children=1, options=["--skip-stalled-check"], settings=settings)
+    skipping = harness.worker(children=1, options=["--skip-stalled-check"], settings=SHORT_INTERVALS)
     for _ in range(3):  # three stalled intervals
         harness.app.send_task("quick", countdown=1).get(timeout=60)
     assert harness.redis.exists(harness.keys.stalled_check) == 0, "no worker has checked"
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [job.id]
-    harness.worker(children=1, options=["-Q", "default"], settings=settings)
+    harness.worker(children=1, options=["-Q", "default"], settings=SHORT_INTERVALS)
     harness.wait_for_start(job, 2)
     harness.open_gate("gate", 2)
     assert job.get(timeout=60) == "gate"
