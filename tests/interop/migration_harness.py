@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,14 @@ class MigrationHarness:
 
     def hash(self, job_id: str, queue: str = "") -> dict[str, str]:
         """Return the stored hash of a job of Bull's queue, or of another queue."""
-        fields: dict[str, str] = self.redis.hgetall(f"bull:{queue or 'mail'}:{job_id}")
+        return self.hashes([job_id], queue)[0]
+
+    def hashes(self, job_ids: Sequence[str], queue: str = "") -> list[dict[str, str]]:
+        """Return the stored hashes of several jobs."""
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for job_id in job_ids:
+                pipeline.hgetall(f"bull:{queue or 'mail'}:{job_id}")
+            fields: list[dict[str, str]] = pipeline.execute()
         return fields
 
     def node_job(self, job_id: str) -> dict[str, Any]:
@@ -89,11 +96,13 @@ class MigrationHarness:
 
     def ids(self, name: str) -> list[str]:
         """Return the ids in all lists and sets of a queue."""
-        ids: list[str] = []
-        for state in STATE_KEYS:
-            key = f"bull:{name}:{state}"
-            ids += self.redis.lrange(key, 0, -1) if self.redis.type(key) == "list" else self.redis.zrange(key, 0, -1)
-        return ids
+        keys = [f"bull:{name}:{state}" for state in STATE_KEYS]
+        with self.redis.pipeline(transaction=False) as pipeline:  # a test polls this method
+            for key in keys:
+                pipeline.type(key)
+            for key, kind in zip(keys, pipeline.execute(), strict=True):
+                (pipeline.lrange if kind == "list" else pipeline.zrange)(key, 0, -1)
+            return [job_id for ids in pipeline.execute() for job_id in ids]
 
     def all_ids(self) -> list[str]:
         """Return the ids of both queues, sorted."""

@@ -50,7 +50,7 @@ def fill(migration: MigrationHarness, count: int) -> list[str]:
 
 def numbers(migration: MigrationHarness, name: str) -> list[int]:
     """Return the numbers in the data of a queue's jobs; each job has a different number."""
-    return [json.loads(migration.hash(job, name)["data"])["number"] for job in migration.ids(name)]
+    return [json.loads(fields["data"])["number"] for fields in migration.hashes(migration.ids(name), name)]
 
 
 def test_a_dry_run_changes_nothing_and_prints_the_plan(migration: MigrationHarness) -> None:
@@ -90,7 +90,7 @@ def test_a_killed_migration_can_be_repeated_without_lost_or_duplicate_jobs(
     def done() -> int:
         if not migration.in_place:
             return 1_500 - len(migration.ids("mail"))
-        return sum("timestamp" not in migration.hash(job)["opts"] for job in ids[::100]) * 100
+        return sum("timestamp" not in fields["opts"] for fields in migration.hashes(ids[::100])) * 100
 
     with FlakyProxy("127.0.0.1", int(migration.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
         proxy.latency(0.04)  # slow enough to be killed in the middle
@@ -105,7 +105,7 @@ def test_a_killed_migration_can_be_repeated_without_lost_or_duplicate_jobs(
     assert sorted(numbers(migration, migration.name)) == list(range(1_500))
     assert migration.counts() == {"waiting": 750, "delayed": 375, "prioritized": 375}
     waiting = migration.redis.lrange(f"bull:{migration.name}:wait", 0, -1)[::-1]
-    assert [int(migration.hash(job, migration.name)["data"][10:-1]) for job in waiting] == [
+    assert [int(fields["data"][10:-1]) for fields in migration.hashes(waiting, migration.name)] == [
         number for number in range(1_500) if number % 4 in {0, 3}
     ]
 
