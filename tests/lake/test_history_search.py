@@ -333,13 +333,22 @@ def without_ties(written: list[Row]) -> list[Row]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@settings(max_examples=80)
-@given(written=st.lists(rows(), min_size=1, max_size=25).map(without_ties), where=FILTERS, limit=st.integers(1, 7))
-def test_a_search_returns_the_same_jobs_as_a_search_in_memory(written: list[Row], where: Row, limit: int) -> None:
+@settings(max_examples=40)
+@given(
+    written=st.lists(rows(), min_size=1, max_size=25).map(without_ties),
+    searches=st.lists(st.tuples(FILTERS, st.integers(1, 7)), min_size=2, max_size=2),
+)
+def test_a_search_returns_the_same_jobs_as_a_search_in_memory(
+    written: list[Row], searches: list[tuple[Row, int]]
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         history = History(LakeBuilder(Path(directory)).jobs(written).layout.root)
-        if where.get("queue") not in {None, *(row["queue"] for row in written)}:
-            return
+        for where, limit in searches:
+            compare_with_memory(history, written, where, limit)
+
+
+def compare_with_memory(history: History, written: list[Row], where: Row, limit: int) -> None:
+    if where.get("queue") in {None, *(row["queue"] for row in written)}:
         expected = [row for row in latest_rows(written) if matches(row, where)]
         expected.sort(
             key=lambda row: (last_at(row), row["queue"], row["job_id"], row["incarnation"] or ""), reverse=True
