@@ -28,7 +28,7 @@ class MetricsCollector(Collector):
 
     Args:
         memory: The counters of this worker's processes.
-        worker_id: Label of ``bullmq_worker_children``.
+        worker_id: Label of ``bullmq_active_workers``.
         queue_lengths: Called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
             and reports the connection as lost.
     """
@@ -60,7 +60,7 @@ class MetricsCollector(Collector):
         for name, help_text, part in (
             ("bullmq_job_duration_seconds", "Duration of attempts, for every outcome", attrgetter("durations")),
             (
-                "bullmq_lock_renewal_duration_seconds",
+                "bullmq_lock_extend_duration_seconds",
                 "Duration of the calls that renew locks",
                 attrgetter("lock_renewals"),
             ),
@@ -92,7 +92,7 @@ class MetricsCollector(Collector):
             connected = False
         yield lengths
         workers = GaugeMetricFamily(
-            "bullmq_worker_children", "Child processes that run jobs of the queue", labels=("queue", "worker_id")
+            "bullmq_active_workers", "Child processes that run jobs of the queue", labels=("queue", "worker_id")
         )
         children = self._memory.live_children()
         for queue in self._memory.queues:

@@ -135,7 +135,7 @@ def test_a_scrape_sums_the_counters_of_running_and_dead_children(supervisor: Sup
 
     completed = [samples["bullmq_jobs_processed_total mail completed"] for samples in (before, without, after)]
     assert completed == [123, 123, 1123]
-    workers = [samples["bullmq_worker_children mail node-1-1-abc"] for samples in (before, without, after)]
+    workers = [samples["bullmq_active_workers mail node-1-1-abc"] for samples in (before, without, after)]
     assert workers == [3, 2, 3]
     assert after["bullmq_jobs_processed_total sms failed"] == 4
     assert after["bullmq_job_duration_seconds_bucket mail 0.01"] == 0

@@ -50,12 +50,12 @@ def test_metrics_have_the_expected_names_types_and_labels() -> None:
         "bullmq_jobs_processed": ("counter", {"queue", "status"}),
         "bullmq_jobs_failed": ("counter", {"queue", "reason"}),
         "bullmq_job_duration_seconds": ("histogram", {"queue"}),
-        "bullmq_lock_renewal_duration_seconds": ("histogram", {"queue"}),
+        "bullmq_lock_extend_duration_seconds": ("histogram", {"queue"}),
         "bullmq_queue_length": ("gauge", {"queue", "state"}),
         "bullmq_stalled_jobs": ("counter", {"queue"}),
         "bullmq_heartbeat_success": ("counter", {"queue"}),
         "bullmq_heartbeat_failure": ("counter", {"queue"}),
-        "bullmq_worker_children": ("gauge", {"queue", "worker_id"}),
+        "bullmq_active_workers": ("gauge", {"queue", "worker_id"}),
         "bullmq_redis_connection_status": ("gauge", {"status"}),
         "bullmq_redis_reconnect_attempts": ("counter", set()),
         "bullmq_stalled_checker_skipped": ("counter", {"queue"}),
@@ -147,9 +147,9 @@ def test_heartbeats_and_stalled_checks_are_counted() -> None:
     bus.emit(events.JobRecovered("2", "mail", 1, 10.0))
     samples, mail = scrape(memory), (("queue", "mail"),)
     assert samples["bullmq_heartbeat_success_total", mail] == 15
-    assert samples["bullmq_lock_renewal_duration_seconds_count", mail] == 2
-    assert samples["bullmq_lock_renewal_duration_seconds_sum", mail] == pytest.approx(0.013)
-    assert samples["bullmq_lock_renewal_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
+    assert samples["bullmq_lock_extend_duration_seconds_count", mail] == 2
+    assert samples["bullmq_lock_extend_duration_seconds_sum", mail] == pytest.approx(0.013)
+    assert samples["bullmq_lock_extend_duration_seconds_bucket", (("le", "0.005"), *mail)] == 1
     assert samples["bullmq_heartbeat_failure_total", mail] == 2
     assert samples["bullmq_stalled_checker_skipped_total", mail] == 2
     assert samples["bullmq_stalled_jobs_total", mail] == 2
