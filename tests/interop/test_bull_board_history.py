@@ -48,7 +48,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 @pytest.fixture
 def charts(lake: LakeBuilder, node_client: None, broker_url: str) -> Iterator[Board]:
     with HistoryServer(History(lake.layout.root), 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         with Board(broker_url, [{"name": "{mail}"}, {"name": "{reports}"}], server.url) as board:
             yield board

@@ -39,7 +39,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 @pytest.fixture
 def web(lake: LakeBuilder) -> Iterator[httpx.Client]:
     with HistoryServer(History(lake.layout.root), 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         with httpx.Client(base_url=server.url, timeout=30) as client:
             yield client

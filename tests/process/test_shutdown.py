@@ -193,7 +193,7 @@ def test_shutdowns_at_random_times_leave_no_job_active_and_repeat_none(
     exits, stranded = Counter[int](), 0
     short = harness.app.task(name="short")(_short)
     for _ in range(15):
-        missing = 3000 - harness.redis.llen(harness.keys.wait)
+        missing = 1000 - harness.redis.llen(harness.keys.wait)
         calls += harness.app.send_many([short.s(rng.randrange(20_000)) for _ in range(missing)])
         pair = [harness.worker(SHORT, children=2, settings={"lock_duration": 30}) for _ in range(2)]
         for worker in pair:

@@ -8,19 +8,47 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 
 from bulltask.app import App
 from bulltask.cli.main import main
 from bulltask.events import Bus, Event
-from bulltask.queue import AsyncQueue, Queue
+from bulltask.queue import AsyncQueue, Queue, aio, event_reader, sync
+from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from bulltask.transport.client import Client
+from tests.conftest import FLAVOUR
+from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots
 from tests.support.lake import LakeBuilder
 from tests.support.manual_worker import ManualWorker
 from tests.support.sync_facade import SyncFacade
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def cluster_node(session_processes: set[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A cluster of one node, which has all slots. A new node accepts no commands for two seconds."""
+    with RedisServer.start(tmp_path_factory.mktemp("cluster"), flavour=FLAVOUR, extra=CLUSTER_NODE) as server:
+        session_processes.add(server.pid)
+        assign_all_slots(server)
+        yield server
+
+
+@pytest.fixture
+def cluster_url(cluster_node: RedisServer) -> str:
+    """The URL of a cluster of one node, which is empty when the test starts."""
+    with redis.Redis.from_url(cluster_node.url) as plain:
+        plain.flushall()
+    return cluster_node.url
+
+
+@pytest.fixture
+def short_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the longest wait of a listener for events from 5 s to 0.5 s."""
+    for module in (event_reader, aio.events, sync.events):
+        monkeypatch.setattr(module, "LONGEST_BLOCK_MS", 500)
 
 
 @pytest.fixture

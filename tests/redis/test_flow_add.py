@@ -30,7 +30,7 @@ from bulltask.testing.server import RedisServer
 from bulltask.transport.broker import Broker
 from tests.conftest import ServerFactory
 from tests.redis.test_flow_transaction import scripts_flushed_every_20_ms
-from tests.support.cluster_and_sentinel import CLUSTER_NODE, allow_cluster, assign_all_slots
+from tests.support.cluster_and_sentinel import allow_cluster
 from tests.support.manual_worker import ManualWorker
 from tests.support.sync_facade import SyncFacade
 
@@ -536,16 +536,6 @@ def test_the_error_of_a_broken_queue_counts_the_jobs_that_were_added(
 # ---- Redis Cluster ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cluster_url(server_factory: ServerFactory) -> str:
-    """A cluster of one node, which has all slots."""
-    server = server_factory(extra=CLUSTER_NODE)
-    assign_all_slots(server)
-    with redis.Redis.from_url(server.url) as plain:
-        plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
-    return server.url
-
-
 SLOTS = (
     r"a Redis Cluster allows only within one slot.*bull:\{orders\}, bull:\{parts\}.*nothing was added.*"
     r"prefix='\{bull\}'"
@@ -556,6 +546,7 @@ SLOTS = (
 def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")
     with allow_cluster(FlowProducer(url)) as flows, redis.Redis.from_url(cluster_url) as plain:
+        plain.execute_command("ACL SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-info")
         for _ in range(2):
             with pytest.raises(ConfigError, match=SLOTS):
                 flows.add(job("root", job("a", queue="parts"), queue="orders"))

@@ -40,7 +40,7 @@ def broker(proxy: FlakyProxy) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def events(broker: Broker) -> Iterator[QueueEvents]:
+def events(broker: Broker, short_block: None) -> Iterator[QueueEvents]:
     """A listener that was opened on an empty stream."""
     with QueueEvents("mail", broker=lambda: broker) as events:
         yield events

@@ -15,12 +15,11 @@ from bulltask import App
 from bulltask.errors import BrokerConfigError
 from bulltask.events.bus import Bus
 from bulltask.queue import FlowJob, Queue, QueueEvents
-from bulltask.testing.server import RedisServer
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.preflight import Preflight
 from tests.conftest import ServerFactory
-from tests.support.cluster_and_sentinel import CLUSTER_NODE, assign_all_slots, sentinel
+from tests.support.cluster_and_sentinel import sentinel
 
 pytestmark = pytest.mark.redis
 
@@ -51,10 +50,8 @@ def unsupported_server(request: pytest.FixtureRequest, server_factory: ServerFac
     """The URL of a server that bulltask does not support, and the expected error."""
     with ExitStack() as stack:
         if request.param == "cluster":
-            server = server_factory(extra=CLUSTER_NODE)
-            assign_all_slots(server)
-            url = server.url
-            stack.callback(assert_empty, server)
+            url = request.getfixturevalue("cluster_url")
+            stack.callback(assert_empty, url)
         elif request.param == "database":
             url = server_factory().url.removesuffix("0") + "99"
         else:
@@ -63,8 +60,8 @@ def unsupported_server(request: pytest.FixtureRequest, server_factory: ServerFac
         yield url, KINDS[request.param]
 
 
-def assert_empty(server: RedisServer) -> None:
-    with redis.Redis.from_url(server.url) as plain:
+def assert_empty(url: str) -> None:
+    with redis.Redis.from_url(url) as plain:
         assert plain.keys("*") == []
 
 
