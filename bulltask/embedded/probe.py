@@ -23,7 +23,7 @@ def send_command(port: int, *words: str, password: str | None = None, timeout: f
         A simple reply or an error with its first character (``+PONG``, ``-LOADING …``), a bulk reply without it.
 
     Raises:
-        OSError: No reply, not in time, or not in Redis' protocol.
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
     """
     with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as replies:
         if password is not None:
@@ -37,7 +37,7 @@ def server_info(port: int, *, password: str | None = None, timeout: float = 1.0)
     """Return the fields of ``INFO server``; empty if the server returns an error.
 
     Raises:
-        OSError: No reply, not in time, or not in Redis' protocol.
+        OSError: No reply, a timeout, or a reply that is not in Redis' protocol.
     """
     text = send_command(port, "INFO", "server", password=password, timeout=timeout)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line and not line.startswith(("#", "-")))

@@ -12,7 +12,7 @@
     ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
     ├── InvalidNameError         a queue name, task name or job id is invalid          (also a ValueError)
     ├── BrokerError              Redis, or the connection to it, failed
-    │   ├── BrokerUnavailableError   no answer, or not in time                         (also a ConnectionError)
+    │   ├── BrokerUnavailableError   no connection, no reply, or a timeout              (also a ConnectionError)
     │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
     │   ├── BrokerNotReadyError      Redis cannot serve now: LOADING, READONLY, MISCONF …
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
@@ -186,7 +186,7 @@ class BrokerError(BulltaskError):
 
 
 class BrokerUnavailableError(BrokerError, ConnectionError):
-    """The broker does not answer, or not in time.
+    """Redis cannot be reached, or sends no reply before the timeout.
 
     Attributes:
         refused: The machine refused the connection, because nothing listens on the port; a quick retry is cheap.

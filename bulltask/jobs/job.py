@@ -205,7 +205,7 @@ class RunningJob:
         deferred_failure: Reason with which the job must fail instead of running (``defa``).
         scheduler_id: The job scheduler that added it, ``""`` for none (``rjk``).
         malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
-            to process it (:mod:`bulltask.transport.scripts.quarantine`).
+            to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).
     """
 
     queue: str

@@ -180,7 +180,7 @@ def _check_files(url: SecretUrl) -> None:
     for name, path in tls_options(url).items():
         if name in _TLS_FILES and not os.access(path, os.R_OK):
             raise BrokerAuthError(
-                f"no TLS connection to Redis at {url}: cannot read {path} ({name} in the URL). Every machine that "
+                f"TLS handshake with Redis at {url} failed: cannot read {path} ({name} in the URL). Every machine that "
                 "connects needs the file at that path"
             )
 

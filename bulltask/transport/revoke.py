@@ -14,7 +14,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import job as job_scripts
 from bulltask.transport.scripts.add import add_kept_job
-from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
+from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
 __all__ = ["revoke"]
 
@@ -38,7 +38,7 @@ def revoke(
     try:
         revocation = yield from execute(job_scripts.revoke(keys, job, config, now_ms(), terminate=terminate))
     except BrokerError as exc:
-        if isinstance(exc, RECOVERABLE) or not (yield from _quarantine(keys, job, config, now_ms(), exc)):
+        if isinstance(exc, RECOVERABLE) or not (yield from _fail_malformed(keys, job, config, now_ms(), exc)):
             raise
         return Revocation.REVOKED
     if revocation is Revocation.REVOKED and job.deduplication_id:
@@ -47,13 +47,13 @@ def revoke(
     return revocation
 
 
-def _quarantine(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
+def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
     """Fail a job at which the script stopped with an error, if the job's hash is malformed."""
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)
 
-    return (yield from execute(quarantine(keys, finish, _LOCK_OWNER, only_malformed=True)))
+    return (yield from execute(fail_malformed(keys, finish, _LOCK_OWNER, only_malformed=True)))
 
 
 def _job_with_options(keys: QueueKeys, job_id: str, opts: bytes | None) -> RunningJob:

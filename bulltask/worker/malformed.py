@@ -9,7 +9,7 @@ from bulltask.events import Bus, MalformedJobFailed
 from bulltask.jobs.retention import KEEP_ALL
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
+from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
 __all__ = ["MalformedJobs"]
 
@@ -44,7 +44,7 @@ class MalformedJobs:
         options, now_ms = FetchOptions.from_config(self._config, keys, token, ""), self._clock.now_ms()
         finish = move_to_finished(keys, job_id, options, finish_options, fetch_next=False, now_ms=now_ms)
         try:
-            failed = self._client.run(quarantine(keys, finish, token, only_malformed=is_reply))
+            failed = self._client.run(fail_malformed(keys, finish, token, only_malformed=is_reply))
         except JobError:  # the job has finished, or another worker has it: it no longer blocks this worker
             return True
         if failed:

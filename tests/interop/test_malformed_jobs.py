@@ -60,7 +60,7 @@ def is_in(side: InteropQueue, job: str, state: str) -> bool:
     return states_of(side, job) == {state}
 
 
-def test_malformed_jobs_that_node_loses_end_in_bulltask(mail: InteropQueue) -> None:
+def test_malformed_jobs_that_node_loses_finish_in_bulltask(mail: InteropQueue) -> None:
     add_malformed_jobs(mail)
     worker = mail.node_worker(lockDuration=1_000, stalledInterval=1_000, runRetryDelay=20)
     wait_until(lambda: not any(states_of(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")
@@ -76,7 +76,7 @@ def test_malformed_jobs_that_node_loses_end_in_bulltask(mail: InteropQueue) -> N
     for state, jobs in expected.items():
         for job in jobs:
             wait_until(partial(is_in, mail, job, state), 20, f"{job} is {state}")
-    assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("the job was quarantined")
+    assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("malformed job: ")
 
 
 def test_huge_numbers_from_node_crash_no_child(mail: InteropQueue) -> None:

@@ -84,7 +84,7 @@ def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
 
     assert f"lake          {tmp_path / 'x'}, does not exist yet: 'bulltask pipeline run'" in status(tmp_path / "x")
     assert f"lake          {tmp_path}\n" in status(tmp_path)
-    assert "no Redis answers at redis://127.0.0.1:1" in status(tmp_path)
+    assert "cannot connect to Redis at redis://127.0.0.1:1" in status(tmp_path)
 
 
 def test_a_lake_of_another_version_is_a_one_line_error(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
@@ -102,7 +102,7 @@ def test_a_lake_of_another_version_is_a_one_line_error(tmp_path: Path, lake: Lak
 def test_doctor_reports_an_unreachable_redis() -> None:
     result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "doctor"])
     assert result.exit_code == 1
-    assert "no Redis answers at redis://127.0.0.1:1" in result.output
+    assert "cannot connect to Redis at redis://127.0.0.1:1" in result.output
     assert "No queues found" not in result.output
 
 

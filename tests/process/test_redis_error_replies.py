@@ -115,7 +115,7 @@ def test_a_worker_survives_replies_that_are_not_redis_protocol(harness: WorkerHa
     proxy = harness.proxy()
     proxy.inject_reply(ERROR_PAGE, None)
     worker = harness.worker(via=proxy, children=2, settings={"broker_reconnect_delay": 0.05})
-    assert "does not speak Redis' protocol" in worker.wait_for_line("Redis disconnected")[0]["error"]
+    assert "does not use the Redis protocol" in worker.wait_for_line("Redis disconnected")[0]["error"]
     proxy.pass_all()
     harness.wait_until_idle(2)
     children = worker.children

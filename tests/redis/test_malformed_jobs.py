@@ -1,4 +1,4 @@
-"""A child and a supervisor quarantine jobs whose hash is not as BullMQ writes it, and continue with others."""
+"""A child and a supervisor fail jobs whose hash is not as BullMQ writes it, and continue with others."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_job_that_cannot_be_settled_does_not_block_other_jobs_of_its_child(
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
-def test_malformed_jobs_are_quarantined_and_the_job_behind_them_is_acquired(
+def test_malformed_jobs_fail_and_the_job_behind_them_is_acquired(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     malformed = [
@@ -176,11 +176,11 @@ def test_malformed_jobs_are_quarantined_and_the_job_behind_them_is_acquired(
     assert redis_client.lrange(keys.active, 0, -1) == ["sound"]
     failures = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
     assert [entry["jobId"] for entry in failures] == [*malformed, "text"]
-    assert all("its hash is malformed" in entry["failedReason"] for entry in failures)
+    assert all("malformed job: " in entry["failedReason"] for entry in failures)
     assert redis_client.get(keys.job("text")) == "not a hash"
 
 
-def test_no_job_is_quarantined_for_an_error_of_its_queue(
+def test_no_job_fails_for_an_error_of_its_queue(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("sound")
@@ -259,7 +259,7 @@ def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     assert {event.job_id for event in events_of(emitted, JobCompleted)} == {"a", "b-nan", "d", "e"}
     (failures,) = [entry for _, entry in redis_client.xrange(keys.events) if entry["event"] == "failed"]
     assert (failures["jobId"], failures["prev"]) == ("c-text", "delayed")
-    assert "its hash is malformed: WRONGTYPE" in failures["failedReason"]
+    assert "malformed job: WRONGTYPE" in failures["failedReason"]
 
 
 def test_a_malformed_stalled_job_is_not_lost_and_hides_no_other_job(
@@ -346,7 +346,7 @@ def test_a_job_whose_lock_never_expires_does_not_stall(
     ("flag", "becomes"),
     [("fpof", "failed"), ("cpof", "completed"), ("idof", "completed"), ("rdof", "completed"), ("", "waiting_children")],
 )
-def test_a_quarantined_child_affects_its_parent_as_its_options_require(
+def test_a_malformed_child_job_affects_its_parent_as_its_options_require(
     keys: QueueKeys, put: Put, child: Child, redis_client: Any, flag: str, becomes: str
 ) -> None:
     put("parent")
@@ -361,7 +361,7 @@ def test_a_quarantined_child_affects_its_parent_as_its_options_require(
     assert "bad" in redis_client.zrange(keys.failed, 0, -1)
 
 
-def test_a_quarantined_job_does_not_count_for_the_global_concurrency(
+def test_a_malformed_job_does_not_count_for_the_global_concurrency(
     app: App, keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     queue = app.queue("mail")

@@ -361,7 +361,7 @@ def persistent_server(server_factory: ServerFactory) -> RedisServer:
 def test_get_fails_immediately_if_no_server_listens() -> None:
     app = App("results", "redis://127.0.0.1:1/0")
     started = time.monotonic()
-    with pytest.raises(BrokerUnavailableError, match="no Redis answers"):
+    with pytest.raises(BrokerUnavailableError, match="cannot connect to Redis"):
         app.result("x").get()
     assert time.monotonic() - started < scale_to_load(1)
 

@@ -45,15 +45,15 @@ def endpoint(proxy: FlakyProxy) -> Endpoint:
 def test_a_reply_in_another_protocol_closes_the_connection(proxy: FlakyProxy, reply: bytes) -> None:
     client = Client(endpoint(proxy), ServerClock())
     proxy.inject_reply(reply)
-    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not use the Redis protocol"):
         client.connect()
     assert client.run(PING) == b"PONG"
     proxy.inject_reply(reply, match="ping")
-    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         client.run_many([PING, PING])
     assert client.run(PING) == b"PONG"
     proxy.inject_reply(reply, match="blpop")
-    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         client.wait(command("BLPOP", "nothing", 1), 1_000, lambda: None)
     client.close()
 
@@ -62,11 +62,11 @@ async def test_a_reply_in_another_protocol_closes_an_asyncio_connection(proxy: F
     app = App("sender", proxy_url(proxy), broker_publish_retries=0)
     client = app.broker.shared_async_client()
     proxy.inject_reply(REPLIES["http"])
-    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{proxy.port}/0 does not use the Redis protocol"):
         await client.connect()
     assert await client.run(PING) == b"PONG"
     proxy.inject_reply(REPLIES["http"], match="ping")
-    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         await client.run_many([PING, PING])
     assert await client.run(PING) == b"PONG"
     await app.aclose()
@@ -77,7 +77,7 @@ def test_a_send_is_repeated_and_then_raises_a_broker_error(proxy: FlakyProxy) ->
     proxy.inject_reply(REPLIES["http"], 2)
     assert app.send_task("work").state is JobState.WAITING
     proxy.inject_reply(REPLIES["http"], None)
-    with pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
+    with pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         app.send_task("work")
     app.close()
 
@@ -94,6 +94,6 @@ def test_an_idle_connection_with_unread_bytes_is_not_used_again(proxy: FlakyProx
 def test_a_cluster_node_that_replies_in_another_protocol_is_unavailable(proxy: FlakyProxy) -> None:
     pool = ClusterPool(endpoint(proxy), None)
     proxy.inject_reply(REPLIES["http"], None)
-    with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not speak Redis' protocol"):
+    with pool.client() as client, pytest.raises(BrokerUnavailableError, match="does not use the Redis protocol"):
         client.run(PING)
     pool.close()

@@ -28,7 +28,7 @@ from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import WriteFence, add_job, add_jobs_once
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
-from bulltask.transport.scripts.move import FetchOptions, malformed_finish, move_to_finished, quarantine
+from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
 from bulltask.transport.scripts.queue import served_queues, state_size
 from bulltask.transport.scripts.schedule import read_repeatable
 from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking
@@ -39,10 +39,10 @@ CONFIG = Conf({}, {}).freeze()
 UNREACHABLE = BrokerUnavailableError("connection refused")
 
 
-def quarantine_call(**options: bool) -> Call[bool]:
+def fail_malformed_call(**options: bool) -> Call[bool]:
     fetch = FetchOptions.from_config(CONFIG, KEYS, "token", "")
     finish = move_to_finished(KEYS, "7", fetch, malformed_finish("no name", {"count": 1}), fetch_next=False, now_ms=1)
-    return quarantine(KEYS, finish, "token", **options)
+    return fail_malformed(KEYS, finish, "token", **options)
 
 
 def test_a_blocking_read_waits_at_least_a_millisecond() -> None:
@@ -72,13 +72,13 @@ def test_a_log_keeps_at_most_a_billion_lines() -> None:
     assert [add_log(KEYS, "7", "x", keep, None).args[-1] for keep in (5, 10**9, 10**15, 0)] == [5, 10**9, 10**9, ""]
 
 
-def test_a_job_of_another_worker_is_not_quarantined() -> None:
+def test_a_malformed_job_of_another_worker_does_not_fail() -> None:
     with pytest.raises(LockMismatchError):
-        quarantine_call().parse_reply(-6)
+        fail_malformed_call().parse_reply(-6)
 
 
-def test_only_malformed_changes_one_argument_of_the_quarantine_script() -> None:
-    always, only_malformed = quarantine_call().args, quarantine_call(only_malformed=True).args
+def test_only_malformed_changes_one_argument_of_the_fail_malformed_script() -> None:
+    always, only_malformed = fail_malformed_call().args, fail_malformed_call(only_malformed=True).args
     assert [pair for pair in zip(always, only_malformed, strict=True) if pair[0] != pair[1]] == [("", "1")]
 
 
@@ -91,7 +91,7 @@ def test_revoking_a_job_without_a_deduplication_id_takes_two_calls() -> None:
     assert end.value.value is Revocation.REVOKED
 
 
-def test_revoking_quarantines_a_job_only_if_its_hash_is_malformed() -> None:
+def test_revoking_checks_that_a_hash_is_malformed_before_it_fails_the_job() -> None:
     operation = revoke(KEYS, "7", CONFIG, lambda: NOW_MS, terminate=False)
     next(operation)
     operation.send([b"{}"])

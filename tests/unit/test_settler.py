@@ -60,7 +60,7 @@ def acquired() -> AcquiredJob:
         (CompletedOutcome(b"1", 1), "moveToFinished"),
         (FailedOutcome("no", "", "permanent"), "moveToFinished"),
         (FailedOutcome(REVOKED, "", REVOKED), "finishRevoked:moveToFinished"),
-        (FailedOutcome("no", "", "permanent", malformed=True), "quarantine:moveToFinished"),
+        (FailedOutcome("no", "", "permanent", malformed=True), "failMalformed:moveToFinished"),
         (Retried(0, "no", "", "transient"), "retryJob"),
         (Retried(5, "no", "", "transient"), "moveToDelayed"),
         (RescheduledByWorker(5), "moveToDelayed"),

@@ -4,7 +4,7 @@
   BullMQ's scripts promote up to 1,000 jobs that are due: they first remove all of them from `delayed`, and then read
   them one by one. They stop with an error at a key that is not a hash, or a priority that is NaN (Node stores it): the
   following jobs are no longer in any list. So this script handles both first. It changes a priority of NaN to 0, and
-  removes a job whose key is not a hash from the queue, as `quarantine` does.
+  removes a job whose key is not a hash from the queue, as `failMalformed` does.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
   `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three the seventh key is `delayed`.
@@ -22,7 +22,7 @@ for _, id in ipairs(due) do
   local priority = redis.pcall("HGET", prefix .. id, "priority")
   if type(priority) == "table" then
     redis.call("ZREM", delayed, id)
-    local reason = "the job was quarantined because its hash is malformed: " .. priority.err
+    local reason = "malformed job: " .. priority.err
     redis.call("XADD", prefix .. "events", "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "delayed")
   else
     priority = tonumber(priority)

@@ -5,7 +5,7 @@
   before it reads the job. It stops with an error at a key that is not a hash, a counter `stc` that is not an integer, or
   options that are not JSON: that job is no longer in any list, and the remaining jobs are not checked. So this script
   handles such jobs first. It resets the counter. It moves a job with malformed options to the waiting ones, so that the
-  worker that acquires it reports the error. It removes a job whose key is not a hash from the queue, as `quarantine`
+  worker that acquires it reports the error. It removes a job whose key is not a hash from the queue, as `failMalformed`
   does. It removes a lock that is not a string, because such a lock never expires.
 
   The source of moveStalledJobsToWait is inserted before this one, as the function `official(KEYS, ARGV)`
@@ -57,7 +57,7 @@ if call("EXISTS", official_keys[4]) == 0 then
         if kind == "hash" then
           release(id)
         else
-          local reason = "the job was quarantined because its hash is malformed: its key is a " .. kind
+          local reason = "malformed job: its key is a " .. kind
           call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason, "prev", "active")
         end
       end

@@ -21,6 +21,7 @@ __all__ = [
     "CRASHES",
     "FetchOptions",
     "FinishOptions",
+    "fail_malformed",
     "find_by_token",
     "lock_expiries",
     "malformed_finish",
@@ -30,7 +31,6 @@ __all__ = [
     "move_to_delayed",
     "move_to_finished",
     "move_to_waiting_children",
-    "quarantine",
     "renew_lock",
     "renew_locks",
     "retry_job",
@@ -340,12 +340,12 @@ def _pack(fields: Fields) -> bytes | str:
 
 def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
     """Return the options that fail a job whose hash cannot be read."""
-    reason = f"the job was quarantined because its hash is malformed: {problem}".encode("utf-8", ON_SURROGATE)
+    reason = f"malformed job: {problem}".encode("utf-8", ON_SURROGATE)
     return FinishOptions(False, reason, keep, 0, ["failedReason", reason])
 
 
-def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
-    """bulltask's ``quarantine`` with ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
+def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:
+    """bulltask's ``failMalformed`` with ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
 
     Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is nothing to
     do: another worker has the job, it waits or has finished, or it is gone.
@@ -363,4 +363,4 @@ def quarantine(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malfo
 
     script_keys = (keys.completed, keys.waiting_children, *finish.keys)
     argv = (token, "1" if only_malformed else "", *finish.argv)
-    return script_call(wrappers.with_finish("quarantine"), script_keys, argv, parse_reply)
+    return script_call(wrappers.with_finish("failMalformed"), script_keys, argv, parse_reply)

@@ -43,11 +43,11 @@ from bulltask.transport.scripts.add import add_kept_job
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
+    fail_malformed,
     move_from_active_to_wait,
     move_to_delayed,
     move_to_finished,
     move_to_waiting_children,
-    quarantine,
     renew_lock,
     retry_job,
     wake_next,
@@ -169,7 +169,7 @@ class Settler:
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         if outcome.malformed:
-            return quarantine(keys, call, token)
+            return fail_malformed(keys, call, token)
         return finish_revoked(keys, call) if revoked else call
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimited) -> Call[None]:

@@ -19,9 +19,9 @@ from bulltask.transport.scripts.job import finish_revoked
 from bulltask.transport.scripts.move import (
     FetchOptions,
     FinishOptions,
+    fail_malformed,
     move_to_delayed,
     move_to_finished,
-    quarantine,
     retry_job,
 )
 from bulltask.worker.slots import UNKNOWN_RUN, SlotView
@@ -123,7 +123,7 @@ class FailedAttempts:
         now_ms = self._clock.now_ms()
         call = move_to_finished(keys, job.id, options, finish, fetch_next=False, now_ms=now_ms)
         if job.malformed:
-            self._client.run(quarantine(keys, call, token))
+            self._client.run(fail_malformed(keys, call, token))
         else:
             self._client.run(finish_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may hold another job back until this one has ended
