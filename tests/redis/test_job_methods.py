@@ -23,7 +23,7 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
-from bulltask.queue import Job, Queue
+from bulltask.queue import BulkJob, Job, Queue
 from bulltask.worker.child.reporter import JobReporter
 from tests.support.manual_worker import ManualWorker
 
@@ -326,7 +326,8 @@ def test_retrying_a_child_in_a_paused_or_full_queue_sets_no_marker(
 
 def test_children_are_read_in_pages(queue: Queue, manual_worker: ManualWorker) -> None:
     family = Family(queue, manual_worker)
-    children = {family.child().key for _ in range(700)}
+    child: BulkJob = {"name": "child", "options": {"parent": family.parent}}
+    children = {job.key for job in queue.add_bulk([child] * 700)}
     page = queue.get_dependencies(family.parent.id, "pending", 0, 9)
     assert (len(page.items), page.total) == (10, 700)
     assert set(queue.get_dependencies(family.parent.id, "pending").items) == children

@@ -137,9 +137,9 @@ def test_clean_removes_old_jobs_of_one_state(queue: Queue, manual_worker: Manual
 
 @pytest.mark.slow
 def test_clean_stops_exactly_at_its_limit(queue: Queue) -> None:
-    queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 15_000)
-    assert len(queue.clean(0, 12_000, "delayed")) == 12_000
-    assert queue.get_job_counts("delayed") == {"delayed": 3_000}
+    queue.add_bulk([{"name": "n", "options": {"delay": 60}}] * 11_000)
+    assert len(queue.clean(0, 10_500, "delayed")) == 10_500
+    assert queue.get_job_counts("delayed") == {"delayed": 500}
 
 
 def test_remove_deletes_a_job_that_is_not_active(queue: Queue, manual_worker: ManualWorker) -> None:

@@ -317,10 +317,7 @@ def test_only_the_newest_ten_thousand_requests_are_kept(
     assert redis_client.zscore(KEYS.revoked, "j5") is None
     assert redis_client.zscore(KEYS.revoked, job.id) is not None
     redis_client.zadd(KEYS.revoked, {f"k{n}": 0 for n in range(10)})
-    with redis_client.pipeline(transaction=False) as pipe:
-        for n in range(10_005):
-            pipe.hset(KEYS.job(f"j{n}"), "name", "n")
-        pipe.execute()
+    redis_client.eval("for n = 0, 10004 do redis.call('HSET', KEYS[1] .. n, 'name', 'n') end", 1, KEYS.job("j"))
     seen, skipped = list[str](), 0
     for page in range(10):
         requests = client.run(revocation_requests(KEYS, 0, skipped))
