@@ -132,7 +132,7 @@ class Rows:
 
     def __init__(self, spark: SparkSession, url: str, client: redis.Redis, count: int, directory: Path) -> None:
         self._spark, self._url, self._client, self._count, self._directory = spark, url, client, count, directory
-        self._report: bulltask_spark.EnqueueReport | None = None
+        self._report: bulltask_spark.EnqueueResult | None = None
 
     def enqueue(self) -> None:
         self._client.flushall()

@@ -11,17 +11,17 @@ from functools import cache
 
 from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
-__all__ = ["retry_failed", "with_fence", "with_finish", "with_guard", "with_wakeup"]
+__all__ = ["add_once", "retry_failed", "with_finish", "with_guard", "with_wakeup"]
 
 
 @cache
-def with_fence(name: str) -> Script:
-    """Return ``fence`` with one of BullMQ's add scripts, which it calls as ``add(KEYS, ARGV)``.
+def add_once(name: str) -> Script:
+    """Return ``addOnce`` with one of BullMQ's add scripts, which it calls as ``add(KEYS, ARGV)``.
 
     Raises:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
-    return _combine(bulltask_script("fence"), official_script(name), b"add")
+    return _combine(bulltask_script("addOnce"), official_script(name), b"add")
 
 
 @cache

@@ -150,7 +150,7 @@ class AnyTask(Generic[P, R]):
             df: The rows.
             columns: The columns with the arguments; default: all columns of ``df``.
             more: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``, ``batch``,
-                ``fence_ttl``.
+                ``idempotency_ttl``.
 
         Returns:
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.

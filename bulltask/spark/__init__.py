@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from bulltask.spark.connector.read import counts, events, jobs, stream_events
     from bulltask.spark.connector.session import register, session
     from bulltask.spark.pipeline import Pipeline
-    from bulltask.spark.sink.enqueue import EnqueueReport, enqueue
+    from bulltask.spark.sink.enqueue import EnqueueResult, enqueue
     from bulltask.spark.sink.mapping import map_dataframe
     from bulltask.spark.sink.results import gather
     from bulltask.spark.tasks.current_session import current_session
 
 __all__ = [
-    "EnqueueReport",
+    "EnqueueResult",
     "Pipeline",
     "counts",
     "current_session",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "EnqueueReport": "bulltask.spark.sink.enqueue",
+    "EnqueueResult": "bulltask.spark.sink.enqueue",
     "Pipeline": "bulltask.spark.pipeline",
     "counts": "bulltask.spark.connector.read",
     "current_session": "bulltask.spark.tasks.current_session",

@@ -133,7 +133,7 @@ class QueueKeys:
         """Tokens of the children that died while they ran the job (a set of bulltask, with an expiry)."""
         return f"{self.bulltask_base}crashes:{job_id}"
 
-    def fence(self, write_id: str) -> str:
+    def added_ids(self, write_id: str) -> str:
         """Ids of the jobs that one write of a DataFrame has added (a set of bulltask, with an expiry)."""
         return f"{self.bulltask_base}spark:{write_id}"
 

@@ -20,7 +20,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster import ClusterPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.add import SendResult, WriteFence, add_job, add_jobs_once, write_queue_meta
+from bulltask.transport.scripts.add import IdempotentWrite, SendResult, add_job, add_jobs_once, write_queue_meta
 
 __all__ = ["BULK", "PROTOCOL_VERSION", "Producer", "RetryBudget"]
 
@@ -76,16 +76,16 @@ class Producer:
         """
         return self._send(jobs, self._add)
 
-    def send_once(self, jobs: Sequence[NewJob], fence: WriteFence) -> list[SendResult]:
-        """Add the jobs that the write of ``fence`` has not added before. Returns a result for each of ``jobs``.
+    def send_once(self, jobs: Sequence[NewJob], write: IdempotentWrite) -> list[SendResult]:
+        """Add the jobs that ``write`` has not added before. Returns a result for each of ``jobs``.
 
-        A round trip whose reply was lost is repeated; the result of its jobs is then ``known``.
+        A round trip whose reply was lost is repeated; its jobs are then duplicates.
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:
             calls: list[Call[list[SendResult]]] = []
             for queue, group in groupby(part, key=attrgetter("queue")):
-                calls += add_jobs_once(self._keys(queue), list(group), now_ms, fence)
+                calls += add_jobs_once(self._keys(queue), list(group), now_ms, write)
             return calls
 
         return list(chain.from_iterable(self._send(jobs, add)))

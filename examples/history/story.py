@@ -76,11 +76,11 @@ class Story:
         for queue in sorted(set(QUEUES.values())):
             queue_rows = rows.where(fn.col("task").isin([task for task, of in QUEUES.items() if of == queue]))
             print(f'   >>> enqueue(rows, "{queue}", name=fn.col("task"), data=["order"])', flush=True)
-            report = bulltask.spark.enqueue(
+            result = bulltask.spark.enqueue(
                 queue_rows, queue, name=fn.col("task"), data=["order"], write_id=write_id, url=self._url
             )
-            known = f", {report.duplicated:,} were already sent" if report.duplicated else ""
-            print(f"   {report.added:9,} jobs in {report.seconds:.1f} s{known}")
+            duplicates = f", {result.duplicates:,} were already sent" if result.duplicates else ""
+            print(f"   {result.added:9,} jobs in {result.seconds:.1f} s{duplicates}")
 
     def watch(self, jobs: int) -> None:
         """Wait until all jobs have finished and the lake has their events."""

@@ -27,7 +27,7 @@ SLOT, OTHER = 4_247, 5_161  # CLUSTER KEYSLOT {mail}, {news}
 
 
 def test_all_keys_of_a_queue_with_a_hash_tag_are_in_one_slot() -> None:
-    keys = [MAIL.wait, MAIL.events, MAIL.job("1"), MAIL.fence("w1"), MAIL.bulltask_base]
+    keys = [MAIL.wait, MAIL.events, MAIL.job("1"), MAIL.added_ids("w1"), MAIL.bulltask_base]
     assert slot_of([command("EXISTS", key) for key in keys]) == SLOT
 
 

@@ -151,7 +151,7 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
                 target.write(path, path.relative_to(ROOT))
     program = (
         "import sys\nsys.path.insert(0, sys.argv[1])\nfrom bulltask.lua import loader, wrappers\n"
-        "print(loader.__file__, wrappers.with_fence('addStandardJob').sha, loader.bulltask_script('fence').sha)\n"
+        "print(loader.__file__, wrappers.add_once('addStandardJob').sha, loader.bulltask_script('addOnce').sha)\n"
         "loader.official_script('addLog')"
     )
     run = subprocess.run(
@@ -159,8 +159,8 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
     )
     assert run.stdout.split() == [
         str(archive / "bulltask" / "lua" / "loader.py"),
-        wrappers.with_fence("addStandardJob").sha,
-        loader.bulltask_script("fence").sha,
+        wrappers.add_once("addStandardJob").sha,
+        loader.bulltask_script("addOnce").sha,
     ]
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 

@@ -25,7 +25,7 @@ from bulltask.transport.produce import Producer, RetryBudget, _parts
 from bulltask.transport.redis_errors import connection_error, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
-from bulltask.transport.scripts.add import WriteFence, add_job, add_jobs_once
+from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
@@ -205,14 +205,14 @@ def test_a_round_trip_has_at_most_a_thousand_jobs_and_four_megabytes(sizes: list
 
 def test_an_idempotent_add_has_the_keys_and_arguments_of_plain_adds() -> None:
     jobs = [NewJob("mail", job_id, "send", b"{}", JobOptions()) for job_id in ("7", "8")]
-    (fenced,) = add_jobs_once(KEYS, jobs, NOW_MS, WriteFence("w1", 60_000))
+    (once,) = add_jobs_once(KEYS, jobs, NOW_MS, IdempotentWrite("w1", 60_000))
     calls = [add_job(KEYS, job, NOW_MS) for job in jobs]
     assert calls[0].script is not None
     first = calls[0].script.key_count + 1
     job_args = [
         arg for job, call in zip(jobs, calls, strict=True) for arg in (job.id, KEYS.job(job.id), *call.args[first:])
     ]
-    assert fenced.args == (first, KEYS.fence("w1"), *calls[0].args[1:first], 60_000, *job_args)
+    assert once.args == (first, KEYS.added_ids("w1"), *calls[0].args[1:first], 60_000, *job_args)
 
 
 def test_a_pool_keeps_ten_idle_clients() -> None:

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "build": "bulltask.cli.pipeline.build",
     "compact": "bulltask.cli.pipeline.compact",
     "doctor": "bulltask.cli.pipeline.doctor",
+    "enqueue": "bulltask.cli.pipeline.enqueue",
     "expire": "bulltask.cli.pipeline.expire",
     "gaps": "bulltask.cli.pipeline.gaps",
     "gather": "bulltask.cli.pipeline.gather",
@@ -26,7 +27,6 @@ COMMANDS: Final = {
     "run": "bulltask.cli.pipeline.run",
     "snapshot": "bulltask.cli.pipeline.snapshot",
     "status": "bulltask.cli.pipeline.status",
-    "submit": "bulltask.cli.pipeline.submit",
 }
 
 

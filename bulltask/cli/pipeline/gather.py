@@ -44,11 +44,11 @@ def command(
     """
     source = source_of(ctx, where)
     spark = open_session(master, conf)
-    from bulltask.spark import EnqueueReport, gather  # noqa: PLC0415 - slow
+    from bulltask.spark import EnqueueResult, gather  # noqa: PLC0415 - slow
 
-    report = EnqueueReport(write_id, queue, rows=1, added=0, duplicated=0, seconds=0.0, partitions=0)
+    write = EnqueueResult(write_id, queue, rows=1, added=0, duplicates=0, seconds=0.0, partitions=0)
     results = gather(
-        report, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
+        write, queue, wait=wait, url=source.url, prefix=source.prefix, queue_hash_tag=source.hash_tag
     )  # fmt: skip
     results.write.parquet(out)
     counts = spark.read.parquet(out).groupBy("state").count().orderBy("state").collect()

@@ -75,7 +75,7 @@ def _show(report: ReplayReport) -> None:
         click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
     else:
         click.echo(
-            f"\n{pluralize(report.added, 'job')} added, {report.duplicated:,} duplicates; write id {report.write_id}"
+            f"\n{pluralize(report.added, 'job')} added, {report.duplicates:,} duplicates; write id {report.write_id}"
         )
 
 

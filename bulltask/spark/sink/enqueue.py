@@ -1,4 +1,4 @@
-"""``enqueue``: add a job for each row of a DataFrame, and report how many were added."""
+"""``enqueue``: add a job for each row of a DataFrame."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bulltask.spark.source.options import WriteOptions, read_options
 __all__ = [
     "WEEK",
     "EnqueueOptions",
-    "EnqueueReport",
+    "EnqueueResult",
     "FileColumns",
     "WriteArguments",
     "as_json",
@@ -55,14 +55,14 @@ class WriteArguments(TypedDict, total=False):
         opts: The options of every job, as for ``Queue.add``.
         write_id: Makes the write repeatable: the same rows with the same id add no job twice. Default: a new id.
         batch: The number of jobs in one round trip; default: 500.
-        fence_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
+        idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
     opts: AddOptions
     write_id: str
     batch: int
-    fence_ttl: Duration
+    idempotency_ttl: Duration
     url: str | SecretUrl
     prefix: str
     queue_hash_tag: bool
@@ -73,26 +73,26 @@ class EnqueueOptions(WriteArguments, total=False):
 
     Attributes:
         on_duplicate_rows: Whether rows with equal name and data become one job (``collapse``, the default), one job
-            each (``number``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
-            instead, and ``number`` is not allowed.
+            each (``keep``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
+            instead, and ``keep`` is not allowed.
     """
 
-    on_duplicate_rows: Literal["collapse", "number", "error"]
+    on_duplicate_rows: Literal["collapse", "keep", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class EnqueueReport:
+class EnqueueResult:
     """The result of a write.
 
     Spark adds up the results of the successful attempts of its tasks. Jobs that a failed attempt has added count as
-    duplicated in the next attempt; ``added`` and ``duplicated`` always add up to ``rows``.
+    duplicates in the next attempt; ``added`` and ``duplicates`` always add up to ``rows``.
 
     Attributes:
-        write_id: The id of the write. ``gather(report, …)`` finds the jobs with it as long as the fence is kept.
+        write_id: The id of the write. ``gather(result, …)`` finds the jobs with it for ``idempotency_ttl``.
         queue: The queue's name without the hash tag.
         rows: The number of rows.
         added: The number of added jobs.
-        duplicated: The number of rows whose job already existed or was added by this write before.
+        duplicates: The number of rows whose job already existed or was added by this write before.
         seconds: The duration of the write.
         partitions: The number of tasks that had rows.
     """
@@ -101,7 +101,7 @@ class EnqueueReport:
     queue: str
     rows: int
     added: int
-    duplicated: int
+    duplicates: int
     seconds: float
     partitions: int
 
@@ -114,7 +114,7 @@ def enqueue(
     data: Column | Sequence[str],
     job_id: Column | None = None,
     **more: Unpack[EnqueueOptions],
-) -> EnqueueReport:
+) -> EnqueueResult:
     """Add a job to a queue for each row of a DataFrame, each exactly once, however often Spark runs a task.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
@@ -157,7 +157,7 @@ def enqueue(
         sum(count for (_, outcome), count in counts_by_key.items() if outcome == "added"),
     )
     seconds, partitions = (mono_ms() - start_ms) / 1000, len({part for part, _ in counts_by_key})
-    return EnqueueReport(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
+    return EnqueueResult(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
 
 
 def check_option_names(given: Mapping[str, object], kind: type) -> None:
@@ -216,7 +216,7 @@ def as_json(column: str | Column) -> Column:
 
 
 def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> DataFrame:
-    """Number equal rows, or reject them.
+    """Number equal rows to keep them, or reject them.
 
     Args:
         rows: The rows.
@@ -226,11 +226,11 @@ def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> Dat
     Raises:
         ConfigError: There are equal rows, which are not allowed; or ``mode`` is invalid.
     """
-    if mode not in {"collapse", "number", "error"}:
-        raise ConfigError(f"on_duplicate_rows must be collapse, number or error, not {mode!r}")
-    if mode == "number":
+    if mode not in {"collapse", "keep", "error"}:
+        raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")
+    if mode == "keep":
         if "id" in columns:
-            raise ConfigError("on_duplicate_rows='number' cannot be used with job_id, which sets the ids")
+            raise ConfigError("on_duplicate_rows='keep' cannot be used with job_id, which sets the ids")
         # Equal rows go to one task. They are interchangeable, so no order is needed.
         window = Window.partitionBy(*columns).orderBy(*columns)
         return rows.withColumn(NUMBER, F.row_number().over(window).cast("long") - 1)
@@ -249,7 +249,7 @@ def _sender(schema: StructType, queue: str, more: EnqueueOptions) -> RowSender:
     builder = JobBuilder(
         options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
     )
-    return RowSender(builder, columns, options.batch, options.fence_ttl_ms)
+    return RowSender(builder, columns, options.batch, options.idempotency_ttl_ms)
 
 
 def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
@@ -258,7 +258,7 @@ def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
         **broker_options(more),
         "queue": queue,
         "batch": str(more.get("batch", 500)),
-        "fenceTtl": f"{max(1, to_ms(more.get('fence_ttl', WEEK), 'fence_ttl')) / 1000:.3f}s",
+        "idempotencyTtl": f"{max(1, to_ms(more.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
     }
     write_id = more.get("write_id")
     return options if write_id is None else {**options, "writeId": write_id}
@@ -283,7 +283,7 @@ class FileColumns:
 
 def enqueue_file(
     spark: SparkSession, path: str, queue: str, names: FileColumns, **more: Unpack[EnqueueOptions]
-) -> EnqueueReport:
+) -> EnqueueResult:
     """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
 
     Args:

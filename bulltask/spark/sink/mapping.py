@@ -50,20 +50,20 @@ class MapOptions(TypedDict, total=False):
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
         write_id: Makes the calls repeatable: the same rows with the same id add no job twice. Default: a new id.
         on_duplicate_rows: Whether rows with equal arguments become one job with one result (``collapse``, the default),
-            one job each (``number``), or are rejected before anything is sent (``error``).
+            one job each (``keep``), or are rejected before anything is sent (``error``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
         batch: The number of jobs in one round trip; default: 500.
-        fence_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
+        idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
     """
 
     timeout: Duration | None
     poll: Duration
     options: Mapping[str, Any]
     write_id: str
-    on_duplicate_rows: Literal["collapse", "number", "error"]
+    on_duplicate_rows: Literal["collapse", "keep", "error"]
     result_prefix: str
     batch: int
-    fence_ttl: Duration
+    idempotency_ttl: Duration
 
 
 def map_dataframe(
@@ -168,7 +168,9 @@ def _sender(plan: JobPlan, config: Config, more: MapOptions) -> RowSender:
     batch = more.get("batch", 500)
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
         raise ConfigError(f"batch must be an integer from 1 to 10000, not {batch!r}")
-    return RowSender(builder, RowColumns("", ""), batch, max(1, to_ms(more.get("fence_ttl", WEEK), "fence_ttl")))
+    return RowSender(
+        builder, RowColumns("", ""), batch, max(1, to_ms(more.get("idempotency_ttl", WEEK), "idempotency_ttl"))
+    )
 
 
 def _keys(config: Config, queue: str) -> QueueKeys:

@@ -17,13 +17,13 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 from bulltask.jobs.codec import decode_text
-from bulltask.spark.sink.enqueue import EnqueueReport, check_option_names, vectorized_udf
+from bulltask.spark.sink.enqueue import EnqueueResult, check_option_names, vectorized_udf
 from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.add import scan_fence
+from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 
 __all__ = ["RESULT_FIELDS", "GatherOptions", "JobLookup", "gather"]
@@ -60,7 +60,7 @@ class GatherOptions(TypedDict, total=False):
 
 
 def gather(
-    ids: DataFrame | EnqueueReport, queue: str, *, wait: Duration | None = None, **more: Unpack[GatherOptions]
+    ids: DataFrame | EnqueueResult, queue: str, *, wait: Duration | None = None, **more: Unpack[GatherOptions]
 ) -> DataFrame:
     """Return the results of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
 
@@ -69,7 +69,7 @@ def gather(
     the rows to keep them.
 
     Args:
-        ids: Rows with a column ``id``, or the report of ``enqueue``, whose jobs are known as long as its fence is kept.
+        ids: Rows with a column ``id``, or the result of ``enqueue``, whose ids Redis keeps for its ``idempotency_ttl``.
         queue: The queue's name.
         wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
             default: do not wait.
@@ -83,7 +83,7 @@ def gather(
     options = _options(queue, more)
     deadline_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
     lookup = JobLookup(options.config, options.keys(queue), deadline_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
-    rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueReport) else ids
+    rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueResult) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of strings; the rows have {rows.schema.simpleString()}")
     results = rows.select("id", vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col("id")).alias("found"))
@@ -173,21 +173,21 @@ def _options(queue: str, more: GatherOptions) -> WriteOptions:
     return read_options(WriteOptions, {**broker_options(more), "queue": queue})
 
 
-def _ids_of_write(report: EnqueueReport, lookup: JobLookup) -> DataFrame:
-    """Return the ids in the write's fence."""
+def _ids_of_write(report: EnqueueResult, lookup: JobLookup) -> DataFrame:
+    """Return the ids of the jobs that the write has added."""
     queue = lookup.keys.queue
     if report.queue != queue:
         raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
     cursor, ids = "0", dict[str, None]()
     with Connection(lookup.config) as connection:
         while True:
-            cursor, page = connection.run(scan_fence(lookup.keys, report.write_id, cursor))
+            cursor, page = connection.run(scan_added_ids(lookup.keys, report.write_id, cursor))
             ids |= dict.fromkeys(page)
             if cursor == "0":
                 break
     if report.rows and not ids:
         raise ConfigError(
-            f"Redis has no job of the write {report.write_id} in queue {queue}: its fence has expired, or another "
+            f"Redis has no job of the write {report.write_id} in queue {queue}: its ids have expired, or another "
             "server was used; pass the ids instead"
         )
     spark = SparkSession.active()

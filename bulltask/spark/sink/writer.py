@@ -32,7 +32,7 @@ from bulltask.spark.sink.rows import (
 from bulltask.spark.source.connection import broker_of, gc_paused
 from bulltask.spark.source.options import WriteOptions
 from bulltask.transport.broker import Broker
-from bulltask.transport.scripts.add import SendResult, WriteFence
+from bulltask.transport.scripts.add import IdempotentWrite, SendResult
 
 __all__ = ["JobsStreamWriter", "JobsWriter", "RowSender", "TaskCommit", "WriteCounts", "resume_hint"]
 
@@ -144,7 +144,7 @@ def _sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSend
     columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
     shared = check_job_options(options.job_opts, options.config)
     builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
-    return RowSender(builder, columns, options.batch, options.fence_ttl_ms if options.fence else None)
+    return RowSender(builder, columns, options.batch, options.idempotency_ttl_ms if options.idempotent else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +154,13 @@ class WriteCounts:
     Attributes:
         rows: The number of rows.
         added: The number of added jobs.
-        duplicated: The number of rows whose job already existed or was added by this write before. If a job is sent
+        duplicates: The number of rows whose job already existed or was added by this write before. If a job is sent
             twice because the first reply was lost, the second reply counts.
     """
 
     rows: int = 0
     added: int = 0
-    duplicated: int = 0
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +171,14 @@ class RowSender:
         builder: The builder of the jobs.
         columns: The columns with ids and queues.
         batch: The number of jobs in one round trip.
-        fence_ttl_ms: How long the fence is kept; ``None``: there is no fence, and every row counts as added.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not, and every row counts as
+            added.
     """
 
     builder: JobBuilder
     columns: RowColumns
     batch: int
-    fence_ttl_ms: int | None
+    idempotency_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
         """Send all rows of some Arrow batches and count the results; raises the errors of :meth:`outcomes`."""
@@ -215,9 +216,9 @@ class RowSender:
             broker.close()
 
     def _send(self, broker: Broker, jobs: list[NewJob]) -> list[SendResult]:
-        if self.fence_ttl_ms is None:
+        if self.idempotency_ttl_ms is None:
             return [SendResult(job_id, "added") for job_id in broker.producer.send(jobs)]
-        return broker.producer.send_once(jobs, WriteFence(self.builder.write_id, self.fence_ttl_ms))
+        return broker.producer.send_once(jobs, IdempotentWrite(self.builder.write_id, self.idempotency_ttl_ms))
 
 
 def resume_hint(write_id: str) -> str:

@@ -195,8 +195,15 @@ OPTIONS: Final = (
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if not failing, emit a row 'bulltask.gap' for lost events"),
     _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),
     _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "column with job ids; default: id, if any"),
-    _O("fence", "fence", _WRITES, flag, True, "do not add a job again after it was removed"),
-    _O("fenceTtl", "fence_ttl_ms", _WRITES, _duration_ms, "7d", "how long the fence is kept"),
+    _O("idempotent", "idempotent", _WRITES, flag, True, "do not add a job again after it was removed"),
+    _O(
+        "idempotencyTtl",
+        "idempotency_ttl_ms",
+        _WRITES,
+        _duration_ms,
+        "7d",
+        "how long Redis keeps ids of added jobs",
+    ),
     _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
 )
 
@@ -307,8 +314,8 @@ class WriteOptions(SourceOptions):
     batch: int
     write_id: str | None
     id_column: str | None
-    fence: bool
-    fence_ttl_ms: int
+    idempotent: bool
+    idempotency_ttl_ms: int
     job_opts: Mapping[str, Any]
 
 

@@ -29,7 +29,7 @@ from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.tables.lake_tables import latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED
-from bulltask.transport.scripts.add import WriteFence
+from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.job import job_fields
 
 __all__ = [
@@ -48,7 +48,7 @@ _TOLERANCE: Final = timedelta(minutes=1)
 
 _SAMPLE_SIZE: Final = 5
 _MAX_UNKNOWN_IDS: Final = 20
-_FENCE_MS: Final = 7 * 86_400_000
+_IDEMPOTENCY_TTL_MS: Final = 7 * 86_400_000
 
 _FIELDS: Final = ("name", "data", "opts", "created_at", "finished_at")
 HASH: Final = StructType(
@@ -106,7 +106,7 @@ class ReplayReport:
             ``final_reason``, ``data``.
         dry_run: Whether nothing was sent.
         added: The number of jobs that were sent.
-        duplicated: The number of jobs that an earlier replay has sent.
+        duplicates: The number of jobs that an earlier replay has sent.
     """
 
     where: str
@@ -118,7 +118,7 @@ class ReplayReport:
     sample: Sequence[Mapping[str, Any]] = field(repr=False)
     dry_run: bool
     added: int = 0
-    duplicated: int = 0
+    duplicates: int = 0
 
     @property
     def ready(self) -> int:
@@ -161,7 +161,9 @@ def replay(
         sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
         outcomes: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
-            outcomes = _send(jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _FENCE_MS))
+            outcomes = _send(
+                jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
+            )
     finally:
         jobs.unpersist()
     columns = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
@@ -175,7 +177,7 @@ def replay(
         sample=[{name: row[name] for name in columns} for row in sample],
         dry_run=dry_run,
         added=outcomes.get("added", 0),
-        duplicated=sum(outcomes.values()) - outcomes.get("added", 0),
+        duplicates=sum(outcomes.values()) - outcomes.get("added", 0),
     )
 
 
@@ -311,13 +313,13 @@ class Replayer:
 
     Attributes:
         config: The location of Redis, and the settings for queue names.
-        write_id: The id of the write, for its fence.
-        fence_ttl_ms: How long the fence is kept.
+        write_id: The id of the write.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
     write_id: str
-    fence_ttl_ms: int
+    idempotency_ttl_ms: int
 
     def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
         """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield their outcomes.
@@ -327,13 +329,13 @@ class Replayer:
                 stay; repeating the replay adds only missing jobs.
         """
         broker = broker_of(self.config)
-        fence = WriteFence(self.write_id, self.fence_ttl_ms)
+        write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)
         try:
             for batch in batches:
                 jobs = map(_job, batch.to_pylist())
                 results: list[str] = []
                 while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
-                    results += [result.outcome for result in broker.producer.send_once(part, fence)]
+                    results += [result.outcome for result in broker.producer.send_once(part, write)]
                 yield results
         finally:
             broker.close()

@@ -19,9 +19,9 @@ from bulltask.value_class import value_class
 
 __all__ = [
     "MAX_JOBS_PER_CALL",
+    "IdempotentWrite",
     "RepeatedJob",
     "SendResult",
-    "WriteFence",
     "add_delayed_job",
     "add_job",
     "add_jobs_once",
@@ -30,7 +30,7 @@ __all__ = [
     "add_prioritized_job",
     "add_repeated_job",
     "add_standard_job",
-    "scan_fence",
+    "scan_added_ids",
     "write_queue_meta",
 ]
 
@@ -42,7 +42,7 @@ MAX_JOBS_PER_CALL: Final = 25
 
 _SCAN_COUNT: Final = 1_000
 
-Outcome = Literal["added", "known", "fenced"]
+Outcome = Literal["added", "duplicate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
 
 
 @value_class
-class WriteFence:
+class IdempotentWrite:
     """Identifies the write that adds jobs, so that a repeated write adds nothing twice.
 
     Attributes:
@@ -243,7 +243,7 @@ class SendResult:
 
     Attributes:
         id: The id of the stored job; after deduplication it differs from the id that was sent.
-        outcome: ``added``; ``known`` if a job with this id exists; ``fenced`` if this write has added it before.
+        outcome: ``added``; ``duplicate`` if the job exists or this write has added it before.
     """
 
     id: str
@@ -251,9 +251,9 @@ class SendResult:
 
 
 def add_jobs_once(
-    keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, fence: WriteFence
+    keys: QueueKeys, jobs: Sequence[NewJob], now_ms: int, write: IdempotentWrite
 ) -> list[Call[list[SendResult]]]:
-    """bulltask's ``fence`` with BullMQ's add script: add jobs, except for those that the write has added before.
+    """bulltask's ``addOnce`` with BullMQ's add script: add jobs, except for those that the write has added before.
 
     Adjacent jobs with the same script share a call, up to :data:`MAX_JOBS_PER_CALL`: starting a script takes a fifth of
     the time that it needs for a job. The results of the calls are in the order of the jobs.
@@ -263,15 +263,15 @@ def add_jobs_once(
     for script, group in groupby(plain, key=lambda pair: pair[1].script):
         assert script is not None
         while part := list(islice(group, MAX_JOBS_PER_CALL)):
-            calls.append(_add_with_fence(keys, script, part, fence))
+            calls.append(_add_once(keys, script, part, write))
     return calls
 
 
-def _add_with_fence(
-    keys: QueueKeys, add: Script, plain: Sequence[tuple[NewJob, Call[str]]], fence: WriteFence
+def _add_once(
+    keys: QueueKeys, add: Script, plain: Sequence[tuple[NewJob, Call[str]]], write: IdempotentWrite
 ) -> Call[list[SendResult]]:
     first = add.key_count + 1
-    script, script_keys = wrappers.with_fence(add.name), plain[0][1].args[1:first]
+    script, script_keys = wrappers.add_once(add.name), plain[0][1].args[1:first]
 
     def parse_reply(replies: Any) -> list[SendResult]:
         sent = []
@@ -281,10 +281,12 @@ def _add_with_fence(
         return sent
 
     words = [word for job, call in plain for word in (job.id, keys.job(job.id), *call.args[first:])]
-    return Call((script.key_count, keys.fence(fence.write_id), *script_keys, fence.ttl_ms, *words), parse_reply, script)
+    return Call(
+        (script.key_count, keys.added_ids(write.write_id), *script_keys, write.ttl_ms, *words), parse_reply, script
+    )
 
 
-def scan_fence(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
+def scan_added_ids(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, list[str]]]:
     """Scan the ids of jobs that a write has added. Returns the next cursor, ``0`` at the end, and some ids.
 
     The same id may come twice.
@@ -293,4 +295,4 @@ def scan_fence(keys: QueueKeys, write_id: str, cursor: str) -> Call[tuple[str, l
     def parse_reply(reply: Any) -> tuple[str, list[str]]:
         return text(reply[0]), texts(reply[1])
 
-    return command("SSCAN", keys.fence(write_id), cursor, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)
+    return command("SSCAN", keys.added_ids(write_id), cursor, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)

@@ -45,7 +45,7 @@ def write(spark: SparkSession, url: str, directory: str) -> list[Any]:
         enqueue_stream(feed, "feed", name="fed", data=["id"], checkpoint=checkpoint, available_now=True, url=url)
     )
     states = gather(report, "mail", url=url).groupBy("state").count()
-    return [report.rows, report.added, report.duplicated, rows(states)]
+    return [report.rows, report.added, report.duplicates, rows(states)]
 
 
 def homes(spark: SparkSession) -> list[str]:

@@ -79,7 +79,7 @@ with redis.Redis.from_url(URL, decode_responses=True) as client:
         data, report = data_column("id", F.lit(failure)), [ROWS, None, None]
         if method == "enqueue":
             written = enqueue(rows, "default", name="count", data=data, url=URL)
-            report = [written.rows, written.added, written.duplicated]
+            report = [written.rows, written.added, written.duplicates]
         else:
             jobs = rows.select(F.lit("count").alias("name"), data.alias("data"))
             jobs.write.format("bulltask").option("url", URL).option("queue", "default").mode("append").save()
@@ -94,6 +94,6 @@ def test_each_job_is_added_once_if_tasks_hang_or_executors_are_killed(cluster: S
     for _, jobs, attempts in reports:
         assert {"0:0", "0:1"} <= set(attempts), "no task ran again"
         assert len(set(jobs)) == len(jobs) == 400
-    for (rows, added, duplicated), _, _ in (reports[0], reports[2]):
-        assert rows == added + duplicated == 400
-        assert duplicated >= 20, "the second attempt has found no jobs of the first one"
+    for (rows, added, duplicates), _, _ in (reports[0], reports[2]):
+        assert rows == added + duplicates == 400
+        assert duplicates >= 20, "the second attempt has found no jobs of the first one"

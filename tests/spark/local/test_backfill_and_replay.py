@@ -254,7 +254,7 @@ def test_a_replay_sends_each_job_once_with_its_options_and_data(
     assert {row["job_id"] for row in preview.sample} == {"r1", "r2", "r3", "kept"}
     assert redis_client.zcard("bull:{mail}:prioritized") == redis_client.llen("bull:{mail}:wait") == 0
     first = failed()
-    assert (first.added, first.duplicated, first.unknown) == (4, 0, 1)
+    assert (first.added, first.duplicates, first.unknown) == (4, 0, 1)
     waiting = [
         str(job_id) for job_id in redis_client.lrange("bull:{mail}:wait", 0, -1) if not str(job_id).startswith("0:")
     ]
@@ -273,11 +273,11 @@ def test_a_replay_sends_each_job_once_with_its_options_and_data(
         assert json.loads(stored["data"])["to"] in {"r1", "r2"}
         assert '"n":1.5,"list":[]' in stored["data"]
     second = failed()
-    assert (second.added, second.duplicated) == (0, 4)
+    assert (second.added, second.duplicates) == (0, 4)
     for _ in range(4):
         manual_worker.complete()
     redis_client.delete(*[f"bull:{{mail}}:{job_id}" for job_id in waiting + prioritized])
-    assert failed(where="state   = 'failed'").added == 0, "the fence contains the removed jobs"
+    assert failed(where="state   = 'failed'").added == 0, "removed jobs must not be added again"
 
 
 def test_a_replay_is_restricted_by_condition_queue_and_limit(failed: Replay) -> None:

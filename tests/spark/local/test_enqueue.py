@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bulltask.errors import ConfigError
-from bulltask.spark import EnqueueReport, enqueue, gather
+from bulltask.spark import EnqueueResult, enqueue, gather
 from bulltask.spark.connector.session import register
 from tests.support.worker_harness import WorkerHarness
 
@@ -32,10 +32,10 @@ import bulltask
 
 
 @pytest.fixture
-def send(spark: SparkSession, broker_url: str) -> Callable[..., EnqueueReport]:
+def send(spark: SparkSession, broker_url: str) -> Callable[..., EnqueueResult]:
     """Return a function that enqueues ``count`` numbers."""
 
-    def send_numbers(count: int, **options: Any) -> EnqueueReport:
+    def send_numbers(count: int, **options: Any) -> EnqueueResult:
         frame = spark.range(count, numPartitions=2).withColumnRenamed("id", "n")
         return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **options)
 
@@ -54,10 +54,10 @@ def states(gathered: DataFrame) -> dict[str, int]:
 
 
 def test_1000_jobs_are_sent_run_by_a_worker_and_gathered(
-    send: Callable[..., EnqueueReport], spark: SparkSession, harness: WorkerHarness, broker_url: str
+    send: Callable[..., EnqueueResult], spark: SparkSession, harness: WorkerHarness, broker_url: str
 ) -> None:
     report = send(1_000)
-    assert (report.rows, report.added, report.duplicated, report.partitions) == (1_000, 1_000, 0, 2)
+    assert (report.rows, report.added, report.duplicates, report.partitions) == (1_000, 1_000, 0, 2)
     assert states(gather(report, "default", url=broker_url)) == {"unfinished": 1_000}
     harness.worker(TASKS, settings={"log_level": "ERROR"})
     rows = gather(report, "default", wait=120, poll=0.2, url=broker_url).collect()
@@ -71,12 +71,12 @@ def test_1000_jobs_are_sent_run_by_a_worker_and_gathered(
 
 
 def test_a_repeated_write_adds_nothing_even_if_its_jobs_were_removed(
-    send: Callable[..., EnqueueReport], redis_client: redis.Redis
+    send: Callable[..., EnqueueResult], redis_client: redis.Redis
 ) -> None:
     assert send(100, write_id="nightly").added == 100
     redis_client.delete(*redis_client.keys("bull:*"))
     repeated = send(100, write_id="nightly")
-    assert (repeated.rows, repeated.added, repeated.duplicated) == (100, 0, 100)
+    assert (repeated.rows, repeated.added, repeated.duplicates) == (100, 0, 100)
     assert not redis_client.exists(WAIT)
     assert send(120, write_id="nightly").added == 20
 
@@ -89,21 +89,21 @@ def test_gather_returns_a_row_for_every_id_even_without_a_job(spark: SparkSessio
     ]  # fmt: skip
 
 
-def test_equal_rows_are_merged_numbered_or_rejected(
+def test_equal_rows_are_collapsed_kept_or_rejected(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:
     frame = spark.range(60).select(F.when(F.col("id") < 10, 1).otherwise(F.col("id")).alias("n")).repartition(4)
 
-    def send(**options: Any) -> EnqueueReport:
+    def send(**options: Any) -> EnqueueResult:
         return enqueue(frame, "default", name="double", data=["n"], url=broker_url, **options)
 
     with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*10 rows have the same name 'double', data '{\"n\":1}'"):
         send(on_duplicate_rows="error")
     assert not redis_client.exists(WAIT)
-    assert (report := send(write_id="merged")).added == 51
-    assert report.duplicated == 9
+    assert (report := send(write_id="collapsed")).added == 51
+    assert report.duplicates == 9
     for added in (60, 0):
-        assert send(write_id="numbered", on_duplicate_rows="number").added == added
+        assert send(write_id="kept", on_duplicate_rows="keep").added == added
 
 
 def test_a_write_by_format_requires_the_mode_append(

@@ -95,7 +95,7 @@ def test_a_stream_continues_from_its_checkpoint(
     (tmp_path / "a" / "commits" / ".1.crc").unlink(missing_ok=True)
     run("a", write_id="feed")
     assert redis_client.llen(WAIT) == 0
-    run("b", write_id="feed")  # one batch with all files: the rows of the earlier first batch are fenced, 3 is not
+    run("b", write_id="feed")  # one batch with all files: the rows of the earlier first batch are duplicates, 3 is new
     assert redis_client.llen(WAIT) == 1
 
 

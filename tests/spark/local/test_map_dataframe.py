@@ -102,8 +102,8 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
     assert len(set(first)) == 2 == len(queued(redis_client))
     assert not set(first) & set(ids(options={"queue": "other"}))
     assert len(set(queued(redis_client, "other"))) == 2
-    numbered = ids(write_id="w1", on_duplicate_rows="number")
-    assert len(set(numbered)) == 3
+    kept = ids(write_id="w1", on_duplicate_rows="keep")
+    assert len(set(kept)) == 3
     with pytest.raises(ConfigError, match=r"DUPLICATE_ROWS.*2 rows have the same"):
         ids(on_duplicate_rows="error")
 
@@ -122,7 +122,7 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
         (["value"], {"write_id": "a b"}, ConfigError, "write id"),
         (["value"], {"batch": 0}, ConfigError, "batch must be"),
         (["value"], {"timeout": -1}, ConfigError, "timeout must be"),
-        (["value"], {"on_duplicate_rows": "keep"}, ConfigError, "on_duplicate_rows must be"),
+        (["value"], {"on_duplicate_rows": "drop"}, ConfigError, "on_duplicate_rows must be"),
         (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_task_without_parameters_is_called_for_each_row(
     @app.task(name="tick")
     def tick() -> None: ...
 
-    mapped = tick.map_dataframe(spark.range(2).toDF("n"), [], timeout=0, on_duplicate_rows="number")
+    mapped = tick.map_dataframe(spark.range(2).toDF("n"), [], timeout=0, on_duplicate_rows="keep")
     assert len({row["id"] for row in mapped.collect()}) == 2
     assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
 

@@ -61,21 +61,21 @@ def output_of(result: Result, code: int = 0) -> str:
 CONF = ("--master", "local[2]", "--conf", "spark.sql.shuffle.partitions=2")
 
 
-def test_submit_and_gather_send_jobs_and_write_their_results(
+def test_enqueue_and_gather_add_jobs_and_write_their_results(
     run: Run, spark: SparkSession, tmp_path: Path, manual_worker: ManualWorker
 ) -> None:
     rows = str(tmp_path / "rows")
     spark.range(3).selectExpr("id AS n", "'send' AS task", "concat('k', id) AS key").write.parquet(rows)
-    words = ("submit", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
+    words = ("enqueue", rows, "--queue", "mail", "--name-col", "task", "--data-cols", "n", "--write-id", "one", *CONF)
     assert "3 rows: 3 jobs added, 0 duplicates\nwrite id one" in output_of(run(*words))
     assert "3 rows: 0 jobs added, 3 duplicates" in output_of(run(*words))
     manual_worker.complete("done")
     summary = output_of(run("gather", "one", "--queue", "mail", "--out", str(tmp_path / "out"), *CONF))
     assert [line.split() for line in summary.splitlines()[1:]] == [["completed", "1"], ["unfinished", "2"]]
     assert spark.read.parquet(str(tmp_path / "out")).where("state = 'completed'").first()["return_value"] == '"done"'  # type: ignore[index]
-    failed = run("submit", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
+    failed = run("enqueue", rows, "--queue", "mail", "--name", "send", "--data-cols", "m", *CONF)
     assert "has no column 'm'" in output_of(failed, 1)
-    assert "either --name or --name-col" in output_of(run("submit", rows, "--queue", "mail", "--data-cols", "n"), 2)
+    assert "either --name or --name-col" in output_of(run("enqueue", rows, "--queue", "mail", "--data-cols", "n"), 2)
 
 
 def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bulltask.spark import EnqueueReport, enqueue
+from bulltask.spark import EnqueueResult, enqueue
 from bulltask.spark.connector.session import register
 from bulltask.testing.wait import wait_until
 from tests.support.worker_harness import WorkerHarness
@@ -55,7 +55,7 @@ def rows(spark: SparkSession) -> Iterator[DataFrame]:
     spark.conf.set(ROWS_PER_BATCH, str(before))
 
 
-def write_by_enqueue(rows: DataFrame, data: Column, url: str) -> EnqueueReport:
+def write_by_enqueue(rows: DataFrame, data: Column, url: str) -> EnqueueResult:
     return enqueue(rows, "default", name="double", data=data, write_id="w1", url=url)
 
 
@@ -83,8 +83,8 @@ def test_the_next_attempt_of_a_failed_task_adds_the_missing_jobs(
     jobs = redis_client.lrange(WAIT, 0, -1)
     assert len(set(jobs)) == len(jobs) == ROWS
     if report is not None:
-        assert (report.rows, report.added + report.duplicated) == (ROWS, ROWS)
-        assert report.duplicated >= 20
+        assert (report.rows, report.added + report.duplicates) == (ROWS, ROWS)
+        assert report.duplicates >= 20
 
 
 @pytest.mark.parametrize("write", [write_by_enqueue, write_by_format])
@@ -100,7 +100,7 @@ def test_the_same_write_adds_the_missing_jobs_after_all_attempts_failed(
     report = write(rows, fail(0), broker_url)
     jobs = redis_client.lrange(WAIT, 0, -1)
     assert len(set(jobs)) == len(jobs) == ROWS
-    assert report is None or report.duplicated == len(sent)
+    assert report is None or report.duplicates == len(sent)
 
 
 def test_an_invalid_row_fails_the_write_and_names_the_write_id(

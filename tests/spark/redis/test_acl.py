@@ -21,7 +21,7 @@ from bulltask.spark.sink.writer import JobsWriter
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import EventsOptions, WriteOptions, read_options
 from bulltask.spark.source.status import observe_streams
-from bulltask.transport.scripts.add import scan_fence
+from bulltask.transport.scripts.add import scan_added_ids
 from tests.conftest import ServerFactory
 from tests.support.fake_query import FakeQuery
 from tests.support.manual_worker import ManualWorker
@@ -80,7 +80,7 @@ def read_everything(url: str, ids: list[str]) -> None:
     [results] = JobLookup(options.config, options.keys("mail"), None, 1).look_up(iter([pa.array(ids)]))
     assert [row["state"] for row in results.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
-        assert len(connection.run(scan_fence(options.keys("mail"), "w1", "0"))[1]) == len(ids)
+        assert len(connection.run(scan_added_ids(options.keys("mail"), "w1", "0"))[1]) == len(ids)
         assert observe_streams(connection, read_options(EventsOptions, {"queue": "mail", "table": "events"})).streams
 
 

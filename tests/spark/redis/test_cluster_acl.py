@@ -13,7 +13,7 @@ from bulltask.queue import Queue
 from bulltask.spark.acl import READER, WRITER, Grants
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
-from bulltask.transport.scripts.add import WriteFence
+from bulltask.transport.scripts.add import IdempotentWrite
 from bulltask.transport.scripts.queue import state_size
 from tests.support.certificates import Certificates
 from tests.support.cluster_and_sentinel import allow_cluster
@@ -71,7 +71,7 @@ def test_a_writer_writes_to_all_nodes_over_tls(user: MakeUser, queues: list[str]
     broker = broker_of(options(user(WRITER)).config)
     try:
         jobs = [NewJob(name, f"s{number}", "send", b"{}", JobOptions()) for name in queues for number in range(3)]
-        assert [job.outcome for job in broker.producer.send_once(jobs, WriteFence("w1", 60_000))] == ["added"] * 9
+        assert [job.outcome for job in broker.producer.send_once(jobs, IdempotentWrite("w1", 60_000))] == ["added"] * 9
     finally:
         broker.close()
     assert [cluster.client_of(name).llen(f"bull:{{{name}}}:wait") for name in queues] == [8, 8, 8]

@@ -110,8 +110,8 @@ def test_a_task_that_runs_again_adds_the_missing_jobs(writer: Make, redis_client
     assert not set(removed) & set(ids(redis_client))
 
 
-def test_a_write_without_a_fence_adds_removed_jobs_again(writer: Make, redis_client: Any) -> None:
-    prepared = writer(fence="false")
+def test_a_write_that_is_not_idempotent_adds_removed_jobs_again(writer: Make, redis_client: Any) -> None:
+    prepared = writer(idempotent="false")
     write(prepared, rows(0, 10))
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:{job_id}" for job_id in ids(redis_client)))
     write(prepared, rows(0, 10))

@@ -60,10 +60,10 @@ def test_a_stream_has_a_budget_aligns_queues_and_fails_on_data_loss() -> None:
     assert (options.align, options.fail_on_loss, options.gap_rows, options.batch) == (True, True, False, 5_000)
 
 
-def test_a_write_requires_no_option_and_is_fenced_for_a_week() -> None:
+def test_a_write_requires_no_option_and_is_idempotent_for_a_week() -> None:
     options = write()
     assert (options.queue, options.write_id, options.id_column, options.batch) == (None, None, None, 500)
-    assert (options.fence, options.fence_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
+    assert (options.idempotent, options.idempotency_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
 
 
 def test_every_default_is_valid_for_its_own_parser() -> None:
@@ -160,9 +160,9 @@ def test_options_of_spark_itself_are_accepted() -> None:
         (StreamOptions, "startingOffsets", '{"a": "5-x"}'),
         (StreamOptions, "failOnDataLoss", "2"),
         (WriteOptions, "queue", "a:b"),
-        (WriteOptions, "fenceTtl", "7w"),
-        (WriteOptions, "fenceTtl", "0"),
-        (WriteOptions, "fenceTtl", "-5"),
+        (WriteOptions, "idempotencyTtl", "7w"),
+        (WriteOptions, "idempotencyTtl", "0"),
+        (WriteOptions, "idempotencyTtl", "-5"),
         (WriteOptions, "jobOpts", "[]"),
         (WriteOptions, "jobOpts", "attempts=3"),
     ],
@@ -178,7 +178,7 @@ def test_a_wrong_value_is_rejected_with_the_name_of_its_option(
     ("text", "ms"), [("90", 90_000), ("1.5", 1_500), ("15m", 900_000), ("12h", 43_200_000), ("7 d", 604_800_000)]
 )
 def test_a_duration_is_seconds_or_has_a_unit(text: str, ms: int) -> None:
-    assert write(fenceTtl=text).fence_ttl_ms == ms
+    assert write(idempotencyTtl=text).idempotency_ttl_ms == ms
 
 
 def test_states_are_bullmqs_and_waiting_includes_the_paused_list() -> None:

@@ -1,4 +1,4 @@
-"""``bulltask pipeline submit``: send the rows of a Parquet file as jobs."""
+"""``bulltask pipeline enqueue``: add the rows of a Parquet file as jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("submit", short_help="Add a job for each row of a Parquet file.")
+@click.command("enqueue", short_help="Add a job for each row of a Parquet file.")
 @click.argument("file", metavar="FILE.parquet")
 @redis_options
 @click.option("--queue", required=True, help="Queue to add the jobs to.")
@@ -52,8 +52,8 @@ def command(
 
     names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
     where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
-    report = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
+    result = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
     click.echo(
-        f"{pluralize(report.rows, 'row')}: {pluralize(report.added, 'job')} added, {report.duplicated:,} duplicates"
+        f"{pluralize(result.rows, 'row')}: {pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates"
     )
-    click.echo(f"write id {report.write_id}")
+    click.echo(f"write id {result.write_id}")
