@@ -196,14 +196,7 @@ OPTIONS: Final = (
     _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),
     _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "column with job ids; default: id, if any"),
     _O("idempotent", "idempotent", _WRITES, flag, True, "do not add a job again after it was removed"),
-    _O(
-        "idempotencyTtl",
-        "idempotency_ttl_ms",
-        _WRITES,
-        _duration_ms,
-        "7d",
-        "how long Redis keeps ids of added jobs",
-    ),
+    _O("idempotencyTtl", "idempotency_ttl_ms", _WRITES, _duration_ms, "7d", "how long Redis keeps ids of added jobs"),
     _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
 )
 
