@@ -163,7 +163,7 @@ def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> 
 
 @pytest.mark.parametrize(
     ("duration", "why"),
-    [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must last for 0.001 s or more")],
+    [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must be 0.001 s or more")],
 )
 def test_an_invalid_duration_of_a_rate_limit_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
     harness.worker(TASKS)

@@ -67,5 +67,5 @@ def test_every_job_is_in_the_tables_once_after_all_executors_were_killed(
         with run_worker(broker_url) as running_worker:
             assert run.wait(600) == 0, root.with_suffix(".log").read_text()
             assert running_worker.poll() is None
-    assert "were there before" in root.with_suffix(".log").read_text(), "no job was sent again"
+    assert "were already sent" in root.with_suffix(".log").read_text(), "no job was sent again"
     check_lake(root, redis_client, COUNT)

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900 + 200 * KILLS)
 ]  # fmt: skip
 
-STREAM_STEP = "3. The stream follows"
+STREAM_STEP = "3. The worker runs the jobs"
 
 log = logging.getLogger(__name__)
 
