@@ -1,4 +1,4 @@
-"""Recommend a number of workers for queues, from gold tables and a queueing model, with the reasoning in words."""
+"""Recommend a concurrency for queues, from gold tables and a queueing model, with the reasoning in words."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError
 from bulltask.lake.formatting import pluralize, significant
 from bulltask.lake.log_histogram import mean_and_variance, merge_histograms
-from bulltask.lake.queueing import Load, fewest_workers
+from bulltask.lake.queueing import Load, min_slots
 
 __all__ = ["Choice", "Recommendation", "recommend"]
 
 Row = Mapping[str, Any]
 
 _NEIGHBOURS: Final = 3
-"""How many smaller and larger numbers of workers are listed next to the recommended one."""
+"""How many lower and higher values are listed next to the recommended concurrency."""
 
 _ASSUMPTIONS: Final = (
-    "A worker runs one job at a time: a worker process with a concurrency of 8 counts as 8.",
-    "Every worker serves all of these queues, in order of arrival, and jobs arrive at random within the busiest minute."
+    "A slot runs one job at a time: a worker with a concurrency of 8 has 8 slots.",
+    "Every slot serves all of these queues, in order of arrival, and jobs arrive at random within the busiest minute."
     " Priorities, rate limits, pauses and restarts of workers are not part of the model.",
-    "More workers do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",
+    "More slots do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",
     "A delayed job counts in the minute in which it was added.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The expected effect of a number of workers in the busiest minute, including the peak factor.
+    """The expected effect of a concurrency in the busiest minute, including the peak factor.
 
     Attributes:
-        workers: The number of workers.
+        concurrency: The number of slots of all workers.
         in_time: The fraction of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
-        utilisation: The fraction of workers that are busy, 0 to 1; 1 if the queue grows without bound.
+        utilisation: The fraction of slots that are busy, 0 to 1; 1 if the queue grows without bound.
     """
 
-    workers: int
+    concurrency: int
     in_time: float
     utilisation: float
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommended number of workers, with its reasoning.
+    """A recommended concurrency, with its reasoning.
 
     Attributes:
-        workers: The smallest number of workers with which ``target`` of the attempts wait at most ``within_s`` in the
-            busiest minute.
+        concurrency: The minimum number of slots of all workers with which ``target`` of the attempts wait at most
+            ``within_s`` in the busiest minute.
         within_s: The target wait in seconds.
         target: The target fraction of attempts, 0 to 1.
         peak_minute: The start of the busiest minute, in which the most work arrived.
         attempts_per_s: Attempts per second that arrived in that minute.
         run_s: Their mean run time in seconds.
-        load: The number of workers that these attempts keep busy, times the peak factor.
-        choices: The effect of this and other numbers of workers, in ascending order.
-        observed_mean: Mean number of running attempts over the given minutes; ``None`` without ``capacity_minutes``.
-        observed_peak: Maximum number of running attempts; ``None`` without ``capacity_minutes``.
+        load: The number of slots that these attempts keep busy, times the peak factor.
+        choices: The effect of this and other values of the concurrency, in ascending order.
+        observed_mean: Mean number of busy slots over the given minutes; ``None`` without ``capacity_minutes``.
+        observed_peak: Maximum number of busy slots; ``None`` without ``capacity_minutes``.
         reasoning: How the number was computed, in sentences.
         assumptions: The assumptions of the model.
     """
 
-    workers: int
+    concurrency: int
     within_s: float
     target: float
     peak_minute: datetime
@@ -80,8 +80,8 @@ class Recommendation:
 
     @property
     def expected(self) -> Choice:
-        """The effect of the recommended number."""
-        return next(choice for choice in self.choices if choice.workers == self.workers)
+        """The effect of the recommended concurrency."""
+        return next(choice for choice in self.choices if choice.concurrency == self.concurrency)
 
 
 def recommend(
@@ -92,7 +92,7 @@ def recommend(
     target: float = 0.99,
     peak_factor: float = 1.2,
 ) -> Recommendation | None:
-    """Recommend the fewest workers with which jobs do not wait too long.
+    """Recommend the minimum concurrency with which jobs do not wait too long.
 
     Args:
         task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
@@ -120,19 +120,19 @@ def recommend(
         return None
     peak = max(minutes.values(), key=lambda minute: (minute.busy_ms, minute.at))
     load = peak.load(peak_factor)
-    workers = fewest_workers(load, within_s, target)
-    means, maxima = _by_minute(capacity_minutes, "busy_workers"), _by_minute(capacity_minutes, "peak_workers")
+    concurrency = min_slots(load, within_s, target)
+    means, maxima = _by_minute(capacity_minutes, "busy_slots"), _by_minute(capacity_minutes, "peak_slots")
     observed_mean = sum(means) / len(means) if means else None
     observed_peak = max(maxima) if maxima else None
-    choices = _choices(load, workers, within_s)
+    choices = _choices(load, concurrency, within_s)
     reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
-        *_explain_choice(choices, workers, within_s, load),
+        *_explain_choice(choices, concurrency, within_s, load),
         *_explain_observed(len(means), observed_mean, observed_peak, len(incomplete)),
     ]
     return Recommendation(
-        workers, within_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.workers, choices, observed_mean,
-        observed_peak, tuple(reasoning), _ASSUMPTIONS,
+        concurrency, within_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, choices,
+        observed_mean, observed_peak, tuple(reasoning), _ASSUMPTIONS,
     )  # fmt: skip
 
 
@@ -188,11 +188,11 @@ def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[da
     minutes: dict[datetime, _Minute] = {}
     for row in rows:
         task = tasks.get((row["queue"], row["name"]))
-        if task is None or not row["enqueued"]:
+        if task is None or not row["added"]:
             continue
         minute = minutes.setdefault(row["minute"], _Minute(row["minute"]))
-        attempts = row["enqueued"] * task.attempts
-        minute.jobs += row["enqueued"]
+        attempts = row["added"] * task.attempts
+        minute.jobs += row["added"]
         minute.attempts += attempts
         minute.busy_ms += attempts * task.mean_ms
         minute.squares += attempts * (task.variance + task.mean_ms**2)
@@ -207,9 +207,9 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
     return list(sums.values())
 
 
-def _choices(load: Load, workers: int, within_s: float) -> tuple[Choice, ...]:
-    numbers = range(max(workers - _NEIGHBOURS, 1), workers + _NEIGHBOURS + 1)
-    return tuple(Choice(n, 1 - load.late_fraction(n, within_s), min(load.workers / n, 1.0)) for n in numbers)
+def _choices(load: Load, concurrency: int, within_s: float) -> tuple[Choice, ...]:
+    numbers = range(max(concurrency - _NEIGHBOURS, 1), concurrency + _NEIGHBOURS + 1)
+    return tuple(Choice(n, 1 - load.late_fraction(n, within_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
 
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
@@ -219,23 +219,23 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
         f" {pluralize(peak.jobs, 'job')} ({significant(peak.jobs / 60)} per second) with"
         f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
         f"An attempt runs for {_seconds(observed.run_s)} on average, which keeps"
-        f" {pluralize(observed.workers, 'worker', significant)} busy all the time.",
-        f"With the peak factor {factor:g}, for bursts and growth: {pluralize(load.workers, 'worker', significant)}.",
+        f" {pluralize(observed.busy_slots, 'slot', significant)} busy all the time.",
+        f"With the peak factor {factor:g}, for bursts and growth: {pluralize(load.busy_slots, 'slot', significant)}.",
     ]
 
 
-def _explain_choice(choices: tuple[Choice, ...], workers: int, within_s: float, load: Load) -> list[str]:
-    by_workers = {choice.workers: choice for choice in choices}
-    chosen, fewer = by_workers[workers], by_workers.get(workers - 1)
+def _explain_choice(choices: tuple[Choice, ...], concurrency: int, within_s: float, load: Load) -> list[str]:
+    by_concurrency = {choice.concurrency: choice for choice in choices}
+    chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
     text = (
-        f"With {pluralize(workers, 'worker')}, {_percent(chosen.in_time)} of the attempts start within"
-        f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the workers are busy"
+        f"With {pluralize(concurrency, 'slot')}, {_percent(chosen.in_time)} of the attempts start within"
+        f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the slots are busy"
     )
     if fewer is not None:
         effect = (
             "the queue would grow without bound" if fewer.utilisation >= 1 else f"it would be {_percent(fewer.in_time)}"
         )
-        text += f"; with {workers - 1:,}, {effect}"
+        text += f"; with {concurrency - 1:,}, {effect}"
     lines = [f"{text} (Erlang C)."]
     if load.variation > 1:
         lines.append(

@@ -47,8 +47,8 @@ class History:
 
     Only the latest state of a job counts: a job that failed and was completed by a later retry is completed. The
     pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
-    in asyncio, run it in a thread. Jobs that have not ended are not in the lake's table of jobs yet; :meth:`job` finds
-    their events.
+    in asyncio, run it in a thread. Jobs that have not finished are not in the lake's table of jobs yet; :meth:`job`
+    finds their events.
 
     Args:
         root: The directory of the lake.
@@ -115,7 +115,7 @@ class History:
         )
 
     def days(self) -> list[date]:
-        """Return the days (UTC) on which jobs ended, in order."""
+        """Return the days (UTC) on which jobs finished, in order."""
         return self._reader.days(JOBS)
 
     def queues(self) -> list[str]:

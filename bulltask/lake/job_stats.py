@@ -172,7 +172,7 @@ def _ended_filter(query: JobQuery) -> Any:
 
 
 def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
-    """Read the rows before ``days`` of jobs that ended later but began before: one of these may be their latest."""
+    """Read earlier rows of jobs that were added before ``days``: one of these may be their latest."""
     before = [day for day in reader.days(JOBS) if not days or day < days[0]]
     created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
     began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))

@@ -187,7 +187,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file atomically: readers see the old content or the new one, also after a crash."""
+    """Replace a file atomically: readers see the old content or the new one, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"_{path.name}")
     with new.open("w") as file:

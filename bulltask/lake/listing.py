@@ -1,4 +1,4 @@
-"""List a table's files at one moment, also while directories are being swapped.
+"""List a table's files at one moment, even while directories are being swapped.
 
 A swap (:mod:`bulltask.lake.atomic_swap`) writes an intent file, moves the old directories away and then moves the new
 directory to its final path. While the intent exists, the new directory is part of the table, at either path.

@@ -32,9 +32,9 @@ class JobFilter(TypedDict, total=False):
         state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``,
             the last known state of a job that the pipeline no longer follows.
         queue: The queue, without BullMQ's braces.
-        since: Jobs that ended at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For jobs that
-            never ended, the time of their last event counts.
-        until: Jobs that ended before this time.
+        since: Jobs that finished at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For
+            jobs that have not finished, the time of their last event counts.
+        until: Jobs that finished before this time.
         text: A part of the failure reason, ignoring case.
         error_fingerprint: The fingerprint of the failure, as in ``silver.jobs.error_fingerprint``.
     """

@@ -1,6 +1,6 @@
-"""Estimate how long jobs wait for a worker, with the queueing model M/M/c (Erlang C).
+"""Estimate how long jobs wait for a slot, with the queueing model M/M/c (Erlang C).
 
-Jobs arrive at random, one by one, and the next free worker acquires the job that has waited longest. The results equal
+Jobs arrive at random, one by one, and the next free slot gets the job that has waited longest. The results equal
 those of textbook tables.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Load", "fewest_workers", "waiting_probability"]
+__all__ = ["Load", "min_slots", "waiting_probability"]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load on the workers.
+    """The load on the slots.
 
     Attributes:
         per_s: The number of attempts that arrive per second.
@@ -28,42 +28,42 @@ class Load:
     variation: float = 1.0
 
     @property
-    def workers(self) -> float:
-        """The mean number of busy workers, in Erlang; with no more workers than that, the queue grows without bound."""
+    def busy_slots(self) -> float:
+        """The mean number of busy slots, in Erlang; with no more slots than that, the queue grows without bound."""
         return self.per_s * self.run_s
 
-    def late_fraction(self, workers: int, within_s: float) -> float:
+    def late_fraction(self, slots: int, within_s: float) -> float:
         """Return the fraction of attempts, 0 to 1, that wait longer than ``within_s`` seconds.
 
         Run times that vary more than exponential ones make long waits longer in proportion (heavy-traffic approximation
         of M/G/c); those that vary less are treated as exponential, which errs on the safe side.
         """
-        spare = workers - self.workers
+        spare = slots - self.busy_slots
         if spare <= 0:
             return 1.0
         spread = max(1.0, (1 + self.variation) / 2)
         decay = math.exp(-spare * within_s / (self.run_s * spread)) if self.run_s else float(within_s == 0)
-        return waiting_probability(workers, self.workers) * decay
+        return waiting_probability(slots, self.busy_slots) * decay
 
 
-def waiting_probability(workers: int, load: float) -> float:
-    """Return the probability that an attempt must wait because all workers are busy: Erlang's formula C.
+def waiting_probability(slots: int, load: float) -> float:
+    """Return the probability that an attempt must wait because all slots are busy: Erlang's formula C.
 
     Args:
-        workers: The number of workers, each for one job at a time.
-        load: The mean number of busy workers, in Erlang.
+        slots: The number of slots, each for one job at a time.
+        load: The mean number of busy slots, in Erlang.
     """
-    if load >= workers:
+    if load >= slots:
         return 1.0
-    blocked = 1.0  # Erlang's formula B, from one number of workers to the next: the factorials cancel out
-    for count in range(1, workers + 1):
+    blocked = 1.0  # Erlang's formula B, from one number of slots to the next: the factorials cancel out
+    for count in range(1, slots + 1):
         blocked = load * blocked / (count + load * blocked)
-    return workers * blocked / (workers - load * (1 - blocked))
+    return slots * blocked / (slots - load * (1 - blocked))
 
 
-def fewest_workers(load: Load, within_s: float, target: float) -> int:
-    """Return the fewest workers with which at least ``target`` of the attempts wait at most ``within_s`` seconds."""
-    low = math.floor(load.workers)  # too few
+def min_slots(load: Load, within_s: float, target: float) -> int:
+    """Return the minimum number of slots with which ``target`` of the attempts wait at most ``within_s`` seconds."""
+    low = math.floor(load.busy_slots)  # too few
     high = low + 1
     while load.late_fraction(high, within_s) > 1 - target:
         low, high = high, 2 * high

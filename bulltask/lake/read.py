@@ -1,4 +1,4 @@
-"""Read the lake's tables with Arrow, also while the pipeline writes them."""
+"""Read the lake's tables with Arrow, even while the pipeline writes them."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ class PastJob:
         id: The job's id.
         queue: The queue, without BullMQ's braces.
         name: The task's name; ``None`` if the added event is missing.
-        state: ``completed``, ``failed``, ``removed`` (before it ended), or the last known state of a job that the
+        state: ``completed``, ``failed``, ``removed`` (before it finished), or the last known state of a job that the
             pipeline no longer follows.
         created_at: When it was added; ``None`` if unknown, like the next two.
         started_at: When a worker first acquired it.
-        finished_at: When it ended.
-        seen_at: When it ended; for jobs that never ended, their last event. Searches use this time.
+        finished_at: When it finished.
+        seen_at: When it finished; for jobs that have not finished, their last event. Searches use this time.
         attempts: The number of attempts, including released ones.
         stalls: The number of stalled attempts.
         wait: Seconds that it waited for a worker, in all attempts.
@@ -104,7 +104,7 @@ class PastAttempt:
         ended_at: When it ended.
         wait: Seconds that it waited.
         run: Seconds that it ran.
-        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its end is
+        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its outcome is
             unknown.
         reason: The reason of a final failure; events do not contain the reason of a retried attempt.
         error_fingerprint: As in :class:`PastJob`.
@@ -254,7 +254,8 @@ class JobHistory:
     Attributes:
         id: The job's id.
         queue: The queue, without BullMQ's braces.
-        incarnations: The ended jobs with this id, newest first; empty until it ends, several if the id was used again.
+        incarnations: The finished jobs with this id, newest first: none until it finishes, several if the id
+            was used again.
         attempts: The attempts of all of them, in order.
         events: The events of all of them, in order.
         snapshot: The newest snapshot; ``None`` if there is none.
@@ -269,7 +270,7 @@ class JobHistory:
 
     @property
     def job(self) -> PastJob | None:
-        """The newest job with this id; ``None`` until it has ended."""
+        """The newest job with this id; ``None`` until it has finished."""
         return self.incarnations[0] if self.incarnations else None
 
 

@@ -2,14 +2,14 @@
 
 As a TOML file::
 
-    price_per_hour = 0.12          # of one worker that runs one job at a time; or a table with prices by queue
-    capacity = 16                  # jobs that can run at a time; or a table by queue
+    price_per_hour = 0.12          # of one slot, which runs one job at a time; or a table with prices by queue
+    capacity = 16                  # jobs that can run at the same time; or a table by queue
 
     [[objective]]
     metric = "wait"                # or run, total
     within = 2.0                   # seconds
-    target = 0.99                  # the fraction that should be good
-    queue = "emails"               # "*", the default, matches any text, also within a name
+    target = 0.99                  # the fraction that should meet the objective
+    queue = "emails"               # "*", the default, matches any text, even within a name
     name = "mail.*"                # of the task
 """
 
@@ -40,7 +40,7 @@ class Metric(StrEnum):
 
     WAIT = "wait"  # from when a job is due to the start of its first attempt
     RUN = "run"  # of each attempt, with any outcome
-    TOTAL = "total"  # from when a job is added to its end; a failed job is not good
+    TOTAL = "total"  # from when a job is added to when it finishes; a failed job does not meet the objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Objective:
 
     Args:
         metric: ``"wait"``, ``"run"`` or ``"total"``.
-        within: The maximum good duration (seconds or ``timedelta``), at least a millisecond.
-        target: The fraction that should be good, between 0 and 1 (exclusive).
+        within: The maximum duration that meets the objective (seconds or ``timedelta``), at least a millisecond.
+        target: The fraction of durations that should meet the objective, between 0 and 1 (exclusive).
         queue: Pattern of queues, without BullMQ's braces; ``*`` matches any text.
         name: Pattern of task names.
 
@@ -79,7 +79,7 @@ class Objective:
 
     @property
     def within_ms(self) -> int:
-        """The maximum good duration in milliseconds."""
+        """The maximum duration that meets the objective, in milliseconds."""
         return to_ms(self.within, "within")
 
 
@@ -89,7 +89,7 @@ class SLOConfig:
 
     Args:
         objectives: The objectives for ``gold.slo_day``, which is empty without objectives.
-        price_per_hour: The price of an hour of a worker that runs one job at a time: a number, or numbers by queue,
+        price_per_hour: The price of an hour of a slot, which runs one job at a time: a number, or numbers by queue,
             with ``*`` for all other queues. Queues without a price have no costs.
         capacity: The maximum number of running jobs of a queue, in the same form; default: the day's observed maximum.
 
@@ -111,12 +111,12 @@ class SLOConfig:
 
     @property
     def prices(self) -> dict[str, Decimal]:
-        """The price of a worker's hour, by queue and ``*``."""
+        """The price of a slot per hour, by queue and ``*``."""
         return _by_queue(self.price_per_hour, "price_per_hour", _price)
 
     @property
     def capacities(self) -> dict[str, int]:
-        """How many jobs can run at a time, by queue and ``*``."""
+        """How many jobs can run at the same time, by queue and ``*``."""
         return _by_queue(self.capacity, "capacity", integer(1))
 
 

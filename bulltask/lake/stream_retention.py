@@ -73,13 +73,13 @@ class StreamRetention:
     rate: float | None
 
     @property
-    def headroom_s(self) -> float | None:
+    def retention_s(self) -> float | None:
         """The number of seconds that the stream keeps events at this rate; ``None`` if the rate is unknown."""
         return self.limit / self.rate if self.rate else None
 
     def is_enough(self, need: RetentionNeed) -> bool | None:
         """Whether the stream keeps events long enough; ``None`` if the rate is unknown."""
-        return None if self.headroom_s is None else self.headroom_s >= need.seconds
+        return None if self.retention_s is None else self.retention_s >= need.seconds
 
     def recommended_limit(self, need: RetentionNeed) -> int | None:
         """Return the ``maxLen`` that is long enough; ``None`` if the rate is unknown."""
@@ -108,7 +108,7 @@ class RetentionExample:
     Attributes:
         jobs_per_s: Jobs per second.
         events_per_s: Their events per second.
-        default_holds_s: The number of seconds that a stream of the default length keeps events.
+        default_retention_s: The number of seconds that a stream of the default length keeps events.
         near_live: ``maxLen`` for a trigger of 10 s and batches of 5 s.
         quarter_hour: ``maxLen`` for an outage of 15 minutes.
         quarter_hour_mb: The memory of that stream in Redis, in MB.
@@ -116,7 +116,7 @@ class RetentionExample:
 
     jobs_per_s: int
     events_per_s: float
-    default_holds_s: float
+    default_retention_s: float
     near_live: int
     quarter_hour: int
     quarter_hour_mb: float

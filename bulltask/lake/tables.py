@@ -17,13 +17,13 @@ from typing import Final
 
 __all__ = [
     "ATTEMPTS",
+    "BACKFILLS",
     "CAPACITY_MINUTE",
     "COST_DAY",
     "ERRORS_DAY",
     "EVENTS",
     "GAPS",
     "JOBS",
-    "REPAIRS",
     "SLO_DAY",
     "SNAPSHOTS",
     "TABLES",
@@ -123,18 +123,18 @@ GAPS: Final = Table(
     "gaps",
     "events of one queue that were trimmed before they were read; dt is the day of detected_at",
     _BY_BATCH,
-    ("queue", "after_id", "detected_at"),
+    ("queue", "last_id_before", "detected_at"),
     _columns(
         _KINDS,
         """
-        after_id text id of the last event before the gap
-        first_id text id of the first event after the gap; null if there is no event yet
+        last_id_before text id of the last event before the gap
+        first_id_after text id of the first event after the gap; null if there is no event yet
         lost long number of lost events
         exact flag whether lost is exact or a lower bound
-        reason text trimmed, at-read, gone, recreated or rolled-back
-        after_at time time of after_id; null if the gap begins with the stream
-        first_at time time of first_id
-        detected_at time when the batch that detected it was written
+        reason text trimmed, trimmed-during-read, stream-deleted, stream-recreated or failover-rollback
+        last_at_before time time of last_id_before; null if the gap starts with the stream
+        first_at_after time time of first_id_after
+        detected_at time when it was detected
         """,
     ),
 )
@@ -169,19 +169,19 @@ SNAPSHOTS: Final = Table(
         """,
     ),
 )
-REPAIRS: Final = Table(
+BACKFILLS: Final = Table(
     "bronze",
-    "repairs",
-    "the result of one backfill for one gap; dt is the day of repaired_at",
+    "backfills",
+    "the result of one backfill for one gap; dt is the day of backfilled_at",
     _BY_BATCH,
-    ("queue", "after_id", "detected_at", "repaired_at"),
+    ("queue", "last_id_before", "detected_at", "backfilled_at"),
     _columns(
         _KINDS,
         """
-        after_id text identifies the gap, with queue and detected_at
-        detected_at time detected_at of the gap, as each new stream of a queue can have a gap after 0-0
-        repaired_rows long jobs whose outcome was added to silver
-        repaired_at time when the backfill ran
+        last_id_before text identifies the gap, with queue and detected_at
+        detected_at time detected_at of the gap, as each new stream of a queue can have a gap that starts at 0-0
+        backfilled_jobs long jobs whose outcome was added to silver
+        backfilled_at time when the backfill ran
         """,
     ),
 )
@@ -203,7 +203,7 @@ ATTEMPTS: Final = Table(
         ended_at time when it ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, retry, stalled, waiting-children, or open if its end is unknown
+        outcome text completed, failed, retry, stalled, waiting-children, or open if its outcome is unknown
         reason text reason of a final failure; events do not contain the reason of a retried attempt
         error_fingerprint text first line of reason with # for quoted text, numbers and hex
         worker text name of the worker, from a snapshot
@@ -215,7 +215,7 @@ ATTEMPTS: Final = Table(
 JOBS: Final = Table(
     "silver",
     "jobs",
-    "one ended job; dt is the day of finished_at, else of as_of",
+    "one finished or removed job; dt is the day of finished_at, else of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation"),
     _columns(
@@ -226,7 +226,7 @@ JOBS: Final = Table(
         name text name of the task
         created_at time when it was added
         first_started_at time when a worker first acquired it
-        finished_at time when it ended; null for a removed job and for a job that the pipeline no longer follows
+        finished_at time when it finished; null for a removed job and for a job that the pipeline no longer follows
         state text completed, failed, removed, or the last known state of a job without events for max_open
         attempts int number of attempts, including released ones
         stalls int number of stalled attempts
@@ -254,25 +254,25 @@ TASK_MINUTE: Final = Table(
         queue text queue of the jobs
         name text name of the task; null for jobs whose added event is missing, and in each minute that a gap touches
         minute time start of the minute
-        enqueued long jobs added
+        added long jobs added
         started long attempts started
-        completed long attempts that ended as completed
-        failed long attempts that ended as a final failure
-        retried long attempts that ended and are retried
-        stalled long attempts that ended as stalled
+        completed long attempts that completed
+        failed long attempts that failed and are not retried
+        retried long attempts that failed or were released, and are retried
+        stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its children
-        finished long jobs that ended as completed or failed
-        removed long jobs that were removed before they ended
-        wait_p50 long median wait of the attempts started, milliseconds, within 1 %
+        finished long jobs that completed or failed
+        removed long jobs that were removed before they finished
+        wait_p50 long median wait of the attempts that started, milliseconds, within 1 %
         wait_p95 long 95th percentile of the waits
         wait_p99 long 99th percentile of the waits
-        run_p50 long median run of the attempts ended, milliseconds, within 1 %
-        run_p95 long 95th percentile of the runs
-        run_p99 long 99th percentile of the runs
-        busy_ms long total milliseconds that attempts ran in the minute; attempts whose end is unknown do not count
+        run_p50 long median run time of the attempts that ended, milliseconds, within 1 %
+        run_p95 long 95th percentile of the run times
+        run_p99 long 99th percentile of the run times
+        busy_ms long total milliseconds that attempts ran in the minute; without attempts whose end is unknown
         wasted_ms long part of busy_ms of attempts that ended in a retry, a stall or a failure
         wait_counts counts log histogram of the waits; those of minutes add up to those of hours
-        run_counts counts the same for runs
+        run_counts counts the same for run times
         events_lost long lost events of gaps that touch the minute; a gap counts fully in each minute
         complete flag no gap of the queue touches the minute
         """,
@@ -310,14 +310,14 @@ CAPACITY_MINUTE: Final = Table(
         """
         queue text name of the queue
         minute time start of the minute
-        arrivals long jobs added
-        departures long jobs that ended or were removed
-        backlog_delta long arrivals - departures; not meaningful from the first incomplete minute on
-        busy_workers double mean number of running attempts
-        peak_workers long maximum number of running attempts
-        capacity long maximum number of running attempts: as configured, else the peak of the day
-        utilisation double busy_workers / capacity; null without a capacity
-        wait_p95 long 95th percentile of the waits of the attempts started, milliseconds, within 1 %
+        added long jobs added
+        finished_or_removed long jobs that finished or were removed
+        backlog_delta long added - finished_or_removed; not meaningful from the first incomplete minute on
+        busy_slots double mean number of busy slots: of attempts that run at the same time
+        peak_slots long maximum number of busy slots
+        capacity long number of slots: as configured, else the highest peak_slots of the day
+        utilisation double busy_slots / capacity; null without a capacity
+        wait_p95 long 95th percentile of the waits of the attempts that started, milliseconds, within 1 %
         complete flag no gap of the queue touches the minute
         """,
     ),
@@ -327,19 +327,19 @@ SLO_DAY: Final = Table(
     "slo_day",
     "one objective for one task on one day",
     _BY_DAY,
-    ("queue", "name", "metric", "objective_ms"),
+    ("queue", "name", "metric", "threshold_ms"),
     _columns(
         _KINDS,
         """
         queue text queue of the jobs
         name text name of the task
-        metric text wait (of first attempts started), run (of attempts ended) or total (of jobs ended)
-        objective_ms long maximum good duration in milliseconds
-        target double fraction that should be good, 0 to 1
+        metric text wait (of first attempts), run (of attempts) or total (of finished jobs)
+        threshold_ms long maximum duration that meets the objective, milliseconds
+        target double fraction of durations that should meet the objective, 0 to 1
         total long number of measured durations
-        good long number of good durations; for total, a failed job is not good
+        good long number of durations that meet the objective; for total, a failed job does not meet it
         attainment double good / total
-        budget_left double remaining error budget, 1 or less: 1 - (1 - attainment) / (1 - target); negative if overspent
+        error_budget_remaining double 1 - (1 - attainment) / (1 - target): at most 1, negative if overspent
         complete flag no gap of the queue touches the day
         """,
     ),
@@ -355,11 +355,11 @@ COST_DAY: Final = Table(
         """
         queue text queue of the jobs
         name text name of the task
-        jobs long jobs that ended
+        jobs long finished jobs
         attempts long attempts that ended
         busy_s double total seconds that attempts ran
         wasted_s double part of busy_s of attempts that ended in a retry, a stall or a failure
-        cost money busy_s times the price of a worker's second; null without a price, like the next
+        cost money busy_s times the price of a slot per second; null without a price, like cost_per_job
         cost_per_job money cost / jobs; null without jobs
         complete flag no gap of the queue touches the day
         """,
@@ -369,7 +369,7 @@ COST_DAY: Final = Table(
 TABLES: Final[Mapping[str, Table]] = {
     table.full_name: table
     for table in (
-        EVENTS, GAPS, SNAPSHOTS, REPAIRS,
+        EVENTS, GAPS, SNAPSHOTS, BACKFILLS,
         ATTEMPTS, JOBS,
         TASK_MINUTE, ERRORS_DAY, CAPACITY_MINUTE, SLO_DAY, COST_DAY,
     )

@@ -265,21 +265,22 @@ class EventsLost(QueueEvent):
     Its ``id`` is that of the last event before the gap, so a later listener can start at it.
 
     Attributes:
-        from_id: Id of the last event that was read before the gap, or the listener's start position.
-        to_id: Id of the first event after the gap, ``None`` if no event has followed yet.
+        last_id_before: Id of the last event that was read before the gap, or the listener's start position.
+        first_id_after: Id of the first event after the gap, ``None`` if no event has followed yet.
         count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
             7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
             deleted (``obliterate``).
     """
 
     event: ClassVar[str] = "events-lost"
-    from_id: str
-    to_id: str | None
+    last_id_before: str
+    first_id_after: str | None
     count: int | None
 
     def __str__(self) -> str:
         subject = "events may have been" if self.count is None else f"{self.count:,} events were"
-        return f"{subject} trimmed from the stream of queue {self.queue} after {self.from_id} before they were read"
+        stream = f"the stream of queue {self.queue}"
+        return f"{subject} trimmed from {stream} after {self.last_id_before} before they were read"
 
 
 class _Fields:
@@ -360,4 +361,4 @@ def read_event(queue: str, entry: Entry) -> QueueEvent:
 
 def lost_events(queue: str, gap: StreamGap) -> EventsLost:
     """Return a gap in the stream as an event."""
-    return EventsLost(gap.after, queue, gap.after, gap.before, gap.count)
+    return EventsLost(gap.last_id_before, queue, gap.last_id_before, gap.first_id_after, gap.count)

@@ -25,7 +25,7 @@ from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
 from bulltask.lake.slo_config import SLOConfig
 from bulltask.lake.status import PipelineStatus
-from bulltask.lake.tables import GAPS, REPAIRS
+from bulltask.lake.tables import BACKFILLS, GAPS
 from bulltask.spark.connector.session import register
 from bulltask.spark.gold.build import build_gold
 from bulltask.spark.source.broker_options import broker_options
@@ -113,7 +113,7 @@ class Pipeline:
     def run(self, *, available_now: bool = False) -> StreamingQuery:
         """Write the queues' events to the bronze and silver tables, each event exactly once.
 
-        The stream continues where the previous stream ended, also after a crash.
+        The stream continues where the previous stream ended, even after a crash.
 
         Args:
             available_now: Read the currently available events and end, instead of running until the stream is stopped.
@@ -165,7 +165,7 @@ class Pipeline:
         return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
-        """Recover jobs that ended in gaps: write the last attempt of each job to silver, as far as it is known.
+        """Add jobs that finished in gaps to silver: the last attempt of each job, as far as it is known.
 
         Repeating a backfill adds nothing.
 
@@ -184,7 +184,7 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days and replace existing rows, also while the stream runs.
+        """Build the tables of a layer for some days and replace existing rows, even while the stream runs.
 
         Gold is always built with this method. A day may be built any number of times: its rows change until the
         attempts that began on it have ended. The stream writes silver; rebuild silver if a lake was damaged.
@@ -235,11 +235,11 @@ class Pipeline:
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
-        """Return ``bronze.gaps`` with ``repaired_rows``: the number of recovered jobs; null without a backfill."""
+        """Return ``bronze.gaps`` with ``backfilled_jobs``: the number of added jobs; null without a backfill."""
         key = list(GAPS.key)
-        repairs = read_table(self.spark, self.layout, REPAIRS).groupBy(key)
-        repaired = repairs.agg(fn.sum("repaired_rows").alias("repaired_rows"))
-        return read_table(self.spark, self.layout, GAPS).join(repaired, key, "left")
+        backfills = read_table(self.spark, self.layout, BACKFILLS).groupBy(key)
+        backfilled = backfills.agg(fn.sum("backfilled_jobs").alias("backfilled_jobs"))
+        return read_table(self.spark, self.layout, GAPS).join(backfilled, key, "left")
 
     def status(self) -> PipelineStatus:
         """Return how far the lake is behind its queues, how long streams keep unread events, and the lost events."""

@@ -33,13 +33,13 @@ class StreamGap:
     """Entries that were trimmed before they were read.
 
     Attributes:
-        after: Id of the last entry that was read before the gap.
-        before: Id of the first entry that exists after the gap, ``None`` if there is none.
+        last_id_before: Id of the last entry that was read before the gap.
+        first_id_after: Id of the first entry that exists after the gap, ``None`` if there is none.
         count: Number of trimmed entries; ``None`` if unknown, and possibly 0.
     """
 
-    after: str
-    before: str | None
+    last_id_before: str
+    first_id_after: str | None
     count: int | None
 
 

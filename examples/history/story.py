@@ -109,7 +109,7 @@ class Story:
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold/task_minute").where("name IS NOT NULL")
-        sums = {name: fn.sum(name) for name in ("enqueued", "completed", "failed", "retried")}
+        sums = {name: fn.sum(name) for name in ("added", "completed", "failed", "retried")}
         tasks = minutes.groupBy("name").agg(
             *(column.alias(name) for name, column in sums.items()),
             fn.round(fn.sum("busy_ms") / 1000, 1).alias("busy_s"),

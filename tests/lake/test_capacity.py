@@ -13,12 +13,12 @@ import pytest
 from bulltask.errors import ConfigError
 from bulltask.lake.capacity import recommend
 from bulltask.lake.log_histogram import bucket_of
-from bulltask.lake.queueing import Load, fewest_workers, waiting_probability
+from bulltask.lake.queueing import Load, min_slots, waiting_probability
 from tests.support.lake import at
 
 # Erlang C, computed from its definition: load**c/c! * c/(c-load) / (sum of load**k/k! for k < c + the same).
 KNOWN = [
-    (1, 0.5, 0.5),  # one worker: the load itself
+    (1, 0.5, 0.5),  # one slot: the load itself
     (2, 1.0, 1 / 3),
     (3, 2.0, 4 / 9),
     (2, 1.5, 9 / 14),
@@ -26,25 +26,25 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("workers", "load", "fraction"), KNOWN)
-def test_the_fraction_of_waiting_jobs_matches_erlang_c(workers: int, load: float, fraction: float) -> None:
-    assert waiting_probability(workers, load) == pytest.approx(fraction, rel=1e-12)
+@pytest.mark.parametrize(("slots", "load", "fraction"), KNOWN)
+def test_the_fraction_of_waiting_jobs_matches_erlang_c(slots: int, load: float, fraction: float) -> None:
+    assert waiting_probability(slots, load) == pytest.approx(fraction, rel=1e-12)
 
 
-def test_erlang_c_is_computed_for_thousands_of_workers() -> None:
+def test_erlang_c_is_computed_for_thousands_of_slots() -> None:
     assert waiting_probability(5_000, 4_900) == pytest.approx(0.09, abs=0.03)  # from the square root staffing rule
     assert waiting_probability(5_000, 5_000) == waiting_probability(5_000, 6_000) == 1.0
 
 
-def test_waits_for_one_worker_match_the_formula() -> None:
+def test_waits_for_one_slot_match_the_formula() -> None:
     # M/M/1: the fraction that waits longer than t is load * e^(-(1 - load) t / run)
     assert Load(5, 0.1).late_fraction(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
 
 
-def simulate(load: Load, workers: int, within_s: float, jobs: int) -> float:
+def simulate(load: Load, slots: int, within_s: float, jobs: int) -> float:
     """Return the fraction of late attempts in a simulation of ``jobs`` jobs."""
     rng, now, late = random.Random(11), 0.0, 0
-    free = [0.0] * workers
+    free = [0.0] * slots
     for _ in range(jobs):
         now += rng.expovariate(load.per_s)
         start = max(now, heapq.heappop(free))
@@ -60,22 +60,22 @@ def test_the_model_matches_a_simulation() -> None:
 
 @pytest.mark.parametrize("load", [Load(0.01, 1), Load(5, 0.1), Load(20, 0.4), Load(300, 2.5), Load(10, 1, 9.0)])
 @pytest.mark.parametrize("within_s", [0.0, 0.1, 2.0])
-def test_the_fewest_workers_meet_the_target_and_one_less_does_not(load: Load, within_s: float) -> None:
-    workers = fewest_workers(load, within_s, 0.99)
-    assert load.late_fraction(workers, within_s) <= 0.01
-    assert workers - 1 <= load.workers or load.late_fraction(workers - 1, within_s) > 0.01
+def test_the_minimum_number_of_slots_meets_the_target_and_one_less_does_not(load: Load, within_s: float) -> None:
+    slots = min_slots(load, within_s, 0.99)
+    assert load.late_fraction(slots, within_s) <= 0.01
+    assert slots - 1 <= load.busy_slots or load.late_fraction(slots - 1, within_s) > 0.01
 
 
-def test_run_times_that_vary_more_need_more_workers() -> None:
-    usual = fewest_workers(Load(20, 1), 2, 0.99)
-    assert fewest_workers(Load(20, 1, 20.0), 2, 0.99) > usual == fewest_workers(Load(20, 1, 0.0), 2, 0.99)
+def test_run_times_that_vary_more_need_more_slots() -> None:
+    usual = min_slots(Load(20, 1), 2, 0.99)
+    assert min_slots(Load(20, 1, 20.0), 2, 0.99) > usual == min_slots(Load(20, 1, 0.0), 2, 0.99)
 
 
-def minute(index: int, enqueued: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
+def minute(index: int, added: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
     ended = dict.fromkeys(("failed", "retried", "stalled", "waiting_children"), 0) | {"completed": len(runs_ms)}
     start = at("2026-11-22 10:00") + timedelta(minutes=index)
     counts = [(bucket_of(run), 1) for run in runs_ms]
-    row = {"queue": "mail", "name": "send", "minute": start, "enqueued": enqueued, "run_counts": counts}
+    row = {"queue": "mail", "name": "send", "minute": start, "added": added, "run_counts": counts}
     return row | ended | {"complete": True} | others
 
 
@@ -85,10 +85,10 @@ def test_the_recommendation_is_based_on_the_busiest_minute() -> None:
     assert result is not None
     assert (result.peak_minute, result.attempts_per_s) == (at("2026-11-22 10:01"), 20.0)
     assert result.run_s == pytest.approx(0.4, rel=0.01)
-    assert result.workers == fewest_workers(Load(20, result.run_s, 0.0), 2.0, 0.99)
+    assert result.concurrency == min_slots(Load(20, result.run_s, 0.0), 2.0, 0.99)
     assert result.expected.in_time >= 0.99
     assert any("1,200 jobs (20 per second)" in line for line in result.reasoning)
-    assert any(f"With {result.workers} workers" in line for line in result.reasoning)
+    assert any(f"With {result.concurrency} slots" in line for line in result.reasoning)
     assert any("one job at a time" in line for line in result.assumptions)
 
 
@@ -98,7 +98,7 @@ def test_retried_attempts_add_to_the_load() -> None:
     assert once is not None
     assert twice is not None
     assert twice.load == pytest.approx(2 * once.load)
-    assert twice.workers > once.workers
+    assert twice.concurrency > once.concurrency
 
 
 def test_the_loads_of_all_tasks_are_added_up() -> None:
@@ -130,15 +130,15 @@ def test_the_reasoning_mentions_run_times_that_vary() -> None:
     assert any(line.startswith("Run times vary widely (the variance is ") for line in result.reasoning)
 
 
-def test_the_reasoning_mentions_too_few_workers_and_never_rounds_up_to_100() -> None:
-    result = recommend([minute(0, 180, 500)], target=0.1, peak_factor=1)  # 1.5 workers are busy
+def test_the_reasoning_mentions_too_few_slots_and_never_rounds_up_to_100() -> None:
+    result = recommend([minute(0, 180, 500)], target=0.1, peak_factor=1)  # 1.5 slots are busy
     assert result is not None
-    assert result.workers == 2
+    assert result.concurrency == 2
     assert any("; with 1, the queue would grow without bound" in line for line in result.reasoning)
     idle = recommend([minute(0, 1, 1)])
     assert idle is not None
     assert idle.expected.in_time > 0.9999
-    assert any(line.startswith("With 1 worker, 99.99 % of the attempts") for line in idle.reasoning)
+    assert any(line.startswith("With 1 slot, 99.99 % of the attempts") for line in idle.reasoning)
 
 
 def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
@@ -153,9 +153,9 @@ def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
     assert not any(line.startswith("Not counted") for line in alone.reasoning)
 
 
-def test_observed_workers_are_the_sums_of_all_queues() -> None:
+def test_observed_busy_slots_are_the_sums_of_all_queues() -> None:
     observed = [
-        {"minute": at("2026-11-22 10:00"), "queue": queue, "busy_workers": 1.5, "peak_workers": 4}
+        {"minute": at("2026-11-22 10:00"), "queue": queue, "busy_slots": 1.5, "peak_slots": 4}
         for queue in ("mail", "other")
     ]
     result = recommend([minute(0, 60, 500)], observed)
@@ -166,9 +166,9 @@ def test_observed_workers_are_the_sums_of_all_queues() -> None:
     )
 
 
-def test_observed_workers_are_a_mean_and_a_maximum_over_the_minutes() -> None:
+def test_observed_busy_slots_are_a_mean_and_a_maximum_over_the_minutes() -> None:
     observed = [
-        {"minute": at(f"2026-11-22 10:0{index}"), "queue": "mail", "busy_workers": busy, "peak_workers": 2 * busy}
+        {"minute": at(f"2026-11-22 10:0{index}"), "queue": "mail", "busy_slots": busy, "peak_slots": 2 * busy}
         for index, busy in enumerate([1, 3])
     ]
     result = recommend([minute(0, 60, 500)], observed)
@@ -177,7 +177,7 @@ def test_observed_workers_are_a_mean_and_a_maximum_over_the_minutes() -> None:
 
 
 def test_nouns_after_one_are_singular() -> None:
-    observed = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_workers": 1.0, "peak_workers": 1}]
+    observed = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_slots": 1.0, "peak_slots": 1}]
     result = recommend([minute(0, 1, 60_000)], observed, target=0.01, within=timedelta(days=1), peak_factor=1)
     assert result is not None
     reasoning = " ".join(result.reasoning)
@@ -186,17 +186,17 @@ def test_nouns_after_one_are_singular() -> None:
     full, few = recommend([minute(0, 99, 600)], peak_factor=1), recommend([minute(0, 1, 500)])
     assert full is not None
     assert few is not None
-    assert "which keeps 1 worker busy all the time." in full.reasoning[1]
-    assert full.reasoning[2].endswith("and growth: 1 worker.")
-    assert any(line.startswith("With 1 worker, 99.") for line in few.reasoning)
-    assert not any("1 jobs" in line or "1 workers" in line for line in (*result.reasoning, *few.reasoning))
+    assert "which keeps 1 slot busy all the time." in full.reasoning[1]
+    assert full.reasoning[2].endswith("and growth: 1 slot.")
+    assert any(line.startswith("With 1 slot, 99.") for line in few.reasoning)
+    assert not any("1 jobs" in line or "1 slots" in line for line in (*result.reasoning, *few.reasoning))
 
 
 @pytest.mark.parametrize(
     ("jobs", "runs_ms", "text"),
     [
-        (1, 5, "which keeps less than 0.001 workers busy all the time"),
-        (60, 3_600_000, "which keeps 3,6\\d\\d workers busy all the time"),
+        (1, 5, "which keeps less than 0.001 slots busy all the time"),
+        (60, 3_600_000, "which keeps 3,6\\d\\d slots busy all the time"),
         (120_000, 1, r"120,000 jobs \(2,000 per second\)"),
     ],
 )
@@ -206,13 +206,13 @@ def test_numbers_are_written_without_an_exponent(jobs: int, runs_ms: int, text: 
     assert re.search(text, " ".join(result.reasoning))
 
 
-def test_a_peak_factor_and_a_shorter_wait_need_more_workers() -> None:
+def test_a_peak_factor_and_a_shorter_wait_need_more_slots() -> None:
     rows = [minute(0, 1_200, 1_000)]
     usual, growth, quick = recommend(rows), recommend(rows, peak_factor=2), recommend(rows, within=timedelta(0))
     assert usual is not None
     assert growth is not None
     assert quick is not None
-    assert growth.workers > usual.workers < quick.workers
+    assert growth.concurrency > usual.concurrency < quick.concurrency
     assert usual.load == pytest.approx(24, rel=0.01)
     assert growth.load == pytest.approx(40, rel=0.01)
 

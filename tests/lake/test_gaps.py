@@ -14,15 +14,16 @@ from bulltask.errors import LakeError
 from bulltask.lake.gaps import days_in_gaps, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.ledger import Ledger
-from bulltask.lake.tables import REPAIRS
+from bulltask.lake.tables import BACKFILLS
 from tests.support.lake import LakeBuilder, at
 
 FIRST = {
-    "after_id": "1-0", "first_id": "9-0", "lost": 8, "exact": True, "reason": "trimmed",
-    "after_at": at("2026-11-22 10:00"), "first_at": at("2026-11-22 11:00"), "detected_at": at("2026-11-22 11:05"),
+    "last_id_before": "1-0", "first_id_after": "9-0", "lost": 8, "exact": True, "reason": "trimmed",
+    "last_at_before": at("2026-11-22 10:00"), "first_at_after": at("2026-11-22 11:00"),
+    "detected_at": at("2026-11-22 11:05"),
 }  # fmt: skip
 SECOND = {
-    "queue": "other", "after_id": "0-0", "lost": 0, "exact": False, "reason": "gone",
+    "queue": "other", "last_id_before": "0-0", "lost": 0, "exact": False, "reason": "stream-deleted",
     "detected_at": at("2026-11-22 12:00"),
 }  # fmt: skip
 
@@ -31,15 +32,15 @@ SECOND = {
 def lake(tmp_path: Path) -> LakeBuilder:
     lake = LakeBuilder(tmp_path).gaps([FIRST, SECOND])
     for rows in (3, 2):
-        row = {"after_id": "1-0", "detected_at": FIRST["detected_at"], "repaired_at": at("2026-11-22 13:00")}
-        lake.write(REPAIRS, [{**row, "repaired_rows": rows}])
+        row = {"last_id_before": "1-0", "detected_at": FIRST["detected_at"], "backfilled_at": at("2026-11-22 13:00")}
+        lake.write(BACKFILLS, [{**row, "backfilled_jobs": rows}])
     return lake
 
 
-def test_the_repaired_rows_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
+def test_backfilled_jobs_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
     first, second = find_gaps(lake.layout)
-    assert (first.queue, first.lost, first.exact, first.repaired_rows) == ("mail", 8, True, 5)
-    assert (second.queue, second.exact, second.after_at, second.first_id, second.repaired_rows) == (
+    assert (first.queue, first.lost, first.exact, first.backfilled_jobs) == ("mail", 8, True, 5)
+    assert (second.queue, second.exact, second.last_at_before, second.first_id_after, second.backfilled_jobs) == (
         "other",
         False,
         None,
@@ -68,11 +69,11 @@ def test_gaps_are_filtered_by_the_possible_times_of_their_events(
 def test_each_new_stream_of_a_queue_can_have_a_gap_at_its_start(tmp_path: Path) -> None:
     lake, lost = LakeBuilder(tmp_path), {"lost": 8, "exact": True, "reason": "trimmed"}
     detected_at = [at("2026-11-20 10:00", 1), at("2026-11-21 10:00")]
-    lake.gaps([{"after_id": "0-0", **lost, "detected_at": detected} for detected in detected_at])
+    lake.gaps([{"last_id_before": "0-0", **lost, "detected_at": detected} for detected in detected_at])
     for detected, rows in zip(detected_at, (3, 4), strict=True):
-        row = {"after_id": "0-0", "detected_at": detected, "repaired_at": at("2026-11-22 13:00")}
-        lake.write(REPAIRS, [{**row, "repaired_rows": rows}])
-    assert [(gap.detected_at, gap.repaired_rows) for gap in find_gaps(lake.layout)] == [
+        row = {"last_id_before": "0-0", "detected_at": detected, "backfilled_at": at("2026-11-22 13:00")}
+        lake.write(BACKFILLS, [{**row, "backfilled_jobs": rows}])
+    assert [(gap.detected_at, gap.backfilled_jobs) for gap in find_gaps(lake.layout)] == [
         (detected_at[0], 3),
         (detected_at[1], 4),
     ]
@@ -82,12 +83,22 @@ def test_days_in_gaps_have_a_margin_for_clock_differences(tmp_path: Path) -> Non
     lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed"}
     days = [date(2026, 11, day) for day in range(1, 29)]
     lake.gaps([
-        {"after_id": "1-0", **lost, "after_at": at("2026-11-12 10:00"), "first_at": at("2026-11-12 23:59:51"),
-         "detected_at": at("2026-11-25 10:00")},
-        {"after_id": "5-0", **lost, "after_at": at("2026-11-20 00:00:09"), "detected_at": at("2026-11-20 10:00")},
+        {"last_id_before": "1-0", **lost, "last_at_before": at("2026-11-12 10:00"),
+         "first_at_after": at("2026-11-12 23:59:51"), "detected_at": at("2026-11-25 10:00")},
+        {"last_id_before": "5-0", **lost, "last_at_before": at("2026-11-20 00:00:09"),
+         "detected_at": at("2026-11-20 10:00")},
     ])  # fmt: skip
     assert [day.day for day in days_in_gaps(lake.layout, days)] == [12, 13, 19, 20]
-    lake.gaps([{"after_id": "0-0", **lost, "first_at": at("2026-11-03 10:00"), "detected_at": at("2026-11-25 10:00")}])
+    lake.gaps(
+        [
+            {
+                "last_id_before": "0-0",
+                **lost,
+                "first_at_after": at("2026-11-03 10:00"),
+                "detected_at": at("2026-11-25 10:00"),
+            }
+        ]
+    )
     assert [day.day for day in days_in_gaps(lake.layout, days)] == [1, 2, 3, 12, 13, 19, 20]
 
 
@@ -112,7 +123,7 @@ def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
 
 def test_one_gap_is_printed_in_the_singular(tmp_path: Path) -> None:
     lost = {"lost": 1, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
-    LakeBuilder(tmp_path).gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    LakeBuilder(tmp_path).gaps([{"last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     result = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path)])
     assert result.output.endswith("\n1 gap, 1 event lost\n")
 
@@ -124,7 +135,7 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
     assert "2 gaps, 8 events lost" in result.output
     assert ">= 0" in result.output
     as_json = json.loads(CliRunner().invoke(main, [*args, "--json"]).output)
-    assert [(gap["queue"], gap["lost"], gap["after_at"]) for gap in as_json] == [
+    assert [(gap["queue"], gap["lost"], gap["last_at_before"]) for gap in as_json] == [
         ("mail", 8, "2026-11-22T10:00:00+00:00"), ("other", 0, None),
     ]  # fmt: skip
     complete = CliRunner().invoke(main, [*args, "--since", "2026-11-23"])
@@ -138,10 +149,10 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
 
 
 def test_gaps_are_ordered_by_detection_and_end_at_that_time(tmp_path: Path) -> None:
-    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed", "after_id": "1-0"}
+    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed", "last_id_before": "1-0"}
     detected_at = {"zoo": at("2026-11-20 10:00"), "ants": at("2026-11-21 10:00")}
     for queue, detected in detected_at.items():
-        lake.gaps([{**lost, "queue": queue, "after_at": at("2026-11-19 10:00"), "detected_at": detected}])
+        lake.gaps([{**lost, "queue": queue, "last_at_before": at("2026-11-19 10:00"), "detected_at": detected}])
 
     def queues_since(since: datetime) -> list[str]:
         return [gap.queue for gap in find_gaps(lake.layout, since=since)]

@@ -26,9 +26,9 @@ Run = Callable[..., Result]
 def lake(tmp_path: Path) -> LakeBuilder:
     lake = LakeBuilder(tmp_path / "lake")
     for queue in ("images", "mail"):
-        counts: dict[str, Any] = {"enqueued": 60, "finished": 60, "completed": 58, "failed": 2}
+        counts: dict[str, Any] = {"added": 60, "finished": 60, "completed": 58, "failed": 2}
         lake.gold("task_minute", [task_minute("10:00", queue=queue, waits=[10], runs=[1000] * 60, **counts)])
-        busy = {"arrivals": 60, "departures": 60, "busy_workers": 1.0, "peak_workers": 4, "capacity": 4}
+        busy = {"added": 60, "finished_or_removed": 60, "busy_slots": 1.0, "peak_slots": 4, "capacity": 4}
         lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, utilisation=0.25, **busy)])
         key = {"queue": queue, "name": "=send()", "dt": "2026-11-22"}
         lake.gold(
@@ -43,7 +43,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
             "errors_day",
             [{**key, "error_fingerprint": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **times}],
         )
-        slo = {"metric": "run", "objective_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
+        slo = {"metric": "run", "threshold_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
         lake.gold("slo_day", [{**key, **slo}])
     return lake
 
@@ -98,7 +98,12 @@ def test_values_in_json_are_not_rounded(run: Run) -> None:
         0.0,
     )
     [slo, _] = json.loads(run("slo", "--format", "json").output)
-    assert (slo["objective_ms"], slo["attainment"], slo["budget_left"], slo["complete"]) == (500, 0.75, 0.5, True)
+    assert (slo["threshold_ms"], slo["attainment"], slo["error_budget_remaining"], slo["complete"]) == (
+        500,
+        0.75,
+        0.5,
+        True,
+    )
     [error, _] = json.loads(run("errors", "--format", "json").output)
     assert (error["error_fingerprint"], error["last_seen"]) == ("no \x1b[31manswer", "2026-11-22T10:00:00+00:00")
     assert (error["sample_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
@@ -125,19 +130,20 @@ def test_no_table_contains_control_characters(run: Run, lake: LakeBuilder, kind:
         assert "\\x1b[31m \\x9b2J \\u202e \\r\\n \\x07" in output.replace("&#91;", "[").replace("&#92;", "\\")
 
 
-def test_workers_are_recommended_with_the_reasons(run: Run) -> None:
+def test_a_concurrency_is_recommended_with_the_reasoning(run: Run) -> None:
     rows = json.loads(run("capacity", "--format", "json").output)
-    assert all(row["workers"] >= 2 for row in rows)
+    assert all(row["concurrency"] >= 2 for row in rows)
     text = run("capacity", "--within", "500ms").output
     assert "invalid duration" in text
     text = run("capacity", "--within", "10s", "--target", "0.9", "--peak-factor", "1").output
-    assert "if the same workers serve all these queues, so that 90 % of the attempts start within 10 s" in text
+    assert "Recommended concurrency if the same workers serve all these queues: " in text
+    assert ", so that 90 % of the attempts start within 10 s, even in the busiest minute." in text
     assert "* The busiest of" in text
 
 
 def test_lost_events_are_reported_on_standard_error(run: Run, lake: LakeBuilder) -> None:
     lost = {"lost": 5, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
-    lake.gaps([{"after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    lake.gaps([{"last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     result = run("cost", "--format", "json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)

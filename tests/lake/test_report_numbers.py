@@ -17,7 +17,7 @@ from bulltask.lake.report.aggregates import MAX_TASKS, UNKNOWN, by_queue, by_tas
 from bulltask.lake.report.data import MAX_SERIES, Axis, read
 from bulltask.lake.report.period import Period
 from bulltask.lake.report.views import notes
-from bulltask.lake.tables import EVENTS, REPAIRS
+from bulltask.lake.tables import BACKFILLS, EVENTS
 from tests.support.gold import queue_minute, task_minute
 from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
@@ -28,7 +28,7 @@ def as_dicts(table: tables.ReportTable) -> list[dict[str, Any]]:
 
 
 def slo_row(dt: str, good: int, complete: bool = True) -> dict[str, Any]:
-    fixed = {"queue": "mail", "name": "send", "metric": "wait", "objective_ms": 2000, "target": 0.99, "total": 1000}
+    fixed = {"queue": "mail", "name": "send", "metric": "wait", "threshold_ms": 2000, "target": 0.99, "total": 1000}
     return {**fixed, "dt": dt, "good": good, "complete": complete}
 
 
@@ -44,7 +44,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
             task_minute("10:00", waits=[10] * 98 + [5000] * 2, runs=[600] * 100, finished=100, completed=95, failed=5),
             task_minute("10:09", "resize", waits=[10] * 100, runs=[3000] * 100, finished=100, completed=100),
         ],
-    ).gold("capacity_minute", [queue_minute("10:00", peak_workers=7)])
+    ).gold("capacity_minute", [queue_minute("10:00", peak_slots=7)])
     lake.gold("cost_day", [cost_row("2026-11-22", jobs=200)])
     shown = {figure.label: (figure.value, figure.detail, figure.bad) for figure in build_report(lake).figures}
     assert shown == {
@@ -52,7 +52,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
         "Failed": ("2.5 %", "5 jobs", True),
         "Wait, p95": ("10 ms", "median 10 ms", False),
         "Run, p95": ("3.01 s", "median 606 ms", False),
-        "Busy workers": ("0.6", "peak 7", False),
+        "Busy slots": ("0.6", "peak 7", False),
         "Cost": ("1.50", "0.0075 per job", False),
     }
 
@@ -60,7 +60,7 @@ def test_the_headline_adds_up_all_tasks_and_minutes(lake: LakeBuilder) -> None:
 def test_the_headline_without_a_price_shows_the_worker_time(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gold("cost_day", [cost_row("2026-11-22", cost=None)])
     last = build_report(lake).figures[-1]
-    assert (last.label, last.value, last.detail) == ("Worker time", "1 min", "25 % wasted")
+    assert (last.label, last.value, last.detail) == ("Run time", "1 min", "25 % wasted")
 
 
 def test_percentiles_of_a_task_are_computed_over_all_minutes(lake: LakeBuilder) -> None:
@@ -72,7 +72,7 @@ def test_percentiles_of_a_task_are_computed_over_all_minutes(lake: LakeBuilder) 
 
 
 def test_a_chart_of_percentiles_has_gaps_without_attempts(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], enqueued=2)])
+    lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], added=2)])
     assert values(build_report(lake), "wait") == {"send": [20, None, 50]}
 
 
@@ -85,7 +85,7 @@ def test_the_busiest_tasks_have_lines_and_the_other_tasks_share_one(lake: LakeBu
 
 
 def test_rates_are_per_minute_for_every_step_of_the_axis(lake: LakeBuilder) -> None:
-    rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), enqueued=6) for n in range(1440)]
+    rows = [task_minute(at("2026-11-22 00:00") + timedelta(minutes=n), added=6) for n in range(1440)]
     lake.gold("task_minute", rows)
     report = build_report(lake)
     assert report.data.axis == Axis(start=rows[0]["minute"].timestamp() // 60, step=10, points=144)
@@ -99,7 +99,7 @@ def test_the_axis_covers_only_the_time_with_data(lake: LakeBuilder) -> None:
 
 
 def test_several_days_share_one_axis_with_wider_steps(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("00:00", enqueued=60), task_minute(at("2026-11-24 23:59"), enqueued=60)])
+    lake.gold("task_minute", [task_minute("00:00", added=60), task_minute(at("2026-11-24 23:59"), added=60)])
     report = build_report(lake, period("2026-11-21..2026-11-25"))
     assert report.data.axis
     assert report.data.axis.step == 30
@@ -112,7 +112,7 @@ def test_a_report_includes_only_the_requested_queues(lake: LakeBuilder) -> None:
         lake.gold("task_minute", [task_minute("10:00", queue=queue, finished=1)])
         lake.gold("capacity_minute", [queue_minute("10:00", queue=queue)])
         lake.gaps(
-            [{"queue": queue, "after_id": "1-0", "lost": 1, "exact": True, "detected_at": at("2026-11-22 11:00")}]
+            [{"queue": queue, "last_id_before": "1-0", "lost": 1, "exact": True, "detected_at": at("2026-11-22 11:00")}]
         )
     report = build_report(lake, Period(DAY.first, DAY.last, ("{other}",)))
     assert [task.queue for task in report.tasks] == ["{other}"]
@@ -151,14 +151,14 @@ def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
     [row] = as_dicts(sections.slo(read(lake.layout, period("2026-11-21..2026-11-22"))))
     assert (row["total"], row["good"], row["complete"]) == (2000, 1985, False)
-    assert row["budget_left"] == pytest.approx(1 - (15 / 2000) / 0.01)
+    assert row["error_budget_remaining"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
 
 def test_the_objective_with_the_lowest_budget_comes_first(lake: LakeBuilder) -> None:
     rows = [{**slo_row("2026-11-22", good), "name": name} for name, good in (("fine", 1000), ("over", 900))]
     lake.gold("slo_day", rows)
     result = as_dicts(sections.slo(read(lake.layout, DAY)))
-    assert [(row["name"], round(row["budget_left"], 2)) for row in result] == [("over", -9.0), ("fine", 1.0)]
+    assert [(row["name"], round(row["error_budget_remaining"], 2)) for row in result] == [("over", -9.0), ("fine", 1.0)]
 
 
 def test_costs_of_several_days_are_added_up(lake: LakeBuilder) -> None:
@@ -209,16 +209,16 @@ def test_reasons_after_the_tenth_are_only_counted(lake: LakeBuilder) -> None:
 
 
 def test_means_of_a_queue_are_over_all_minutes(lake: LakeBuilder) -> None:
-    busy = {"busy_workers": 3.0, "utilisation": 0.75, "capacity": 4, "peak_workers": 5, "wait_p95": 700}
+    busy = {"busy_slots": 3.0, "utilisation": 0.75, "capacity": 4, "peak_slots": 5, "wait_p95": 700}
     rows = [
-        queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6, **busy),
-        queue_minute("10:03", departures=6, backlog_delta=-6),
+        queue_minute("10:00", added=10, finished_or_removed=4, backlog_delta=6, **busy),
+        queue_minute("10:03", finished_or_removed=6, backlog_delta=-6),
     ]
     lake.gold("capacity_minute", rows)
     data = read(lake.layout, DAY)
     assert data.axis
     [queue] = by_queue(data, data.axis.minutes)
-    assert (queue.arrivals, queue.departures, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
+    assert (queue.added, queue.finished_or_removed, queue.backlog, queue.busy_mean) == (10, 10, 0, 0.75)
     assert (queue.busy_peak, queue.capacity, queue.wait_p95) == (5, 4, 700)
     assert (queue.utilisation_mean, queue.utilisation_peak) == (0.1875, 0.75)
     assert values(build_report(lake), "backlog") == {"mail": [6, 6, 6, 0]}
@@ -226,10 +226,12 @@ def test_means_of_a_queue_are_over_all_minutes(lake: LakeBuilder) -> None:
 
 def test_the_backlog_is_unknown_after_the_first_lost_event(lake: LakeBuilder) -> None:
     rows = [
-        queue_minute("10:00", arrivals=10, departures=4, backlog_delta=6),
-        queue_minute("10:01", arrivals=3, departures=8_000, backlog_delta=-7_997, complete=False),  # after a backfill
-        queue_minute("10:03", departures=6, backlog_delta=-6),
-        queue_minute("10:02", queue="images", arrivals=2, backlog_delta=2),
+        queue_minute("10:00", added=10, finished_or_removed=4, backlog_delta=6),
+        queue_minute(
+            "10:01", added=3, finished_or_removed=8_000, backlog_delta=-7_997, complete=False
+        ),  # after a backfill
+        queue_minute("10:03", finished_or_removed=6, backlog_delta=-6),
+        queue_minute("10:02", queue="images", added=2, backlog_delta=2),
     ]
     report = build_report(lake.gold("capacity_minute", rows))
     assert {queue.queue: queue.backlog for queue in report.queues} == {"mail": None, "images": 2}
@@ -238,7 +240,7 @@ def test_the_backlog_is_unknown_after_the_first_lost_event(lake: LakeBuilder) ->
 
 
 def test_a_gap_of_one_queue_ends_the_line_of_several_queues(lake: LakeBuilder) -> None:
-    busy = [queue_minute("10:00", queue=f"q{n}", busy_workers=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
+    busy = [queue_minute("10:00", queue=f"q{n}", busy_slots=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
     idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
     lines = values(build_report(lake.gold("capacity_minute", busy + idle)), "backlog")
     assert lines["2 others"] == [1, None]
@@ -246,9 +248,9 @@ def test_a_gap_of_one_queue_ends_the_line_of_several_queues(lake: LakeBuilder) -
 
 
 def gap(after: str | None, first: str | None, detected: str, **values: Any) -> dict[str, Any]:
-    times = {"after_at": after, "first_at": first, "detected_at": detected}
+    times = {"last_at_before": after, "first_at_after": first, "detected_at": detected}
     moments = {name: text and at(f"2026-11-{text}") for name, text in times.items()}
-    return {"after_id": after or "0-0", "lost": 10, "exact": True, "reason": "trimmed", **moments, **values}
+    return {"last_id_before": after or "0-0", "lost": 10, "exact": True, "reason": "trimmed", **moments, **values}
 
 
 def test_incomplete_minutes_of_gaps_and_of_gold_are_counted_once(lake: LakeBuilder) -> None:
@@ -295,12 +297,15 @@ def test_lost_events_are_the_first_alert(lake: LakeBuilder) -> None:
     assert "Events of images, mail were lost: at least 25." in alert.text
 
 
-def test_repaired_jobs_are_shown_with_their_gap(lake: LakeBuilder) -> None:
+def test_backfilled_jobs_are_shown_with_their_gap(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps([gap("22 10:00", "22 10:01", "22 10:02")])
-    repair = {"repaired_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
-    rows = [{"after_id": "22 10:00", "repaired_rows": 3, **repair}, {"after_id": "other", "repaired_rows": 9, **repair}]
-    lake.write(REPAIRS, rows)
-    assert [row["repaired_rows"] for row in as_dicts(sections.gaps(read(lake.layout, DAY)))] == [3]
+    backfill = {"backfilled_at": at("2026-11-23 08:00"), "detected_at": at("2026-11-22 10:02")}
+    rows = [
+        {"last_id_before": "22 10:00", "backfilled_jobs": 3, **backfill},
+        {"last_id_before": "other", "backfilled_jobs": 9, **backfill},
+    ]
+    lake.write(BACKFILLS, rows)
+    assert [row["backfilled_jobs"] for row in as_dicts(sections.gaps(read(lake.layout, DAY)))] == [3]
 
 
 def test_an_alert_lists_days_without_gold_with_the_command_to_build_them(lake: LakeBuilder) -> None:
@@ -344,13 +349,13 @@ def test_a_report_without_a_lake_is_an_error(tmp_path: Path) -> None:
 
 def load_rows(queue: str, rate: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
     tasks = [
-        task_minute(f"10:{n:02}", queue=queue, enqueued=rate, completed=rate, finished=rate, runs=[1000] * rate)
+        task_minute(f"10:{n:02}", queue=queue, added=rate, completed=rate, finished=rate, runs=[1000] * rate)
         for n in range(30)
     ]
-    return tasks, [queue_minute(f"10:{n:02}", queue=queue, busy_workers=rate / 60, peak_workers=2) for n in range(30)]
+    return tasks, [queue_minute(f"10:{n:02}", queue=queue, busy_slots=rate / 60, peak_slots=2) for n in range(30)]
 
 
-def test_workers_are_recommended_for_all_queues_and_for_each_queue(lake: LakeBuilder) -> None:
+def test_a_concurrency_is_recommended_for_all_queues_and_for_each_queue(lake: LakeBuilder) -> None:
     for queue, rate in (("mail", 60), ("images", 600)):
         tasks, queues = load_rows(queue, rate)
         lake.gold("task_minute", tasks).gold("capacity_minute", queues)
@@ -359,13 +364,13 @@ def test_workers_are_recommended_for_all_queues_and_for_each_queue(lake: LakeBui
     overall, by_queue_name = report.recommendations.overall, report.recommendations.by_queue
     assert overall.load == pytest.approx(11 * 1.2, rel=0.02)
     assert by_queue_name["mail"].load == pytest.approx(1.2, rel=0.02)
-    assert by_queue_name["mail"].workers + by_queue_name["images"].workers >= overall.workers >= 14
+    assert by_queue_name["mail"].concurrency + by_queue_name["images"].concurrency >= overall.concurrency >= 14
 
 
 def test_the_recommendation_is_based_on_the_busiest_day(lake: LakeBuilder) -> None:
     tasks, queues = load_rows("mail", 600)
     lake.gold("task_minute", tasks).gold("capacity_minute", queues)
-    lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), enqueued=1, finished=1, completed=1, runs=[5])])
+    lake.gold("task_minute", [task_minute(at("2026-11-23 09:00"), added=1, finished=1, completed=1, runs=[5])])
     report = build_report(lake, period("2026-11-22..2026-11-23"))
     assert report.recommendations.overall
     assert report.recommendations.overall.peak_minute.date() == date(2026, 11, 22)

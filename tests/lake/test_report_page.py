@@ -37,20 +37,20 @@ def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
 def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
     """Return a report with data in every section."""
     waits, runs = [10, 20, 3000], [100, 200, 4000]
-    counts = {"enqueued": 5, "finished": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
+    counts = {"added": 5, "finished": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
     lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
-    busy = {"busy_workers": 1.5, "utilisation": 0.5, "capacity": 3, "peak_workers": 2, "backlog_delta": 2}
+    busy = {"busy_slots": 1.5, "utilisation": 0.5, "capacity": 3, "peak_slots": 2, "backlog_delta": 2}
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
     key = {"queue": queue, "name": name, "dt": "2026-11-22"}
     times = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
     ids = {"sample_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
     lake.gold("errors_day", [{**key, "error_fingerprint": reason, "count": 1, **times, **ids}])
-    slo = {"metric": "wait", "objective_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
+    slo = {"metric": "wait", "threshold_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
     lake.gold("slo_day", [{**key, **slo}])
     cost = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
     lake.gold("cost_day", [{**key, **cost}])
     lost = {"lost": 7, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
-    lake.gaps([{"queue": queue, "after_id": "1-0", "after_at": at("2026-11-22 10:00"), **lost}])
+    lake.gaps([{"queue": queue, "last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     return build_report(lake)
 
 
@@ -94,7 +94,7 @@ def test_a_page_has_every_section(lake: LakeBuilder) -> None:
         "Incomplete: 1 minute", "Events of mail were lost: 7.", "shaded: events lost",
         "Finished jobs 3", "33.3 %", "Cost 0.50 0.17 per job",
         "send", "no answer", "100 % of all failures", "id-no answer", "line 2",
-        "recommended".capitalize(), "The busiest of", "90 % wait within 2 s", "overspent, -233 %", "trimmed",
+        "Recommended concurrency", "The busiest of", "90 % wait within 2 s", "overspent, -233 %", "trimmed",
     ):  # fmt: skip
         assert expected in text, expected
 
@@ -170,7 +170,7 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
         "| send | 3 | 33.3 % | 20 ms | 3.01 s | 3.01 s | 200 ms | 3.97 s | 3.97 s |",
         "| no answer | 1 | 100 % | send |",
         "| send | 6 | 2 | 33.3 % | 1 | 16.7 % | 500 ms |",
-        "recommended, so that 99 % of the attempts start within 2 s",
+        ", so that 99 % of the attempts start within 2 s",
         "| send | wait | 2 s | 90 % | 3 | 2 | 66.7 % | -233 % | yes |",
         "| mail | 7 | exact | trimmed |",
     ):
@@ -192,10 +192,10 @@ def test_a_page_about_200_tasks_shows_15_rows(lake: LakeBuilder) -> None:
 
 
 def test_long_tables_are_truncated_and_name_the_command_for_the_rest(lake: LakeBuilder) -> None:
-    lost = {"lost": 1, "exact": True, "reason": "trimmed", "after_at": at("2026-11-22 10:00")}
-    gaps = [{"after_id": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
+    lost = {"lost": 1, "exact": True, "reason": "trimmed", "last_at_before": at("2026-11-22 10:00")}
+    gaps = [{"last_id_before": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
     slo = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
-    slos = [{**slo, "name": f"task-{n:02}", "objective_ms": 5, "good": n % 10} for n in range(60)]
+    slos = [{**slo, "name": f"task-{n:02}", "threshold_ms": 5, "good": n % 10} for n in range(60)]
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps(gaps).gold("slo_day", slos)
     report = build_report(lake)
     for text in (ParsedPage(html(report)).text, markdown(report)):
@@ -207,20 +207,20 @@ def test_long_tables_are_truncated_and_name_the_command_for_the_rest(lake: LakeB
 
 
 def test_a_page_about_one_task_has_all_sections(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], enqueued=1, finished=1, completed=1)])
+    lake.gold("task_minute", [task_minute("10:00", runs=[5], waits=[0], added=1, finished=1, completed=1)])
     text = ParsedPage(html(build_report(lake))).text
     for expected in (
         "No jobs failed.",
         "No attempts were retried",
         "No objectives are set",
         "no events of this time",
-        "1 worker",
+        "With 1 slot, ",
     ):
         assert expected in text, expected
 
 
 def test_a_page_can_be_created_without_attempts(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", enqueued=3)])
+    lake.gold("task_minute", [task_minute("10:00", added=3)])
     text = ParsedPage(html(build_report(lake))).text
     assert "No attempts started or ended." in text
     assert "No attempts ran." in text

@@ -57,8 +57,15 @@ def test_the_table_of_retries_includes_tasks_that_only_stalled(lake: LakeBuilder
 
 
 def test_an_inexact_gap_is_shown_as_a_lower_bound(lake: LakeBuilder) -> None:
-    gap = {"lost": 1, "reason": "gone", "after_at": at("2026-11-22 10:00"), "detected_at": at("2026-11-22 10:01")}
-    lake.gaps([{**gap, "after_id": "1-0", "exact": False}, {**gap, "after_id": "2-0", "exact": True, "lost": 2}])
+    gap = {
+        "lost": 1,
+        "reason": "stream-deleted",
+        "last_at_before": at("2026-11-22 10:00"),
+        "detected_at": at("2026-11-22 10:01"),
+    }
+    lake.gaps(
+        [{**gap, "last_id_before": "1-0", "exact": False}, {**gap, "last_id_before": "2-0", "exact": True, "lost": 2}]
+    )
     shown = sections.gaps(data(lake))
     assert sorted(zip(column(shown, "lost"), column(shown, "exact"), strict=True)) == [(1, "at least"), (2, "exact")]
 

@@ -28,10 +28,10 @@ def test_a_task_without_activity_has_no_line(lake: LakeBuilder) -> None:
     assert read(lake.layout, DAY).shown == [("mail", "send")]
 
 
-def test_workers_are_recommended_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:
-    lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, enqueued=60, completed=60)])
+def test_a_concurrency_is_recommended_for_the_day_with_the_most_work(lake: LakeBuilder) -> None:
+    lake.gold("task_minute", [task_minute("10:00", runs=[60_000] * 60, added=60, completed=60)])
     other = at("2026-11-21 10:00")
-    lake.gold("task_minute", [task_minute(other, runs=[10] * 600, enqueued=600, completed=600)])
+    lake.gold("task_minute", [task_minute(other, runs=[10] * 600, added=600, completed=600)])
     recommendations = build_report(lake, period("2026-11-21..2026-11-22")).recommendations.overall
     assert recommendations is not None
     assert recommendations.peak_minute == at("2026-11-22 10:00")

@@ -20,7 +20,7 @@ AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 
 def gaps(*rows: tuple[str, str, int]) -> pa.Table:
-    fields = {"after_id": "0-0", "detected_at": AT}
+    fields = {"last_id_before": "0-0", "detected_at": AT}
     records = [{"dt": dt, "queue": queue, "lost": lost, **fields} for dt, queue, lost in rows]
     return pa.Table.from_pylist(records, arrow_schema(GAPS))
 

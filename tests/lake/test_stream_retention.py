@@ -21,9 +21,9 @@ from bulltask.lake.stream_retention import (
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 
 
-def test_the_headroom_of_a_stream_is_its_limit_divided_by_its_rate() -> None:
-    assert StreamRetention("mail", 10_000, 10_000, 830).headroom_s == pytest.approx(12.05, abs=0.01)
-    assert StreamRetention("mail", 3, 10_000, None).headroom_s is None
+def test_the_retention_of_a_stream_is_its_limit_divided_by_its_rate() -> None:
+    assert StreamRetention("mail", 10_000, 10_000, 830).retention_s == pytest.approx(12.05, abs=0.01)
+    assert StreamRetention("mail", 3, 10_000, None).retention_s is None
 
 
 def test_the_needed_retention_is_the_longer_of_two_batches_and_an_outage() -> None:
@@ -53,7 +53,7 @@ def test_the_table_of_sizes_has_the_measured_example() -> None:
     """15 minutes at 200 jobs a second are 747,000 events, which take 46 MB."""
     [line] = [example for example in retention_examples() if example.jobs_per_s == 200]
     assert (line.quarter_hour, round(line.quarter_hour_mb)) == (747_000, 46)
-    assert round(line.default_holds_s) == 12
+    assert round(line.default_retention_s) == 12
 
 
 def test_the_documentation_and_the_doctor_have_the_same_numbers() -> None:

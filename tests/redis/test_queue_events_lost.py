@@ -67,7 +67,7 @@ def receive(events: QueueEvents, count: int) -> list[str]:
 def receive_gap(events: QueueEvents) -> EventsLost:
     gap = events.next(5)
     assert isinstance(gap, EventsLost)
-    assert (gap.id, gap.queue) == (gap.from_id, "mail")
+    assert (gap.id, gap.queue) == (gap.last_id_before, "mail")
     return gap
 
 
@@ -87,7 +87,7 @@ class TestDisconnectedListener:
         trim(redis_client, 10)
         proxy.accept()
         gap = receive_gap(events)
-        assert (gap.from_id, gap.to_id, gap.count) == (first[-1], later[30], 30)
+        assert (gap.last_id_before, gap.first_id_after, gap.count) == (first[-1], later[30], 30)
         assert str(gap) == (
             f"30 events were trimmed from the stream of queue mail after {first[-1]} before they were read"
         )
@@ -117,7 +117,7 @@ class TestDisconnectedListener:
         add(redis_client, 7)
         trim(redis_client, 0)
         gap = receive_gap(events)
-        assert (gap.from_id, gap.to_id, gap.count) == (first[-1], None, 7)
+        assert (gap.last_id_before, gap.first_id_after, gap.count) == (first[-1], None, 7)
         assert is_silent(events)
         later = add(redis_client, 2)
         assert receive(events, 2) == later
@@ -197,7 +197,7 @@ class TestStartFromAnId:
         trim(redis_client, 5)
         with QueueEvents("mail", start=ids[2], broker=lambda: broker) as events:
             gap = receive_gap(events)
-            assert (gap.from_id, gap.to_id, gap.count) == (ids[2], ids[5], None)
+            assert (gap.last_id_before, gap.first_id_after, gap.count) == (ids[2], ids[5], None)
             assert "events may have been trimmed" in str(gap)
             assert receive(events, 5) == ids[5:]
             # The listener counts from this position on.
@@ -234,7 +234,7 @@ class TestReplacedStream:
         receive(events, 5)
         redis_client.delete(STREAM)
         gap = receive_gap(events)
-        assert (gap.from_id, gap.to_id, gap.count) == (first[-1], None, None)
+        assert (gap.last_id_before, gap.first_id_after, gap.count) == (first[-1], None, None)
         assert is_silent(events)
         ids = add(redis_client, 3)
         assert receive(events, 3) == ids

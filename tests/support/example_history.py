@@ -93,7 +93,7 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     minutes = rows_of(layout, TASK_MINUTE)
     for name in QUEUES:
         calls = [expected_outcomes(*call) for call in known.values() if call[0] == name]
-        expected_sums = Counter({"enqueued": len(calls), "finished": len(calls)})
+        expected_sums = Counter({"added": len(calls), "finished": len(calls)})
         expected_sums.update({"retry": "retried"}.get(outcome, outcome) for call in calls for outcome in call)
         additional_of_task = [key for key in additional.elements() if known[key[0], key[1]][0] == name]
         expected_sums.update({"retry": "retried"}.get(outcome, outcome) for _, _, outcome in additional_of_task)

@@ -13,7 +13,7 @@ from tests.support.lake import at
 __all__ = ["queue_minute", "task_minute"]
 
 _COUNTS = (
-    "enqueued started completed failed retried stalled waiting_children finished removed busy_ms wasted_ms events_lost"
+    "added started completed failed retried stalled waiting_children finished removed busy_ms wasted_ms events_lost"
 ).split()
 
 
@@ -42,8 +42,8 @@ def task_minute(
 
 def queue_minute(minute: str | datetime, **values: Any) -> dict[str, Any]:
     """Return a row of gold.capacity_minute for the queue ``mail``."""
-    counts = dict.fromkeys(("arrivals", "departures", "backlog_delta", "peak_workers"), 0)
-    row = {"queue": "mail", "minute": _minute(minute), "busy_workers": 0.0, "complete": True}
+    counts = dict.fromkeys(("added", "finished_or_removed", "backlog_delta", "peak_slots"), 0)
+    row = {"queue": "mail", "minute": _minute(minute), "busy_slots": 0.0, "complete": True}
     return {**row, **counts, **values}
 
 

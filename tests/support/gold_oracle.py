@@ -68,8 +68,8 @@ def overlapping_gaps(gaps: list[Row], queue: str, start: datetime, length: timed
     """Return the gaps of a queue that overlap a minute or a day."""
     overlapping = []
     for gap in gaps:
-        until = gap["first_at"] or gap["detected_at"]
-        since = gap["after_at"]
+        until = gap["first_at_after"] or gap["detected_at"]
+        since = gap["last_at_before"]
         if since is not None:
             until = max(until, since)
         if gap["queue"] == queue and until >= start and (since is None or since < start + length):
@@ -79,7 +79,7 @@ def overlapping_gaps(gaps: list[Row], queue: str, start: datetime, length: timed
 
 def makes_row(gap: Row, minute: datetime) -> bool:
     """Return whether a gap alone makes a row for a minute; if its start is unknown, only its last minute does."""
-    known = gap["after_at"] is not None or minute_of(gap["first_at"] or gap["detected_at"]) == minute
+    known = gap["last_at_before"] is not None or minute_of(gap["first_at_after"] or gap["detected_at"]) == minute
     return known and bool(overlapping_gaps([gap], gap["queue"], minute, MINUTE))
 
 
@@ -140,7 +140,7 @@ class Oracle:
         wasted = [row for row in attempts if row["outcome"] in {"failed", "retry", "stalled"}]
         return {
             "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
-            "enqueued": sum(at(row["event_at"]) for row in of_task(self.history.added)),
+            "added": sum(at(row["event_at"]) for row in of_task(self.history.added)),
             "started": len(started),
             **{counter: sum(row["outcome"] == word for row in ended) for word, counter in COUNTER_OF_OUTCOME.items()},
             "finished": sum(at(row["finished_at"]) for row in jobs),
@@ -158,22 +158,23 @@ class Oracle:
             of_queue[row["queue"], row["minute"]].append(row)
         rows = []
         for (queue, minute), tasks in of_queue.items():
-            total = {name: sum(row[name] for row in tasks) for name in ("enqueued", "finished", "removed", "busy_ms")}
-            departed = total["finished"] + total["removed"]
+            total = {name: sum(row[name] for row in tasks) for name in ("added", "finished", "removed", "busy_ms")}
+            finished_or_removed = total["finished"] + total["removed"]
             rows.append({
                 "queue": queue, "minute": minute, "dt": day_of(minute),
-                "arrivals": total["enqueued"], "departures": departed, "backlog_delta": total["enqueued"] - departed,
-                "busy_workers": total["busy_ms"] / 60_000, "peak_workers": self._peak(queue, minute),
+                "added": total["added"], "finished_or_removed": finished_or_removed,
+                "backlog_delta": total["added"] - finished_or_removed,
+                "busy_slots": total["busy_ms"] / 60_000, "peak_slots": self._peak(queue, minute),
                 "complete": all(row["complete"] for row in tasks),
                 "waits": [wait for row in tasks for wait in row["waits"]],
             })  # fmt: skip
         for row in rows:
             same_day = [
-                other["peak_workers"] for other in rows if (other["queue"], other["dt"]) == (row["queue"], row["dt"])
+                other["peak_slots"] for other in rows if (other["queue"], other["dt"]) == (row["queue"], row["dt"])
             ]
             capacities = self.slo_config.capacities
             row["capacity"] = capacities.get(row["queue"], capacities.get("*")) or max(same_day) or None
-            row["utilisation"] = row["busy_workers"] / row["capacity"] if row["capacity"] else None
+            row["utilisation"] = row["busy_slots"] / row["capacity"] if row["capacity"] else None
         return rows
 
     def _peak(self, queue: str, minute: datetime) -> int:
@@ -231,9 +232,9 @@ class Oracle:
         queue, name, metric, limit, target, dt = key
         attainment = sum(good) / len(good)
         return {
-            "queue": queue, "name": name, "metric": metric, "objective_ms": limit, "target": target, "dt": dt,
+            "queue": queue, "name": name, "metric": metric, "threshold_ms": limit, "target": target, "dt": dt,
             "total": len(good), "good": sum(good), "attainment": attainment,
-            "budget_left": 1 - (1 - attainment) / (1 - target), "complete": self._is_complete(queue, dt),
+            "error_budget_remaining": 1 - (1 - attainment) / (1 - target), "complete": self._is_complete(queue, dt),
         }  # fmt: skip
 
     def _is_complete(self, queue: str, dt: str) -> bool:

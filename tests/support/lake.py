@@ -131,7 +131,7 @@ _DAYS: Final[Mapping[str, Callable[[Row], Any]]] = {
     "bronze.events": lambda row: row["event_at"],
     "bronze.gaps": lambda row: row["detected_at"],
     "bronze.jobs": lambda row: row.get("finished_at") or row["snapshot_at"],
-    "bronze.repairs": lambda row: row["repaired_at"],
+    "bronze.backfills": lambda row: row["backfilled_at"],
     "silver.attempts": lambda row: row.get("ended_at") or row["as_of"],
     "silver.jobs": lambda row: row.get("finished_at") or row["as_of"],
     "gold.task_minute": lambda row: row["minute"],

@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("backfill", short_help="Recover jobs whose events are lost, from Redis and snapshots.")
+@click.command("backfill", short_help="Add jobs whose events were lost, from Redis and snapshots.")
 @root_option
 @source_options
 @click.option(
@@ -35,7 +35,7 @@ def command(
     conf: tuple[str, ...],
     **where: Any,
 ) -> None:
-    """Add jobs that ended in gaps to the silver tables, from Redis and from snapshots.
+    """Add jobs that finished in gaps to the silver tables, from Redis and from snapshots.
 
     Only the last attempt of each job is known. Jobs that are neither in Redis nor in a snapshot stay unknown. Repeating
     the command adds no job twice.
@@ -57,5 +57,5 @@ def command(
     if report.gaps:
         click.echo(
             f"{pluralize(report.examined, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
-            f"jobs were found for {pluralize(report.repaired, 'gap')}"
+            f"jobs were added for {pluralize(report.backfilled_gaps, 'gap')}"
         )

@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Build all tables of LAYER for some days and replace existing rows.
 
-    'run' writes silver itself: rebuild silver only to repair a lake. Gold is always built with this command. Build the
-    current day as often as you like: it changes until all its jobs have ended.
+    'run' writes silver itself: rebuild silver only if it is damaged. Gold is always built with this command. Build the
+    current day as often as you like: it changes until all its jobs have finished.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow

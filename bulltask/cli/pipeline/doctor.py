@@ -167,7 +167,7 @@ def _to_json(
                 "length": stream.length,
                 "max_length": stream.limit,
                 "events_per_s": stream.rate,
-                "headroom_s": stream.headroom_s,
+                "retention_s": stream.retention_s,
                 "enough": stream.is_enough(need),
                 "recommended_max_length": stream.recommended_limit(need),
             }
@@ -199,7 +199,7 @@ def _lines(
                 f"{stream.length:,}",
                 f"{stream.limit:,}",
                 "-" if stream.rate is None else f"{stream.rate:,.1f}",
-                "-" if stream.headroom_s is None else f"{stream.headroom_s:,.0f} s",
+                "-" if stream.retention_s is None else f"{stream.retention_s:,.0f} s",
                 _verdict(stream, need),
             )
             for stream in streams
@@ -216,12 +216,12 @@ def _verdict(stream: StreamRetention, need: RetentionNeed) -> str:
 
 def _sizes() -> str:
     return as_table(
-        ("jobs/s", "events/s", "10,000 last", "maxLen for 30 s", "maxLen for 15 min", "memory"),
+        ("jobs/s", "events/s", "10,000 events cover", "maxLen for 30 s", "maxLen for 15 min", "memory"),
         [
             (
                 f"{item.jobs_per_s:,}",
                 f"{item.events_per_s:,.0f}",
-                f"{item.default_holds_s:,.1f} s",
+                f"{item.default_retention_s:,.1f} s",
                 f"{item.near_live:,}",
                 f"{item.quarter_hour:,}",
                 f"{item.quarter_hour_mb:,.0f} MB",

@@ -38,7 +38,7 @@ def command(
     until: datetime | None,
     as_json: bool,
 ) -> None:
-    """List gaps: which events were lost, and how many jobs a backfill has recovered.
+    """List gaps: which events were lost, and how many jobs a backfill has added.
 
     Without gaps, the tables have every event from the pipeline's start to its last batch. Needs no Java.
 
@@ -81,13 +81,15 @@ def _table(gaps: list[GapRow]) -> str:
             gap.queue,
             f"{'' if gap.exact else '>= '}{gap.lost:,}",
             gap.reason,
-            _time(gap.after_at),
-            _time(gap.first_at),
-            "-" if gap.repaired_rows is None else f"{gap.repaired_rows:,}",
+            _time(gap.last_at_before),
+            _time(gap.first_at_after),
+            "-" if gap.backfilled_jobs is None else f"{gap.backfilled_jobs:,}",
         )
         for gap in gaps
     ]
-    table = as_table(("queue", "lost events", "reason", "after", "before", "jobs recovered"), rows)
+    table = as_table(
+        ("queue", "lost events", "reason", "last event before", "first event after", "jobs backfilled"), rows
+    )
     return f"{table}\n\n{pluralize(len(gaps), 'gap')}, {pluralize(sum(gap.lost for gap in gaps), 'event')} lost"
 
 

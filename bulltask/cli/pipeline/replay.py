@@ -64,7 +64,7 @@ def command(
 def _show(report: ReplayReport) -> None:
     click.echo(f"{pluralize(report.selected, 'finished job')} selected, {report.ready:,} can be sent")
     if report.open_again:
-        click.echo(f"Skipped, because they were retried and have not ended: {report.open_again:,}")
+        click.echo(f"Skipped, because they were retried and have not finished: {report.open_again:,}")
     if report.unknown:
         named = ", ".join(report.unknown_ids) + (", ..." if report.unknown > len(report.unknown_ids) else "")
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {report.unknown:,}, {named}")

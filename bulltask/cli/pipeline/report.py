@@ -81,7 +81,7 @@ def command(
 ) -> None:
     """Write a report on one day or several from the gold tables, as one self-contained HTML file.
 
-    With a TOPIC, print its table only. The capacity target determines the number of recommended workers. Needs the
+    With a TOPIC, print its table only. The capacity target determines the recommended concurrency. Needs the
     extra report (pip install 'bulltask[report]') and no Java.
     """
     output_format = _output_format(topic, output_format, output)

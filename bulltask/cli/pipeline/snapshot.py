@@ -19,7 +19,7 @@ __all__ = ["command"]
 @root_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
-@click.option("--since", type=moment, metavar="TIME", help="Only jobs that ended at this time (UTC) or later.")
+@click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
 @spark_options
 @click.pass_context
 def command(

@@ -93,21 +93,21 @@ class QueueAggregate:
 
     Attributes:
         queue: Its name.
-        arrivals: Jobs added.
-        departures: Jobs that ended or were removed.
+        added: Jobs added.
+        finished_or_removed: Jobs that finished or were removed.
         backlog: How much the queue has grown; ``None`` if events were lost, because it is unknown then.
-        busy_mean: Mean number of running attempts, from the first to the last minute of the report.
-        busy_peak: Maximum number of running attempts.
-        utilisation_mean: The mean fraction of busy workers.
-        utilisation_peak: The fraction of busy workers in the busiest minute.
-        capacity: Maximum number of running attempts: as configured, else the observed peak.
+        busy_mean: Mean number of busy slots, from the first to the last minute of the report.
+        busy_peak: Maximum number of busy slots.
+        utilisation_mean: The mean fraction of busy slots.
+        utilisation_peak: The fraction of busy slots in the busiest minute.
+        capacity: Number of slots: as configured, else the observed peak.
         wait_p95: 95th percentile of the waits in the worst minute, in milliseconds.
         incomplete: The number of minutes with lost events.
     """
 
     queue: str
-    arrivals: int
-    departures: int
+    added: int
+    finished_or_removed: int
     backlog: int | None
     busy_mean: float
     busy_peak: int | None
@@ -169,11 +169,11 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
         aggregates.append(
             QueueAggregate(
                 queue=sums["queue"],
-                arrivals=row["arrivals_sum"] or 0,
-                departures=row["departures_sum"] or 0,
+                added=row["added_sum"] or 0,
+                finished_or_removed=row["finished_or_removed_sum"] or 0,
                 backlog=None if incomplete.get(sums["queue"]) else row["backlog_delta_sum"] or 0,
-                busy_mean=(row["busy_workers_sum"] or 0) / max(minutes, 1),
-                busy_peak=row["peak_workers_max"],
+                busy_mean=(row["busy_slots_sum"] or 0) / max(minutes, 1),
+                busy_peak=row["peak_slots_max"],
                 utilisation_mean=(row["utilisation_sum"] or 0) / max(minutes, 1),
                 utilisation_peak=row["utilisation_max"],
                 capacity=row["capacity_max"],
@@ -189,8 +189,8 @@ def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
     incomplete = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
     for gap in data.gaps:
-        last = gap.first_at or gap.detected_at
-        first = gap.after_at or gap.first_at or last
+        last = gap.first_at_after or gap.detected_at
+        first = gap.last_at_before or gap.first_at_after or last
         minutes = range(max(begin, int(first.timestamp()) // 60), min(end, int(last.timestamp()) // 60 + 1))
         incomplete.setdefault(gap.queue, set()).update(minutes)
     return incomplete

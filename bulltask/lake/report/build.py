@@ -23,9 +23,9 @@ from bulltask.lake.report.aggregates import (
 from bulltask.lake.report.charts import Chart, Ranges, bands, chart, ranges
 from bulltask.lake.report.data import Axis, ReportData, busiest_day, read
 from bulltask.lake.report.period import Period
-from bulltask.lake.report.recommendations import CapacityTarget, Recommendations, recommend_workers
+from bulltask.lake.report.recommendations import CapacityTarget, Recommendations, recommend_concurrency
 from bulltask.lake.report.sections import Cost, Failure, Reason, costs, failures, reasons
-from bulltask.lake.report.series import Series, backlog, busy, percentiles, rates
+from bulltask.lake.report.series import backlog, busy, percentiles, rates
 from bulltask.lake.tables import CAPACITY_MINUTE, TASK_MINUTE
 
 __all__ = ["Alert", "Figure", "Report", "make_report"]
@@ -33,8 +33,8 @@ __all__ = ["Alert", "Figure", "Report", "make_report"]
 _REASONS: Final = 10
 """How many failure reasons are listed."""
 
-_RATES: Final = {"enqueued": "added", "completed": "completed", "failed": "failed"}
-_REPEATED: Final = {"retried": "retried", "stalled": "stalled"}
+_RATES: Final = ("added", "completed", "failed")
+_REPEATED: Final = ("retried", "stalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Report:
         reasons_left: The number of further reasons, and of their failures.
         costs: Costs of tasks, in the same form as ``tasks``.
         queues: Aggregates of queues.
-        recommendations: Recommended numbers of workers.
+        recommendations: Recommended concurrencies.
     """
 
     data: ReportData
@@ -121,7 +121,7 @@ def _report(data: ReportData, recommendations: Recommendations, created_at: date
 
     Args:
         data: The data of the period.
-        recommendations: Recommended numbers of workers.
+        recommendations: Recommended concurrencies.
         created_at: The time of the report.
         build: The command that builds the gold tables, for the warning that there are no gold tables.
     """
@@ -203,7 +203,7 @@ def _figures(
         Figure("Failed", format_value(total.failure_rate, Unit.FRACTION), pluralize(failed, "job"), bad=failed > 0),
         _durations("Wait, p95", total.wait),
         _durations("Run, p95", total.run),
-        Figure("Busy workers", format_value(running, Unit.NUMBER), peak_text),
+        Figure("Busy slots", format_value(running, Unit.NUMBER), peak_text),
         _price(Cost.combine(prices, "all")),
     ]
 
@@ -219,7 +219,7 @@ def _price(total: Cost) -> Figure:
             "Cost", format_value(total.cost, Unit.MONEY), f"{format_value(total.per_job, Unit.MONEY)} per job"
         )
     return Figure(
-        "Worker time", format_value(total.busy_s, Unit.SECONDS), f"{format_value(total.wasted, Unit.FRACTION)} wasted"
+        "Run time", format_value(total.busy_s, Unit.SECONDS), f"{format_value(total.wasted, Unit.FRACTION)} wasted"
     )
 
 
@@ -231,11 +231,11 @@ def _charts(
     others = len(task_labels) - len(data.shown)
     names = [task_labels[key] for key in data.shown] + ([f"{others} others"] if others else [])
     specs = {
-        "throughput": ("Jobs per minute", "", _relabel(rates(data, axis, list(_RATES)), _RATES)),
+        "throughput": ("Jobs per minute", "", rates(data, axis, _RATES)),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
-        "retries": ("Attempts per minute", "", _relabel(rates(data, axis, list(_REPEATED)), _REPEATED)),
-        "busy": ("Busy workers", "workers", busy(data, axis, queues)),
+        "retries": ("Attempts per minute", "", rates(data, axis, _REPEATED)),
+        "busy": ("Busy slots", "slots", busy(data, axis, queues)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }
     charts = {}
@@ -244,10 +244,6 @@ def _charts(
         if any(values) or (values and name == "throughput"):
             charts[name] = chart(title, unit, axis, lines, lost)
     return charts
-
-
-def _relabel(lines: Sequence[Series], names: dict[str, str]) -> list[Series]:
-    return [replace(line, label=names[line.label]) for line in lines]
 
 
 def make_report(
@@ -268,7 +264,7 @@ def make_report(
     if period.queues:
         period = _with_lake_names(layout, period)
     data = read(layout, period)
-    recommendations = recommend_workers(*busiest_day(layout, data), target or CapacityTarget())
+    recommendations = recommend_concurrency(*busiest_day(layout, data), target or CapacityTarget())
     build = f"bulltask pipeline build gold --root {shlex.quote(str(layout.root))} --days {period}"
     return _report(data, recommendations, created_at or datetime.now(UTC), build=build)
 

@@ -50,14 +50,14 @@ _MINUTE_US: Final = 60_000_000
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
 _MAX_POINTS: Final = 240
 _TASK_SUMS: Final = (
-    "enqueued", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "busy_ms",
+    "added", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "busy_ms",
     "wasted_ms",
 )  # fmt: skip
-_QUEUE_SUMS: Final = ("arrivals", "departures", "backlog_delta", "busy_workers", "utilisation")
-_QUEUE_PEAKS: Final = ("peak_workers", "utilisation", "wait_p95")
+_QUEUE_SUMS: Final = ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilisation")
+_QUEUE_PEAKS: Final = ("peak_slots", "utilisation", "wait_p95")
 _LOAD: Final = (
     "queue", "name", "minute", "complete",
-    "enqueued", "completed", "failed", "retried", "stalled", "waiting_children",
+    "added", "completed", "failed", "retried", "stalled", "waiting_children",
 )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ class ReportData:
         shown: The tasks that have a separate line in charts.
         waits: Histograms of the waits.
         runs: Histograms of the runs.
-        queues: ``gold.capacity_minute``: ``queue``, ``at``, ``arrivals_sum`` and so on; ``peak_workers_max`` and so on.
+        queues: ``gold.capacity_minute``: ``queue``, ``at``, ``added_sum`` and so on; ``peak_slots_max`` and so on.
         errors: Rows of gold.errors_day.
         slos: Rows of gold.slo_day.
         costs: Rows of gold.cost_day.
@@ -186,12 +186,12 @@ def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]
     if not data.tasks.num_rows:
         return [], []
     by_day = data.tasks.append_column("day", pc.divide(data.tasks["at"], 1440)).group_by("day")
-    days = by_day.aggregate([("busy_ms", "sum"), ("enqueued", "sum")]).to_pylist()
-    busiest = max(days, key=lambda row: (row["busy_ms_sum"], row["enqueued_sum"], row["day"]))["day"]
+    days = by_day.aggregate([("busy_ms", "sum"), ("added", "sum")]).to_pylist()
+    busiest = max(days, key=lambda row: (row["busy_ms_sum"], row["added_sum"], row["day"]))["day"]
     day = datetime.fromtimestamp(busiest * 86_400, UTC).date()
     reader, period = TableReader(layout), Period(day, day, data.period.queues)
     tasks = next(_days(reader, TASK_MINUTE, period, _LOAD)).to_pylist()
-    queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_workers", "peak_workers"]))
+    queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_slots", "peak_slots"]))
     runs = dict(_histograms(reader, period, 1440, [])[1].by_task)
     for row in tasks:
         row["run_counts"] = runs.pop((row["queue"], row["name"]), None)
@@ -253,7 +253,7 @@ def _task_minutes(reader: TableReader, period: Period, step: int) -> Any:
 
 def _shown(tasks: Any) -> list[TaskKey]:
     """Return the tasks that have a separate line: the tasks with the longest busy time."""
-    columns = [(name, "sum") for name in ("busy_ms", "finished", "enqueued", "started")]
+    columns = [(name, "sum") for name in ("busy_ms", "finished", "added", "started")]
     ranked = [
         (-row["busy_ms_sum"], -row["finished_sum"], row["queue"], row["name"] or "", row["name"])
         for row in tasks.group_by(["queue", "name"]).aggregate(columns).to_pylist()
@@ -311,7 +311,7 @@ def _queue_minutes(reader: TableReader, period: Period, step: int) -> Any:
     columns = ["queue", "minute", "capacity", *dict.fromkeys((*_QUEUE_SUMS, *_QUEUE_PEAKS))]
     sums = [(name, "sum") for name in _QUEUE_SUMS] + [(name, "max") for name in (*_QUEUE_PEAKS, "capacity")]
     names = ["queue", "at", *(f"{name}_{kind}" for name, kind in sums)]
-    parts = {"busy_workers_sum", "utilisation_sum", "utilisation_max"}
+    parts = {"busy_slots_sum", "utilisation_sum", "utilisation_max"}
     types = [pa.string(), *(pa.float64() if name in parts else pa.int64() for name in names[1:])]
     days = [
         _with_steps(day, step).group_by(["queue", "at"]).aggregate(sums).select(names)

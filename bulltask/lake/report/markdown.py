@@ -57,7 +57,7 @@ def _sections(report: Report) -> Iterator[str]:
         if report_tables["retries"].rows
         else "No attempts were retried or stalled.\n"
     )
-    yield "## Workers\n"
+    yield "## Capacity\n"
     yield recommendation_text(report.recommendations)
     if "busy" in charts:
         yield from _sparks(charts["busy"])

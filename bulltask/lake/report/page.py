@@ -33,7 +33,7 @@ _SECTIONS: Final = (
     ("durations", "Wait and run"),
     ("failures", "Failures"),
     ("retries", "Retries"),
-    ("capacity", "Workers"),
+    ("capacity", "Capacity"),
     ("slo", "Objectives"),
     ("cost", "Cost"),
     ("completeness", "Completeness"),
@@ -82,12 +82,12 @@ def _time_range(reason: Reason, *, short: bool) -> str:
 
 
 def _recommended_index(report: Report) -> int | None:
-    """Return the index of the recommended number of workers among the choices."""
+    """Return the index of the recommended concurrency among the choices."""
     recommendation = report.recommendations.overall
     return (
         None
         if recommendation is None
-        else [choice.workers for choice in recommendation.choices].index(recommendation.workers)
+        else [choice.concurrency for choice in recommendation.choices].index(recommendation.concurrency)
     )
 
 

@@ -1,4 +1,4 @@
-"""Recommended numbers of workers, for all queues together and for each queue."""
+"""Recommended concurrencies, for all queues together and for each queue."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bulltask.lake.formatting import Unit
 from bulltask.lake.report.data import Row
 from bulltask.lake.report.tables import ReportColumn, ReportTable
 
-__all__ = ["CapacityTarget", "Recommendations", "expectations", "recommend_workers"]
+__all__ = ["CapacityTarget", "Recommendations", "expectations", "recommend_concurrency"]
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityTarget:
-    """The target for the recommended workers.
+    """The target for the recommended concurrency.
 
     Attributes:
         within: The maximum wait of an attempt in seconds.
@@ -31,7 +31,7 @@ class CapacityTarget:
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """Recommended numbers of workers.
+    """Recommended concurrencies.
 
     Attributes:
         overall: The recommendation if the same workers serve all queues; ``None`` if no attempt has run.
@@ -42,10 +42,10 @@ class Recommendations:
     by_queue: Mapping[str, Recommendation] = field(default_factory=dict)
 
 
-def recommend_workers(
+def recommend_concurrency(
     task_minutes: Iterable[Row], queue_minutes: Iterable[Row], target: CapacityTarget
 ) -> Recommendations:
-    """Recommend numbers of workers.
+    """Recommend a concurrency for all queues together and for each queue.
 
     Args:
         task_minutes: Rows of gold.task_minute.
@@ -80,12 +80,12 @@ def _by_queue(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def expectations(recommendation: Recommendation) -> ReportTable:
-    """Return a table of the effect of the recommended number of workers, and of slightly more and fewer."""
+    """Return a table of the effect of the recommended concurrency, and of slightly higher and lower ones."""
     columns = [
-        ReportColumn("workers", "Workers", Unit.COUNT),
+        ReportColumn("concurrency", "Concurrency", Unit.COUNT),
         ReportColumn("in_time", "In time", Unit.FRACTION),
-        ReportColumn("utilisation", "Busy", Unit.FRACTION),
+        ReportColumn("utilisation", "Busy slots", Unit.FRACTION),
     ]
     return ReportTable(
-        columns, [[choice.workers, choice.in_time, choice.utilisation] for choice in recommendation.choices]
+        columns, [[choice.concurrency, choice.in_time, choice.utilisation] for choice in recommendation.choices]
     )

@@ -98,7 +98,7 @@ class Cost:
 
     @property
     def per_job(self) -> Decimal | None:
-        """The cost per ended job; ``None`` without jobs or without a price."""
+        """The cost per finished job; ``None`` without jobs or without a price."""
         return round(self.cost / self.jobs, 9) if self.jobs and self.cost is not None else None
 
     @property
@@ -222,26 +222,26 @@ def slo(data: ReportData) -> ReportTable:
         _QUEUE,
         _NAME,
         ReportColumn("metric", "Metric", Unit.TEXT),
-        ReportColumn("objective_ms", "Within", Unit.MS),
+        ReportColumn("threshold_ms", "Threshold", Unit.MS),
         ReportColumn("target", "Target", Unit.FRACTION),
         ReportColumn("total", "Measured", Unit.COUNT),
         ReportColumn("good", "Good", Unit.COUNT),
         ReportColumn("attainment", "Attained", Unit.FRACTION),
-        ReportColumn("budget_left", "Budget left", Unit.FRACTION),
+        ReportColumn("error_budget_remaining", "Error budget remaining", Unit.FRACTION),
         ReportColumn("complete", "Complete", Unit.FLAG),
     ]
     rows: list[Sequence[Any]] = []
-    for key, days in _grouped(data.slos, "queue", "name", "metric", "objective_ms", "target").items():
+    for key, days in _grouped(data.slos, "queue", "name", "metric", "threshold_ms", "target").items():
         total, good = sum(day["total"] for day in days), sum(day["good"] for day in days)
         attainment = good / total if total else None
         complete = all(day["complete"] for day in days)
-        queue, name, metric, objective_ms, target = key
-        left = _budget_left(attainment, target)
-        rows.append([queue, name or UNKNOWN, metric, objective_ms, target, total, good, attainment, left, complete])
+        queue, name, metric, threshold_ms, target = key
+        left = _error_budget_remaining(attainment, target)
+        rows.append([queue, name or UNKNOWN, metric, threshold_ms, target, total, good, attainment, left, complete])
     return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
 
 
-def _budget_left(attained: float | None, target: float) -> float | None:
+def _error_budget_remaining(attained: float | None, target: float) -> float | None:
     return None if attained is None or target >= 1 else 1 - (1 - attained) / (1 - target)
 
 
@@ -249,8 +249,8 @@ def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
     """Return the load of queues as a table."""
     columns = [
         _QUEUE,
-        ReportColumn("arrivals", "Added", Unit.COUNT),
-        ReportColumn("departures", "Ended", Unit.COUNT),
+        ReportColumn("added", "Added", Unit.COUNT),
+        ReportColumn("finished_or_removed", "Finished or removed", Unit.COUNT),
         ReportColumn("backlog", "Backlog", Unit.COUNT),
         ReportColumn("busy_mean", "Busy, mean", Unit.NUMBER),
         ReportColumn("busy_peak", "Busy, peak", Unit.COUNT),
@@ -330,10 +330,10 @@ def gaps(data: ReportData) -> ReportTable:
         ReportColumn("lost", "Events lost", Unit.COUNT),
         ReportColumn("exact", "Count", Unit.TEXT),
         ReportColumn("reason", "Reason", Unit.TEXT),
-        ReportColumn("after_at", "From", Unit.TIME),
-        ReportColumn("first_at", "To", Unit.TIME),
+        ReportColumn("last_at_before", "From", Unit.TIME),
+        ReportColumn("first_at_after", "To", Unit.TIME),
         ReportColumn("detected_at", "Detected", Unit.TIME),
-        ReportColumn("repaired_rows", "Jobs repaired", Unit.COUNT),
+        ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
     ]
     count_kinds = {True: "exact", False: "at least"}
     rows = [

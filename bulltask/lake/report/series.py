@@ -67,14 +67,15 @@ def percentiles(
 
 
 def busy(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
-    """Return the number of running attempts of each queue."""
-    return _by_queue(data, axis, aggregates, "busy_workers_sum", axis.step)
+    """Return the number of busy slots of each queue."""
+    return _by_queue(data, axis, aggregates, "busy_slots_sum", axis.step)
 
 
 def backlog(data: ReportData, axis: Axis, aggregates: Sequence[QueueAggregate]) -> list[Series]:
     """Return how much each queue has grown since the start of the axis, up to its first lost event.
 
-    After the first lost event the backlog is unknown: jobs whose added event was lost would only count when they end.
+    After the first lost event the backlog is unknown: a job whose *added* event was lost would only count when it
+    finishes.
     """
     lines = _by_queue(data, axis, aggregates, "backlog_delta_sum", 1)
     known_points, incomplete = [axis.points] * len(lines), incomplete_minutes(data)

@@ -99,7 +99,7 @@ _MARKUP: Final = re.compile(
 
 def markdown_text(text: str) -> str:
     """Return a text that Markdown shows literally on one line: without links, HTML or cells."""
-    # Entities work in every renderer, also where backslashes do not (| in tables on GitHub).
+    # Entities work in every renderer, even where backslashes do not (| in tables on GitHub).
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from bulltask.lake.formatting import Unit, format_value, pluralize, shorten
+from bulltask.lake.formatting import Unit, format_value, shorten
 from bulltask.lake.report import sections
 from bulltask.lake.report.aggregates import QueueAggregate
 from bulltask.lake.report.build import Report
@@ -104,13 +104,13 @@ def short_errors(found: Sequence[Failure]) -> ReportTable:
 
 
 def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:
-    """Return the load of queues as a table, with the number of workers that each queue would need alone."""
+    """Return the load of queues as a table, with the recommended concurrency for separate workers of each queue."""
     table = sections.capacity(queues)
     if not recommendations.by_queue:
         return table
-    workers = {queue: recommendation.workers for queue, recommendation in recommendations.by_queue.items()}
-    rows = [[*row, workers.get(aggregate.queue)] for row, aggregate in zip(table.rows, queues, strict=True)]
-    return ReportTable([*table.columns, ReportColumn("workers", "Workers needed", Unit.COUNT)], rows)
+    concurrencies = {queue: recommendation.concurrency for queue, recommendation in recommendations.by_queue.items()}
+    rows = [[*row, concurrencies.get(aggregate.queue)] for row, aggregate in zip(table.rows, queues, strict=True)]
+    return ReportTable([*table.columns, ReportColumn("concurrency", "Recommended concurrency", Unit.COUNT)], rows)
 
 
 def recommendation_text(recommendations: Recommendations) -> str:
@@ -124,8 +124,8 @@ def recommendation_text(recommendations: Recommendations) -> str:
         format_value(recommendation.within_s, Unit.SECONDS),
     )
     summary = (
-        f"{pluralize(recommendation.workers, 'worker')} recommended{condition}, so that {target} of the attempts start"
-        f" within {within}, also in the busiest minute."
+        f"Recommended concurrency{condition}: {recommendation.concurrency:,}, so that {target} of the attempts start"
+        f" within {within}, even in the busiest minute."
     )
     return "\n".join(["", summary, "", *(f"* {line}" for line in recommendation.reasoning), ""])
 
@@ -151,11 +151,13 @@ def notes(report: Report) -> list[str]:
         f" {steps(report.data.axis.step if report.data.axis else 1)}; rates are means over it.",
         "Waits and runs are stored as a log histogram per minute (gold.task_minute), and the histograms are added up:"
         " percentiles are within 1 % of the exact ones. Waits below 50 ms are only as accurate as the clocks.",
-        "Wait is the time from when a job is due to the start of the attempt, run is from there to the attempt's end.",
-        "Finished jobs are completed or finally failed. Events do not contain the reason of a retried attempt, so"
+        "Wait is the time from when a job is due to the start of the attempt; run is the time from its start to its"
+        " end.",
+        "Finished jobs are completed or failed. Events do not contain the reason of a retried attempt, so"
         " failures show the last reason only.",
         "Wasted time is the run time of attempts that ended in a retry, a stall or a failure.",
-        "Backlog is jobs added minus jobs ended since the start of the charts, including delayed jobs. After lost"
+        "Backlog is the number of jobs added minus the number of jobs finished or removed since the start of the"
+        " charts, including delayed jobs. After lost"
         " events of a queue, its backlog is unknown.",
     ]
     if report.data.built_at is not None:

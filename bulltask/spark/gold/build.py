@@ -119,8 +119,8 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the gaps that touch some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
-    ends_late = fn.greatest(fn.coalesce("first_at", "detected_at"), "after_at") >= fn.lit(span.start)
-    starts_early = fn.col("after_at").isNull() | (fn.col("after_at") < fn.lit(span.end))
+    ends_late = fn.greatest(fn.coalesce("first_at_after", "detected_at"), "last_at_before") >= fn.lit(span.start)
+    starts_early = fn.col("last_at_before").isNull() | (fn.col("last_at_before") < fn.lit(span.end))
     touching = gaps.where(ends_late & starts_early)
     return gaps.where(fn.lit(False)) if touching.isEmpty() else touching
 

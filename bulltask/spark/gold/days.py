@@ -65,15 +65,15 @@ def slo_days(
     objectives = list(objectives)
     durations = _durations(attempts, jobs, span).where(fn.lit(bool(objectives)))
     targets = fn.filter(fn.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
-    is_good = (fn.col("ms") <= fn.col("objective_ms")) & fn.col("may_be_good")
+    is_good = (fn.col("ms") <= fn.col("threshold_ms")) & fn.col("may_be_good")
     total, good = fn.count("*"), fn.count_if(is_good)
     missed = 1 - fn.col("attainment")
     return (
         durations.select("*", fn.inline(targets))
-        .groupBy("dt", "queue", "name", "metric", "objective_ms", "target")
+        .groupBy("dt", "queue", "name", "metric", "threshold_ms", "target")
         .agg(total.alias("total"), good.alias("good"))
         .withColumn("attainment", fn.col("good") / fn.col("total"))
-        .withColumn("budget_left", 1 - missed / (1 - fn.col("target")))
+        .withColumn("error_budget_remaining", 1 - missed / (1 - fn.col("target")))
         .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
         .withColumn("complete", fn.col("has_gap").isNull())
     )
@@ -108,11 +108,11 @@ def _targets(objectives: Iterable[Objective]) -> list[Column]:
             fn.when(applies, fn.lit(float(objective.target)))
         )
     structs = [
-        fn.struct(fn.lit(ms).cast("long").alias("objective_ms"), fn.coalesce(*target_columns).alias("target"))
+        fn.struct(fn.lit(ms).cast("long").alias("threshold_ms"), fn.coalesce(*target_columns).alias("target"))
         for (_, ms), target_columns in targets.items()
     ]
     null_struct = fn.struct(
-        fn.lit(None).cast("long").alias("objective_ms"), fn.lit(None).cast("double").alias("target")
+        fn.lit(None).cast("long").alias("threshold_ms"), fn.lit(None).cast("double").alias("target")
     )
     return [*structs, null_struct]
 
@@ -131,7 +131,7 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
         minutes: Rows of ``gold.task_minute`` of the span.
         gaps: Rows of ``bronze.gaps``.
         span: The days.
-        prices: The price of a worker's hour, by queue and ``*``; other queues have no costs.
+        prices: The price of a slot per hour, by queue and ``*``; other queues have no costs.
     """
     ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
     cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)

@@ -26,7 +26,7 @@ MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 
 COUNTERS: Final = (
-    "enqueued", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "removed",
+    "added", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "removed",
     "busy_ms", "wasted_ms",
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
@@ -88,12 +88,12 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
     Returns:
         ``queue``, ``name``, ``minute`` (milliseconds since 1970), ``kind``, ``bucket``, ``amount``.
     """
-    enqueued = _fact_sql(_minute_sql("unix_millis(event_at)"), "'enqueued'")
+    added_fact = _fact_sql(_minute_sql("unix_millis(event_at)"), "'added'")
     ended_at = "coalesce(finished_at, if(state = 'removed', as_of, null))"
     ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
     all_facts = [
         _flatten(_attempt_facts(attempts, span)),
-        _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{enqueued} as fact")),
+        _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
         _flatten(jobs.where(span.holds(fn.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
         # A minute with lost events has a row even if all its events are lost.
         _flatten(
@@ -160,9 +160,9 @@ def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
         ``queue``, ``step`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and step.
     """
     ends = gaps.selectExpr(
-        "queue", "lost", "unix_millis(after_at) as since",
+        "queue", "lost", "unix_millis(last_at_before) as since",
         # Redis' clock may be ahead of the pipeline's.
-        "unix_millis(greatest(coalesce(first_at, detected_at), after_at)) as until",
+        "unix_millis(greatest(coalesce(first_at_after, detected_at), last_at_before)) as until",
     )  # fmt: skip
     touched = split_steps("coalesce(since, 0L)", "until", span, step_ms)
     rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")

@@ -109,14 +109,14 @@ def capacity_minutes(
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     configured = by_queue(capacities, "bigint")
-    observed = fn.expr("nullif(max(peak_workers) over (partition by queue, to_date(minute)), 0)")
+    observed = fn.expr("nullif(max(peak_slots) over (partition by queue, to_date(minute)), 0)")
     joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
-        "*", "enqueued as arrivals", "finished + removed as departures",
-        "enqueued - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_workers",
-        "coalesce(peak, 0L) as peak_workers",
+        "*", "finished + removed as finished_or_removed",
+        "added - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_slots",
+        "coalesce(peak, 0L) as peak_slots",
     )  # fmt: skip
     return joined.withColumn("capacity", fn.coalesce(configured, observed)).selectExpr(
-        "*", "busy_workers / capacity as utilisation"
+        "*", "busy_slots / capacity as utilisation"
     )
 
 

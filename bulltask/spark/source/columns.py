@@ -151,9 +151,9 @@ def gap_entry(gap: EventGap) -> RawEntry:
         "exact": str(gap.exact).lower(),
         "reason": gap.reason.value,
     }
-    if gap.first is not None:
-        fields["first"] = str(gap.first)
-    return str(gap.after).encode(), [str(word).encode() for pair in fields.items() for word in pair]
+    if gap.first_id_after is not None:
+        fields["first_id_after"] = str(gap.first_id_after)
+    return str(gap.last_id_before).encode(), [str(word).encode() for pair in fields.items() for word in pair]
 
 
 def count_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:

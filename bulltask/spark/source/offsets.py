@@ -160,10 +160,10 @@ class LossReason(StrEnum):
     """Why entries could not be read."""
 
     TRIMMED = "trimmed"  # dropped by the stream's length limit before they were read
-    AT_READ = "at-read"  # trimmed after planning, before the tasks read them
-    RECREATED = "recreated"  # the stream was deleted and created again
-    GONE = "gone"  # the stream was deleted
-    ROLLED_BACK = "rolled-back"  # a failover: Redis has lost entries that were read, and perhaps others
+    TRIMMED_DURING_READ = "trimmed-during-read"  # trimmed after planning, before the tasks read them
+    STREAM_RECREATED = "stream-recreated"  # the stream was deleted and created again
+    STREAM_DELETED = "stream-deleted"  # the stream was deleted
+    FAILOVER_ROLLBACK = "failover-rollback"  # a failover: Redis has lost entries that were read, and perhaps others
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class EventGap:
 
     Attributes:
         queue: BullMQ's name of the queue.
-        after: The last id before the gap.
-        first: The first id after it; ``None`` if no entry is left.
+        last_id_before: The last id before the gap.
+        first_id_after: The first id after it; ``None`` if no entry is left.
         lost: The number of entries that are known to be lost.
         exact: Whether ``lost`` is exact. It is a lower bound if a stream was deleted, because its length at that
             moment is unknown.
@@ -181,8 +181,8 @@ class EventGap:
     """
 
     queue: str
-    after: StreamId
-    first: StreamId | None
+    last_id_before: StreamId
+    first_id_after: StreamId | None
     lost: int
     exact: bool
     reason: LossReason
@@ -190,10 +190,11 @@ class EventGap:
     @property
     def message(self) -> str:
         """A line with a code, for the error that stops a query and for the log of a query that continues."""
+        left = f"the first remaining event is {self.first_id_after}" if self.first_id_after else "no event is left"
         return (
-            f"[BULLTASK_EVENTS_LOST] queue={self.queue} after={self.after}: {_DESCRIPTIONS[self.reason]}; "
-            f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, "
-            f"{f'the first remaining event is {self.first}' if self.first else 'no event is left'}. "
+            f"[BULLTASK_EVENTS_LOST] queue={self.queue} last_id_before={self.last_id_before}: "
+            f"{_DESCRIPTIONS[self.reason]}; "
+            f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, {left}. "
             "Set failOnDataLoss=false to continue after the gap (gapRows=true records it), and increase "
             "streams.events.maxLen of the queue"
         )
@@ -201,10 +202,10 @@ class EventGap:
 
 _DESCRIPTIONS: Final[Mapping[LossReason, str]] = {
     LossReason.TRIMMED: "trimmed before they were read",
-    LossReason.AT_READ: "trimmed between planning and reading",
-    LossReason.RECREATED: "the stream was deleted and created again",
-    LossReason.GONE: "the stream was deleted",
-    LossReason.ROLLED_BACK: "Redis restored an older copy of the stream",
+    LossReason.TRIMMED_DURING_READ: "trimmed between planning and reading",
+    LossReason.STREAM_RECREATED: "the stream was deleted and created again",
+    LossReason.STREAM_DELETED: "the stream was deleted",
+    LossReason.FAILOVER_ROLLBACK: "Redis restored an older copy of the stream",
 }
 
 
@@ -223,7 +224,9 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
         if offset.id == BEGINNING and offset.seen is None:
             return offset, None
         lost = offset.pending
-        return _next_generation(offset), EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.GONE)
+        return _next_generation(offset), EventGap(
+            queue, offset.id, None, lost, exact=False, reason=LossReason.STREAM_DELETED
+        )
     if not same_stream(offset, state):
         return _reconcile_recreated(queue, offset, state)
     return _reconcile_trimmed(queue, offset, state)
@@ -255,12 +258,12 @@ def _reconcile_recreated(queue: str, offset: QueueOffset, state: StreamState) ->
     """Return the offset in another stream: an older copy if it has entries that were read, or else a new stream."""
     adjusted, lost = _next_generation(offset), offset.pending
     if state.first is None or state.first > offset.id:
-        return adjusted, EventGap(queue, offset.id, state.first, lost, exact=False, reason=LossReason.RECREATED)
+        return adjusted, EventGap(queue, offset.id, state.first, lost, exact=False, reason=LossReason.STREAM_RECREATED)
     if state.last <= offset.id:
         adjusted = replace(adjusted, id=state.last, ordinal=state.added)
     else:
         adjusted = replace(adjusted, id=offset.id, ordinal=None)
-    return adjusted, EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.ROLLED_BACK)
+    return adjusted, EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.FAILOVER_ROLLBACK)
 
 
 def _next_generation(offset: QueueOffset) -> QueueOffset:

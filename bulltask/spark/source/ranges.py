@@ -46,7 +46,7 @@ class EntryRange:
         """Return the gap that :meth:`missing` counts; ``first`` is a remaining entry after the loss."""
         if not (lost := self.missing(read)):
             return None
-        return EventGap(self.queue, self.after, first, lost, exact=True, reason=LossReason.AT_READ)
+        return EventGap(self.queue, self.after, first, lost, exact=True, reason=LossReason.TRIMMED_DURING_READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def split_range(
     if state is not None and same_stream(end, state):
         # A stream with manually deleted entries has no reliable count: missing entries are detected by the read.
         removed = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
-    lost = {LossReason.TRIMMED: planned, LossReason.AT_READ: max(0, removed - start.ordinal - planned)}
+    lost = {LossReason.TRIMMED: planned, LossReason.TRIMMED_DURING_READ: max(0, removed - start.ordinal - planned)}
     gaps = [
         EventGap(queue, start.id, first, count, exact=True, reason=reason)
         for reason, count in lost.items()
@@ -125,9 +125,9 @@ def split_range(
 
 def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
     """Return the gap of a batch in which the stream is another stream, of which nothing is read yet."""
-    reason = LossReason.RECREATED if end.id == BEGINNING else LossReason.ROLLED_BACK
+    reason = LossReason.STREAM_RECREATED if end.id == BEGINNING else LossReason.FAILOVER_ROLLBACK
     if state is None:
-        reason = LossReason.GONE
+        reason = LossReason.STREAM_DELETED
     first = None if state is None else state.first
     return EventGap(queue, start.id, first, end.lost - start.lost, exact=False, reason=reason)
 
@@ -137,5 +137,5 @@ def _uncounted(
 ) -> tuple[list[EventGap], EntryRange | None]:
     _, gap = reconcile(queue, start, state)
     if gap is None and state is None and start.id < end.id:  # there were entries when the batch was planned
-        gap = EventGap(queue, start.id, None, 0, exact=False, reason=LossReason.GONE)
+        gap = EventGap(queue, start.id, None, 0, exact=False, reason=LossReason.STREAM_DELETED)
     return [] if gap is None else [gap], EntryRange(queue, start.id, end.id, None) if start.id < end.id else None

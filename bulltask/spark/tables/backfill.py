@@ -1,8 +1,9 @@
-"""Recover jobs whose events were lost, as far as their hashes are known.
+"""Add jobs whose events were lost, as far as their hashes are known.
 
-A job whose end is among lost events is missing in ``silver``, or open forever. Its hash has the last attempt and the
-outcome, from which rows with ``source`` ``snapshot`` are written. They supersede later rows of the pipeline for the
-same incarnation, because their ``as_of`` is later. Jobs that continued after the end in an old snapshot are skipped.
+If the *completed* or *failed* event of a job is lost, the job is missing in ``silver``, or open forever. Its hash has
+the last attempt and the outcome, from which rows with ``source`` ``snapshot`` are written. They supersede the
+pipeline's rows of the same incarnation, because their ``as_of`` is later. A job that was retried after an old snapshot
+is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bulltask.errors import ConfigError
 from bulltask.lake.atomic_swap import hold_swaps
 from bulltask.lake.gaps import CLOCK_TOLERANCE, GapRow, find_gaps
 from bulltask.lake.layout import Layout
-from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, REPAIRS, SNAPSHOTS
+from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, JOBS, SNAPSHOTS
 from bulltask.spark.lifecycle.sql import as_time, error_fingerprint, plain_reason
 from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
@@ -47,14 +48,14 @@ class BackfillReport:
         lost: The number of lost events.
         examined: The number of finished jobs of these queues in Redis.
         jobs: The number of rows written to ``silver.jobs``.
-        repaired: The number of gaps with at least one recovered job.
+        backfilled_gaps: The number of gaps for which at least one job was added.
     """
 
     gaps: int
     lost: int
     examined: int
     jobs: int
-    repaired: int
+    backfilled_gaps: int
 
 
 def backfill(
@@ -66,7 +67,7 @@ def backfill(
     until: datetime,
     queues: Collection[str] | None = None,
 ) -> BackfillReport:
-    """Recover jobs that ended in gaps.
+    """Add jobs that finished in gaps to silver.
 
     First the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs`` are
     compared with ``silver.jobs``. Repeating a backfill writes no new rows.
@@ -104,17 +105,17 @@ def backfill(
         jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
     finally:
         missing.unpersist()
-    repairs = [
-        (gap.queue, gap.after_id, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
+    backfills = [
+        (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
         for index, gap in enumerate(gaps)
     ]
-    _record_repairs(spark, layout, ingest, list(dict.fromkeys(repairs)))
+    _record_backfills(spark, layout, ingest, list(dict.fromkeys(backfills)))
     return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
-    """Return finished jobs whose end is in a gap and not in ``silver``, with their ``incarnation`` and gap."""
-    spans = [(gap.queue, index, *gap.ends) for index, gap in enumerate(gaps)]
+    """Return jobs that finished in a gap and are not finished in ``silver``, with their ``incarnation`` and gap."""
+    spans = [(gap.queue, index, *gap.finish_period) for index, gap in enumerate(gaps)]
     newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
     snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", fn.row_number().over(newest))
     finished = snapshots.where((fn.col("rank") == 1) & fn.col("state").isin(*FINISHED)).drop("rank")
@@ -123,13 +124,17 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
         ["queue"],
     ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
     first_gap = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
-    ended = in_gap.withColumn("rank", fn.row_number().over(first_gap)).where("rank = 1").drop("rank", "begin", "end")
-    unknown = ended.join(_known_ends(spark, layout), _is_known(), "left_anti")
+    ranked = in_gap.withColumn("rank", fn.row_number().over(first_gap))
+    unknown = (
+        ranked.where("rank = 1")
+        .drop("rank", "begin", "end")
+        .join(_known_finished(spark, layout), _is_known(), "left_anti")
+    )
     return _drop_continued(spark, layout, _with_incarnation(spark, layout, unknown))
 
 
-def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
-    """Return the ends of jobs in ``silver``."""
+def _known_finished(spark: SparkSession, layout: Layout) -> DataFrame:
+    """Return the finished jobs in ``silver``."""
     rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
     return rows.selectExpr(
         "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
@@ -138,9 +143,9 @@ def _known_ends(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _is_known() -> Column:
-    """Return whether ``silver`` has an end, or a later end of the same incarnation (after a manual retry).
+    """Return whether the job is finished in ``silver``, at this time or later (after a manual retry).
 
-    If a clock is further behind than `CLOCK_TOLERANCE`, the end is written again, by a row that supersedes the first.
+    If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, by a row that supersedes the first.
     """
     same_job = (fn.col("queue") == fn.col("silver_queue")) & (fn.col("id") == fn.col("silver_id"))
     same_end = (fn.col("state") == fn.col("silver_state")) & (
@@ -153,9 +158,9 @@ def _is_known() -> Column:
 
 
 def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
-    """Add the incarnation of the last ``added`` event before the end, unless that incarnation ended before."""
-    ends = (
-        _known_ends(spark, layout)
+    """Add the incarnation of the last ``added`` event before the job finished, unless that one finished earlier."""
+    last_finished = (
+        _known_finished(spark, layout)
         .groupBy("silver_queue", "silver_id", "silver_incarnation")
         .agg(fn.max("silver_at").alias("silver_at"))
     )
@@ -164,7 +169,7 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
         .where("event = 'added'")
         .selectExpr("queue AS silver_queue", "job_id AS silver_id", "event_id AS silver_incarnation",
                     "event_at AS added_at", "event_ms", "event_seq")
-        .join(ends, ["silver_queue", "silver_id", "silver_incarnation"], "left")
+        .join(last_finished, ["silver_queue", "silver_id", "silver_incarnation"], "left")
     )  # fmt: skip
     is_candidate = (
         (fn.col("queue") == fn.col("silver_queue"))
@@ -175,13 +180,13 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
     candidates = (
         unknown.join(added, is_candidate, "left").withColumn("rank", fn.row_number().over(newest)).where("rank = 1")
     )
-    has_ended = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
-    incarnation = fn.when(~has_ended, fn.col("silver_incarnation"))
+    has_finished = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
+    incarnation = fn.when(~has_finished, fn.col("silver_incarnation"))
     return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
 
-def _drop_continued(spark: SparkSession, layout: Layout, ended: DataFrame) -> DataFrame:
-    """Drop jobs that continued after the end in an old snapshot, because their events are more recent."""
+def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) -> DataFrame:
+    """Drop jobs that were retried after an old snapshot, because their events are more recent."""
     rows = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
     known = rows.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
@@ -189,7 +194,7 @@ def _drop_continued(spark: SparkSession, layout: Layout, ended: DataFrame) -> Da
     same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
     same_incarnation = fn.col("incarnation").eqNullSafe(fn.col("known_incarnation"))
     continued = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
-    return ended.join(known, same_job & same_incarnation & continued, "left_anti")
+    return finished.join(known, same_job & same_incarnation & continued, "left_anti")
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
@@ -259,7 +264,9 @@ def _jobs(rows: DataFrame) -> DataFrame:
     )
 
 
-def _record_repairs(spark: SparkSession, layout: Layout, ingest: str, repairs: Sequence[tuple[object, ...]]) -> None:
-    schema = "queue string, after_id string, detected_at timestamp, repaired_rows long, repaired_at timestamp"
-    rows = spark.createDataFrame(repairs, schema)
-    append(rows.withColumn("dt", day_of(fn.col("repaired_at"))), REPAIRS, layout, ingest)
+def _record_backfills(
+    spark: SparkSession, layout: Layout, ingest: str, backfills: Sequence[tuple[object, ...]]
+) -> None:
+    schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
+    rows = spark.createDataFrame(backfills, schema)
+    append(rows.withColumn("dt", day_of(fn.col("backfilled_at"))), BACKFILLS, layout, ingest)

@@ -147,15 +147,15 @@ def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]
 def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
         extra = json.loads(row["extra"])
-        first, after = extra.get("first"), StreamId.parse(row["event_id"])
+        first, after = extra.get("first_id_after"), StreamId.parse(row["event_id"])
         yield {
-            "after_id": str(after),
-            "first_id": first,
+            "last_id_before": str(after),
+            "first_id_after": first,
             "lost": int(extra["lost"]),
             "exact": extra["exact"] == "true",
             "reason": extra["reason"],
-            "after_at": None if after == BEGINNING else _time(after),
-            "first_at": None if first is None else _time(StreamId.parse(first)),
+            "last_at_before": None if after == BEGINNING else _time(after),
+            "first_at_after": None if first is None else _time(StreamId.parse(first)),
             "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique
         }
 

@@ -1,4 +1,4 @@
-"""Send finished jobs again, selected by a condition on ``silver.jobs``, each once, also if the command is repeated."""
+"""Send finished jobs again, selected by a condition on ``silver.jobs``, each once, even if the command is repeated."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def jobs_of(spark: SparkSession, lake: LakeBuilder) -> list[dict[str, Any]]:
 
 def gap(since: datetime) -> Mapping[str, Any]:
     return {
-        "after_id": "1-0", "first_id": "9-0", "lost": 40, "exact": True, "reason": "trimmed",
-        "after_at": since, "first_at": now(), "detected_at": now(),
+        "last_id_before": "1-0", "first_id_after": "9-0", "lost": 40, "exact": True, "reason": "trimmed",
+        "last_at_before": since, "first_at_after": now(), "detected_at": now(),
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
         return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
 
     report = fill()
-    assert (report.gaps, report.lost, report.examined, report.jobs, report.repaired) == (1, 40, 6, 5, 1)
+    assert (report.gaps, report.lost, report.examined, report.jobs, report.backfilled_gaps) == (1, 40, 6, 5, 1)
     rows = jobs_of(spark, lake)
     incarnations = {(row["job_id"], row["incarnation"]): (row["state"], row["source"]) for row in rows}
     assert len(rows) == 7
@@ -122,7 +122,7 @@ def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
     ]
     assert attempts[0]["run_ms"] >= 0
     assert fill().jobs == 0, "a second backfill finds nothing new"
-    assert [gap.repaired_rows for gap in find_gaps(lake.layout)] == [5]
+    assert [gap.backfilled_jobs for gap in find_gaps(lake.layout)] == [5]
     assert len(jobs_of(spark, lake)) == 7
 
 
@@ -173,14 +173,16 @@ def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
     an_hour_ago = int((now() - HOUR).timestamp() * 1000)
     redis_client.hset("bull:{mail}:old", "finishedOn", an_hour_ago)
     redis_client.zadd("bull:{mail}:completed", {"old": an_hour_ago})
-    lost = {"after_id": "0-0", "lost": 40, "exact": True, "reason": "trimmed"}
+    lost = {"last_id_before": "0-0", "lost": 40, "exact": True, "reason": "trimmed"}
     for until in (now() - HOUR / 2, now()):
-        lake.gaps([{**lost, "first_id": f"{int(until.timestamp())}-0", "first_at": until, "detected_at": until}])
+        lake.gaps(
+            [{**lost, "first_id_after": f"{int(until.timestamp())}-0", "first_at_after": until, "detected_at": until}]
+        )
     report = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
-    assert (report.gaps, report.jobs, report.repaired) == (2, 4, 2)
-    assert [gap.repaired_rows for gap in find_gaps(lake.layout)] == [1, 3]
+    assert (report.gaps, report.jobs, report.backfilled_gaps) == (2, 4, 2)
+    assert [gap.backfilled_jobs for gap in find_gaps(lake.layout)] == [1, 3]
     rows = Pipeline(spark, lake.layout.root).gaps().orderBy("detected_at").collect()
-    assert [row["repaired_rows"] for row in rows] == [1, 3]
+    assert [row["backfilled_jobs"] for row in rows] == [1, 3]
 
 
 def test_a_backfill_without_gaps_writes_nothing(

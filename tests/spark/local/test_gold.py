@@ -48,12 +48,32 @@ SLO_CONFIG = SLOConfig(
     capacity={"mail": 3},
 )
 GAPS: list[dict[str, Any]] = [
-    {"queue": "mail", "lost": 5, "after_at": at("2026-11-20 10:00:30"), "first_at": at("2026-11-20 10:02:00")},
-    {"queue": "mail", "lost": 7, "after_at": at("2026-11-20 23:58:59"), "first_at": at("2026-11-21 00:00:01")},
-    {"queue": "mail", "lost": 1, "after_at": at("2026-11-20 23:59:10"), "first_at": at("2026-11-20 23:59:59")},
-    {"queue": "{images}", "lost": 11, "after_at": None, "first_at": at("2026-11-20 03:00:10")},
-    {"queue": "007", "lost": 3, "after_at": at("2026-11-21 22:00:00"), "first_at": None},
-    {"queue": "lonely", "lost": 2, "after_at": at("2026-11-20 05:00"), "first_at": at("2026-11-20 05:00:10")},
+    {
+        "queue": "mail",
+        "lost": 5,
+        "last_at_before": at("2026-11-20 10:00:30"),
+        "first_at_after": at("2026-11-20 10:02:00"),
+    },
+    {
+        "queue": "mail",
+        "lost": 7,
+        "last_at_before": at("2026-11-20 23:58:59"),
+        "first_at_after": at("2026-11-21 00:00:01"),
+    },
+    {
+        "queue": "mail",
+        "lost": 1,
+        "last_at_before": at("2026-11-20 23:59:10"),
+        "first_at_after": at("2026-11-20 23:59:59"),
+    },
+    {"queue": "{images}", "lost": 11, "last_at_before": None, "first_at_after": at("2026-11-20 03:00:10")},
+    {"queue": "007", "lost": 3, "last_at_before": at("2026-11-21 22:00:00"), "first_at_after": None},
+    {
+        "queue": "lonely",
+        "lost": 2,
+        "last_at_before": at("2026-11-20 05:00"),
+        "first_at_after": at("2026-11-20 05:00:10"),
+    },
 ]
 
 
@@ -135,10 +155,10 @@ def close_to_percentile(values: list[int], quantile: float) -> Any:
 @pytest.fixture(scope="module")
 def history() -> History:
     history = random_history(1, 1_200, at("2026-11-19 21:00"), at("2026-11-22 03:00"))
-    detected = {"detected_at": at("2026-11-21 23:30"), "after_id": "1-0"}
+    detected = {"detected_at": at("2026-11-21 23:30"), "last_id_before": "1-0"}
     for minute in (at("2026-11-20 15:00"), at("2026-11-20 15:01")):
         history.attempts += [row for task in SHAPES for row in attempts_with(task, minute, shaped_values(task, minute))]
-    history.gaps = [{**detected, **gap, "after_id": str(number)} for number, gap in enumerate(GAPS)]
+    history.gaps = [{**detected, **gap, "last_id_before": str(number)} for number, gap in enumerate(GAPS)]
     return history
 
 
@@ -170,7 +190,7 @@ def test_task_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_minute
 
 
 def test_capacity_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
-    assert max(row["peak_workers"] for row in expected_capacity if row["queue"] == "mail") > 3
+    assert max(row["peak_slots"] for row in expected_capacity if row["queue"] == "mail") > 3
     assert_same(rows_of(lake, CAPACITY_MINUTE), expected_capacity, CAPACITY_MINUTE)
 
 
@@ -206,7 +226,7 @@ def test_sums_of_gold_equal_the_numbers_of_the_history(lake: Layout, history: Hi
         matching = [row for row in rows if all(row[name] == value for name, value in values.items())]
         return sum(row[time] is not None and str(row[time].date()) in days for row in matching)
 
-    assert sum_of("enqueued") == count(history.added, "event_at") > 0
+    assert sum_of("added") == count(history.added, "event_at") > 0
     assert sum_of("started") == count(history.attempts, "started_at")
     assert sum_of("finished") == count(history.jobs, "finished_at")
     for outcome, counter in {"failed": "failed", "retry": "retried", "waiting-children": "waiting_children"}.items():
@@ -228,7 +248,7 @@ def test_merged_minutes_equal_the_sums_of_their_hour_or_month(
     assert {(*(row[name] for name in by), row["since"]) for row in merged} == set(groups)
     for row in merged:
         minutes = groups[*(row[name] for name in by), row["since"]]
-        for name in ("enqueued", "completed", "busy_ms"):
+        for name in ("added", "completed", "busy_ms"):
             assert row[name] == sum(minute[name] for minute in minutes)
         assert row["complete"] == all(minute["complete"] for minute in minutes)
         assert dict(row["wait_counts"]) == merge_histograms(minute["wait_counts"] for minute in minutes)

@@ -64,7 +64,11 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     lake = LakeBuilder(tmp_path_factory.mktemp("lake"))
     lake.attempts([row for rows in ATTEMPTS_OF.values() for row in rows])
     lake.jobs([row for rows in JOBS_OF.values() for row in rows])
-    gap = {"after_id": "1-0", "after_at": THEN - timedelta(hours=1), "first_at": THEN + timedelta(hours=1)}
+    gap = {
+        "last_id_before": "1-0",
+        "last_at_before": THEN - timedelta(hours=1),
+        "first_at_after": THEN + timedelta(hours=1),
+    }
     return lake.gaps([{**gap, "detected_at": THEN + timedelta(hours=2), "lost": 9}]).layout
 
 

@@ -74,15 +74,15 @@ def test_rows_and_gaps_account_for_all_added_events(
     assert result.exit_code == 3, result.output
     gaps = {gap["queue"]: gap for gap in json.loads(result.output)}
     assert {queue: (gap["reason"], gap["lost"], gap["exact"]) for queue, gap in gaps.items()} == {
-        "recreated": ("recreated", 15, False),
-        "deleted": ("gone", 15, False),
-        "late": ("at-read", 11, True),
+        "recreated": ("stream-recreated", 15, False),
+        "deleted": ("stream-deleted", 15, False),
+        "late": ("trimmed-during-read", 11, True),
         "trimmed": ("trimmed", 11, True),
     }
     added = {**dict.fromkeys(QUEUES, 20), "recreated": 23}
     assert {queue: count_rows(pipeline.layout, queue) + gaps[queue]["lost"] for queue in QUEUES} == added
-    assert {queue: gap["after_id"] for queue, gap in gaps.items()} == {queue: ids[queue][4] for queue in QUEUES}
-    assert [gaps[queue]["first_id"] for queue in ("late", "trimmed")] == [ids["late"][16], ids["trimmed"][16]]
+    assert {queue: gap["last_id_before"] for queue, gap in gaps.items()} == {queue: ids[queue][4] for queue in QUEUES}
+    assert [gaps[queue]["first_id_after"] for queue in ("late", "trimmed")] == [ids["late"][16], ids["trimmed"][16]]
 
 
 @contextmanager

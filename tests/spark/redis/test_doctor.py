@@ -46,10 +46,10 @@ def test_a_long_enough_stream_is_ok_and_a_short_one_gets_advice(doctor: Doctor, 
     busy, slow = queues(result)["busy"], queues(result)["slow"]
     assert (busy["length"], busy["max_length"], busy["enough"]) == (5_000, 10_000, False)
     assert busy["events_per_s"] == pytest.approx(500, rel=0.01)
-    assert busy["headroom_s"] == pytest.approx(20, rel=0.01)
+    assert busy["retention_s"] == pytest.approx(20, rel=0.01)
     assert busy["recommended_max_length"] in {15_000, 16_000}
     assert slow["enough"]
-    assert slow["headroom_s"] == pytest.approx(1_000, rel=0.01)
+    assert slow["retention_s"] == pytest.approx(1_000, rel=0.01)
     table = doctor()
     assert f"too short: set streams.events.maxLen to {busy['recommended_max_length']:,}" in table.output
     redis_client.hset("bull:{busy}:meta", "opts.maxLenEvents", busy["recommended_max_length"])
@@ -75,7 +75,7 @@ def test_queues_without_events_and_with_the_default_length_are_reported(
     result = doctor("--json")
     assert result.exit_code == 0
     assert queues(result)["new"] == {
-        "queue": "new", "length": 0, "max_length": 10_000, "events_per_s": None, "headroom_s": None, "enough": None,
+        "queue": "new", "length": 0, "max_length": 10_000, "events_per_s": None, "retention_s": None, "enough": None,
         "recommended_max_length": None,
     }  # fmt: skip
     assert "no events yet" in doctor().output

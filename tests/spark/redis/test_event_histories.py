@@ -153,7 +153,9 @@ class History:
         try:
             strict.read(strict.plan(max_rows))
         except EventsLostError as lost:
-            reported = re.findall(r"\[BULLTASK_EVENTS_LOST\] queue=\S+ after=\S+ .*?(\d+) events? lost", str(lost))
+            reported = re.findall(
+                r"\[BULLTASK_EVENTS_LOST\] queue=\S+ last_id_before=\S+ .*?(\d+) events? lost", str(lost)
+            )
             assert Counter(reported) == Counter(gap["lost"] for gap in gaps)
         else:
             assert not gaps
@@ -202,7 +204,7 @@ class History:
         missing = [entry for entry in self.streams.added(queue) if entry not in rows]
         covered = set[StreamId]()
         for after, gap in gaps:
-            upto = StreamId.parse(gap["first"]) if "first" in gap else StreamId(10**9, 0)
+            upto = StreamId.parse(gap["first_id_after"]) if "first_id_after" in gap else StreamId(10**9, 0)
             inside = {entry for entry in missing if after < entry < upto}
             assert len(inside) >= int(gap["lost"]), f"{gap} after {after} does not cover the missing events"
             covered |= inside

@@ -72,18 +72,20 @@ class Case:
 
 BEFORE = [
     pytest.param(Case(trim, 11, "trimmed before they were read; 11", "trimmed"), id="trimmed"),
-    pytest.param(Case(delete, 15, "the stream was deleted; at least 15", "gone", exact=False), id="deleted"),
-    pytest.param(Case(obliterate, 15, "the stream was deleted; at least 15", "gone", exact=False), id="obliterated"),
+    pytest.param(Case(delete, 15, "the stream was deleted; at least 15", "stream-deleted", exact=False), id="deleted"),
     pytest.param(
-        Case(recreate, 15, "the stream was deleted and created again; at least 15", "recreated", exact=False),
+        Case(obliterate, 15, "the stream was deleted; at least 15", "stream-deleted", exact=False), id="obliterated"
+    ),
+    pytest.param(
+        Case(recreate, 15, "the stream was deleted and created again; at least 15", "stream-recreated", exact=False),
         id="new",
     ),
 ]
 
 BETWEEN = [
-    pytest.param(Case(trim, 11, "trimmed between planning and reading; 11", "at-read"), id="trimmed"),
-    pytest.param(Case(delete, 15, "trimmed between planning and reading; 15", "at-read"), id="deleted"),
-    pytest.param(Case(recreate, 15, "trimmed between planning and reading; 15", "at-read"), id="new"),
+    pytest.param(Case(trim, 11, "trimmed between planning and reading; 11", "trimmed-during-read"), id="trimmed"),
+    pytest.param(Case(delete, 15, "trimmed between planning and reading; 15", "trimmed-during-read"), id="deleted"),
+    pytest.param(Case(recreate, 15, "trimmed between planning and reading; 15", "trimmed-during-read"), id="new"),
 ]
 
 
@@ -91,7 +93,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
     left = ids_left(client)
     rest = f"the first remaining event is {left[0]}" if left else "no event is left"
     return re.escape(
-        f"[BULLTASK_EVENTS_LOST] queue={{mail}} after={after}: {case.message} events lost, {rest}. "
+        f"[BULLTASK_EVENTS_LOST] queue={{mail}} last_id_before={after}: {case.message} events lost, {rest}. "
         "Set failOnDataLoss=false to continue"
     )
 
@@ -105,7 +107,7 @@ def gap_rows(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
 def expected(case: Case, client: redis.Redis) -> dict[str, str]:
     left = ids_left(client)[:1]
     gap = {"lost": str(case.lost), "exact": str(case.exact).lower(), "reason": case.reason}
-    return {**gap, "first": left[0]} if left else gap
+    return {**gap, "first_id_after": left[0]} if left else gap
 
 
 @pytest.mark.parametrize("case", BEFORE)

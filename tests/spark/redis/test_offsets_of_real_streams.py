@@ -64,7 +64,7 @@ def test_trimmed_entries_are_counted_exactly(
     redis_client.xtrim(EVENTS, maxlen=0, approximate=False)
     emptied, gap = reconcile("mail", reconciled, state())
     assert gap is not None
-    assert (gap.lost, gap.first, emptied.ordinal, emptied.lost) == (3, None, 20, 10)
+    assert (gap.lost, gap.first_id_after, emptied.ordinal, emptied.lost) == (3, None, 20, 10)
     assert reconcile("mail", emptied, state()) == (emptied, None)
     add(1)
     assert reconcile("mail", emptied, state()) == (emptied, None)
@@ -90,12 +90,12 @@ def test_a_recreated_stream_is_read_in_a_new_generation(
     redis_client.delete(EVENTS)
     deleted, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (deleted, gap.reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.GONE)
+    assert (deleted, gap.reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.STREAM_DELETED)
     redis_client.xadd(EVENTS, {"event": "added"}, id=f"{read.id.ms + 1}-0")  # the clock may still be in the same ms
     add(entries - 1)
     recreated, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (recreated, gap.reason, gap.exact) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.RECREATED, False)
+    assert (recreated, gap.reason, gap.exact) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.STREAM_RECREATED, False)
 
 
 def test_manually_deleted_entries_only_disable_counting(
