@@ -30,7 +30,7 @@ class JobFilter(TypedDict, total=False):
         id: The job's id.
         name: The task's name.
         state: ``completed``, ``failed``, ``removed``; or ``waiting``, ``active``, ``delayed``, ``waiting-children``,
-            the last known state of a job that the pipeline no longer follows.
+            the last state of an open job that timed out.
         queue: The queue, without BullMQ's braces.
         since: Jobs that finished at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For
             jobs that have not finished, the time of their last event counts.

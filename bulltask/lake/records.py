@@ -23,8 +23,8 @@ class PastJob:
         id: The job's id.
         queue: The queue, without BullMQ's braces.
         name: The task's name; ``None`` if the added event is missing.
-        state: ``completed``, ``failed``, ``removed`` (before it finished), or the last known state of a job that the
-            pipeline no longer follows.
+        state: ``completed``, ``failed``, ``removed`` (before it finished), or the last state of an open job
+            that timed out.
         created_at: When it was added; ``None`` if unknown, like the next two.
         started_at: When a worker first acquired it.
         finished_at: When it finished.

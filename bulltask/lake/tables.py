@@ -226,8 +226,8 @@ JOBS: Final = Table(
         name text name of the task
         created_at time when it was added
         first_started_at time when a worker first acquired it
-        finished_at time when it finished; null for a removed job and for a job that the pipeline no longer follows
-        state text completed, failed, removed, or the last known state of a job without events for max_open
+        finished_at time when it finished; null for a removed job and for an open job that timed out
+        state text completed, failed, removed, or the last state of an open job that timed out
         attempts int number of attempts, including released ones
         stalls int number of stalled attempts
         wait_ms long milliseconds it waited for a worker, in all attempts

@@ -57,7 +57,8 @@ class PipelineOptions(TypedDict, total=False):
         trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
         on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
             continues, ``fail`` ends the stream; default: ``gap``.
-        max_open: The time without events after which a job is written in its last known state; default: 7 days.
+        open_job_timeout: The time without events after which an open job times out: it is written in its last state;
+            default: 7 days.
         max_events_per_trigger: The maximum number of events of a batch, over all queues; default: 200,000.
         align: Read no queue beyond the time of the slowest queue with more events; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
@@ -70,7 +71,7 @@ class PipelineOptions(TypedDict, total=False):
     queue_hash_tag: bool | None
     trigger: str
     on_loss: OnLoss
-    max_open: Duration
+    open_job_timeout: Duration
     max_events_per_trigger: int
     align: bool
     starting: Literal["earliest", "latest"]
@@ -106,7 +107,7 @@ class Pipeline:
         check_local(root)
         self.spark, self.layout = spark, Layout(Path(root).absolute())
         self._queues, self._more = queues, more
-        self._max_open_ms = to_ms(more.get("max_open", timedelta(days=7)), "max_open")
+        self._open_job_timeout_ms = to_ms(more.get("open_job_timeout", timedelta(days=7)), "open_job_timeout")
         self._on_loss = choice(*get_args(OnLoss))(more.get("on_loss", "gap"), "on_loss")
         self._starting = choice("earliest", "latest")(more.get("starting", "earliest"), "starting")
 
@@ -201,7 +202,9 @@ class Pipeline:
         if choice("silver", "gold")(layer, "layer") == "gold":
             build_gold(self.spark, self.layout, days, slo_config)
         else:
-            build_silver(self.spark, self.layout, days, max_open=timedelta(milliseconds=self._max_open_ms))
+            build_silver(
+                self.spark, self.layout, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms)
+            )
 
     def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
         """Merge the files of a table's past days into few files; superseded rows of silver are dropped.
@@ -260,7 +263,9 @@ class Pipeline:
         register(self.spark)
         source = self._source()
         events = self.spark.readStream.format("bulltask").options(**source).load()
-        batches = BatchWriter(str(self.layout.root), self._max_open_ms, hash_tag=source["queueHashTag"] == "true")
+        batches = BatchWriter(
+            str(self.layout.root), self._open_job_timeout_ms, hash_tag=source["queueHashTag"] == "true"
+        )
         stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
             return stream.trigger(availableNow=True).start()
@@ -273,7 +278,7 @@ class Pipeline:
             **broker_options(more),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
-            "skipForeignQueues": "true",
+            "skipUnsupportedQueues": "true",
             "maxEventsPerTrigger": str(more.get("max_events_per_trigger", 200_000)),
             "alignQueues": str(more.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),

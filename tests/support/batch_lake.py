@@ -36,10 +36,10 @@ class BatchLake:
         self.open_events: pa.Table | None = None
         self.looked_up = 0
 
-    def add_batch(self, events: Sequence[LifecycleEvent], give_up_ms: int = NEVER) -> None:
+    def add_batch(self, events: Sequence[LifecycleEvent], time_out_before_ms: int = NEVER) -> None:
         """Add a batch of events."""
         new = events_table(events)
-        derived = derive_silver(new, self.open_events, self._look_up, give_up_ms)
+        derived = derive_silver(new, self.open_events, self._look_up, time_out_before_ms)
         self.attempts = (
             derived.attempts if self.attempts is None else pa.concat_tables([self.attempts, derived.attempts])
         )

@@ -26,7 +26,7 @@ __all__ = ["command"]
     help="TOML file with objectives, prices and capacities (gold only).",
 )
 @click.option(
-    "--max-open",
+    "--open-job-timeout",
     type=seconds,
     metavar="DURATION",
     default="7d",
@@ -40,7 +40,7 @@ def command(
     root: Path,
     build_days: list[date],
     slo_config: Path | None,
-    max_open: float,
+    open_job_timeout: float,
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
@@ -62,5 +62,5 @@ def command(
     else:
         from bulltask.spark.tables.rebuild import build_silver  # noqa: PLC0415 - slow
 
-        build_silver(spark, layout, build_days, max_open=timedelta(seconds=max_open))
+        build_silver(spark, layout, build_days, open_job_timeout=timedelta(seconds=open_job_timeout))
     click.echo(f"built {layer} for {pluralize(len(build_days), 'day')}, {build_days[0]} to {build_days[-1]}")

@@ -57,12 +57,12 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     help="Where to start if the lake is empty.",
 )
 @click.option(
-    "--max-open",
+    "--open-job-timeout",
     type=seconds,
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="Time without events after which an open job is written in its last known state.",
+    help="Time without events after which an open job times out.",
 )
 @click.option(
     "--max-events",
@@ -130,7 +130,7 @@ def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, more: M
         queue_hash_tag=source.hash_tag,
         trigger=f"{round(more['trigger'] * 1000)} milliseconds",
         on_loss=on_loss,
-        max_open=more["max_open"],
+        open_job_timeout=more["open_job_timeout"],
         max_events_per_trigger=more["max_events"],
         starting=more["starting"],
         **metrics,

@@ -91,7 +91,7 @@ class DerivedColumns:
         outcome: The outcome of this attempt, an index of `OUTCOMES`.
         end: The event that ended the attempt; also set if the attempt has not ended but another event follows.
         queued_ms, started_ms, ended_ms: The times of this attempt.
-        decided: The event that decided the outcome, or the last known event.
+        decided: The event that decided the outcome, or the last event.
         decider: The event that must be known to decide the outcome.
         added: The added event of this incarnation.
         attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled

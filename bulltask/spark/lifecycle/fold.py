@@ -120,7 +120,7 @@ class AttemptRow:
         ended_ms: When it ended.
         outcome: ``retry`` also stands for a release; ``open`` means that the end is unknown.
         reason: The reason of a final failure. Events do not have the reason of a retried attempt.
-        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last known event.
+        as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
 
     queue: str
@@ -161,7 +161,7 @@ class JobRow:
         incarnation: As in `AttemptRow`.
         name: As in `AttemptRow`.
         created_ms: When it was added.
-        state: The last known state; a finished job keeps its state when it is removed.
+        state: The last state; a finished job keeps its state when it is removed.
         finished_ms: When it finished; ``None`` if it has not.
         final_reason: The failure reason of a failed job.
         attempts: The attempts, in order.

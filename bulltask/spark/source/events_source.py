@@ -58,15 +58,15 @@ class EventsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Query the streams and split them into ranges."""
         options = self._options
-        foreign: list[QueueKeys] | None = [] if options.skip_foreign else None
+        unsupported: list[QueueKeys] | None = [] if options.skip_unsupported else None
         with Connection(options.config) as connection:
             queues = select_queues(connection, options, self._filters)
             result = [
                 EventsPartition(keys.queue, span)
-                for keys, state in zip(queues, read_states(connection, queues, foreign), strict=True)
+                for keys, state in zip(queues, read_states(connection, queues, unsupported), strict=True)
                 for span in _cut(connection, keys, state, options.per_partition)
             ]
-        log_skipped({keys.name: not_a_stream_reason(keys) for keys in foreign or ()})
+        log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
         # Spark would replace an empty list by a default partition, which read() does not support.
         return list[InputPartition](result) or [EventsPartition()]
 

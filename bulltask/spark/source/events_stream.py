@@ -183,9 +183,9 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return selection
 
     def _states(self, connection: Connection, queues: Sequence[QueueKeys]) -> list[StreamState | None]:
-        foreign: list[QueueKeys] | None = [] if self._options.skip_foreign else None
-        state = read_states(connection, queues, foreign)
-        self._log_skipped({keys.name: not_a_stream_reason(keys) for keys in foreign or ()})
+        unsupported: list[QueueKeys] | None = [] if self._options.skip_unsupported else None
+        state = read_states(connection, queues, unsupported)
+        self._log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
         return state
 
     def _compare_limits(self, connection: Connection, queues: Sequence[QueueKeys]) -> None:

@@ -177,7 +177,7 @@ OPTIONS: Final = (
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
     _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
     _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column queue"),
-    _O("skipForeignQueues", "skip_foreign", _READS, flag, False, "skip queues that a lake cannot record"),
+    _O("skipUnsupportedQueues", "skip_unsupported", _READS, flag, False, "skip queues that a lake cannot record"),
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
     _O("state", "states", _JOBS, _job_states, "completed,failed", "states of the jobs to read"),
@@ -235,13 +235,13 @@ class ReadOptions(SourceOptions):
     Attributes:
         queues: Unique names of queues; empty for all queues.
         every: Whether all queues of the prefix are read.
-        skip_foreign: Whether queues that a lake cannot hold are skipped.
+        skip_unsupported: Whether queues that a lake cannot record are skipped.
         table: What is read.
     """
 
     queues: tuple[str, ...]
     every: bool
-    skip_foreign: bool
+    skip_unsupported: bool
     table: Table
 
 

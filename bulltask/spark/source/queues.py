@@ -56,7 +56,7 @@ def select_queues(
         filters: Filters on queues; default: no filters.
 
     Raises:
-        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipForeignQueues`` is off.
+        ConfigError: With ``*``, two queues have the same name in bulltask, and ``skipUnsupportedQueues`` is off.
     """
     selection = discover_queues(connection, options)
     log_skipped(selection.skipped)
@@ -78,12 +78,12 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     selected, skipped = dict[str, QueueKeys](), dict[str, str]()
     # Of two queues with the same name in bulltask, the queue that bulltask uses for the name comes first.
     for keys in sorted(candidates, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
-        if keys.queue in selected and not options.skip_foreign:
+        if keys.queue in selected and not options.skip_unsupported:
             raise ConfigError(
                 f"under the prefix {prefix!r} there are queues {selected[keys.queue].name!r} and {keys.name!r}, and "
                 f"both would have the name {keys.queue!r}; set queueHashTag=false to use BullMQ's names"
             )
-        if reason := _problem(keys, selected.get(keys.queue)) if options.skip_foreign else None:
+        if reason := _problem(keys, selected.get(keys.queue)) if options.skip_unsupported else None:
             skipped[keys.name] = reason
         else:
             selected[keys.queue] = keys

@@ -45,15 +45,15 @@ def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStr
 
     The rate is the maximum of the rates over the whole stream and over the last ten seconds with events.
     """
-    selection, foreign = discover_queues(connection, options), list[QueueKeys]()
-    states = read_states(connection, selection.queues, foreign)
+    selection, unsupported = discover_queues(connection, options), list[QueueKeys]()
+    states = read_states(connection, selection.queues, unsupported)
     streams = []
     for keys, limit, state in zip(selection.queues, max_lengths(connection, selection.queues), states, strict=True):
-        if keys not in foreign:
+        if keys not in unsupported:
             rate = None if state is None else _rate(connection, keys, state)
             streams.append((keys, StreamRetention(keys.queue, state.length if state else 0, limit, rate), state))
     return ObservedStreams(
-        streams, skipped_queues({**selection.skipped, **{keys.name: not_a_stream_reason(keys) for keys in foreign}})
+        streams, skipped_queues({**selection.skipped, **{keys.name: not_a_stream_reason(keys) for keys in unsupported}})
     )
 
 
@@ -97,7 +97,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     Raises:
         ConfigError: An option of the source is invalid.
     """
-    options = read_options(EventsOptions, {**source, "table": "events", "skipForeignQueues": "true"})
+    options = read_options(EventsOptions, {**source, "table": "events", "skipUnsupportedQueues": "true"})
     head = Ledger(layout).head()
     lags: Mapping[str, Lag] = {}
     skipped: Sequence[SkippedQueue] = ()

@@ -17,33 +17,33 @@ __all__ = ["find_end", "parse_state", "read_pages", "read_states"]
 
 
 def read_states(
-    connection: Connection, queues: Sequence[QueueKeys], foreign: list[QueueKeys] | None = None
+    connection: Connection, queues: Sequence[QueueKeys], unsupported: list[QueueKeys] | None = None
 ) -> list[StreamState | None]:
     """Return the state of each stream; ``None`` for one that does not exist.
 
     Args:
         connection: The connection to the server.
         queues: The queues.
-        foreign: Collects queues whose key has another type; their state is ``None``. If omitted, such a key is an
+        unsupported: Collects queues whose key has another type; their state is ``None``. If omitted, such a key is an
             error.
     """
     calls: list[Call[Any]] = []
     for keys in queues:
         calls += [stream_exists(keys), stream_info(keys)]
     replies = connection.try_many(calls) if calls else []
-    if foreign is not None:
-        foreign += [keys for keys, info in zip(queues, replies[1::2], strict=True) if is_wrong_type(info)]
+    if unsupported is not None:
+        unsupported += [keys for keys, info in zip(queues, replies[1::2], strict=True) if is_wrong_type(info)]
     pairs = zip(replies[::2], replies[1::2], strict=True)
-    return [parse_state(exists, info, skip_foreign=foreign is not None) for exists, info in pairs]
+    return [parse_state(exists, info, skip_unsupported=unsupported is not None) for exists, info in pairs]
 
 
 def parse_state(
-    exists: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_foreign: bool = False
+    exists: bool | BulltaskError, info: StreamInfo | BulltaskError, *, skip_unsupported: bool = False
 ) -> StreamState | None:
     """Combine the replies of ``exists`` and ``stream_info``, which is an error reply if there is no stream."""
     if isinstance(exists, BulltaskError):
         raise exists
-    if not exists or (skip_foreign and is_wrong_type(info)):
+    if not exists or (skip_unsupported and is_wrong_type(info)):
         return None
     if isinstance(info, BulltaskError):
         raise info

@@ -59,12 +59,12 @@ class BatchWriter:
 
     Attributes:
         root: The directory of the lake.
-        max_open_ms: The time without events after which an open job is given up.
+        open_job_timeout_ms: The time without events after which an open job times out.
         hash_tag: Whether BullMQ's name of queue ``emails`` is ``{emails}``.
     """
 
     root: str
-    max_open_ms: int
+    open_job_timeout_ms: int
     hash_tag: bool
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -129,7 +129,9 @@ class _BatchRun:
             # Files must not be moved during the lookup, because it is not repeated.
             with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
-                derived = derive_silver(read.lifecycle_events, open_events, find_earlier, self._give_up_ms(read))
+                derived = derive_silver(
+                    read.lifecycle_events, open_events, find_earlier, self._time_out_before_ms(read)
+                )
         tables = {ATTEMPTS: derived.attempts, JOBS: derived.jobs}
         for table, rows in tables.items():
             with self._step(table.name):
@@ -142,11 +144,11 @@ class _BatchRun:
                 write_file(self._staging.directory(_OPEN_JOBS), derived.open_events)
         return {table: rows.num_rows for table, rows in tables.items()}
 
-    def _give_up_ms(self, read: bronze.BronzeBatch) -> int:
-        """Return the time after which an open job must have had an event; 0 if no event is that old."""
-        give_up_ms = max(read.newest_ms, self._head.clock_ms) - self._writer.max_open_ms
+    def _time_out_before_ms(self, read: bronze.BronzeBatch) -> int:
+        """Return the time since which an open job needs an event to not time out; 0 if no event is older."""
+        time_out_before_ms = max(read.newest_ms, self._head.clock_ms) - self._writer.open_job_timeout_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
-        return give_up_ms if oldest_ms < give_up_ms else 0
+        return time_out_before_ms if oldest_ms < time_out_before_ms else 0
 
     def _publish_open_jobs(self) -> None:
         if self._open_jobs_ingest == self._ingest:

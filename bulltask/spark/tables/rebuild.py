@@ -28,30 +28,30 @@ Partitions = dict[tuple[str, str], list[Path]]
 """Directories by the names of their day and queue directories."""
 
 
-def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, max_open: timedelta) -> None:
+def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
     """Rebuild the silver rows of some days from all events in bronze.
 
-    Rows from snapshots and rows of open jobs that were given up are kept. The stream may run at the same time.
+    Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may run at the same time.
 
     Args:
         spark: The session.
         layout: The lake.
         days: The days (UTC).
-        max_open: The time without events after which an open job is given up, as for the stream.
+        open_job_timeout: The time without events after which an open job times out, as for the pipeline.
 
     Raises:
         LakeError: Events that these days are derived from have expired.
     """
-    _check_not_expired(layout, days, max_open)
+    _check_not_expired(layout, days, open_job_timeout)
     # List before reading events: rows that a batch adds afterwards are kept, and duplicate rows do no harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()
     clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
-    give_up_ms = round((clock - max_open).timestamp() * 1000)
+    time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
     ingest = ingest_of("build")
     with AtomicSwap(layout) as swaps:
         directories: dict[Table, Path] = {}
-        with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), give_up_ms) as silver:
+        with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), time_out_before_ms) as silver:
             for table, rows in silver.items():
                 directories[table] = swaps.new_directory()
                 all_rows = rows.unionByName(_rows_to_keep(spark, layout, table)).where(
@@ -65,12 +65,12 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
                 swaps.swap(new / day / queue if has_rows else None, target if has_rows else None, replaced)
 
 
-def _check_not_expired(layout: Layout, days: Collection[date], max_open: timedelta) -> None:
+def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout: timedelta) -> None:
     """Raise an error if early events of jobs have expired: the rebuilt rows would lack data."""
     events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
     if not derived or (events and events[0] <= min(derived)):
         return
-    first = events[0] + max_open if events else None
+    first = events[0] + open_job_timeout if events else None
     for day in sorted(days):
         if first is None or day < first:
             raise LakeError(
@@ -97,29 +97,29 @@ def _new_partitions(new: Path) -> Partitions:
 def _rows_to_keep(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
     """Return the rows that are not, or can no longer be, derived from events."""
     rows = read_table(spark, layout, table).drop("ingest_id")
-    return rows.where((fn.col("source") == "snapshot") | _is_given_up(table))
+    return rows.where((fn.col("source") == "snapshot") | _is_timed_out(table))
 
 
-def _is_given_up(table: Table) -> Column:
+def _is_timed_out(table: Table) -> Column:
     if table is ATTEMPTS:
         return fn.col("outcome") == "open"
     return ~fn.col("state").isin("completed", "failed", "removed")
 
 
 @contextmanager
-def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, DataFrame]]:
+def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
     """Derive the decided attempts and the finished jobs, for use inside the ``with`` block.
 
     Open jobs are omitted, as in batches (:mod:`~bulltask.spark.tables.silver`).
 
     Args:
         events: All rows of ``bronze.events``.
-        give_up_ms: An open job without later events is given up: it is written in its last known state.
+        time_out_before_ms: An open job without later events times out: it is written in its last state.
 
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.
     """
-    chosen = _choose_rows(derive(lifecycle_events(events)), give_up_ms).persist()
+    chosen = _choose_rows(derive(lifecycle_events(events)), time_out_before_ms).persist()
     try:
         yield {
             ATTEMPTS: _as_rows_of(attempts_of(chosen.where("is_attempt")), ATTEMPTS, "ended_at"),
@@ -129,7 +129,7 @@ def derived_silver(events: DataFrame, give_up_ms: int) -> Iterator[dict[Table, D
         chosen.unpersist()
 
 
-def _choose_rows(derived: DataFrame, give_up_ms: int) -> DataFrame:
+def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
     """Keep events that begin a decided attempt (``is_attempt``) or end an incarnation that is over (``is_job``)."""
     window = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     incarnation = fn.struct(
@@ -142,17 +142,19 @@ def _choose_rows(derived: DataFrame, give_up_ms: int) -> DataFrame:
         "last_ms": fn.last("event_ms").over(window),
     }
     ended = fn.coalesce(fn.col("last_kept").isin(*FINISHED), fn.lit(False)) | (fn.col("last_event") == "removed")
-    given_up = (fn.col("incarnation") == fn.col("last_incarnation")) & ~ended & (fn.col("last_ms") < give_up_ms)
+    timed_out = (
+        (fn.col("incarnation") == fn.col("last_incarnation")) & ~ended & (fn.col("last_ms") < time_out_before_ms)
+    )
     is_over = (
         fn.coalesce(is_finished(), fn.lit(False))
         | (fn.col("event") == "removed")
         | fn.col("next_event").isNotNull()
-        | fn.col("given_up")
+        | fn.col("timed_out")
     )
-    with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("given_up", given_up)
+    with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("timed_out", timed_out)
     return with_last.withColumns(
         {
-            "is_attempt": fn.col("begins") & (fn.col("decided").isNotNull() | fn.col("given_up")),
+            "is_attempt": fn.col("begins") & (fn.col("decided").isNotNull() | fn.col("timed_out")),
             "is_job": fn.col("is_last") & is_over,
         }
     ).where("is_attempt OR is_job")

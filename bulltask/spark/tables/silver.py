@@ -4,7 +4,7 @@ The events of a batch are combined with those of jobs that were open before it. 
 decides its outcome, a job in the batch in which it finishes, so nothing is written twice. If a finished job is later
 retried manually, it gets a new row with the same key and a later ``as_of``.
 
-A job in the batch may be neither new nor open: it had finished and was retried manually, it was given up, or some of
+A job in the batch may be neither new nor open: it had finished and was retried manually, it timed out, or some of
 its events are lost. Its earlier events are looked up, and the whole lifecycle is derived again.
 
 A batch is bounded, so this module uses arrays, in the process that runs the batch. Open jobs without events in the
@@ -56,7 +56,7 @@ class SilverBatch:
 
 
 def derive_silver(
-    new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, give_up_ms: int
+    new: pa.Table, open_events: pa.Table | None, find_earlier: FindEarlier, time_out_before_ms: int
 ) -> SilverBatch:
     """Derive the rows that a batch adds to silver.
 
@@ -64,11 +64,11 @@ def derive_silver(
         new: The batch's events, as in ``bronze.events``.
         open_events: The open events of the previous batch; ``None`` for the first batch.
         find_earlier: The function that finds earlier events.
-        give_up_ms: An open job without later events is given up.
+        time_out_before_ms: An open job without later events times out.
     """
-    lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, give_up_ms)
+    lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, time_out_before_ms)
     derived = derive(_add_earlier_events(lifecycles, find_earlier))
-    is_attempt, is_job, is_open = _select_rows(derived, give_up_ms)
+    is_attempt, is_job, is_open = _select_rows(derived, time_out_before_ms)
     continues = derived.lifecycles.table.take(derived.lifecycles.order[is_open])
     return SilverBatch(
         _by_day(attempts_of(derived, is_attempt), "ended_at"),
@@ -78,7 +78,7 @@ def derive_silver(
 
 
 def _merge_open_jobs(
-    events: pa.Table, open_events: pa.Table | None, give_up_ms: int
+    events: pa.Table, open_events: pa.Table | None, time_out_before_ms: int
 ) -> tuple[Lifecycles, pa.Table | None]:
     """Merge the events with the open events of the same jobs; return the remaining open events unchanged."""
     count = events.num_rows
@@ -88,10 +88,10 @@ def _merge_open_jobs(
     jobs, is_new = job_numbers(merged), np.arange(merged.num_rows) < count
     # The batch's jobs come first, so they have the lowest numbers.
     chosen = jobs <= np.max(jobs[:count], initial=-1)
-    if give_up_ms:
+    if time_out_before_ms:
         last_ms, ms = np.zeros(np.max(jobs, initial=-1) + 1, np.int64), merged["event_ms"].to_numpy()
         np.maximum.at(last_ms, jobs, ms)
-        chosen |= last_ms[jobs] < give_up_ms
+        chosen |= last_ms[jobs] < time_out_before_ms
     return in_order(merged.filter(chosen), jobs[chosen], is_new[chosen]), merged.filter(~chosen)
 
 
@@ -112,7 +112,7 @@ def _add_earlier_events(lifecycles: Lifecycles, find_earlier: FindEarlier) -> Li
     return in_order(merged, job_numbers(merged), is_new)
 
 
-def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools, Bools]:
+def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bools, Bools, Bools]:
     """Select the events from which rows are written.
 
     Returns:
@@ -123,19 +123,19 @@ def _select_rows(derived: DerivedColumns, give_up_ms: int) -> tuple[Bools, Bools
     kind, last = lifecycles.kind[:-1], lifecycles.last
     is_removed, was_finished = is_one_of(kind, ("removed",)), is_one_of(lifecycles.kind[derived.kept], FINISHED)
     continues = (derived.added == derived.added[last]) & ~(was_finished | is_removed)[last]
-    is_old = lifecycles.ms[last] < give_up_ms
-    given_up = continues & is_old
-    decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], given_up)
+    is_old = lifecycles.ms[last] < time_out_before_ms
+    timed_out = continues & is_old
+    decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], timed_out)
     # Whether the incarnation ends in this batch, so that no earlier batch has written its row.
     ends_now = np.select(
         [was_finished, is_removed, lifecycles.next >= 0],
         [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
-        given_up,
+        timed_out,
     )
     return derived.begins & decided, derived.is_last & ends_now, continues & ~is_old
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
-    """Add the partition ``dt``: the day (UTC) in which it ended, or of its last known event."""
+    """Add the partition ``dt``: the day (UTC) in which it ended, or of its last event."""
     day: Any = pc.coalesce(rows[ended_at], rows["as_of"]).cast(pa.date32())
     return rows.append_column("dt", day.cast(pa.string()))

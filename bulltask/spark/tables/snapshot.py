@@ -60,7 +60,7 @@ def snapshot(
 
 
 def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None) -> DataFrame:
-    options = {**source, "table": "jobs", "state": ",".join(states), "skipForeignQueues": "true"}
+    options = {**source, "table": "jobs", "state": ",".join(states), "skipUnsupportedQueues": "true"}
     if since is None:
         return spark.read.format("bulltask").options(**options).load()
     # This frame is read once, with a single filter, so Redis may apply the filter.

@@ -79,7 +79,7 @@ def known_incarnations(
     incarnations = {"open": start, "again": start - 3 * HOUR}
     ids = {job_id: f"{int(at.timestamp() * 1000)}-0" for job_id, at in incarnations.items()}
     lake.events([{"event_id": incarnation, "event": "added", "job_id": job_id} for job_id, incarnation in ids.items()])
-    # Jobs derived from events: a complete job; a job given up as open; an earlier incarnation of a reused id.
+    # Jobs derived from events: a complete job; an open job that timed out; an earlier incarnation of a reused id.
     lake.jobs(
         [
             {"job_id": "known", "incarnation": "7-7", "name": "send", "state": "completed", "finished_at": now()},

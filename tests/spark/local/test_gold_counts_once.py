@@ -46,13 +46,13 @@ ATTEMPTS_OF = {
     "two attempts with one number, the first in a snapshot": [attempt("b", NOW), attempt("b", THEN, **BACKFILLED)],
     "two attempts with one number, the last in a snapshot": [attempt("c", THEN), attempt("c", NOW, **BACKFILLED)],
     "unknown incarnation": [attempt("d", THEN, incarnation=None), attempt("d", NOW, incarnation=None)],
-    "given up and continued": [attempt("e", THEN, **OPEN, as_of=THEN), attempt("e", THEN, ended_at=NOW, as_of=NOW)],
+    "timed out and continued": [attempt("e", THEN, **OPEN, as_of=THEN), attempt("e", THEN, ended_at=NOW, as_of=NOW)],
 }
 JOBS_OF = {
     "removed long after it completed": [job("a", None, "removed", as_of=NOW), job("a", THEN, **BACKFILLED)],
     "failed and manually retried": [job("b", THEN, "failed"), job("b", NOW)],
-    "given up and continued": [job("c", None, "active", as_of=THEN), job("c", NOW)],
-    "completed, retried and given up": [job("d", THEN), job("d", None, "waiting", as_of=NOW)],
+    "timed out and continued": [job("c", None, "active", as_of=THEN), job("c", NOW)],
+    "completed, retried and timed out": [job("d", THEN), job("d", None, "waiting", as_of=NOW)],
     "unknown incarnation": [
         job("e", THEN, incarnation=None, created_at=None), job("e", NOW, incarnation=None, created_at=None)
     ],

@@ -212,13 +212,13 @@ def test_silver_of_batches_equals_silver_of_all_events(
     mails, photos = events_of("mail", 12, 30), events_of("{photos}", 13, 20)
     write_events(redis_client, mails[:110])
     write_events(redis_client, photos[:30])
-    run(pipeline(max_events_per_trigger=60, max_open=0.5))
+    run(pipeline(max_events_per_trigger=60, open_job_timeout=0.5))
     write_events(redis_client, mails[110:])
     write_events(redis_client, photos[30:])
-    run(pipeline(max_open=0.5))
+    run(pipeline(open_job_timeout=0.5))
     late = replace(mails[-1], job_id="last", event_ms=mails[-1].event_ms + 60_000, event="added")
     write_events(redis_client, [late])
-    run(pipeline(max_open=0.5))  # gives up all open jobs
+    run(pipeline(open_job_timeout=0.5))  # all open jobs time out
     layout = pipeline().layout
     assert ids_in(layout) == ids([*mails, *(replace(event, queue="photos") for event in photos), late])
     events = read_table(spark, layout, EVENTS)
@@ -260,7 +260,7 @@ def test_events_after_the_year_9999_are_stored_on_its_last_day(
     head = Ledger(layout).head()
     assert head is not None
     assert head.ends == {"mail": mails[-1].event_id, "future": ids_of[-1]}
-    assert head.clock_ms == mails[-1].event_ms, "a clock in the year 9999 would give up all jobs"
+    assert head.clock_ms == mails[-1].event_ms, "a clock in the year 9999 would time out all jobs"
     assert History(layout.root).search(queue="future", state="failed").jobs[0].seen_at.year == last.year
     shutil.rmtree(layout.checkpoint)
     run(pipeline())
@@ -292,7 +292,7 @@ def test_files_are_stored_by_day_queue_and_batch(pipeline: Make, redis_client: r
     [
         ({"on_loss": "ignore"}, ConfigError),
         ({"starting": "now"}, ConfigError),
-        ({"max_open": -1}, ConfigError),
+        ({"open_job_timeout": -1}, ConfigError),
         ({"colour": "red"}, TypeError),
     ],
 )

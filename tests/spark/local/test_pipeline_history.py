@@ -82,7 +82,7 @@ def test_backfill_and_stream_write_each_finished_job_once(
         pipeline.layout.remove(row["ingest_id"], [JOBS])
     assert len(jobs_in_lake(pipeline)) < len(finished)
     days = pipeline.layout.days(EVENTS)
-    build_silver(pipeline.spark, pipeline.layout, days, max_open=DAY)
+    build_silver(pipeline.spark, pipeline.layout, days, open_job_timeout=DAY)
     assert jobs_in_lake(pipeline) == finished
     report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
     assert (report.files_after <= 1, jobs_in_lake(pipeline)) == (True, finished)
@@ -100,5 +100,5 @@ def test_a_day_of_silver_with_expired_events_is_not_rebuilt(spark: SparkSession,
     lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
     lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])
     with pytest.raises(LakeError, match=r"2026-11-20 cannot be rebuilt.*begins with 2026-11-20"):
-        build_silver(spark, lake.layout, [date(2026, 11, 20)], max_open=DAY)
+        build_silver(spark, lake.layout, [date(2026, 11, 20)], open_job_timeout=DAY)
     assert lake.layout.days(JOBS) == [date(2026, 11, 18)]

@@ -63,7 +63,7 @@ MIDNIGHT_MS = 1_760_054_400_000
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 PRICES = {"q1": 0.12}
 TERMS = SLOConfig([Objective("wait", within=1, target=0.9), Objective("total", within=60, target=0.5)], PRICES)
-OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "max_open": 0.9}
+OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "open_job_timeout": 0.9}
 
 SESSION = """
 import json, os, sys
@@ -231,7 +231,7 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
 def run_stream(spark: SparkSession, root: Path, url: str) -> None:
     """Write bronze and silver to the end.
 
-    Use the batch limits of `OPTIONS`: a job that is given up in one batch and continues in a later one has two rows.
+    Use the batch limits of `OPTIONS`: a job that times out in one batch and continues in a later one has two rows.
     """
     options: PipelineOptions = {**OPTIONS, "url": url}
     Pipeline(spark, root, **options).run(available_now=True).awaitTermination()

@@ -18,9 +18,9 @@ from tests.support.silver_rows import arrow_rows, assert_same
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
+@pytest.mark.parametrize("times_out", [False, True])
 def test_silver_of_all_events_equals_that_of_batches_in_random_histories(
-    spark: SparkSession, gives_up: bool, record_property: Callable[[str, object], None]
+    spark: SparkSession, times_out: bool, record_property: Callable[[str, object], None]
 ) -> None:
     rng = random.Random(11)
     event_lists = histories_in_queues("whole", 60, lambda seed: histories(seed, 4))
@@ -35,9 +35,9 @@ def test_silver_of_all_events_equals_that_of_batches_in_random_histories(
     lake.add_batch(far)
     for batch in zip(*(split_randomly(events, 6, rng) for events in event_lists), strict=True):
         lake.add_batch([event for part in batch for event in part])
-    give_up_ms = max(event.event_ms for events in event_lists for event in events) - 700 if gives_up else NEVER
-    lake.add_batch([], give_up_ms)
-    with derived_silver(spark.createDataFrame(lake.bronze.combine_chunks()), give_up_ms) as silver:
+    time_out_before_ms = max(event.event_ms for events in event_lists for event in events) - 700 if times_out else NEVER
+    lake.add_batch([], time_out_before_ms)
+    with derived_silver(spark.createDataFrame(lake.bronze.combine_chunks()), time_out_before_ms) as silver:
         rebuilt = {table: frame.toArrow() for table, frame in silver.items()}
     for table, written in ((ATTEMPTS, lake.latest_attempts()), (JOBS, lake.latest_jobs())):
         actual, expected = (

@@ -40,7 +40,7 @@ def test_events_of_real_jobs_are_read_once_and_in_order(
 
 
 @pytest.mark.slow
-def test_random_budgets_restarts_and_new_queues_read_every_event_once(
+def test_random_limits_restarts_and_new_queues_read_every_event_once(
     broker_url: str, redis_client: redis.Redis
 ) -> None:
     rng = random.Random(7)
@@ -80,7 +80,7 @@ def test_an_available_now_query_ends_with_the_events_at_its_start(broker_url: st
 
 
 @pytest.mark.slow
-def test_a_budget_larger_than_one_scan_is_used_completely(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_batch_limit_larger_than_one_scan_is_used_completely(broker_url: str, redis_client: redis.Redis) -> None:
     ids = fill(redis_client, 25_100)
     query = FakeQuery(broker_url, eventsPerPartition="11000")
 
@@ -129,7 +129,7 @@ def test_no_queue_is_read_beyond_the_time_of_the_slowest_queue(broker_url: str, 
     assert max(row["event_ms"] for row in query.rows if row["queue"] == "fast") <= 5_001
 
 
-def test_the_default_read_limit_is_the_budget_option(broker_url: str) -> None:
+def test_the_default_read_limit_is_the_option_max_events_per_trigger(broker_url: str) -> None:
     assert FakeQuery(broker_url, maxEventsPerTrigger="12").reader.getDefaultReadLimit() == ReadMaxRows(12)
     assert isinstance(FakeQuery(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
 
@@ -147,7 +147,7 @@ def test_queues_that_a_lake_cannot_store_are_skipped_and_logged_once(
     broker_url: str, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = {"mail": fill(redis_client, 5), "typed": fill(redis_client, 3, "typed")}
-    query = FakeQuery(broker_url, queue="*", skipForeignQueues="true", failOnDataLoss="false", gapRows="true")
+    query = FakeQuery(broker_url, queue="*", skipUnsupportedQueues="true", failOnDataLoss="false", gapRows="true")
     query.batch(2)
     read = query.events("typed")
     lost = 3 - len(read)

@@ -54,7 +54,7 @@ def test_a_batch_read_requires_only_a_queue() -> None:
     assert options.config.broker_url == "redis://localhost:6379/0"
 
 
-def test_a_stream_has_a_budget_aligns_queues_and_fails_on_data_loss() -> None:
+def test_a_stream_limits_batches_aligns_queues_and_fails_on_data_loss() -> None:
     options = stream()
     assert (options.starting, options.max_events, options.per_partition) == ("earliest", 200_000, 100_000)
     assert (options.align, options.fail_on_loss, options.gap_rows, options.batch) == (True, True, False, 5_000)
@@ -196,7 +196,7 @@ def test_a_stream_starts_at_an_id_or_a_time_given_for_a_queue() -> None:
     assert stream(startingOffsets="LATEST").starts_at("{emails}") == "latest"
 
 
-def test_the_budget_of_a_stream_can_be_disabled() -> None:
+def test_the_batch_limit_of_a_stream_can_be_disabled() -> None:
     assert stream(maxEventsPerTrigger="none").max_events is None
 
 

@@ -224,7 +224,7 @@ def test_entries_read_are_not_newer_than_entries_left(steps: list[Any], page: in
 
 
 @given(steps, st.integers(1, 9), st.integers(1, 20), st.booleans())
-def test_a_batch_respects_its_budget_and_always_makes_progress(
+def test_a_batch_respects_its_limit_and_always_makes_progress(
     steps: list[Any], page: int, max_entries: int, align: bool
 ) -> None:
     reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
@@ -348,12 +348,12 @@ def test_a_start_after_an_id_counts_entries_after_catching_up(behind: int) -> No
 
 
 @given(st.dictionaries(st.text("abc", max_size=3), st.integers(1, 50), max_size=8), st.integers(1, 60))
-def test_the_budget_is_used_completely_and_no_queue_starves(pending: dict[str, int], max_entries: int) -> None:
-    budget = divide_limit(pending, max_entries)
-    assert all(1 <= budget[queue] <= pending[queue] for queue in pending)
+def test_the_batch_limit_is_used_completely_and_no_queue_starves(pending: dict[str, int], max_entries: int) -> None:
+    limits = divide_limit(pending, max_entries)
+    assert all(1 <= limits[queue] <= pending[queue] for queue in pending)
     if max_entries >= len(pending):
-        assert sum(budget.values()) == min(max_entries, sum(pending.values()))
-    limited = [budget[queue] for queue in pending if budget[queue] < pending[queue]]
+        assert sum(limits.values()) == min(max_entries, sum(pending.values()))
+    limited = [limits[queue] for queue in pending if limits[queue] < pending[queue]]
     assert max(limited, default=0) - min(limited, default=0) <= 1, "queues that are limited get equal parts"
     assert divide_limit(pending, None) == pending
 

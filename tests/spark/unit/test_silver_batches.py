@@ -112,15 +112,15 @@ def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
     assert columns(lake.latest_jobs(), "incarnation") == [("1000-0",), ("1110-0",)]
 
 
-def test_a_job_that_is_given_up_is_rewritten_when_it_reappears() -> None:
+def test_a_job_that_timed_out_is_rewritten_after_a_later_event() -> None:
     lake = BatchLake()
     events = history("added", "waiting", "active", "completed<active")
     lake.add_batch(events[:3])
     assert lake.open_event_count == 3
     other = replace(events[0], job_id="b", event_ms=9_000)
-    lake.add_batch([other], give_up_ms=1_020)
+    lake.add_batch([other], time_out_before_ms=1_020)
     assert lake.open_event_count == 4, "the last event of job a is not older"
-    lake.add_batch([replace(other, event="waiting", event_seq=1)], give_up_ms=1_021)
+    lake.add_batch([replace(other, event="waiting", event_seq=1)], time_out_before_ms=1_021)
     assert lake.open_event_count == 2
     assert columns(lake.attempts, "outcome", "ended_at") == [("open", None)]
     assert columns(lake.jobs, "job_id", "state") == [("a", "active")]
