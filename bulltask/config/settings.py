@@ -143,7 +143,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "unknown_task",
             choice("requeue", "fail"),
             "requeue",
-            "what to do with a job whose task is not registered",
+            "requeue: reschedule a job whose task is not registered; fail: fail it",
         ),
         _S("include", "include", parse_names, (), "modules that the worker imports to register their tasks"),
         _S(
@@ -175,7 +175,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "lock_renew_ms",
             optional(duration(100)),
             None,
-            "time in which locks are renewed twice; none: half of lock_duration",
+            "locks are renewed every half of this time; none: half of lock_duration",
         ),
         _S("stalled_interval", "stalled_interval_ms", duration(1_000), 30, "interval of the check for stalled jobs"),
         _S(

@@ -50,8 +50,8 @@
 
     Interrupt (a BaseException, so that ``except Exception`` in a task does not catch it)
     ├── Retry                    retry the job; raised by ``self.retry()``
-    ├── RescheduleJob            run the job again later, without counting an attempt
-    ├── ReleaseJob               release the job: it is next in its queue; no attempt is counted
+    ├── RescheduleJob            run the job again later, without counting the attempt
+    ├── ReleaseJob               release the job: it is next in its queue; the attempt does not count
     ├── RateLimitQueue           the same, and rate-limit the queue
     ├── WaitForChildren          run the job again when its children have finished
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``

@@ -40,7 +40,7 @@ class Retry(Interrupt):
 
 
 class RescheduleJob(Interrupt):
-    """Reschedules the job, without counting an attempt (BullMQ's ``DelayedError``).
+    """Reschedules the job, without counting the attempt (BullMQ's ``DelayedError``).
 
     Args:
         delay: Seconds or ``timedelta`` until the job runs again.
@@ -52,14 +52,14 @@ class RescheduleJob(Interrupt):
 
 
 class ReleaseJob(Interrupt):
-    """Releases the job: it is next in its queue, and no attempt is counted (BullMQ's ``WaitingError``)."""
+    """Releases the job: it is next in its queue, and the attempt does not count (BullMQ's ``WaitingError``)."""
 
     def __init__(self) -> None:
         super().__init__("the task released its job")
 
 
 class RateLimitQueue(Interrupt):
-    """Releases the job and rate-limits the queue, without counting an attempt.
+    """Releases the job and rate-limits the queue, without counting the attempt.
 
     BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. Other workers observe the limit if the queue has a rate
     limit or they have a ``limiter``; the child that ran the task always does.
@@ -74,7 +74,7 @@ class RateLimitQueue(Interrupt):
 
 
 class WaitForChildren(Interrupt):
-    """Runs the job again when its pending children have finished, without counting an attempt.
+    """Runs the job again when its pending children have finished, without counting the attempt.
 
     BullMQ's ``WaitingChildrenError``. A job without pending children runs again immediately. A job with a failed child
     that fails its parent fails.

@@ -95,7 +95,7 @@ class JobRetried(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job was released unfinished, at a shutdown or at the request of its task. No attempt is counted."""
+    """The job was released unfinished, at a shutdown or at the request of its task. The attempt does not count."""
 
     job_id: str
     queue: str
@@ -111,7 +111,7 @@ class UnknownTaskSeen(ChildEvent):
     queue: str
     name: str
     delay_ms: int | None
-    """Delay until the next attempt to run it; ``None`` if the job has failed (``task_unknown="fail"``)."""
+    """The delay with which the job was rescheduled; ``None`` if it has failed (``task_unknown="fail"``)."""
 
 
 @dataclass(frozen=True, slots=True)

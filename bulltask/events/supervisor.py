@@ -13,9 +13,9 @@ __all__ = [
     "ChildKilled",
     "ChildStarted",
     "ConcurrencyChanged",
+    "CrashLimitExceeded",
     "HeartbeatFailed",
     "HeartbeatSucceeded",
-    "JobCrashed",
     "JobRecovered",
     "JobRevoked",
     "JobStalled",
@@ -58,7 +58,7 @@ class JobRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobCrashed(Event):
+class CrashLimitExceeded(Event):
     """The job has failed: its child crashed ``max_crashes`` times, the last time with no other job in the child."""
 
     job_id: str

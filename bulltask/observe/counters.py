@@ -243,7 +243,7 @@ class MetricsListener:
             events.UnknownTaskSeen,
             lambda e: block.add(e.queue, UNKNOWN_TASK if e.delay_ms is None else RETRIED),
         )
-        bus.subscribe(events.JobCrashed, lambda e: block.add(e.queue, CRASHED))
+        bus.subscribe(events.CrashLimitExceeded, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
         # A recovered job is a stalled job that the supervisor has released before the stalled check.

@@ -84,7 +84,7 @@ class LogListener:
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
-            (logging.ERROR, events.JobCrashed, self._crashed),
+            (logging.ERROR, events.CrashLimitExceeded, self._crashed),
             (logging.ERROR, events.MalformedJobFailed, self._malformed_job),
             (logging.INFO, events.CancelRequested, self._cancel_requested),
             (logging.INFO, events.JobRevoked, self._revoked),
@@ -211,18 +211,19 @@ class LogListener:
             queue=event.queue,
             crashes=event.crashes,
             waited=_seconds(event.waited_ms),
-            hint="It runs again, because the child that ran it died",
+            hint="It runs again, because the process that ran it died",
         )
 
-    def _crashed(self, event: events.JobCrashed) -> None:
+    def _crashed(self, event: events.CrashLimitExceeded) -> None:
         self._log.error(
-            "Job crashed",
+            "Crash limit exceeded",
             job_id=event.job_id,
             queue=event.queue,
             crashes=event.crashes,
             reason=event.reason,
             hint=DEATHS.get(
-                event.reason, "The job has failed, because every child that ran it died. Run the task alone to debug it"
+                event.reason,
+                "The job failed, because every process that ran it died. Run the task alone to debug it",
             ),
         )
 

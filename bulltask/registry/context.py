@@ -22,9 +22,9 @@ class Request:
         task: The task's name.
         queue: The queue's name in the app.
         args, kwargs: The call.
-        retries: Finished attempts before this attempt (BullMQ's ``atm``).
+        retries: Attempts made before this one (BullMQ's ``atm``).
         attempts: Maximum number of attempts of the job.
-        deliveries: How often a worker has acquired the job, including this time (``ats``).
+        attempts_started: Started attempts of the job, including this one (``ats``).
         headers: The sender's ``headers=``.
         timestamp_ms: When the job was added, epoch milliseconds.
         called_directly: The task was called as a function, without a worker.
@@ -37,7 +37,7 @@ class Request:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 0
     attempts: int = 1
-    deliveries: int = 1
+    attempts_started: int = 1
     headers: Mapping[str, Any] = field(default_factory=dict)
     timestamp_ms: int = 0
     called_directly: bool = False
@@ -148,7 +148,7 @@ class Context:
         return await self._asend("children_values") or {}
 
     def move_to_delayed(self, delay: Duration) -> Never:
-        """End this run and run the job again after ``delay`` (seconds or ``timedelta``); no attempt is counted.
+        """End this attempt, which does not count, and run the job again after ``delay`` (seconds or ``timedelta``).
 
         Raises:
             RescheduleJob: Always (a ``BaseException``, which ``except Exception`` does not catch).
@@ -158,7 +158,7 @@ class Context:
         raise RescheduleJob(delay)
 
     def move_to_wait(self) -> Never:
-        """End this run and release the job: it is next in its queue, for any worker. No attempt is counted.
+        """End this attempt and release the job: it is next in its queue, for any worker. The attempt does not count.
 
         Raises:
             ReleaseJob: Always.
@@ -166,7 +166,7 @@ class Context:
         raise ReleaseJob
 
     def rate_limit(self, duration: Duration) -> Never:
-        """End this run, release the job, and rate-limit its queue for ``duration``.
+        """End this attempt, release the job, and rate-limit its queue for ``duration``.
 
         Use it when a service answers "too many requests". The job is then the next in its queue, and no attempt is
         counted. All workers of the queue wait if the queue has a rate limit or they have a ``limiter``. Without either
@@ -184,7 +184,7 @@ class Context:
         raise RateLimitQueue(duration)
 
     def move_to_waiting_children(self) -> Never:
-        """End this run and run the job again when its pending children have ended; no attempt is counted.
+        """End this attempt and run the job again when its pending child jobs have ended; the attempt does not count.
 
         Without pending children it runs again immediately. If a child has failed that fails its parent, the job fails.
         Use :meth:`update_data` first to record the state of the task.

@@ -79,10 +79,10 @@ def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> i
 
 
 def busy(self: Context, duration: float) -> int:
-    """Rate-limit the queue when the job runs first; return the number of deliveries when it runs again."""
-    if self.request.deliveries == 1:
+    """Rate-limit the queue when the job runs first; return the number of attempts_started when it runs again."""
+    if self.request.attempts_started == 1:
         self.rate_limit(duration)
-    return self.request.deliveries
+    return self.request.attempts_started
 
 
 def report(self: Context, steps: list[Any]) -> int:

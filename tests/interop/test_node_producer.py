@@ -271,7 +271,7 @@ def test_a_node_job_whose_id_has_colons_runs(mail: InteropQueue) -> None:
     assert mail.result(job).state is JobState.COMPLETED
 
 
-def test_a_job_with_an_unknown_task_is_left_for_another_worker(mail: InteropQueue) -> None:
+def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: InteropQueue) -> None:
     worker = mail.worker()
     job = mail.add("only-in-node", {"to": "x"}, attempts=1)
     worker.wait_for_line("Unknown task", count=2)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from bulltask import App, AsyncResult
-from bulltask.events import Bus, JobCrashed
+from bulltask.events import Bus, CrashLimitExceeded
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
@@ -100,7 +100,7 @@ def test_one_crash_of_a_child_with_twenty_jobs_fails_none_and_each_runs_once_mor
     os.kill(worker.children[0], signal.SIGKILL)
     assert all_completed(jobs, 0.5)
     assert {harness.start_count(job) for job in jobs} == {2}
-    assert worker.logged("Job crashed") == []
+    assert worker.logged("Crash limit exceeded") == []
 
 
 def test_a_quarantined_job_waits_until_its_child_is_empty_and_keeps_its_lock(harness: WorkerHarness) -> None:
@@ -133,9 +133,9 @@ class DyingChild:
         self._app, self._client, self._keys = app, app.broker.client(), app.broker.keys("default")
         self._client.connect()
         self._tokens = (f"token-{number}" for number in itertools.count())
-        self.crashed: list[JobCrashed] = []
+        self.crashed: list[CrashLimitExceeded] = []
         bus = Bus()
-        bus.subscribe(JobCrashed, self.crashed.append)
+        bus.subscribe(CrashLimitExceeded, self.crashed.append)
         backoff = ReconnectBackoff(bus, app.config)
         self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, backoff)
 

@@ -23,7 +23,7 @@ from bulltask.errors import RescheduleJob, PermanentError, RateLimitQueue, Trans
 
 
 def end(task, how):
-    if task.request.deliveries > 1:
+    if task.request.attempts_started > 1:
         return how
     match how:
         case "fails":

@@ -27,7 +27,7 @@ LEAVING = """
 import asyncio, os
 
 def end(self, how):
-    if self.request.deliveries > 1:
+    if self.request.attempts_started > 1:
         return
     match how:
         case "fail":

@@ -90,7 +90,7 @@ def test_every_job_interrupted_as_it_ends_finishes_exactly_once(harness: WorkerH
     assert Counter(finished) == dict.fromkeys(ids, 1)
     names = ("ats", "atm", "failedReason", CRASHES)
     fields: list[Any] = [harness.redis.hmget(harness.keys.job(job.id), *names) for job in jobs]
-    assert {(deliveries, attempts, crashes) for deliveries, attempts, _, crashes in fields} == {("1", "1", None)}
+    assert {(started, made, crashes) for started, made, _, crashes in fields} == {("1", "1", None)}
     assert harness.redis.llen(harness.keys.active) == 0
     reasons: Counter[str] = Counter((reason or "completed").partition(" of ")[0] for _, _, reason, _ in fields)
     harness.report(**{name.replace(" ", "_"): count for name, count in reasons.items()})

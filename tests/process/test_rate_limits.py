@@ -20,17 +20,17 @@ from bulltask.errors import RateLimitQueue
 @app.task(bind=True, name="busy")
 def busy(self, times=1, duration=0.5):
     record("start", job=self.request.id)
-    if self.request.deliveries <= times:
+    if self.request.attempts_started <= times:
         self.rate_limit(duration)
-    return self.request.deliveries, self.request.retries
+    return self.request.attempts_started, self.request.retries
 
 
 @app.task(bind=True, name="abusy")
 async def abusy(self, times=1, duration=0.5):
     record("start", job=self.request.id)
-    if self.request.deliveries <= times:
+    if self.request.attempts_started <= times:
         raise RateLimitQueue(duration)
-    return self.request.deliveries, self.request.retries
+    return self.request.attempts_started, self.request.retries
 
 
 @app.task(name="aquick", bind=True)

@@ -1,4 +1,4 @@
-"""Tasks that delay or release their job, or wait for child jobs. No attempt is counted."""
+"""Tasks that delay or release their job, or wait for child jobs. The attempt does not count."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bulltask.errors import RescheduleJob, WaitForChildren, ReleaseJob
 @app.task(bind=True, name="later")
 def later(self):
     record("start", job=self.request.id)
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         self.move_to_delayed(0.3)
-    return self.request.deliveries, self.request.retries
+    return self.request.attempts_started, self.request.retries
 
 
 @app.task(bind=True, name="alater")
 async def alater(self):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         self.move_to_delayed(0.1)
-    return self.request.deliveries, self.request.retries
+    return self.request.attempts_started, self.request.retries
 
 
 @app.task(bind=True, name="release_twice")
 def release_twice(self):
     record("start", job=self.request.id)
-    if self.request.deliveries < 3:
+    if self.request.attempts_started < 3:
         raise ReleaseJob
-    return self.request.deliveries
+    return self.request.attempts_started
 
 
 @app.task(name="square")
@@ -55,7 +55,7 @@ def parent(self, numbers, step=1):
         for number in numbers:
             square.apply_async((number,), parent=self.request, countdown=1)  # no child finishes before the parent waits
         self.move_to_waiting_children()
-    return sum(self.get_children_values().values()), self.request.deliveries
+    return sum(self.get_children_values().values()), self.request.attempts_started
 
 
 @app.task(bind=True, name="aparent")
@@ -70,9 +70,9 @@ async def aparent(self, numbers, step=1):
 
 @app.task(bind=True, name="childless")
 def childless(self):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         self.move_to_waiting_children()
-    return self.request.deliveries
+    return self.request.attempts_started
 
 
 @app.task(bind=True, name="with_failing_child")

@@ -42,7 +42,7 @@ def assert_released(harness: WorkerHarness, job: AsyncResult[str]) -> None:
     assert harness.redis.lrange(harness.keys.wait, 0, -1) == [job.id]
     assert harness.redis.llen(harness.keys.active) == 0
     assert not harness.redis.exists(harness.keys.lock(job.id))
-    assert harness.field(job, "atm") in {None, "0"}, "no attempt is counted"
+    assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
     assert harness.field(job, "stc") is None, "no stall is counted"
     assert not harness.redis.exists(harness.keys.crashes(job.id)), "no crash is counted"
     harness.worker(children=1)

@@ -30,14 +30,14 @@ def stop_and_close(loop):
 
 @app.task(bind=True, name="end")
 async def end(self, how):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         WAYS[how](asyncio.get_running_loop())
         await asyncio.sleep(60)
 
 @app.task(bind=True, name="other")
 async def other(self):
     record("start", job=self.request.id)
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         await asyncio.sleep(60)
 """
 

@@ -85,7 +85,7 @@ def killed_once(self):
     record("start", job=self.request.id)
     if self.request.retries == 0:
         rest(60)
-    return self.request.retries, self.request.deliveries
+    return self.request.retries, self.request.attempts_started
 
 
 @app.task(bind=True, name="own_backoff", time_limit=0.5, retry_backoff=backoff)

@@ -18,7 +18,7 @@ def new(self, x):
 """
 
 
-def test_a_job_of_an_unknown_task_is_delayed_until_a_worker_knows_the_task(
+def test_a_job_of_an_unknown_task_is_rescheduled_until_a_worker_has_the_task(
     harness: WorkerHarness,
 ) -> None:
     old = harness.worker(children=1)
@@ -29,7 +29,7 @@ def test_a_job_of_an_unknown_task_is_delayed_until_a_worker_knows_the_task(
         delays_ms.append(int(entry["delay"]) - entry.ms)
     lines = old.wait_for_line("Unknown task", count=2)
     assert old.stop() == 0
-    assert harness.field(job, "atm") in {None, "0"}, "no attempt is counted"
+    assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
     assert harness.field(job, "failedReason") is None
 
     due_ms = int(harness.wait_for_event("delayed", job, 2)["delay"])
@@ -48,7 +48,7 @@ def test_a_job_of_an_unknown_task_is_delayed_until_a_worker_knows_the_task(
     assert harness.start_count(job) == 1
 
 
-def test_jobs_of_known_tasks_run_while_jobs_of_unknown_tasks_are_delayed(harness: WorkerHarness) -> None:
+def test_jobs_of_known_tasks_run_while_jobs_of_unknown_tasks_are_rescheduled(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     unknown = [harness.app.send_task("new", kwargs={"x": 1}) for _ in range(3)]
     known = harness.app.send_task("quick")

@@ -26,9 +26,9 @@ def fails():
 @app.task(name="steps", bind=True)
 def steps(self, times):
     record("start", job=self.request.id)
-    if self.request.deliveries <= times:
+    if self.request.attempts_started <= times:
         self.move_to_wait()
-    return self.request.deliveries
+    return self.request.attempts_started
 """
 SHORT_INTERVALS = {"lock_duration": 1, "stalled_interval": 1}
 
@@ -74,7 +74,7 @@ def test_starts_count_separately_from_crashes(harness: WorkerHarness) -> None:
     with pytest.raises(PermanentError, match=STARTED_TOO_OFTEN):
         job.get(timeout=60)
     assert harness.start_count(job) == 1
-    assert worker.logged("Job crashed") == []
+    assert worker.logged("Crash limit exceeded") == []
 
 
 # ---- max_stalled_count and the check --------------------------------------------------------------------------------

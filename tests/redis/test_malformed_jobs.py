@@ -12,9 +12,9 @@ from bulltask import App
 from bulltask.clock import mono_ms
 from bulltask.events import (
     Bus,
+    CrashLimitExceeded,
     Event,
     JobCompleted,
-    JobCrashed,
     JobRecovered,
     LockLost,
     MalformedJobFailed,
@@ -137,7 +137,7 @@ def test_a_supervisor_settles_a_job_with_huge_numbers_in_its_options(
     app: App, emitted: list[Event], acquire: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
 ) -> None:
     assert recover(acquire("large", opts=json.dumps(opts))) == 0
-    assert [event.job_id for event in events_of(emitted, JobCrashed)] == ["large"]
+    assert [event.job_id for event in events_of(emitted, CrashLimitExceeded)] == ["large"]
     assert app.queue("mail").get_job_counts("failed", "active") == {"failed": 1, "active": 0}
 
 

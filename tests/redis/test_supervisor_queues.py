@@ -12,10 +12,10 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import (
     Bus,
+    CrashLimitExceeded,
     Event,
     HeartbeatFailed,
     HeartbeatSucceeded,
-    JobCrashed,
     JobRecovered,
     JobRevoked,
     JobStalled,
@@ -109,7 +109,7 @@ def test_a_job_does_not_fail_for_crashes_while_another_queue_is_broken(
         client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
         recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     assert job.get_state() == "waiting"
-    assert [event for event in emitted if isinstance(event, JobCrashed)] == []
+    assert [event for event in emitted if isinstance(event, CrashLimitExceeded)] == []
 
 
 def test_jobs_with_expired_locks_are_left_to_the_stalled_check(

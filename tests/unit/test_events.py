@@ -23,7 +23,7 @@ FIELDS = {
     "SchedulingFailed": "job_id queue scheduler error delay_ms",
     "JobStalled": "job_id queue lock_expired_at_ms",
     "JobRecovered": "job_id queue crashes waited_ms",
-    "JobCrashed": "job_id queue crashes reason",
+    "CrashLimitExceeded": "job_id queue crashes reason",
     "CancelRequested": "job_id index reason",
     "JobRevoked": "job_id queue",
     "HeartbeatSucceeded": "queue locks duration_ms",

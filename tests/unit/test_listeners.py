@@ -10,7 +10,16 @@ import pytest
 
 from bulltask import App
 from bulltask.errors import ConfigError
-from bulltask.events import Bus, ChildEvent, Event, JobCompleted, JobCrashed, JobFailed, JobStarted, WorkerStarted
+from bulltask.events import (
+    Bus,
+    ChildEvent,
+    CrashLimitExceeded,
+    Event,
+    JobCompleted,
+    JobFailed,
+    JobStarted,
+    WorkerStarted,
+)
 from bulltask.events.listeners import Listeners
 
 STARTED = JobStarted("1", "mail", "mail.send", attempt=1)
@@ -49,7 +58,7 @@ def test_one_listener_can_receive_all_events_of_children(kind: type[Event]) -> N
     assert received == [STARTED, DONE]
 
 
-@pytest.mark.parametrize("kind", [WorkerStarted, JobCrashed])
+@pytest.mark.parametrize("kind", [WorkerStarted, CrashLimitExceeded])
 def test_a_listener_for_an_event_of_the_supervisor_is_rejected_with_advice(kind: type[Event]) -> None:
     with pytest.raises(
         ConfigError, match=rf"{kind.__name__} is emitted by a worker's supervisor.*app\.events\(queue\)"

@@ -35,7 +35,7 @@ EVENTS: list[events.Event] = [
     events.LockLost("1", "mail", "mail.send"),
     events.JobStalled("1", "mail", 1_700_000_000_123),
     events.JobRecovered("1", "mail", 1, 12.0),
-    events.JobCrashed("1", "mail", 3, "SIGSEGV"),
+    events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"),
     events.CancelRequested("1", 0, "soft_limit"),
     events.JobRevoked("1", "mail"),
     events.HeartbeatSucceeded("mail", 10, 1.5),

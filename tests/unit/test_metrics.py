@@ -92,7 +92,7 @@ def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 0)
-    bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", 5000))
     total = memory.totals()["mail"]
@@ -104,7 +104,7 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     bus = attach_listener(memory, 1)
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
-    bus.emit(events.JobCrashed("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
     samples = scrape(memory)
     counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}

@@ -256,7 +256,7 @@ class AsyncJob(JobFields):
         return None if stored is None else AsyncJob(self._context, stored, self.token if token is None else token)
 
     async def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
-        """Delay the job, which :meth:`AsyncQueue.get_next_job` acquired, by ``delay``; no attempt is counted.
+        """Delay the job, which :meth:`AsyncQueue.get_next_job` acquired, by ``delay``; the attempt does not count.
 
         Raises:
             ConfigError: No token is known.
@@ -265,7 +265,7 @@ class AsyncJob(JobFields):
         await self._context.arun(manual.delay(self, delay, token))
 
     async def move_to_wait(self, token: str | None = None) -> None:
-        """Release the job, which :meth:`AsyncQueue.get_next_job` acquired; it is next in line, no attempt is counted.
+        """Release the job, which :meth:`AsyncQueue.get_next_job` acquired; it is next, and the attempt does not count.
 
         Raises:
             ConfigError: No token is known.

@@ -253,7 +253,7 @@ class Job(JobFields):
         return None if stored is None else Job(self._context, stored, self.token if token is None else token)
 
     def move_to_delayed(self, delay: Duration, token: str | None = None) -> None:
-        """Delay the job, which :meth:`Queue.get_next_job` acquired, by ``delay``; no attempt is counted.
+        """Delay the job, which :meth:`Queue.get_next_job` acquired, by ``delay``; the attempt does not count.
 
         Raises:
             ConfigError: No token is known.
@@ -262,7 +262,7 @@ class Job(JobFields):
         self._context.run(manual.delay(self, delay, token))
 
     def move_to_wait(self, token: str | None = None) -> None:
-        """Release the job, which :meth:`Queue.get_next_job` acquired; it is next in line, no attempt is counted.
+        """Release the job, which :meth:`Queue.get_next_job` acquired; it is next, and the attempt does not count.
 
         Raises:
             ConfigError: No token is known.

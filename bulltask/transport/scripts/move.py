@@ -181,7 +181,7 @@ def move_to_delayed(
         job_id: The job.
         token: The token of its lock.
         delay_ms: Milliseconds from ``now_ms`` until it is due.
-        failure: Hash fields of the failed attempt; with ``None`` no attempt is counted.
+        failure: Hash fields of the failed attempt; with ``None`` the attempt does not count.
         now_ms: The server's time.
     """
     script_keys = (
@@ -218,7 +218,7 @@ def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: F
 
 
 def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[None]:
-    """``moveJobFromActiveToWait``: release a job. It is the next to be acquired, and no attempt is counted."""
+    """``moveJobFromActiveToWait``: release a job. It is the next to be acquired, and the attempt does not count."""
     script_keys = (
         keys.active,
         keys.wait,
@@ -235,7 +235,7 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
 
 
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
-    """``moveToWaitingChildren``: make an active job wait for its children; then it runs again. No attempt is counted.
+    """``moveToWaitingChildren``: make an active job wait for its child jobs. The attempt does not count.
 
     Running the call raises ``NoPendingChildrenError`` when the job has no child to wait for (it is still active), and
     ``FailedChildrenError`` when the failure of a child fails the job.

@@ -159,7 +159,7 @@ class Attempts:
             kwargs=kwargs,
             retries=job.attempts_made,
             attempts=max(1, job.attempts),
-            deliveries=job.attempts_started,
+            attempts_started=job.attempts_started,
             headers=job.headers,
             timestamp_ms=job.timestamp_ms,
         )

@@ -94,7 +94,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByWorker:
-    """The worker cannot run the job now; it is due again after ``delay_ms``. No attempt is counted.
+    """The worker cannot run the job now; it is due again after ``delay_ms``. The attempt does not count.
 
     Attributes:
         reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is unknown.
@@ -106,14 +106,14 @@ class RescheduledByWorker:
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByTask:
-    """The task rescheduled its job: it is due again after ``delay_ms`` (``RescheduleJob``). No attempt is counted."""
+    """The task rescheduled its job by ``delay_ms`` (``RescheduleJob``). The attempt does not count."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The task released its job (``ReleaseJob``): it is next in its queue. No attempt is counted."""
+    """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class RateLimited:
 
 @dataclass(frozen=True, slots=True)
 class WaitingForChildren:
-    """The job waits for its child jobs and then runs again (``WaitForChildren``). No attempt is counted."""
+    """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count."""
 
 
 RequestedOutcome = RescheduledByTask | Released | RateLimited | WaitingForChildren

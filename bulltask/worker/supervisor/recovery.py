@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
-from bulltask.events import Bus, JobCrashed, JobRecovered, JobReleased
+from bulltask.events import Bus, CrashLimitExceeded, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -66,8 +66,8 @@ class _PendingOrphans:
 class Recovery:
     """Recovers the jobs of dead children immediately, so that they need not wait for the stalled check.
 
-    A job is released and is next in its queue; no attempt is counted. A job that was in ``max_crashes`` crashes, the
-    last one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
+    A job is released and is next in its queue; the attempt does not count. A job in ``max_crashes`` crashes, the last
+    one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
     a run (time limit, revocation), that run is a failed attempt, and the child's other jobs are released without a
     crash being counted.
 
@@ -169,11 +169,11 @@ class Recovery:
         running = token in orphans.running
         if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
-                f"the child running this job died ({orphans.exit_reason}), for the {_ordinal(crashes)} time: "
+                f"the process running this job died ({orphans.exit_reason}), for the {_ordinal(crashes)} time: "
                 f"max_crashes is {max_crashes}"
             )
             self._failed.fail(keys, token, job_id, reason)
-            self._bus.emit(JobCrashed(job_id, keys.queue, crashes, reason))
+            self._bus.emit(CrashLimitExceeded(job_id, keys.queue, crashes, reason))
             return
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))

@@ -28,25 +28,25 @@ def fails():
 
 @app.task(bind=True, name="flaky", autoretry_for=(ValueError,))
 def flaky(self):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         raise ValueError("once")
 
 
 @app.task(bind=True, name="later")
 def later(self):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         self.move_to_delayed(0.1)
 
 
 @app.task(bind=True, name="back")
 def back(self):
-    if self.request.deliveries < 3:
+    if self.request.attempts_started < 3:
         raise ReleaseJob
 
 
 @app.task(bind=True, name="busy")
 def busy(self):
-    if self.request.deliveries == 1:
+    if self.request.attempts_started == 1:
         self.rate_limit(0.2)
 
 
