@@ -48,7 +48,7 @@ class ResultReader(Protocol):
         ...
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
-        """Revoke the job; with ``terminate``, its worker ends a run in progress."""
+        """Revoke the job; with ``terminate``, its worker cancels a running attempt."""
         ...
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:

@@ -103,11 +103,11 @@ class AsyncResult(Generic[R]):
         It is not retried. As for every failed job, events are emitted and the parent in a flow is notified.
 
         Args:
-            terminate: Also stop a running job: its worker interrupts the task, and kills the process if the task does
-                not react. Without this, a running job continues.
+            terminate: Also cancel a running job: its worker raises an exception in the task, and kills the process if
+                the task does not end. Without this, a running job continues.
 
         Returns:
-            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker stops it
+            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker cancels it
             within about a second (``get()`` waits for that); ``"finished"``: it had already finished; ``"unknown"``:
             the job does not exist.
 

@@ -1,4 +1,4 @@
-"""``bulltask revoke``: prevent jobs from running, or end them."""
+"""``bulltask revoke``: prevent jobs from running, or cancel running jobs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ EXIT_UNKNOWN: Final = 4
 
 _MESSAGES: Final = {
     Revocation.REVOKED: "revoked: the job has failed and will not run",
-    Revocation.RUNNING: "running: the job continues; use --terminate to end it",
-    Revocation.TERMINATING: "terminating: the job's worker ends it",
-    Revocation.FINISHED: "finished: the job had already ended",
+    Revocation.RUNNING: "running: the job continues; use --terminate to cancel it",
+    Revocation.TERMINATING: "terminating: the job's worker cancels it",
+    Revocation.FINISHED: "finished: the job had already finished",
     Revocation.UNKNOWN: "unknown: the job does not exist",
 }
 _EXITS: Final = {Revocation.RUNNING: EXIT_RUNNING, Revocation.UNKNOWN: EXIT_UNKNOWN}
 
 
-@click.command("revoke", short_help="Prevent jobs from running, or end them.")
+@click.command("revoke", short_help="Prevent jobs from running, or cancel running jobs.")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @redis_options
 @click.option("-q", "--queue", help="The jobs' queue; required if several queues have a job with this id.")
-@click.option("--terminate", is_flag=True, help="Also end jobs that are running.")
+@click.option("--terminate", is_flag=True, help="Also cancel jobs that are running.")
 @click.pass_context
 def command(
     ctx: click.Context, /, *, job_ids: tuple[str, ...], queue: str | None, terminate: bool, **options: Any
@@ -43,7 +43,7 @@ def command(
 
     Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
 
-    Exit codes: 0 each job has ended or is being ended by its worker; 1 an error, or a job cannot be revoked; 3 a job
+    Exit codes: 0 each job has finished, or its worker cancels it; 1 an error, or a job cannot be revoked; 3 a job
     is still running; 4 a job does not exist. If several apply, the smallest is used.
     """
     app = load_app_or_broker(ctx, options)

@@ -87,7 +87,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id of the server, also after it has ended.
+        """Process id of the server, even after it has exited.
 
         Raises:
             BrokerUnavailableError: The server was not started yet.

@@ -42,7 +42,7 @@ _USER_LOCK_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
 _user_locks: dict[Path, int] = {}
 """The descriptor of the ``users`` file of each directory whose server this process uses. It stays open until the
-process ends, and forked children inherit it, so the server also runs as long as a worker's children."""
+process ends, and forked children inherit it, so the server runs at least as long as a worker's children."""
 
 
 def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:

@@ -30,7 +30,7 @@
     │   ├── FailedChildrenError      -9
     │   ├── SchedulerCollisionError  -10
     │   ├── SchedulerBusyError       -11
-    │   └── NoPendingChildrenError   ``wait_for_children()`` has no child to wait for
+    │   └── NoPendingChildrenError   the job has no pending child jobs
     ├── QueueError               a script rejected an operation on a queue
     │   ├── QueueNotPausedError      obliterate: the queue was resumed
     │   ├── QueueActiveError         obliterate: the queue has active jobs

@@ -152,7 +152,7 @@ class ChildDied(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildKilled(Event):
-    """The supervisor killed a child to end a run that did not react to a cancel request; the child is replaced."""
+    """The supervisor killed a child, because an attempt did not react to a cancel request; the child is replaced."""
 
     index: int
     pid: int

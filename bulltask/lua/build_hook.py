@@ -31,7 +31,7 @@ class OfficialScriptsError(RuntimeError):
 
 
 class OfficialScriptsHook(BuildHookInterface[Any]):
-    """Fills ``bulltask/lua/official/`` before a wheel is made, also for an editable install."""
+    """Fills ``bulltask/lua/official/`` before a wheel is made, including one for an editable install."""
 
     PLUGIN_NAME = "custom"
 

@@ -186,7 +186,7 @@ class BullMigration:
     def _clean_up(self, client: Client, outcome: MigrationOutcome) -> None:
         """Remove keys that only Bull uses, unless it still has jobs that need them.
 
-        The id counter stays, and after a move also Bull's pause: jobs that a forgotten sender still adds then wait for
+        The id counter stays, and so does Bull's pause after a move: jobs that a forgotten sender still adds wait for
         another migration.
         """
         if outcome.total_skipped:

@@ -221,10 +221,7 @@ class LogListener:
             queue=event.queue,
             crashes=event.crashes,
             reason=event.reason,
-            hint=DEATHS.get(
-                event.reason,
-                "The job failed, because every process that ran it died. Run the task alone to debug it",
-            ),
+            hint=DEATHS.get(event.reason, "The job failed. Run its task alone to find out why its process dies"),
         )
 
     def _malformed_job(self, event: events.MalformedJobFailed) -> None:

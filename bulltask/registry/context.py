@@ -62,7 +62,7 @@ class Reporter(Protocol):
 class Context:
     """First argument of a task with ``bind=True``.
 
-    Each attempt has a separate context, also among concurrent async tasks.
+    Each attempt has a separate context, even if async tasks run concurrently.
 
     Attributes:
         request: The running job.

@@ -127,13 +127,13 @@ class TaskOptions:
         for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
-        self._check_check_max_retries()
+        self._check_retry_options()
         if not isinstance(self.spark, bool):
             raise ConfigError(f"spark must be True or False, not {self.spark!r}; for Spark's settings, use spark_conf")
         self.time_limits.check("a task")
         stored_options(_stored_names(self))
 
-    def _check_check_max_retries(self) -> None:
+    def _check_retry_options(self) -> None:
         _expiry(self.expires)
         warn_of_long_delay(self._first_ms() or 0, "retry_backoff")
         if self.default_retry_delay is not None:

@@ -127,7 +127,7 @@ class AsyncClient:
         connection = self._endpoint.async_connection(self._name)
         try:
             await connection.connect()
-        except BaseException:  # also when the task was cancelled
+        except BaseException:  # including a cancellation of the task
             await _abort(connection)
             raise
         self._connection = connection

@@ -87,8 +87,8 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
     if forbidden:
         url = client.safe_url
         raise BrokerAuthError(
-            f"Redis at {url} forbids this user {len(forbidden)} of the commands that a worker needs, also inside its "
-            f"scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user_of(url)} "
+            f"Redis at {url} forbids this user {len(forbidden)} of the commands that a worker needs, including "
+            f"those in its scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user_of(url)} "
             + " ".join(f"+{name}" for name in forbidden)
         )
 

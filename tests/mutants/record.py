@@ -27,7 +27,7 @@ patch =
     _exit
 """
 LIMIT_S = 2 * 3600.0
-# This test raises exceptions at random times, also inside coverage, which then never releases its lock.
+# This test raises exceptions at random times, even inside coverage, which then never releases its lock.
 EXCLUDED_TEST = "tests/redis/test_client.py::test_interrupts_at_random_moments_never_mix_up_replies"
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin that records which tests reach which lines, also in processes that tests start or fork.
+"""A pytest plugin that records which tests reach which lines, including in processes that tests start or fork.
 
 A ``.pth`` file starts coverage in every process. A process takes the name of the test from its environment, or from
 the process that forked it. `tests.mutants.record` reads the data files.

@@ -1,4 +1,4 @@
-"""Transactions (MULTI/EXEC) of both clients are atomic, also if scripts are unknown or commands fail."""
+"""Transactions (MULTI/EXEC) of both clients are atomic, even if scripts are unknown or commands fail."""
 
 from __future__ import annotations
 

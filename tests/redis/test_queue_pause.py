@@ -1,4 +1,4 @@
-"""Tests of pause and resume, also with clients of BullMQ 6 on the same queue. Every test runs with both classes."""
+"""Tests of pause and resume, including clients of BullMQ 6 on the same queue. Every test runs with both classes."""
 
 from __future__ import annotations
 

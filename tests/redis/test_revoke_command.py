@@ -38,7 +38,7 @@ def test_jobs_of_any_queue_are_found_and_revoked(app: App, revoke: Revoke) -> No
     )
     assert {str(app.queue("mail").get_job_state(job_id)) for job_id in (ids[0], ids[2])} == {"failed"}
     again = revoke("--queue", "mail", ids[0])
-    assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: the job had already ended\n")
+    assert (again.exit_code, again.output) == (0, f"{ids[0]}  finished: the job had already finished\n")
 
 
 def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revoke) -> None:
@@ -47,9 +47,9 @@ def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revok
     queue.get_next_job("t")
     running = revoke("-q", "mail", job.id)
     assert running.exit_code == 3
-    assert running.output == f"{job.id}  running: the job continues; use --terminate to end it\n"
+    assert running.output == f"{job.id}  running: the job continues; use --terminate to cancel it\n"
     terminated = revoke("-q", "mail", "--terminate", job.id)
-    assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker ends it\n")
+    assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker cancels it\n")
 
 
 def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Revoke) -> None:

@@ -56,7 +56,7 @@ def overlap(row: Row, start: datetime, length: timedelta) -> int:
 
 
 def steps_of(row: Row) -> Iterable[datetime]:
-    """Yield the minutes in which an attempt ran, also if it took no time."""
+    """Yield the minutes in which an attempt ran, even if it took no time."""
     if row["started_at"] is not None and row["ended_at"] is not None:
         step = minute_of(row["started_at"])
         while step <= row["ended_at"]:

@@ -1,4 +1,4 @@
-"""MalformedJob jobs that no client of BullMQ writes: every field with every kind of wrong value, in every state."""
+"""Malformed jobs, which no client of BullMQ writes: every field with every kind of wrong value, in every state."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 __all__ = ["max_starts_per_window"]
 
 _TOLERANCE_MS = 5
-"""Tolerance: times are whole milliseconds, also the end of a window."""
+"""Tolerance: times are whole milliseconds, including the end of a window."""
 
 
 def max_starts_per_window(starts_ms: Iterable[int], duration_ms: int) -> int:

@@ -57,7 +57,7 @@ class Cluster:
             flavour: Redis or Valkey.
             replicas: The number of replicas of each primary.
             node_timeout_ms: After this time without an answer a node counts as failed; long, for busy machines.
-            certificates: Enables TLS, also between the nodes.
+            certificates: Enables TLS, including between the nodes.
         """
         with ExitStack() as stack:
             servers, tls_ports = [], list[int]()

@@ -87,7 +87,7 @@ def calls(draw: st.DrawFn) -> tuple[list[Parameter], tuple[Any, ...], dict[str, 
 
 
 def collectable_names(parameters: list[Parameter], collector: str) -> st.SearchStrategy[str]:
-    """Return names that the parameter ``**collector`` may collect, also its own name.
+    """Return names that the parameter ``**collector`` may collect, including its own name.
 
     The name of a positional-only parameter is included unless the parameter has a default: ``Signature.bind()`` of
     Python 3.11 rejects such a call.

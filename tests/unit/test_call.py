@@ -1,4 +1,4 @@
-"""Calls are packed as hiredis packs them, also when parts of them come from the cache."""
+"""Calls are packed as hiredis packs them, even when parts of them come from the cache."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class AsyncJob(JobFields):
         return await self.get_state() is JobState.ACTIVE
 
     async def is_waiting(self) -> bool:
-        """True if the job is waiting without a priority, also in a paused queue (as BullMQ's ``isWaiting``)."""
+        """True if the job is waiting without a priority, even in a paused queue (as BullMQ's ``isWaiting``)."""
         return await self.get_state() is JobState.WAITING
 
     async def is_prioritized(self) -> bool:

@@ -111,7 +111,7 @@ class Job(JobFields):
         return self.get_state() is JobState.ACTIVE
 
     def is_waiting(self) -> bool:
-        """True if the job is waiting without a priority, also in a paused queue (as BullMQ's ``isWaiting``)."""
+        """True if the job is waiting without a priority, even in a paused queue (as BullMQ's ``isWaiting``)."""
         return self.get_state() is JobState.WAITING
 
     def is_prioritized(self) -> bool:

@@ -1,4 +1,4 @@
-"""The options of ``format("bulltask")``, checked before any task starts, also for SQL.
+"""The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
 
 Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
 missing option is a ``ConfigError`` whose message begins with a code: an option that is silently ignored would read the
@@ -292,7 +292,7 @@ class StreamOptions(ReadOptions):
         """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
         if isinstance(self.starting, str):
             return self.starting
-        # A queue without a name in bulltask has BullMQ's name, also in the rows.
+        # A queue without a name in bulltask has BullMQ's name, even in the rows.
         queue_name = self.user_name(queue) or queue
         named = (start for name, start in self.starting.items() if queue_name == name or self.wire_name(name) == queue)
         return next(named, "earliest")

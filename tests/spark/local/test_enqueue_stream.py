@@ -1,4 +1,4 @@
-"""``enqueue_stream`` with a real session: each row becomes one job, also over restarts."""
+"""``enqueue_stream`` with a real session: each row becomes one job, even over restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream writes each event to a lake once, also after crashes; lost events are counted."""
+"""The stream writes each event to a lake once, even after crashes; lost events are counted."""
 
 from __future__ import annotations
 
