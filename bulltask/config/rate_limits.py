@@ -50,7 +50,7 @@ def _of_mapping(value: Any, name: str) -> Limits:
         return {EVERY_QUEUE: _limit(value, name)}
     if not value or not all(isinstance(queue, str) and queue for queue in value):
         raise _invalid(value, name)
-    return {queue: _limit(limit, f"{name} of queue {queue!r}") for queue, limit in value.items()}
+    return {queue: _limit(limit, f"{name}[{queue!r}]") for queue, limit in value.items()}
 
 
 def _is_limit(part: Any) -> bool:
@@ -64,7 +64,7 @@ def _by_queue(text: str, name: str) -> Limits:
         queue, _, limit = (word.strip() for word in part.rpartition("="))
         if (queue or EVERY_QUEUE) in limits:
             raise ConfigError(f"{name} must have one limit per queue, not two for {queue or 'every queue'}: {text!r}")
-        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name} of queue {queue!r}" if queue else name)
+        limits[queue or EVERY_QUEUE] = _limit(limit, f"{name}[{queue!r}]" if queue else name)
     return limits
 
 
@@ -82,9 +82,9 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
 
 def _check_limit(max_jobs: Any, duration: Any, name: str) -> Mapping[str, int]:
     if not isinstance(max_jobs, int) or isinstance(max_jobs, bool) or not 1 <= max_jobs <= _MAX_JOBS:
-        raise ConfigError(f"the max of {name} must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r}")
-    if not (duration_ms := to_ms(duration, f"the duration of {name}")):
-        raise ConfigError(f"the duration of {name} must be at least 0.001 s, not {duration!r}")
+        raise ConfigError(f"{name}.max must be an integer from 1 to {_MAX_JOBS}, not {max_jobs!r}")
+    if not (duration_ms := to_ms(duration, f"{name}.duration")):
+        raise ConfigError(f"{name}.duration must be at least 0.001 s, not {duration!r}")
     return {"max": max_jobs, "duration": duration_ms}
 
 

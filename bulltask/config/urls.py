@@ -96,19 +96,19 @@ class SecretUrl:
     def is_ambiguous(self) -> bool:
         """True if the password contains an unescaped ``/``, ``?`` or ``#``, which would end the host."""
         scheme, _, rest = self._url.partition("://")
-        login = rest.rpartition("@")[0]
-        return scheme != "unix" and bool(set(login) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
+        userinfo = rest.rpartition("@")[0]
+        return scheme != "unix" and bool(set(userinfo) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
 
     def hide_in(self, text: str) -> str:
         """Return ``text``, a driver's message about this URL, with words masked that only occur in its password."""
-        hidden = self._url[: _login_end(self.scheme, self._url)] if self.has_secret else ""
+        hidden = self._url[: _userinfo_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
     def at(self, host_and_port: str) -> SecretUrl:
         """Return the same URL with another host and port."""
         parts = urlsplit(self._url)
-        login, separator, _ = parts.netloc.rpartition("@")
-        return SecretUrl(parts._replace(netloc=f"{login}{separator}{host_and_port}").geturl())
+        userinfo, separator, _ = parts.netloc.rpartition("@")
+        return SecretUrl(parts._replace(netloc=f"{userinfo}{separator}{host_and_port}").geturl())
 
     def __str__(self) -> str:
         return self._shown
@@ -154,13 +154,13 @@ def redact_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not _SCHEME.fullmatch(scheme):  # not a scheme: it is part of the password
         scheme, separator, rest = "", "", url
-    login_ends = _login_end(scheme, rest)
+    userinfo_ends = _userinfo_end(scheme, rest)
     shown = rest
-    if login_ends >= 0:
-        user, colon, _ = rest[:login_ends].partition(":")
+    if userinfo_ends >= 0:
+        user, colon, _ = rest[:userinfo_ends].partition(":")
         # Without a colon, redis-py treats it as the user, but redis://secret@host usually means a password.
         keep = f"{user}:" if colon and user and not set(user) & set("/?#@") else ""
-        shown = f"{keep}{HIDDEN}{rest[login_ends:]}"
+        shown = f"{keep}{HIDDEN}{rest[userinfo_ends:]}"
     path, question, query = shown.partition("?")
     return f"{scheme}{separator}{path}{question}{'&'.join(map(_redact_option, query.split('&')))}"
 
@@ -184,12 +184,12 @@ def redact_command(words: Iterable[str]) -> str:
     return shlex.join(shown)
 
 
-def _login_end(scheme: str, rest: str) -> int:
+def _userinfo_end(scheme: str, rest: str) -> int:
     """Return the index of the ``@`` after user and password, -1 if there is none."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if _BROKER.search(scheme) or not scheme or not _PLAIN_HOST.fullmatch(authority.rpartition("@")[2]):
         return rest.rfind("@")
-    # https://example.org/@name has no login: in URLs other than broker URLs, only the authority counts.
+    # https://example.org/@name has no userinfo: in URLs other than broker URLs, only the authority counts.
     return authority.rfind("@")
 
 

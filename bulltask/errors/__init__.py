@@ -198,9 +198,9 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 
 
 class BrokerAuthError(BrokerError):
-    """Redis denied the login or a command, or a TLS certificate is not trusted."""
+    """Authentication failed, a command is not permitted, or a TLS certificate is not trusted."""
 
-    login = False  # True: the login was denied, not a single command
+    handshake_failed = False  # True: authentication or TLS failed, not a single command
 
 
 class BrokerNotReadyError(BrokerError):

@@ -77,10 +77,10 @@ class Deduplication:
             ConfigError: The id is empty or a value has a wrong type.
         """
         if not isinstance(self.id, str) or not self.id:
-            raise ConfigError(f"the id of deduplication must be a non-empty string, not {self.id!r}")
+            raise ConfigError(f"deduplication.id must be a non-empty string, not {self.id!r}")
         wire: dict[str, object] = {"id": self.id}
         if self.ttl is not None:
-            wire["ttl"] = to_ms(self.ttl, "the ttl of deduplication")
+            wire["ttl"] = to_ms(self.ttl, "deduplication.ttl")
         return wire | {name: True for name in ("extend", "replace") if _flag(getattr(self, name), name)}
 
 
@@ -124,7 +124,7 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
     backoff = wire.get("backoff")
     if isinstance(backoff, dict):
         check_strategy(backoff["type"], strategies)
-        warn_of_long_delay(backoff.get("delay", 0), "the delay of backoff")
+        warn_of_long_delay(backoff.get("delay", 0), "backoff.delay")
     return wire
 
 
@@ -240,13 +240,13 @@ def _backoff(value: Any, name: str) -> dict[str, object]:
     if not isinstance(value, Mapping):
         return {"type": "fixed", "delay": to_ms(value, name)}
     _check_keys(value, {"type", "delay", "jitter", "max_delay"}, name)
-    wire: dict[str, object] = {"type": _text(value.get("type"), f"the type of {name}")}
+    wire: dict[str, object] = {"type": _text(value.get("type"), f"{name}.type")}
     if "delay" in value:
-        wire["delay"] = to_ms(value["delay"], f"the delay of {name}")
+        wire["delay"] = to_ms(value["delay"], f"{name}.delay")
     if "jitter" in value:
         wire["jitter"] = value["jitter"]
     if value.get("max_delay") is not None:
-        wire["maxDelay"] = to_ms(value["max_delay"], f"the max_delay of {name}")
+        wire["maxDelay"] = to_ms(value["max_delay"], f"{name}.max_delay")
     _check_backoff(wire)
     return wire
 

@@ -31,9 +31,9 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
         raise ConfigError(f"{name} has no key {unknown[0]!r}; use age, count")
     wire: dict[str, int] = {}
     if value.get("age") is not None:
-        wire["age"] = -(-to_ms(value["age"], f"the age of {name}") // 1000)  # BullMQ counts whole seconds here
+        wire["age"] = -(-to_ms(value["age"], f"{name}.age") // 1000)  # BullMQ counts whole seconds here
     if value.get("count") is not None:
-        wire["count"] = _whole(value["count"], f"the count of {name}", low=0)
+        wire["count"] = _whole(value["count"], f"{name}.count", low=0)
     return wire
 
 

@@ -24,9 +24,9 @@ STACKS_CHARS = 100_000
 JOB_IDS = 10
 
 NATIVE_CRASH = "Native code crashed: run the task alone with python -X faulthandler"
-DEATHS = {
-    "SIGKILL": "If it was not killed manually, the kernel killed it because of a lack of memory: check the limits of "
-    "the machine or container, lower --concurrency, or send such jobs to a separate queue",
+EXIT_HINTS = {
+    "SIGKILL": "Probably the OOM killer: check dmesg or the container's memory limit, lower --concurrency, or send "
+    "such jobs to a separate queue",
     "SIGSEGV": NATIVE_CRASH,
     "SIGBUS": NATIVE_CRASH,
     "SIGILL": NATIVE_CRASH,
@@ -180,7 +180,8 @@ class LogListener:
             scheduler=event.scheduler,
             error=_shorten(event.error, ERROR_CHARS),
             delay=_seconds(event.delay_ms),
-            hint="The job does not run yet, because its schedule would end with it. Fix or remove the job scheduler",
+            hint="The job is held back: its next run could not be scheduled, and running it now would end the "
+            "schedule. Fix or remove the job scheduler",
         )
 
     def _lock_lost(self, event: events.LockLost) -> None:
@@ -190,8 +191,8 @@ class LogListener:
             queue=event.queue,
             task=event.task,
             hint="The outcome was discarded, because another worker has the job: Redis could not be reached, or this "
-            "machine was suspended, for longer than lock_duration. After 'Redis error reply': a script stopped with an "
-            "error",
+            "machine was suspended, for longer than lock_duration. If 'Redis error reply' was logged just before, a "
+            "script failed: fix that error",
         )
 
     def _stalled(self, event: events.JobStalled) -> None:
@@ -221,7 +222,7 @@ class LogListener:
             queue=event.queue,
             crashes=event.crashes,
             reason=event.reason,
-            hint=DEATHS.get(event.reason, "The job failed. Run its task alone to find out why its process dies"),
+            hint=EXIT_HINTS.get(event.reason, "The job failed. Run its task alone to find out why its process dies"),
         )
 
     def _malformed_job(self, event: events.MalformedJobFailed) -> None:
@@ -294,8 +295,8 @@ class LogListener:
 
     def _child_died(self, event: events.ChildDied) -> None:
         fields: dict[str, object] = {"index": event.index, "pid": event.pid, "reason": event.reason}
-        if event.reason in DEATHS:
-            fields["hint"] = DEATHS[event.reason]
+        if event.reason in EXIT_HINTS:
+            fields["hint"] = EXIT_HINTS[event.reason]
         self._log.warning("Child died", **fields, jobs=event.jobs)
 
     def _child_killed(self, event: events.ChildKilled) -> None:

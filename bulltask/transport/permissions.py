@@ -85,10 +85,10 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
     replies = client.dry_run(calls) or []
     forbidden = dict.fromkeys(name for reply in replies if (name := rejected_command(str(reply))))
     if forbidden:
-        url = client.safe_url
+        url, user, count = client.safe_url, user_of(client.safe_url), len(forbidden)
         raise BrokerAuthError(
-            f"Redis at {url} forbids this user {len(forbidden)} of the commands that a worker needs, including "
-            f"those in its scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user_of(url)} "
+            f"Redis user {user!r} at {url} lacks permission for {count} command{'s' * (count != 1)} that workers need, "
+            f"directly or in scripts: {', '.join(forbidden)}. Grant them: ACL SETUSER {user} "
             + " ".join(f"+{name}" for name in forbidden)
         )
 

@@ -90,7 +90,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
         return error
     text = str(exc).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
     if advice := tls_advice(exc):
-        return _login_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
+        return _handshake_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
     error = BrokerUnavailableError(
@@ -106,7 +106,7 @@ def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     """Return the error for an error reply to the handshake; ``None`` for any other exception."""
     text = str(exc)
     if isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return _login_error(f"Redis at {url} rejected the login: {text}")
+        return _handshake_error(f"authentication with Redis at {url} failed: {text}")
     if isinstance(exc, exceptions.BusyLoadingError):
         return BrokerNotReadyError(f"Redis at {url} is still loading its data: {text}")
     if "max number of clients" in text:
@@ -118,9 +118,9 @@ def _error_while_connecting(exc: BaseException, url: str) -> BrokerError | None:
     return None
 
 
-def _login_error(message: str) -> BrokerAuthError:
+def _handshake_error(message: str) -> BrokerAuthError:
     error = BrokerAuthError(message)
-    error.login = True
+    error.handshake_failed = True
     return error
 
 

@@ -55,7 +55,7 @@ class ReconnectBackoff:
         """Record a failure; return how many milliseconds to wait before the next attempt.
 
         Every error is reported once per outage, even after a different one: for example, an unreachable Redis may
-        reject the login when it is back.
+        reject the password when it is back.
 
         The delay doubles up to ``broker_reconnect_delay_max`` if Redis is unreachable, and up to ``run_retry_delay``
         after error replies. By default a worker resumes within 5 s after Redis is back, however long the outage was. If
@@ -145,7 +145,7 @@ class QueueBackoff:
     @staticmethod
     def concerns_queue(exc: BrokerError) -> bool:
         """Whether an error concerns one queue; False if Redis is unreachable, or has this error for every queue."""
-        return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.login))
+        return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.handshake_failed))
 
     @contextmanager
     def recording(self, index: int) -> Iterator[None]:

@@ -104,11 +104,11 @@ def test_an_error_reply_and_its_end_are_reported_once() -> None:
 
 def test_every_error_of_an_outage_is_reported_once_in_any_order() -> None:
     reconnect, events = backoff()
-    lost, loading, login = BrokerUnavailableError("gone"), BrokerNotReadyError("LOADING"), BrokerAuthError("WRONGPASS")
-    for exc in (BrokerOutOfMemoryError("full"), lost, loading, lost, login, loading, login):
+    lost, loading, auth = BrokerUnavailableError("gone"), BrokerNotReadyError("LOADING"), BrokerAuthError("WRONGPASS")
+    for exc in (BrokerOutOfMemoryError("full"), lost, loading, lost, auth, loading, auth):
         reconnect.record_failure(exc)
     reconnect.reset()
-    reconnect.record_failure(login)
+    reconnect.record_failure(auth)
     reported = [event for event in events if not isinstance(event, RedisReconnecting)]
     types = [type(event) for event in reported]
     assert types == [ErrorReply, RedisDisconnected, ErrorReply, ErrorReply, RedisReconnected, ErrorReply]

@@ -1,4 +1,4 @@
-"""A worker that cannot log in to Redis logs one error and exits."""
+"""A worker that cannot authenticate with Redis logs one error and exits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_worker_reconnects_when_a_changed_password_is_restored(
     harness.redis.client_kill_filter(_type="normal", skipme=True)
     worker.wait_for_line("Redis error reply", count=2)  # the supervisor and the child
     assert time.monotonic() - started <= scale_to_load(2)
-    assert all("rejected the login" in line["error"] for line in worker.logged("Redis error reply"))
+    assert all("authentication with Redis at" in line["error"] for line in worker.logged("Redis error reply"))
     harness.redis.config_set("requirepass", "the-right-password")
     assert harness.app.send_task("quick").get(timeout=60) is None
     assert worker.wait_for_line("Redis reconnected", count=2)
