@@ -31,7 +31,7 @@ from bulltask.events.children import (
     RedisRecovered,
     SchedulingFailed,
     StacksDumped,
-    UnknownTaskSeen,
+    TaskNotRegistered,
 )
 from bulltask.events.supervisor import (
     CancelRequested,
@@ -95,7 +95,7 @@ __all__ = [
     "SignalIgnored",
     "StacksDumped",
     "StalledCheckSkipped",
-    "UnknownTaskSeen",
+    "TaskNotRegistered",
     "WorkerPaused",
     "WorkerRestarting",
     "WorkerResumed",

@@ -25,7 +25,7 @@ __all__ = [
     "RedisRecovered",
     "SchedulingFailed",
     "StacksDumped",
-    "UnknownTaskSeen",
+    "TaskNotRegistered",
 ]
 
 
@@ -104,7 +104,7 @@ class JobReleased(ChildEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownTaskSeen(ChildEvent):
+class TaskNotRegistered(ChildEvent):
     """A job calls a task that this app does not have."""
 
     job_id: str

@@ -79,7 +79,7 @@ class LogListener:
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
             (logging.INFO, events.JobReleased, self._released),
-            (logging.ERROR, events.UnknownTaskSeen, self._unknown_task),
+            (logging.ERROR, events.TaskNotRegistered, self._not_registered),
             (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
@@ -163,14 +163,14 @@ class LogListener:
     def _released(self, event: events.JobReleased) -> None:
         self._log.info("Job released", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)
 
-    def _unknown_task(self, event: events.UnknownTaskSeen) -> None:
+    def _not_registered(self, event: events.TaskNotRegistered) -> None:
         fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
         if event.delay_ms is None:
             hint = "The job has failed. Import the module of the task in this app, then retry the job"
-            self._log.error("Unknown task", **fields, hint=hint)
+            self._log.error("Task not registered", **fields, hint=hint)
         else:
             hint = "Import the module of the task in this app, or send its jobs to a separate queue"
-            self._log.warning("Unknown task", **fields, delay=_seconds(event.delay_ms), hint=hint)
+            self._log.warning("Task not registered", **fields, delay=_seconds(event.delay_ms), hint=hint)
 
     def _not_scheduled(self, event: events.SchedulingFailed) -> None:
         self._log.error(

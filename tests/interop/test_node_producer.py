@@ -274,7 +274,7 @@ def test_a_node_job_whose_id_has_colons_runs(mail: InteropQueue) -> None:
 def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: InteropQueue) -> None:
     worker = mail.worker()
     job = mail.add("only-in-node", {"to": "x"}, attempts=1)
-    worker.wait_for_line("Unknown task", count=2)
+    worker.wait_for_line("Task not registered", count=2)
     seen = mail.node_job(job)
     assert seen["state"] == "delayed"
     (line,) = seen["logs"]  # once, although it is released several times

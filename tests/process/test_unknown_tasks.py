@@ -27,7 +27,7 @@ def test_a_job_of_an_unknown_task_is_rescheduled_until_a_worker_has_the_task(
     for number in (1, 2):
         entry = harness.wait_for_event("delayed", job, number)
         delays_ms.append(int(entry["delay"]) - entry.ms)
-    lines = old.wait_for_line("Unknown task", count=2)
+    lines = old.wait_for_line("Task not registered", count=2)
     assert old.stop() == 0
     assert harness.field(job, "atm") in {None, "0"}, "the attempt does not count"
     assert harness.field(job, "failedReason") is None

@@ -17,7 +17,7 @@ FIELDS = {
     "JobFailed": "job_id queue task duration_ms error category attempts_made traceback exception",
     "JobRetried": "job_id queue task duration_ms error category attempts_made delay_ms exception",
     "JobReleased": "job_id queue task reason",
-    "UnknownTaskSeen": "job_id queue name delay_ms",
+    "TaskNotRegistered": "job_id queue name delay_ms",
     "MalformedJobFailed": "job_id queue reason",
     "LockLost": "job_id queue task",
     "SchedulingFailed": "job_id queue scheduler error delay_ms",

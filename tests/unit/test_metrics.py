@@ -72,7 +72,7 @@ def test_every_counter_is_zero_before_the_first_job() -> None:
             assert samples["bullmq_jobs_processed_total", (("queue", queue), ("status", status))] == 0
         assert samples["bullmq_job_duration_seconds_count", (("queue", queue),)] == 0
         assert samples["bullmq_stalled_jobs_total", (("queue", queue),)] == 0
-        for reason in ("transient_exhausted", "permanent", "unknown"):
+        for reason in ("transient_exhausted", "permanent", "unclassified"):
             assert samples["bullmq_jobs_failed_total", (("queue", queue), ("reason", reason))] == 0
 
 
@@ -93,8 +93,8 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 0)
     bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
-    bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
-    bus.emit(events.UnknownTaskSeen("1", "mail", "t", 5000))
+    bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
+    bus.emit(events.TaskNotRegistered("1", "mail", "t", 5000))
     total = memory.totals()["mail"]
     assert (total.failed, total.retried, total.durations.buckets[-1]) == (2, 1, 0)
 
@@ -105,16 +105,16 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
     bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
-    bus.emit(events.UnknownTaskSeen("1", "mail", "t", None))
+    bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
     samples = scrape(memory)
     counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}
     assert counted == {
         "transient_exhausted": 1,
         "permanent": 2,
-        "unknown": 2,
+        "unclassified": 2,
         "revoked": 1,
         "crashed": 1,
-        "unknown_task": 1,
+        "task_not_registered": 1,
     }
     assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 8
 

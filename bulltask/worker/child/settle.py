@@ -32,7 +32,7 @@ from bulltask.events import (
     JobRetried,
     LockLost,
     SchedulingFailed,
-    UnknownTaskSeen,
+    TaskNotRegistered,
 )
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import MAX_NUMBER, counter
@@ -313,7 +313,7 @@ class Settler:
             case RescheduledByWorker() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
             case RescheduledByWorker():
-                self._bus.emit(UnknownTaskSeen(job.id, job.queue, job.name, outcome.delay_ms))
+                self._bus.emit(TaskNotRegistered(job.id, job.queue, job.name, outcome.delay_ms))
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
