@@ -38,7 +38,7 @@
     ├── MissingExtraError        an optional dependency is not installed               (also an ImportError)
     ├── EventsLostError          Spark: events were trimmed before they were read
     ├── LakeError                a data lake does not exist or cannot be read
-    │   └── LakeInUseError           another stream writes to it
+    │   └── LakeInUseError           another pipeline writes to it
     ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
     │   └── TaskRevokedError         the job was revoked
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
@@ -328,7 +328,7 @@ class LakeError(BulltaskError):
 
 
 class LakeInUseError(LakeError):
-    """Another stream already writes to the lake; the message names its process."""
+    """Another pipeline already writes to the lake; the message names its process."""
 
 
 class TaskError(BulltaskError):

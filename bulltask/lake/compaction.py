@@ -1,6 +1,6 @@
 """Compact past days: rewrite many small files into few large ones; needs no JVM.
 
-Each batch of a stream writes a file for each queue. Compaction rewrites the files of a past day into files of about
+Each batch of the pipeline writes a file for each queue. Compaction rewrites the files of a past day into files of about
 the target size, and drops superseded rows of silver tables.
 """
 

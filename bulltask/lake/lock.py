@@ -1,4 +1,4 @@
-"""A lock that lets one stream at a time write to a lake. It is released when the process that holds it ends."""
+"""A lock that lets one pipeline at a time write to a lake. It is released when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAME: Final = "lock"
 
 
 class RunLock:
-    """The lock of a lake's stream, acquired by the constructor. A ``kill -9`` releases it, too.
+    """The lock of the pipeline that writes to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
 
     Args:
         layout: The lake. Its directories are created.
 
     Raises:
-        LakeInUseError: Another stream writes to the lake.
+        LakeInUseError: Another pipeline writes to the lake.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -57,7 +57,7 @@ class RunLock:
 
 
 def writer_pid(layout: Layout) -> int | None:
-    """Return the id of the process on this machine whose stream writes to a lake; ``None`` if no stream writes."""
+    """Return the id of the process on this machine whose pipeline writes to a lake; ``None`` if there is none."""
     try:
         file = os.open(layout.internal(_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

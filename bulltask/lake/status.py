@@ -32,7 +32,7 @@ class Lag:
     Attributes:
         stream: The queue's event stream.
         events: The number of events in the stream that are not in the lake.
-        seconds: The time between the lake's last event and the stream's last event, by Redis' clock.
+        seconds: The time between the lake's last event and the last event in Redis, by Redis' clock.
     """
 
     stream: StreamRetention
@@ -70,7 +70,7 @@ class PipelineStatus:
 
     Attributes:
         root: The directory of the lake.
-        writer_pid: Id of the process on this machine whose stream writes to the lake; ``None`` if no stream writes.
+        writer_pid: Id of the process on this machine whose pipeline writes to the lake; ``None`` if there is none.
         batches: The number of batches.
         written_at: When the last batch was written.
         batch_s: The duration of the last batch in seconds.
@@ -110,7 +110,7 @@ def status_of(
         root: The directory of the lake.
         head: The last committed batch; ``None`` before the first.
         lags: How far the lake is behind each queue, by name without the hash tag.
-        writer_pid: Id of the process whose stream writes to the lake.
+        writer_pid: Id of the process whose pipeline writes to the lake.
         redis_error: Why there are no lags.
         skipped: The skipped queues.
     """

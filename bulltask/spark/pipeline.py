@@ -1,4 +1,4 @@
-"""The data pipeline: a stream that writes the events of many queues into a lake of tables."""
+"""The data pipeline: a streaming query that writes the events of many queues into a lake of tables."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class PipelineOptions(TypedDict, total=False):
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
         trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
         on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
-            continues, ``fail`` ends the stream; default: ``gap``.
+            continues, ``fail`` ends the query; default: ``gap``.
         open_job_timeout: The time without events after which an open job times out: it is written in its last state;
             default: 7 days.
         max_events_per_trigger: The maximum number of events of a batch, over all queues; default: 200,000.
         align: Read no queue beyond the time of the slowest queue with more events; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
-        metrics_port: Serve ``/metrics`` for Prometheus on this port while the stream runs; default: off.
+        metrics_port: Serve ``/metrics`` for Prometheus on this port while the query runs; default: off.
         metrics_host: The address to bind the metrics port to; default: ``127.0.0.1``.
     """
 
@@ -80,7 +80,7 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class Pipeline:
-    """A lake: the stream that writes to it, and commands on its tables.
+    """A lake: the streaming query that writes to it, and commands on its tables.
 
     Args:
         spark: The session, ideally from `bulltask.spark.session`.
@@ -114,17 +114,17 @@ class Pipeline:
     def run(self, *, available_now: bool = False) -> StreamingQuery:
         """Write the queues' events to the bronze and silver tables, each event exactly once.
 
-        The stream continues where the previous stream ended, even after a crash.
+        The query continues where the previous query ended, even after a crash.
 
         Args:
-            available_now: Read the currently available events and end, instead of running until the stream is stopped.
+            available_now: Read the currently available events and end, instead of running until the query is stopped.
 
         Returns:
             The running query; ``awaitTermination()`` waits for its end. ``query.stop()`` interrupts the current batch,
             without losing events; :meth:`stop` waits for the batch.
 
         Raises:
-            LakeInUseError: Another stream writes to this lake.
+            LakeInUseError: Another pipeline writes to this lake.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.layout.root)
@@ -139,11 +139,11 @@ class Pipeline:
         return query
 
     def stop(self, timeout: Duration | None = None) -> None:
-        """Stop the stream of this process after the current batch.
+        """Stop the query of this process after the current batch.
 
         Args:
             timeout: How long to wait for the batch (seconds or ``timedelta``); default: no limit. After that the batch
-                is interrupted, and the next stream writes it again.
+                is interrupted, and the next run writes it again.
 
         Raises:
             ConfigError: ``timeout`` is not a duration.
@@ -185,10 +185,10 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days and replace existing rows, even while the stream runs.
+        """Build the tables of a layer for some days and replace existing rows, even while the query runs.
 
         Gold is always built with this method. A day may be built any number of times: its rows change until the
-        attempts that began on it have ended. The stream writes silver; rebuild silver if a lake was damaged.
+        attempts that began on it have ended. The query writes silver itself; rebuild silver if a lake was damaged.
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
@@ -245,7 +245,7 @@ class Pipeline:
         return read_table(self.spark, self.layout, GAPS).join(backfilled, key, "left")
 
     def status(self) -> PipelineStatus:
-        """Return how far the lake is behind its queues, how long streams keep unread events, and the lost events."""
+        """Return the lag of the lake behind its queues, the retention of event streams, and the lost events."""
         return pipeline_status(self.layout, self._broker_options())
 
     def _serve_metrics(self, at_end: ExitStack) -> None:
@@ -266,10 +266,10 @@ class Pipeline:
         batches = BatchWriter(
             str(self.layout.root), self._open_job_timeout_ms, hash_tag=source["queueHashTag"] == "true"
         )
-        stream = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
+        writer = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
-            return stream.trigger(availableNow=True).start()
-        return stream.trigger(processingTime=self._more.get("trigger", "10 seconds")).start()
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=self._more.get("trigger", "10 seconds")).start()
 
     def _source(self) -> dict[str, str]:
         """Return the options of the source."""

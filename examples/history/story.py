@@ -1,4 +1,4 @@
-"""The steps of the demo, in order: the stream of events, jobs from a DataFrame, tables, a report."""
+"""The steps of the demo, in order: a pipeline, jobs from a DataFrame, tables, a report."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Story:
         self._spark.stop()
 
     def stream(self) -> None:
-        """Start the stream that writes events to the lake during all further steps."""
-        print("\n1. Start a stream of the events of all queues\n   >>> query = Pipeline(spark, root).run()", flush=True)
+        """Start the pipeline that writes events to the lake during all further steps."""
+        print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, root).run()", flush=True)
         self._query = self._pipeline.run()
-        self._query.processAllAvailable()  # wait until the stream has started; there are events only in a resumed demo
+        self._query.processAllAvailable()  # wait until the query has started; there are events only in a resumed demo
 
     def send(self, jobs: int, write_id: str) -> None:
         """Send a job for each row, except jobs that this write has already sent."""
@@ -84,7 +84,7 @@ class Story:
 
     def watch(self, jobs: int) -> None:
         """Wait until all jobs have finished and the lake has their events."""
-        print("\n3. The worker runs the jobs; the stream writes their events", flush=True)
+        print("\n3. The worker runs the jobs; the pipeline writes their events", flush=True)
         pause, start, finished = threading.Event(), time.perf_counter(), 0
         while finished < jobs:
             pause.wait(5)

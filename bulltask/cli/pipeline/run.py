@@ -90,7 +90,7 @@ def command(
 ) -> None:
     """Copy the queues' events into the bronze and silver tables in --root, each event exactly once.
 
-    TERM and INT stop the stream after the current batch; a second signal stops it immediately. The next run always
+    TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
     continues from the last committed batch.
 
     Exit codes: 0 all events were read, 3 events were lost and are recorded in bronze.gaps, 4 events were lost and
@@ -184,7 +184,7 @@ def _end(query: Any, stop: threading.Semaphore) -> None:
 
 
 def _exit_code(query: Any, lost: int) -> int:
-    """Print the stream's error, if it has failed, and return the exit code."""
+    """Print the query's error, if it has failed, and return the exit code."""
     failure = query.exception()
     if failure is not None:
         text = str(failure)
@@ -200,7 +200,7 @@ def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line[line.index("[BULLTASK_") :] for line in lines if "[BULLTASK_" in line]
     exceptions = [line.removeprefix("bulltask.errors.") for line in _RAISED.findall(text)]
-    return (errors or exceptions[-1:] or lines or ["the stream has failed"])[0]
+    return (errors or exceptions[-1:] or lines or ["the pipeline has failed"])[0]
 
 
 def _lost(head: BatchRecord | None) -> int:

@@ -71,7 +71,7 @@ class BulltaskSource(DataSource):
         return (PushdownJobsReader if jobs.pushdown else JobsReader)(jobs, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream of events; the other tables cannot be streamed.
+        """Return the reader of a streaming query of events; other tables cannot be streamed.
 
         Args:
             schema: All columns, or the columns that the user selected.
@@ -79,12 +79,11 @@ class BulltaskSource(DataSource):
         Raises:
             ConfigError: An option or a column is unknown, invalid or missing.
         """
-        if (
-            table_of(self.options) != "events"
-        ):  # Spark requests the columns before it passes the information that this is a stream
+        # Spark requests the columns before it passes the information that this is a streaming query.
+        if table_of(self.options) != "events":
             raise ConfigError(
-                "[BULLTASK_OPTION_MISSING] only events can be read as a stream, and Spark needs their columns first: "
-                "add option('table', 'events')"
+                "[BULLTASK_OPTION_MISSING] only events can be read by a streaming query, and Spark needs their columns "
+                "first: add option('table', 'events')"
             )
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
@@ -101,5 +100,5 @@ class BulltaskSource(DataSource):
         return JobsWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """Return the writer of a stream, which writes each batch like :meth:`writer`."""
+        """Return the writer of a streaming query, which writes each batch like :meth:`writer`."""
         return JobsStreamWriter(read_options(WriteOptions, self.options), schema, overwrite=overwrite)

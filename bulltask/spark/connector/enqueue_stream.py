@@ -66,7 +66,7 @@ def enqueue_stream(
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option or a column is invalid, or ``df`` is not a stream.
+        ConfigError: An option or a column is invalid, or ``df`` is not a streaming DataFrame.
     """
     check_option_names(more, EnqueueStreamOptions)
     if not df.isStreaming:
@@ -93,8 +93,8 @@ def _encode_opts(opts: Mapping[str, Any]) -> str:
         if isinstance(value, timedelta):
             return value.total_seconds()
         raise ConfigError(
-            f"opts of a stream must be numbers, strings, durations or mappings of these, not {value!r}: they are "
-            "the same for every batch"
+            f"opts of a streaming query must be numbers, strings, durations or mappings of these, not {value!r}: they "
+            "are the same for every batch"
         )
 
     return json.dumps(dict(opts), default=encode)

@@ -99,7 +99,7 @@ def stream_events(
     on_loss: Literal["fail", "gap"] = "fail",
     **where: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the events of some queues as a stream, each exactly once per checkpoint.
+    """Return the events of some queues as a streaming DataFrame, each exactly once per checkpoint.
 
     Args:
         spark: The session.

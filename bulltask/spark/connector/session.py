@@ -115,7 +115,8 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
 def _add_to_pythonpath(archive: str, spark: SparkSession) -> None:
     """Add bulltask's zip archive (``--py-files``) to the path of all of Spark's Python processes.
 
-    Spark adds such files to the path of executors and of this process, but not of the process that plans a stream.
+    Spark adds such files to the path of executors and of this process, but not of the process that plans a
+    streaming query.
     """
     environment = spark.sparkContext.environment
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -134,13 +134,13 @@ def enqueue(
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option or a column is invalid, ``df`` is a stream, or there are equal rows, which are
-            not allowed.
+        ConfigError: An option or a column is invalid, ``df`` is a streaming DataFrame, or there are equal rows,
+            which are not allowed.
     """
     start_ms = mono_ms()
     check_option_names(more, EnqueueOptions)
     if df.isStreaming:
-        raise ConfigError("enqueue sends the rows of a table; enqueue_stream sends those of a stream")
+        raise ConfigError("enqueue sends the rows of a table; use enqueue_stream for a streaming DataFrame")
     rows = standard_rows(df, name, data, job_id)
     rows = number_duplicates(
         rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse")

@@ -92,12 +92,12 @@ def map_dataframe(
 
     Raises:
         TypeError: An option is unknown, or the columns do not fit the task's parameters.
-        ConfigError: An option is invalid, a column has the name of a result, ``df`` is a stream, or the task keeps no
-            results. Nothing was sent in these cases.
+        ConfigError: An option is invalid, a column has the name of a result, ``df`` is a streaming DataFrame, or
+            the task keeps no results. Nothing was sent in these cases.
     """
     check_option_names(more, MapOptions)
     if df.isStreaming:
-        raise ConfigError("map_dataframe needs the rows of a table; for a stream, call it in foreachBatch")
+        raise ConfigError("map_dataframe needs the rows of a table; for a streaming DataFrame, call it in foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, more.get("options", {}))
     prefix = _check_column_names(df, more.get("result_prefix", ""))

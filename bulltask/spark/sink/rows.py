@@ -232,10 +232,10 @@ def new_write_id() -> str:
 
 
 def write_id_of_batch(write: str, batch: str | int) -> str:
-    """Return the write id of one batch of a stream.
+    """Return the write id of one batch of a streaming query.
 
     Args:
-        write: The stream's ``writeId``, or Spark's id of the query, which a checkpoint keeps.
+        write: The ``writeId`` of the streaming query, or Spark's id of it, which a checkpoint keeps.
         batch: The number of the batch, which is the same if Spark runs the batch again.
     """
     return f"{write}-{batch}"

@@ -1,8 +1,8 @@
 """The writers of ``format("bulltask")``, and the sender of a task's rows.
 
 Each row becomes a job exactly once, however often Spark runs a task. Spark passes copies of a batch writer to its
-tasks, so all tasks have the same write id. A stream's writer is created again for each batch, so its write id is
-derived from the query and the batch, which stay the same when a batch is run again.
+tasks, so all tasks have the same write id. The writer of a streaming query is created again for each
+batch, so its write id is derived from the query and the batch, which stay the same when a batch is run again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class JobsWriter(DataSourceArrowWriter):
 
 
 class JobsStreamWriter(DataSourceStreamArrowWriter):
-    """Performs the writes of a stream; each batch is a separate write.
+    """Performs the writes of a streaming query; each batch is a separate write.
 
     Args:
         options: The options of the write; a write id replaces the query's id.
@@ -128,7 +128,7 @@ def reject_overwrite(*, overwrite: bool) -> None:
     if overwrite:
         raise ConfigError(
             "[BULLTASK_OVERWRITE] jobs are added to a queue and never replace existing jobs: "
-            "write with mode('append'), or with outputMode('append') or ('update') in a stream"
+            "write with mode('append'), or with outputMode('append') or ('update') in a streaming query"
         )
 
 
@@ -225,6 +225,6 @@ def resume_hint(write_id: str) -> str:
     """Return the instruction for resuming a failed write."""
     return (
         f"[BULLTASK_WRITE_ABORTED] The write {write_id} has failed; the jobs that it has sent stay. Write the same "
-        "rows again with this write id to add only missing jobs; a stream does so when it is started again "
+        "rows again with this write id to add only missing jobs; a streaming query does so when it is started again "
         "with its checkpoint."
     )

@@ -47,7 +47,7 @@ __all__ = ["EventsStreamReader", "StreamPartition"]
 _log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
 
 _PATIENCE_MS: Final = 60_000
-"""How long a running stream waits for a server that is restarting and loading its data before the query fails."""
+"""How long a running query waits for a server that is restarting and loading its data before the query fails."""
 
 
 _StateReader = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]

@@ -73,7 +73,7 @@ class Use(StrEnum):
     JOBS = "batch read of jobs"
     EVENTS = "batch read of events"
     COUNTS = "batch read of counts"
-    STREAM = "stream of events"
+    STREAM = "streaming read of events"
     WRITE = "batch write"
     WRITE_STREAM = "streaming write"
 
@@ -115,7 +115,7 @@ def _job_states(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _starts(value: Any, name: str) -> str | Mapping[str, StreamId]:
-    """Return where a stream begins: ``earliest``, ``latest``, or ids by queue."""
+    """Return where a streaming read begins: ``earliest``, ``latest``, or ids by queue."""
     text = str(value).strip()
     if not text.startswith("{"):
         return str(choice("earliest", "latest")(text, name))
@@ -277,7 +277,7 @@ class EventsOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions(ReadOptions):
-    """A stream of events."""
+    """A streaming read of events."""
 
     use: ClassVar[Use] = Use.STREAM
     batch: int

@@ -1,4 +1,4 @@
-"""Write the batches of a lake's stream. Spark calls `BatchWriter` for each batch.
+"""Write the batches of the pipeline. Spark calls `BatchWriter` for each batch.
 
 ::
 
@@ -50,7 +50,7 @@ _CONF: Final[Mapping[str, str]] = {
     # A task has rows of few queues: it can write their files at the same time, without sorting the rows first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
-"""Settings of the stream's session, which is a copy of the user's."""
+"""Settings of the query's session, which is a copy of the user's."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class BatchWriter:
         if ledger.has(ingest):
             raise LakeError(
                 f"batch {ingest} is already in the lake {layout.root}, and so are later ones: the checkpoint is older "
-                f"than the lake. Remove {layout.checkpoint}, and the stream continues after the lake's last event"
+                f"than the lake. Remove {layout.checkpoint}, and the pipeline continues after the lake's last event"
             )
         _clean_up(layout, ledger)
         _BatchRun(self, layout, ledger, head, ingest).write(batch)

@@ -55,7 +55,7 @@ def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecor
                 f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} must have {_shown(expected)} of queue {queue!r}, and its "
                 f"files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be the "
                 "same directory for the driver and for all executors. The batch was not published: mount the "
-                "directory on every node and run the pipeline again before the streams drop these events"
+                "directory on every node and run the pipeline again before Redis trims these events"
             )
 
 

@@ -84,7 +84,7 @@ def ingest_of(command: str, now: datetime | None = None) -> str:
 
 
 def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
-    """Append rows to a table of bronze or silver, for a command and not for the stream.
+    """Append rows to a table of bronze or silver, for a command and not for the pipeline.
 
     The rows are written to a directory that readers skip, and then published partition by partition.
 

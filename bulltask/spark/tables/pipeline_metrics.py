@@ -1,7 +1,7 @@
 """Metrics of a pipeline for Prometheus: lag, losses, duration of batches.
 
 Events and losses come from the ledger, the lag from Redis, both at the moment of the scrape. So the lag of a hanging
-stream is visible.
+pipeline is visible.
 
 This module is imported only if metrics are enabled, because it loads ``prometheus_client``.
 """
@@ -76,7 +76,7 @@ def _queue_metrics(status: PipelineStatus) -> Iterator[Metric]:
     )
     gauges = {
         "lag_events": _gauge("lag_events", "Events in Redis that are not in the lake"),
-        "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the stream's last event"),
+        "lag_s": _gauge("lag_seconds", "Time between the lake's last event and the last event in Redis"),
         "headroom_s": _gauge("headroom_seconds", "Time until a stream trims unread events, at its busiest rate"),
     }
     for queue in status.queues:

@@ -1,4 +1,4 @@
-"""A program that reads and writes by batches and streams, on a cluster or with Spark Connect.
+"""A program that reads and writes in batch and streaming queries, on a cluster or with Spark Connect.
 
 Arguments: the URL of Redis and a directory. It prints a report as JSON.
 """

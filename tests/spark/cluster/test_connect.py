@@ -54,7 +54,7 @@ def server(
 ) -> Iterator[ConnectServer]:
     need_java()
     directory = tmp_path_factory.mktemp("connect")
-    # The server's Python processes are clients too if a stream calls a function for each batch.
+    # The server's Python processes are clients too if a query calls a function for each batch.
     python = environment(directory / "python", SITE_PACKAGES, thin_packages, ROOT)
     conf = {**settings(directory), "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
     # Python processes of the server outlive a test and use this directory: it must not be the directory of the test.
@@ -84,7 +84,7 @@ def run(server: ConnectServer, thin_packages: Path, tmp_path: Path) -> Run:
     return run
 
 
-def test_a_thin_client_reads_streams_and_writes(
+def test_a_thin_client_runs_reads_streaming_queries_and_writes(
     run: Run, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     report = run("read_and_write.py", broker_url, str(tmp_path / "rows"))
@@ -92,13 +92,13 @@ def test_a_thin_client_reads_streams_and_writes(
     check_reads_and_writes(report, redis_client)
 
 
-def test_a_thin_client_continues_the_stream_of_a_killed_client(
+def test_a_thin_client_continues_the_query_of_a_killed_client(
     run: Run, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     root = str(tmp_path / "lake")
     with Queue("mail", broker_url) as queue:
         add(queue, 100)
-        assert run("abandon_stream.py", broker_url, root) is True
+        assert run("exit_during_query.py", broker_url, root) is True
         add(queue, 100)
         assert run("run_pipeline.py", broker_url, root) == [200, 0, 0]
     layout = Layout(root)

@@ -46,14 +46,14 @@ def added(redis_client: redis.Redis) -> Counts:
 
 @pytest.fixture
 def count_minutes(spark: SparkSession, broker_url: str, tmp_path: Path) -> CountMinutes:
-    """Count the events per minute in a stream with a watermark of one minute; also return the number of batches."""
+    """Count the events per minute with a watermark of one minute; return them and the number of batches."""
 
     def run(name: str, **options: Any) -> tuple[Counts, int]:
         events = stream_events(spark, list(EVENTS), url=broker_url, **options)
         minutes = events.withWatermark("event_at", "1 minute").groupBy(fn.window("event_at", "1 minute"), "queue")
         counts = minutes.count().select("queue", fn.unix_seconds("window.start").alias("since"), "count")
-        stream = counts.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
-        query = stream.trigger(availableNow=True).start(str(tmp_path / name))
+        writer = counts.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+        query = writer.trigger(availableNow=True).start(str(tmp_path / name))
         query.awaitTermination()
         rows = spark.read.parquet(str(tmp_path / name)).collect()
         emitted = {(row.queue, datetime.fromtimestamp(row.since, UTC)): row["count"] for row in rows}

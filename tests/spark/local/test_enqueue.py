@@ -123,7 +123,7 @@ def test_a_write_by_format_requires_the_mode_append(
     assert json.loads(str(redis_client.hget(f"bull:{{default}}:{job_ids[0]!s}", "data"))).keys() == {"n"}
 
 
-def test_a_repeated_batch_of_a_stream_of_files_adds_no_jobs(
+def test_a_repeated_batch_of_a_streaming_query_adds_no_jobs(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     register(spark)

@@ -122,7 +122,7 @@ def test_invalid_options_fail_before_the_stream_starts(
 def test_enqueue_rejects_streams_and_enqueue_stream_rejects_tables(
     feed: Feed, spark: SparkSession, broker_url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="enqueue_stream sends those of a stream"):
+    with pytest.raises(ConfigError, match="use enqueue_stream for a streaming DataFrame"):
         enqueue(feed.rows(), "mail", name="send", data=["n"], url=broker_url)
     with pytest.raises(ConfigError, match="call it in foreachBatch"):
         App("tests", broker_url).task(name="send")(lambda n: n).map_dataframe(feed.rows(), ["n"])

@@ -102,7 +102,7 @@ def test_the_tables_of_the_example_are_correct_after_kills(
     server: RedisServer, client: redis.Redis, root: Path, rng: random.Random
 ) -> None:
     with ExitStack() as stack:
-        # The first driver is killed while it sends jobs; its stream has started before.
+        # The first driver is killed while it sends jobs; its pipeline has started before.
         with run_example(server.url, root, "--jobs", str(COUNT)) as run:
             to_send = rng.uniform(0.05, 0.8) * COUNT
             wait_while_running(run, lambda: count_sent_jobs(client) > to_send, "a part of the jobs was sent", root)

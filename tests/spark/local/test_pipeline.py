@@ -1,4 +1,4 @@
-"""The stream writes each event to a lake once, even after crashes; lost events are counted."""
+"""The pipeline writes each event to a lake once, even after crashes; lost events are counted."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_events_and_losses_in_gap_rows_account_for_all_added_events(pipeline: Ma
     assert len(ids_in(layout)) + head.lost["mail"] == redis_client.xinfo_stream("bull:mail:events")["entries-added"]
 
 
-def test_a_loss_fails_the_stream_with_on_loss_fail(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_a_loss_fails_the_query_with_on_loss_fail(pipeline: Make, redis_client: redis.Redis) -> None:
     events = events_of("mail", 3, 30)
     write_events(redis_client, events[:30])
     run(pipeline(on_loss="fail"))
@@ -188,7 +188,7 @@ def test_a_checkpoint_older_than_the_lake_is_rejected(
     assert ids_in(layout) == ids(events)
 
 
-def test_a_lake_is_written_by_one_stream_at_a_time(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_a_lake_is_written_by_one_pipeline_at_a_time(pipeline: Make, redis_client: redis.Redis) -> None:
     write_events(redis_client, events_of("mail", 8))
     running = pipeline(trigger="1 hour")
     query = running.run()

@@ -1,4 +1,4 @@
-"""A lake with a gap, filled by the stream, a backfill and a replay, has every finished job once."""
+"""A lake with a gap, filled by the pipeline, a backfill and a replay, has every finished job once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_jobs_over_a_gap(pipeline: Pipeline, queue: Queue, manual_worker: ManualW
     feed(pipeline)
 
 
-def test_backfill_and_stream_write_each_finished_job_once(
+def test_backfill_and_pipeline_write_each_finished_job_once(
     pipeline: Pipeline, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
     run_jobs_over_a_gap(pipeline, queue, manual_worker, redis_client)

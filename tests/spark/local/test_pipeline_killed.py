@@ -228,7 +228,7 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
     return [replace(event, event_ms=event.event_ms + MIDNIGHT_MS - middle_ms) for event in events]
 
 
-def run_stream(spark: SparkSession, root: Path, url: str) -> None:
+def run_pipeline(spark: SparkSession, root: Path, url: str) -> None:
     """Write bronze and silver to the end.
 
     Use the batch limits of `OPTIONS`: a job that times out in one batch and continues in a later one has two rows.
@@ -239,7 +239,7 @@ def run_stream(spark: SparkSession, root: Path, url: str) -> None:
 
 def write_undisturbed(spark: SparkSession, root: Path, url: str, slo_config: SLOConfig) -> Layout:
     """Write bronze, silver and gold without interruption."""
-    run_stream(spark, root, url)
+    run_pipeline(spark, root, url)
     return build_gold(spark, Layout(root), slo_config)
 
 
@@ -268,7 +268,7 @@ def test_the_tables_of_a_killed_driver_equal_those_of_an_uninterrupted_one(
         log.warning("kill %d of %d: %s; its lake: %s", number + 1, KILLS, step, files)
         kills[step] += 1
     log.warning("kills by step: %s", ", ".join(f"{step} {kills[step]}" for step in STEPS))
-    run_stream(spark, layout.root, broker_url)
+    run_pipeline(spark, layout.root, broker_url)
     undisturbed = write_undisturbed(spark, tmp_path / "undisturbed", broker_url, TERMS)
     expected = Counter((event.queue, event.event_id) for event in events)
     assert arrow_ids(layout) == expected

@@ -43,7 +43,7 @@ def test_jobs_events_and_counts_are_read_by_functions(
     assert {row.state: row.jobs for row in counts.collect()} == {"wait": 30, "delayed": 20}
 
 
-def test_a_stream_fails_at_a_loss_or_returns_a_gap_row(
+def test_a_query_fails_at_a_loss_or_returns_a_gap_row(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run(on_loss: Any) -> None:

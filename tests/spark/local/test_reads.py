@@ -1,4 +1,4 @@
-"""Batch and stream reads by ``format("bulltask")``, with a real session."""
+"""Batch and streaming reads by ``format("bulltask")``, with a real session."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def read_table(spark: SparkSession, url: str, **options: str) -> DataFrame:
     return spark.read.format("bulltask").options(url=url, queue="mail", **options).load()
 
 
-def test_a_stream_reads_every_event_once_over_restarts(
+def test_a_query_reads_every_event_once_over_restarts(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run() -> None:

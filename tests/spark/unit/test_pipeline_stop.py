@@ -1,4 +1,4 @@
-"""A stream is stopped after its batch; no JVM (with a JVM: tests/spark/local/test_pipeline_commands.py)."""
+"""A query is stopped after its batch; no JVM (with a JVM: tests/spark/local/test_pipeline_commands.py)."""
 
 from __future__ import annotations
 

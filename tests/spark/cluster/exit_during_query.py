@@ -1,4 +1,4 @@
-"""Stream to a lake with Spark Connect and exit abruptly after a batch. Arguments: URL of Redis, the lake."""
+"""Run a pipeline with Spark Connect and exit abruptly after a batch. Arguments: URL of Redis, the lake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bulltask.testing.wait import wait_until
 
 
 def main(url: str, root: str) -> None:
-    query = Pipeline(session("abandoned"), root, url=url, trigger="200 milliseconds").run()
+    query = Pipeline(session("killed"), root, url=url, trigger="200 milliseconds").run()
     wait_until(lambda: Ledger(Layout(root)).head() is not None or not query.isActive, 300.0, "a batch")
     if not query.isActive:
         query.awaitTermination()  # raises the reason
