@@ -250,7 +250,7 @@ def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomp
     if busy is not None:
         attempts = pluralize(busy, "attempt", significant)
         lines.append(
-            f"Observed in {pluralize(minutes, 'minute')}: {attempts} ran at a time on average, {peak:,} at most."
+            f"Observed in {pluralize(minutes, 'minute')}: {attempts} ran at the same time on average, {peak:,} at most."
         )
     if incomplete:
         lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")

@@ -63,7 +63,7 @@ class BatchRecord:
         written_ms: When it was committed, by this machine's clock.
         clock_ms: Time of the newest event ever read, by Redis' clock; 0 before the first.
         queues: The result for each queue, by name without the hash tag.
-        ends: Id of the last event ever read of each queue.
+        last_ids: Id of the last event ever read of each queue.
         lost: The number of events ever lost of each queue.
         attempts: The number of rows added to ``silver.attempts``.
         jobs: The number of rows added to ``silver.jobs``.
@@ -81,7 +81,7 @@ class BatchRecord:
     written_ms: int = 0
     clock_ms: int = 0
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
-    ends: Mapping[str, str] = field(default_factory=dict)
+    last_ids: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     jobs: int = 0

@@ -115,7 +115,7 @@ def status_of(
         skipped: The skipped queues.
     """
     last = head or BatchRecord("", number=0)
-    names = sorted({*last.ends, *last.lost, *lags})
+    names = sorted({*last.last_ids, *last.lost, *lags})
     return PipelineStatus(
         root=root,
         writer_pid=writer_pid,
@@ -132,7 +132,7 @@ def status_of(
 
 
 def _queue(name: str, last: BatchRecord, lag: Lag | None) -> QueueStatus:
-    status = QueueStatus(name, last.ends.get(name), last.lost.get(name, 0))
+    status = QueueStatus(name, last.last_ids.get(name), last.lost.get(name, 0))
     if lag is None:
         return status
     stream = lag.stream

@@ -289,7 +289,7 @@ class Pipeline:
     def _starting_offsets(self) -> str:
         """Return where a new checkpoint begins: after the last events in the lake."""
         head = Ledger(self.layout).head()
-        return self._starting if head is None else json.dumps(dict(head.ends))
+        return self._starting if head is None else json.dumps(dict(head.last_ids))
 
 
 def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:

@@ -162,7 +162,8 @@ def test_observed_busy_slots_are_the_sums_of_all_queues() -> None:
     assert result is not None
     assert (result.observed_mean, result.observed_peak) == (3.0, 8)
     assert any(
-        "Observed in 1 minute: 3 attempts ran at a time on average, 8 at most" in line for line in result.reasoning
+        "Observed in 1 minute: 3 attempts ran at the same time on average, 8 at most" in line
+        for line in result.reasoning
     )
 
 
@@ -182,7 +183,7 @@ def test_nouns_after_one_are_singular() -> None:
     assert result is not None
     reasoning = " ".join(result.reasoning)
     assert "UTC: 1 job (0.0167 per second) with 1 attempt each." in reasoning
-    assert "Observed in 1 minute: 1 attempt ran at a time on average, 1 at most." in reasoning
+    assert "Observed in 1 minute: 1 attempt ran at the same time on average, 1 at most." in reasoning
     full, few = recommend([minute(0, 99, 600)], peak_factor=1), recommend([minute(0, 1, 500)])
     assert full is not None
     assert few is not None

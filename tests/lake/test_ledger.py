@@ -74,7 +74,9 @@ def test_a_ledger_in_the_old_format_finds_batches_by_their_records(ledger: Ledge
 
 def test_a_record_is_read_back_with_the_records_of_its_queues(ledger: Ledger) -> None:
     queues = {"mail": QueueRecord(300, "1-0", "9-0", lost=5, gaps=1)}
-    record = BatchRecord(ingest_id(QUERY, 0), queues=queues, ends={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2)
+    record = BatchRecord(
+        ingest_id(QUERY, 0), queues=queues, last_ids={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2
+    )
     ledger.finish(record)
     assert ledger.head() == ledger.get(record.ingest) == record
 

@@ -9,7 +9,7 @@ from bulltask.lake.status import Lag, status_of
 from bulltask.lake.stream_retention import StreamRetention
 
 HEAD = BatchRecord(
-    "3f0c2a91-00000001", number=2, queues={"mail": QueueRecord(events=3, lost=1)}, ends={"mail": "9-0"},
+    "3f0c2a91-00000001", number=2, queues={"mail": QueueRecord(events=3, lost=1)}, last_ids={"mail": "9-0"},
     lost={"mail": 4, "deleted": 7}, steps_ms={"bronze": 1_200, "publish": 300},
 )  # fmt: skip
 

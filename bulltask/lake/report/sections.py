@@ -330,8 +330,8 @@ def gaps(data: ReportData) -> ReportTable:
         ReportColumn("lost", "Events lost", Unit.COUNT),
         ReportColumn("exact", "Count", Unit.TEXT),
         ReportColumn("reason", "Reason", Unit.TEXT),
-        ReportColumn("last_at_before", "From", Unit.TIME),
-        ReportColumn("first_at_after", "To", Unit.TIME),
+        ReportColumn("last_at_before", "Last event before", Unit.TIME),
+        ReportColumn("first_at_after", "First event after", Unit.TIME),
         ReportColumn("detected_at", "Detected", Unit.TIME),
         ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
     ]

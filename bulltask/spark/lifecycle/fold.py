@@ -15,8 +15,8 @@ three are equal. The rules follow from the events that BullMQ's scripts write:
   and its count.
 * ``removed`` ends the incarnation of an unfinished job. For a finished job, and for a job without other events, it adds
   no information.
-* A stream has gaps where it was trimmed. An attempt whose end is missing is ``open``, like a running attempt. An end
-  whose start is missing is a separate attempt without a start time.
+* A stream has gaps where it was trimmed. An attempt whose last event is missing is ``open``, like a running
+  attempt. An attempt whose ``active`` event is missing has no start time.
 
 Times are those of the stream, by Redis' clock. A job's hash has times by the clocks of clients.
 
@@ -118,7 +118,7 @@ class AttemptRow:
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
-        outcome: ``retry`` also stands for a release; ``open`` means that the end is unknown.
+        outcome: ``retry`` also stands for a release; ``open`` means that the outcome is unknown.
         reason: The reason of a final failure. Events do not have the reason of a retried attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
@@ -324,7 +324,7 @@ def _is_release(event: LifecycleEvent) -> bool:
 
 
 def _ends_attempt(event: LifecycleEvent) -> bool:
-    """Return whether this event ends an open attempt; after any other event the end is unknown."""
+    """Return whether this event ends an open attempt; after any other event the outcome is unknown."""
     return event.event in _ENDS and (event.event != "waiting" or event.prev == "active")
 
 

@@ -105,7 +105,7 @@ def pipeline_status(layout: Layout, source: Mapping[str, str]) -> PipelineStatus
     try:
         with Connection(options.config) as connection:
             observed = observe_streams(connection, options)
-            lags, skipped = _lags(connection, observed, {} if head is None else head.ends), observed.skipped
+            lags, skipped = _lags(connection, observed, {} if head is None else head.last_ids), observed.skipped
     except BulltaskError as exc:
         redis_error = str(exc)
     return status_of(

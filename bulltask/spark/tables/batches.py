@@ -166,7 +166,7 @@ class _BatchRun:
             written_ms=wall_ms(),
             clock_ms=max(head.clock_ms, read.newest_ms),
             queues=read.queues,
-            ends={**head.ends, **{queue: record.last for queue, record in read.queues.items() if record.last}},
+            last_ids={**head.last_ids, **{queue: record.last for queue, record in read.queues.items() if record.last}},
             lost={**head.lost, **lost},
             attempts=counts.get(ATTEMPTS, 0),
             jobs=counts.get(JOBS, 0),

@@ -136,9 +136,9 @@ def replay(
 ) -> ReplayReport:
     """Send finished jobs again, with their names, data and options but new ids.
 
-    An id is derived from the job and its end. So a job is not sent twice while its replay exists, or if the same
-    condition has sent it within 7 days. Options that belong to the original job only are dropped: its delay, its
-    parent, the schedule that created it, when it expired.
+    An id is derived from the job and the time when it finished. So a job is not sent twice while its replay
+    exists, or if the same condition has sent it within 7 days. Options that belong to the original job only are
+    dropped: its delay, its parent, its schedule, and when it expires.
 
     Args:
         spark: The session.

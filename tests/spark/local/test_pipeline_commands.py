@@ -128,7 +128,7 @@ def test_skipped_queues_do_not_block_other_queues(run: Run, tmp_path: Path, redi
     assert "1 job written to bronze.jobs" in output_of(run("snapshot", "--root", str(root), *CONF))
     head = Ledger(Layout(root)).head()
     assert head is not None
-    assert (head.queues["mail"].events, list(head.ends), head.lost) == (20, ["mail"], {})
+    assert (head.queues["mail"].events, list(head.last_ids), head.lost) == (20, ["mail"], {})
     assert {path.name for path in (root / "bronze").glob("*/*/*")} == {"queue=mail"}
 
 

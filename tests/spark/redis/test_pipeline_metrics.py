@@ -29,9 +29,9 @@ def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> Pipel
     write_events(redis_client, EVENTS)
     layout, queue = Layout(tmp_path), EVENTS[0].queue
     read = {queue: QueueRecord(events=40, first=EVENTS[0].event_id, last=EVENTS[-11].event_id, lost=7, gaps=1)}
-    ends, steps = {queue: EVENTS[-11].event_id}, {"bronze": 1500, "derive": 250}
+    last_ids, steps = {queue: EVENTS[-11].event_id}, {"bronze": 1500, "derive": 250}
     record = BatchRecord(
-        "a-0", number=3, written_ms=1_760_000_000_500, queues=read, ends=ends, lost={queue: 7}, steps_ms=steps
+        "a-0", number=3, written_ms=1_760_000_000_500, queues=read, last_ids=last_ids, lost={queue: 7}, steps_ms=steps
     )
     Ledger(layout).finish(record)
     source = {"url": broker_url, "queue": "*"}

@@ -41,7 +41,7 @@ def ledger(tmp_path: Path) -> Ledger:
             "3f0c2a91-00000000",
             written_ms=START_MS + 60_000,
             queues={"mail": QueueRecord(300, f"{START_MS}-0", f"{START_MS + 29_900}-0", lost=5, gaps=1)},
-            ends={"mail": f"{START_MS + 29_900}-0"},
+            last_ids={"mail": f"{START_MS + 29_900}-0"},
             lost={"mail": 5, "gone": 7},
             open_job_events=12,
             steps_ms={"bronze": 1_200, "publish": 300},
