@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
-from bulltask.config.config import Conf, Config
+from bulltask.config.config import Config, Settings
 from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.events.bus import Event
@@ -83,7 +83,7 @@ class App:
     def __init__(self, name: str, broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         self.name = name
         broker_url = secret_url(broker_url)
-        self.conf = Conf(settings if broker_url is None else {**settings, "broker_url": broker_url})
+        self.conf = Settings(settings if broker_url is None else {**settings, "broker_url": broker_url})
         self.tasks = Tasks(shared.SHARED)
         self.categorizer = Categorizer()
         self.listeners = Listeners()

@@ -12,7 +12,7 @@ import click
 from bulltask.app import App
 from bulltask.config.config import Config
 from bulltask.errors import BrokerAuthError
-from bulltask.jobs.names import wire_name
+from bulltask.jobs.names import bullmq_name
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
@@ -156,12 +156,12 @@ def _scan_queues(client: Client, config: Config) -> set[str]:
     return queues
 
 
-def _app_names(wires: Iterable[str], config: Config) -> list[str]:
+def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
     """Return the queues' names in the app, without queues that the app cannot name."""
     named = []
-    for wire in wires:
-        bare = wire[1:-1] if config.queue_hash_tag and wire.startswith("{") and wire.endswith("}") else wire
-        if wire_name(bare, hash_tag=config.queue_hash_tag) == wire:
+    for name in bullmq_names:
+        bare = name[1:-1] if config.queue_hash_tag and name.startswith("{") and name.endswith("}") else name
+        if bullmq_name(bare, hash_tag=config.queue_hash_tag) == name:
             named.append(bare)
     return named
 

@@ -19,7 +19,7 @@ from bulltask.config.urls import SecretUrl, wrap_broker_url
 from bulltask.errors import ConfigError, did_you_mean
 from bulltask.jobs.time_limits import TimeLimits
 
-__all__ = ["ENV_PREFIX", "URL_FILE", "Conf", "Config"]
+__all__ = ["ENV_PREFIX", "URL_FILE", "Config", "Settings"]
 
 ENV_PREFIX: Final = "BULLTASK_"
 
@@ -29,7 +29,7 @@ URL_FILE: Final = "BULLTASK_BROKER_URL_FILE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings of an app and its workers, validated. :class:`Conf` builds it."""
+    """The parsed, immutable settings of an app and its workers; :meth:`Settings.freeze` returns them."""
 
     broker_url: SecretUrl
     prefix: str
@@ -99,8 +99,8 @@ class Config:
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
 
-class Conf:
-    """The settings of an app until they are frozen: ``app.conf.lock_duration = 60``.
+class Settings:
+    """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
     Every assignment is validated immediately. The settings are frozen when the app first sends a job or a worker
     starts: children are forks, so a later change would apply to some processes only.
@@ -185,7 +185,7 @@ class Conf:
         changed = {**self._values, **self._overrides}
         if changed.get("spark_conf"):
             changed["spark_conf"] = "…"  # keys of object stores, passwords
-        return f"<Conf {changed}>"
+        return f"<Settings {changed}>"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *SETTINGS]

@@ -9,6 +9,7 @@ from bulltask.errors import InvalidNameError
 
 __all__ = [
     "MAX_NAME",
+    "bullmq_name",
     "check_job_id",
     "check_job_name",
     "check_queue_name",
@@ -16,7 +17,6 @@ __all__ = [
     "is_queue_key",
     "is_scheduler_id",
     "qualified_name",
-    "wire_name",
 ]
 
 MAX_NAME: Final = 255
@@ -31,7 +31,7 @@ _QUEUE_KEYS: Final = frozenset(
 """Last parts of a queue's keys: a job with such an id would overwrite a key of its queue."""
 
 
-def wire_name(queue: str, *, hash_tag: bool) -> str:
+def bullmq_name(queue: str, *, hash_tag: bool) -> str:
     """Return BullMQ's name of a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is false.
 
     The braces put all keys of a queue into one cluster slot. In Node, use ``new Queue('{emails}')``.
@@ -44,7 +44,7 @@ def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
 
     A name with a ``:`` is qualified already, because queue names have none.
     """
-    return queue if ":" in queue else f"{prefix}:{wire_name(queue, hash_tag=hash_tag)}"
+    return queue if ":" in queue else f"{prefix}:{bullmq_name(queue, hash_tag=hash_tag)}"
 
 
 def check_queue_name(name: str) -> str:

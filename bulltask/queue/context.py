@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from bulltask import embedded
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import check_queue_name
@@ -63,7 +63,7 @@ class QueueContext:
         Raises:
             ConfigError: A setting is unknown or has an invalid value.
         """
-        config = Conf(settings if url is None else {**settings, "broker_url": url}).freeze()
+        config = Settings(settings if url is None else {**settings, "broker_url": url}).freeze()
         return cls(queue, cache(lambda: Broker(config, embedded.resolve_url(config.broker_url))), defaults, owned=True)
 
     @property

@@ -10,7 +10,7 @@ from bulltask.config.config import Config
 from bulltask.errors import BulltaskError, ConfigError, InvalidNameError
 from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
-from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.queue.add_options import AddOptions, build_job
 from bulltask.registry.task import Signature
@@ -192,7 +192,7 @@ def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
     seen: set[tuple[str, str]] = set()
     for planned in in_order(roots):
         job = planned.job
-        key = (wire_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
+        key = (bullmq_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
         if key in seen:
             raise InvalidNameError(
                 f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent"

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from bulltask.clock import ServerClock
 from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
-from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.states import Revocation
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
@@ -84,7 +84,7 @@ class Broker:
         """
         keys = self._keys.get(queue)
         if keys is None:
-            name = wire_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
+            name = bullmq_name(check_queue_name(queue), hash_tag=self.config.queue_hash_tag)
             keys = self._keys[queue] = QueueKeys(self.config.prefix, name, queue)
         return keys
 

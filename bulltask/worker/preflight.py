@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from bulltask.config.config import ENV_PREFIX, URL_FILE, Config
 from bulltask.config.settings import SETTINGS
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
-from bulltask.jobs.names import wire_name
+from bulltask.jobs.names import bullmq_name
 from bulltask.lua import loader
 from bulltask.transport.client import Client
 from bulltask.transport.inspect import count_unfinished_jobs, read_queue_version, read_server_settings
@@ -133,7 +133,7 @@ class Preflight:
         tagged = self._config.queue_hash_tag
         if "{" in keys.queue:
             return
-        other = QueueKeys(keys.prefix, wire_name(keys.queue, hash_tag=not tagged))
+        other = QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged))
         if jobs := count_unfinished_jobs(self._client, other):
             self._logger.warning(
                 f"Jobs wait in the queue of this name {'without' if tagged else 'with'} a hash tag, which this "

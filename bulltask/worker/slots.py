@@ -61,7 +61,7 @@ _PAUSED: Final = 0
 _MAX_READS: Final = 5
 _REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
-_RETRIED: Final = 2
+_WILL_RETRY: Final = 2
 
 UNKNOWN_RUN: Final = -1
 """The run number of a slot that is being written."""
@@ -75,14 +75,14 @@ class Deadlines:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
         hard_ms: The duration of the hard limit.
         is_async: Whether the task is async, so that the run shares its child's event loop.
-        retried: Whether the job is retried after the hard limit, if it has attempts left.
+        will_retry: Whether the job is retried after the hard limit, if it has attempts left.
     """
 
     soft_at_ms: int = 0
     hard_at_ms: int = 0
     hard_ms: int = 0
     is_async: bool = False
-    retried: bool = False
+    will_retry: bool = False
 
 
 _NO_DEADLINES: Final = Deadlines()
@@ -151,7 +151,7 @@ class Slot:
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
         words[_HARD_MS] = deadlines.hard_ms
-        words[_FLAGS] = _IS_ASYNC * deadlines.is_async | _RETRIED * deadlines.retried
+        words[_FLAGS] = _IS_ASYNC * deadlines.is_async | _WILL_RETRY * deadlines.will_retry
         words[_SEQ] += 1
 
     @property
@@ -216,7 +216,7 @@ class Slot:
             hard_at_ms=hard_at_ms,
             hard_ms=words[_HARD_MS],
             is_async=bool(flags & _IS_ASYNC),
-            retried=bool(flags & _RETRIED),
+            will_retry=bool(flags & _WILL_RETRY),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from bulltask import App, AsyncResult
-from bulltask.jobs.names import wire_name
+from bulltask.jobs.names import bullmq_name
 from bulltask.transport.keys import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.tasks import register
@@ -51,7 +51,7 @@ class InteropQueue:
 
     def __init__(self, url: str, node: NodeBridge, directory: Path, *, hash_tag: bool) -> None:
         self.url, self.node, self._directory, self._hash_tag = url, node, directory, hash_tag
-        self.name = wire_name(QUEUE, hash_tag=hash_tag)
+        self.name = bullmq_name(QUEUE, hash_tag=hash_tag)
         self.keys = QueueKeys("bull", self.name, QUEUE)
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self.stream, self.journal = Stream(url, self.keys.events), Stream(url, "journal")

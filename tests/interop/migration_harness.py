@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from bulltask import App
-from bulltask.jobs.names import wire_name
+from bulltask.jobs.names import bullmq_name
 from bulltask.migrate import BullMigration, MigrationReport
 from tests.interop.bull_bridge import BullBridge
 from tests.interop.node_bridge import NodeBridge
@@ -35,7 +35,7 @@ class MigrationHarness:
 
     def __init__(self, url: str, bull: BullBridge, node: NodeBridge, *, in_place: bool) -> None:
         self.url, self.bull, self.node, self.in_place = url, bull, node, in_place
-        self.name = wire_name("mail", hash_tag=not in_place)
+        self.name = bullmq_name("mail", hash_tag=not in_place)
         self.app = App("migration", url, queue_hash_tag=not in_place)
         self.redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self._raw = redis.Redis.from_url(url)

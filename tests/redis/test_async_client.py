@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask.clock import ServerClock, wall_ms
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerAuthError, BrokerError, BrokerNotReadyError, BrokerUnavailableError, JobNotFoundError
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.wait import wait_until
@@ -364,7 +364,7 @@ def run_in_new_loop(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_each_event_loop_has_a_separate_client(broker_url: str, redis_client: redis.Redis) -> None:
-    broker = Broker(Conf({}, {}).freeze(), broker_url)
+    broker = Broker(Settings({}, {}).freeze(), broker_url)
     before = len(redis_client.client_list())
 
     async def work(text: str) -> AsyncClient:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from bulltask import App, BrokerError
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import (
     BrokerOutOfMemoryError,
     BrokerUnavailableError,
@@ -356,7 +356,7 @@ def test_a_parent_waits_for_new_children_although_its_first_child_is_completed(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """BullMQ 5.62's script releases a parent that has no pending child at that moment; Node's flow begins with it."""
-    broker = Broker(Conf({}).freeze(), broker_url)
+    broker = Broker(Settings({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
     flows.add(job("done"))
     assert manual_worker.complete(5) == "done"
@@ -448,7 +448,7 @@ def test_a_child_that_failed_before_a_resend_does_not_block_its_parent(
     unreliable_flows: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """Sending the flow again would make the parent wait for a child that has ended."""
-    broker = Broker(Conf({}).freeze(), broker_url)
+    broker = Broker(Settings({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
     unreliable_flows.add(job("before"))
     manual_worker.complete()
@@ -467,7 +467,7 @@ def test_a_child_that_failed_before_a_resend_does_not_block_its_parent(
 def test_a_flow_that_ran_before_a_resend_does_not_run_again(
     unreliable_flows: FlowProducer, proxy: FlakyProxy, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    broker = Broker(Conf({}).freeze(), broker_url)
+    broker = Broker(Settings({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
     unreliable_flows.add(job("before"))
     manual_worker.complete()

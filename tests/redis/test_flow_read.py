@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import ConfigError, InvalidNameError
 from bulltask.queue import AsyncFlowProducer, FlowJob, FlowProducer, Queue
 from bulltask.queue.flow_plan import FlowNode
@@ -36,7 +36,7 @@ def flows(request: pytest.FixtureRequest, broker_url: str) -> Iterator[FlowProdu
 @pytest.fixture
 def manual_worker(broker_url: str) -> Iterator[ManualWorker]:
     """A manual worker of the queue ``q``."""
-    broker = Broker(Conf({}).freeze(), broker_url)
+    broker = Broker(Settings({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
     yield manual_worker
     manual_worker.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerOutOfMemoryError, JobNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.transport.async_client import AsyncClient
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def broker(broker_url: str) -> Iterator[Broker]:
-    broker = Broker(Conf({}).freeze(), broker_url)
+    broker = Broker(Settings({}).freeze(), broker_url)
     yield broker
     broker.close()
 
@@ -174,7 +174,7 @@ def test_a_command_that_cannot_be_queued_aborts_the_transaction(
 
 def test_a_full_server_applies_no_part_of_a_transaction(server_factory: ServerFactory) -> None:
     server = server_factory(extra=["--maxmemory-policy", "noeviction"])
-    broker = Broker(Conf({}).freeze(), server.url)
+    broker = Broker(Settings({}).freeze(), server.url)
     client = broker.client()
     with redis.Redis.from_url(server.url, decode_responses=True) as plain:
         run_sync(client, transaction(adds(broker, "a"), "server-a"))
@@ -194,7 +194,7 @@ def test_a_full_server_applies_no_part_of_a_transaction(server_factory: ServerFa
 
 def test_a_replica_applies_no_part_of_a_transaction(server_factory: ServerFactory) -> None:
     server = server_factory()
-    broker = Broker(Conf({}).freeze(), server.url)
+    broker = Broker(Settings({}).freeze(), server.url)
     client = broker.client()
     with redis.Redis.from_url(server.url) as plain:
         plain.replicaof("127.0.0.1", server.port)  # a replica of itself never syncs and is read-only

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import bulltask
 from bulltask import App
 from bulltask.cli.main import main
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BulltaskError
 from bulltask.queue import FlowProducer, Queue, QueueEvents
 from bulltask.spark.source.broker_options import broker_options
@@ -160,9 +160,9 @@ def test_the_command_line_keeps_the_password_out_of_crash_reports() -> None:
 def test_the_password_may_come_from_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "broker"
     secret.write_text(f"{url_to('127.0.0.1')}\n")
-    conf = Conf({"broker_url": "redis://elsewhere"}, {"BULLTASK_BROKER_URL_FILE": str(secret)})
+    conf = Settings({"broker_url": "redis://elsewhere"}, {"BULLTASK_BROKER_URL_FILE": str(secret)})
     assert conf.freeze().broker_url.get_secret_value() == url_to("127.0.0.1")
-    both = Conf({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://other"})
+    both = Settings({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://other"})
     assert both.freeze().broker_url == "redis://other"
     with pytest.raises(BulltaskError, match="the file that BULLTASK_BROKER_URL_FILE names cannot be read"):
-        Conf({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})
+        Settings({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})

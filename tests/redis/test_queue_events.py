@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import pytest
 import redis
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError, ConfigError, InvalidNameError
 from bulltask.jobs.job import JobOptions, NewJob
 from bulltask.queue import AsyncQueueEvents, QueueEvents
@@ -68,7 +68,9 @@ def broker(broker_url: str) -> Iterator[Broker]:
 
 
 def broker_to(url: str, **settings: object) -> Broker:
-    return Broker(Conf({"broker_reconnect_delay": 0.02, "broker_reconnect_delay_max": 0.1, **settings}).freeze(), url)
+    return Broker(
+        Settings({"broker_reconnect_delay": 0.02, "broker_reconnect_delay_max": 0.1, **settings}).freeze(), url
+    )
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.queue import AsyncQueueEvents, QueueEvents
 from bulltask.queue.events import EventsLost, QueueEvent
 from bulltask.testing.flaky import FlakyProxy
@@ -33,7 +33,7 @@ def proxy(redis_server: RedisServer, broker_url: str) -> Iterator[FlakyProxy]:
 @pytest.fixture
 def broker(proxy: FlakyProxy) -> Iterator[Broker]:
     """A broker whose connection the test may break."""
-    settings = Conf({"broker_reconnect_delay": 0.02, "broker_reconnect_delay_max": 0.05}).freeze()
+    settings = Settings({"broker_reconnect_delay": 0.02, "broker_reconnect_delay_max": 0.05}).freeze()
     broker = Broker(settings, f"redis://127.0.0.1:{proxy.port}/0")
     yield broker
     broker.close()

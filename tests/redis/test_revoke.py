@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import SchedulerJobError
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState, Revocation
@@ -361,7 +361,7 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
     )
     job = RunningJob.placeholder("mail", "7", "")
     for call in (
-        revoke(KEYS, job, Conf({}).freeze(), 7, terminate=True),
+        revoke(KEYS, job, Settings({}).freeze(), 7, terminate=True),
         finish_revoked(KEYS, finish),
         revocation_requests(KEYS, 7),
     ):

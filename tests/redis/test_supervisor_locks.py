@@ -295,7 +295,7 @@ def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
 ) -> None:
     killed, neighbour = worker.run(worker.slot, 0), worker.run(worker.other, 1)
     killed_run = KilledRun(
-        worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, retried=False, since_ms=mono_ms()
+        worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, will_retry=False, since_ms=mono_ms()
     )
     worker.expire(killed, 0)
     worker.expire(neighbour, 1)

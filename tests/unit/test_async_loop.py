@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, Event, JobCompleted, JobFailed
 from bulltask.jobs.job import RunningJob
@@ -41,7 +41,7 @@ class Child:
         bus = Bus()
         bus.subscribe(Event, self.events.append)
         clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
-        settler = Settler(Conf({}, {}).freeze(), clock, bus, "worker")
+        settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")
         slots = Slots(1, 2)
         (block,) = slots.children
         block.reset()

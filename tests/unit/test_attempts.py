@@ -14,7 +14,7 @@ from bulltask.jobs.states import REVOKED
 from bulltask.worker.child import attempt as module
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.cancellation import TaskRun
-from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RescheduledByWorker
+from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RescheduledByWorkerOutcome
 from bulltask.worker.slots import Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -143,7 +143,7 @@ def test_a_job_that_was_started_too_often_fails(app: App, cancellation: Cancella
 def test_a_job_of_an_unknown_task_waits_longer_each_time(
     app: App, cancellation: Cancellation, started: int, pause_ms: int
 ) -> None:
-    assert begin(app, cancellation, job("triple", started=started)) == RescheduledByWorker(pause_ms)
+    assert begin(app, cancellation, job("triple", started=started)) == RescheduledByWorkerOutcome(pause_ms)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import (
     BrokerAuthError,
     BrokerError,
@@ -27,7 +27,7 @@ QUEUES = [QueueKeys("bull", "{mail}", "mail"), QueueKeys("bull", "{sms}", "sms")
 def backoff(**settings: Any) -> tuple[ReconnectBackoff, list[Event]]:
     bus, events = Bus(), list[Event]()
     bus.subscribe(Event, events.append)
-    return ReconnectBackoff(bus, Conf(settings, {}).freeze()), events
+    return ReconnectBackoff(bus, Settings(settings, {}).freeze()), events
 
 
 def connection_refused() -> BrokerUnavailableError:
@@ -77,7 +77,7 @@ def test_each_kind_of_error_has_a_separate_delay(first: BrokerError, then: Broke
 @pytest.mark.parametrize("exc", [*ERRORS, BrokerAuthError("NOAUTH"), BrokerError("ERR")])
 def test_default_delays_are_at_most_four_seconds(exc: BrokerError) -> None:
     assert max(delays(backoff()[0], exc)) <= 4_000
-    queue_backoff = QueueBackoff(QUEUES, Bus(), Conf({}, {}).freeze())
+    queue_backoff = QueueBackoff(QUEUES, Bus(), Settings({}, {}).freeze())
     assert max(queue_backoff.record_failure(0, exc) for _ in range(40)) <= 4_000
 
 
@@ -129,7 +129,7 @@ def test_a_reply_in_another_protocol_is_reported_after_a_lost_connection() -> No
 def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
     bus, events = Bus(), list[Event]()
     bus.subscribe(Event, events.append)
-    queue_backoff = QueueBackoff(QUEUES, bus, Conf({"run_retry_delay": 2}, {}).freeze())
+    queue_backoff = QueueBackoff(QUEUES, bus, Settings({"run_retry_delay": 2}, {}).freeze())
     mail = [queue_backoff.record_failure(0, BrokerError("WRONGTYPE")) for _ in range(20)]
     assert 2_000 * 0.8 <= max(mail) <= 2_000 * MAX_JITTER
     assert queue_backoff.record_failure(1, BrokerError("NOPERM")) <= 0.1 * MAX_JITTER * 1000

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config.config import Conf, Config
+from bulltask.config.config import Config, Settings
 from bulltask.config.settings import SETTINGS
 from bulltask.errors import ConfigError
 from bulltask.process import usable_cores
@@ -47,8 +47,8 @@ COUNTS = [
 ]
 
 
-def conf(**values: Any) -> Conf:
-    return Conf(values, {})
+def conf(**values: Any) -> Settings:
+    return Settings(values, {})
 
 
 def config(**values: Any) -> Config:
@@ -332,7 +332,7 @@ def test_an_invalid_broker_url_is_shown_without_its_password() -> None:
 
 
 def test_the_command_line_overrides_the_environment_which_overrides_code() -> None:
-    settings = Conf({"lock_duration": 50}, {"BULLTASK_LOCK_DURATION": "40"})
+    settings = Settings({"lock_duration": 50}, {"BULLTASK_LOCK_DURATION": "40"})
     assert settings.lock_duration == "40"
     settings.update(lock_duration=60)
     assert settings.lock_duration == "40"
@@ -343,12 +343,12 @@ def test_the_command_line_overrides_the_environment_which_overrides_code() -> No
 def test_settings_are_read_from_the_environment_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BULLTASK_MAX_CRASHES", "9")
     monkeypatch.setenv("BULLTASK_APP", "not a setting")
-    assert Conf({}).freeze().max_crashes == 9
+    assert Settings({}).freeze().max_crashes == 9
 
 
 def test_an_invalid_value_in_the_environment_is_rejected_immediately() -> None:
     with pytest.raises(ConfigError, match=r"^max_crashes must be an integer from 1 to 1000, not 'two'"):
-        Conf({}, {"BULLTASK_MAX_CRASHES": "two"})
+        Settings({}, {"BULLTASK_MAX_CRASHES": "two"})
 
 
 def test_none_overrides_a_default() -> None:

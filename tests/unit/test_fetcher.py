@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus
 from bulltask.transport.call import Call
@@ -19,7 +19,7 @@ from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slots
 from bulltask.worker.states import SlotState
 
-CONFIG = Conf({"lock_duration": 30}, {}).freeze()
+CONFIG = Settings({"lock_duration": 30}, {}).freeze()
 FIELDS = {"name": "send", "data": "{}", "opts": json.dumps({"attempts": 1}), "timestamp": "1", "ats": "1"}
 JOB = Fetched("7", [text.encode() for pair in FIELDS.items() for text in pair])
 CONNECTION_LOST = BrokerUnavailableError("gone")

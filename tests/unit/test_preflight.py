@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerNotReadyError
 from bulltask.events import Bus, Event, RedisErrorReply, RedisRecovered
 from bulltask.transport.keys import QueueKeys
@@ -48,7 +48,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def warnings(server: Any, keys: QueueKeys = KEYS, **settings: Any) -> list[SimpleNamespace]:
-    config = Conf(settings, {}).freeze()
+    config = Settings(settings, {}).freeze()
     with capture_logs() as lines:
         check = preflight.Preflight(server, [keys], config, structlog.get_logger(), ReconnectBackoff(Bus(), config))
         assert check.run(lambda _: None, lambda: False) is None
@@ -94,7 +94,7 @@ def test_a_lock_renew_time_above_half_the_lock_duration_is_reported(server: Serv
 
 def test_a_successful_check_after_an_error_ends_the_outage(server: Server) -> None:
     server.errors.append(BrokerNotReadyError("LOADING"))
-    bus, emitted, config = Bus(), list[Event](), Conf({}, {}).freeze()
+    bus, emitted, config = Bus(), list[Event](), Settings({}, {}).freeze()
     bus.subscribe(Event, emitted.append)
     client: Any = server
     check = preflight.Preflight(client, [KEYS], config, structlog.get_logger(), ReconnectBackoff(bus, config))

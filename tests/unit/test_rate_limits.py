@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import ConfigError
 
 MINUTE = {"max": 100, "duration": 60_000}
@@ -18,7 +18,7 @@ MINUTE = {"max": 100, "duration": 60_000}
 
 def limiter(value: Any, queue: str = "mail") -> Any:
     """Return the limit that workers of an app with this setting pass to BullMQ's scripts."""
-    return Conf({"limiter": value}, {}).freeze().limiter(queue)
+    return Settings({"limiter": value}, {}).freeze().limiter(queue)
 
 
 @pytest.mark.parametrize("value", [None, "", "none", "None"])

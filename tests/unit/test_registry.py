@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from bulltask import App, AsyncTask, Context, Retry, Task, shared_task
-from bulltask.config.config import Conf, Config
+from bulltask.config.config import Config, Settings
 from bulltask.errors import (
     ConfigError,
     DuplicateTaskError,
@@ -33,7 +33,7 @@ from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOption
 from bulltask.registry.tasks import Tasks
 from tests.support.programs import ROOT
 
-CONFIG = Conf({}, {}).freeze()
+CONFIG = Settings({}, {}).freeze()
 NOW_MS = 1_800_000_000_000
 
 
@@ -350,7 +350,7 @@ def test_progress_that_is_not_json_is_rejected_in_a_direct_call() -> None:
 def test_calls_without_options_use_the_settings_of_the_current_sender(outbox: Outbox) -> None:
     task = task_of(add, outbox)
     task.delay(1)
-    outbox.config = Conf({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
+    outbox.config = Settings({"task_default_queue": "other", "task_max_retries": 5}, {}).freeze()
     task.delay(1)
     task.delay_many([(1,)])
     assert [(job.queue, job.options.attempts) for job in outbox.jobs] == [("default", 3), ("other", 6), ("other", 6)]

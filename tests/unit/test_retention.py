@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import ConfigError
 from bulltask.jobs.job import RunningJob
 
@@ -17,7 +17,7 @@ NAMES = pytest.mark.parametrize("name", ["remove_on_complete", "remove_on_fail"]
 
 def setting(name: str, value: Any) -> Any:
     """Return BullMQ's ``keepJobs`` for a worker with this setting."""
-    config = Conf({name: value}, {}).freeze()
+    config = Settings({name: value}, {}).freeze()
     return config.keep_completed if name == "remove_on_complete" else config.keep_failed
 
 

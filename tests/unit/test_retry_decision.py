@@ -25,7 +25,7 @@ from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.cancellation import Cancellation
-from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, Retried
+from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
@@ -65,17 +65,17 @@ def task_of(function: Any, **options: Any) -> AnyTask[Any, Any]:
 
 def decide(
     error: BaseException, opts: dict[str, Any] | None = None, *, failures: int = 0, attempts: int = 3, **options: Any
-) -> FailedOutcome | Retried:
+) -> FailedOutcome | RetriedOutcome:
     failed = job(BULLTASK_OPTS if opts is None else opts, failures=failures, attempts=attempts)
     return decide_retry(error, failed, task(**options), app)
 
 
-def is_retried(outcome: FailedOutcome | Retried) -> bool:
-    return isinstance(outcome, Retried)
+def is_retried(outcome: FailedOutcome | RetriedOutcome) -> bool:
+    return isinstance(outcome, RetriedOutcome)
 
 
-def delay_of(outcome: FailedOutcome | Retried) -> int:
-    assert isinstance(outcome, Retried)
+def delay_of(outcome: FailedOutcome | RetriedOutcome) -> int:
+    assert isinstance(outcome, RetriedOutcome)
     return outcome.delay_ms
 
 
@@ -165,7 +165,7 @@ def test_a_task_may_request_a_retry_for_any_error(opts: dict[str, Any]) -> None:
 
 def test_a_retry_is_reported_with_its_reason() -> None:
     outcome = decide(Retry(exc=UnknownError("reason")))
-    assert isinstance(outcome, Retried)
+    assert isinstance(outcome, RetriedOutcome)
     assert (outcome.reason, outcome.category) == ("reason", "unknown")
     assert "UnknownError: reason" in outcome.trace
 

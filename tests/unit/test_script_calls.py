@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ClusterCrossSlotError, InvalidResponse, ResponseError
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.jobs.states import Revocation
@@ -35,7 +35,7 @@ from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_bloc
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 NOW_MS = 1_700_000_000_000
-CONFIG = Conf({}, {}).freeze()
+CONFIG = Settings({}, {}).freeze()
 UNREACHABLE = BrokerUnavailableError("connection refused")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.events import Bus, Event, JobFailed, JobRetried
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -18,13 +18,13 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
-    RescheduledByWorker,
-    Retried,
+    RescheduledByWorkerOutcome,
+    RetriedOutcome,
 )
 from bulltask.worker.child.settle import Settler
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
-CONFIG = Conf({}, {}).freeze()
+CONFIG = Settings({}, {}).freeze()
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def acquired() -> AcquiredJob:
         (FailedOutcome("no", "", "permanent"), "moveToFinished"),
         (FailedOutcome(REVOKED, "", REVOKED), "finishRevoked:moveToFinished"),
         (FailedOutcome("no", "", "permanent", malformed=True), "failMalformed:moveToFinished"),
-        (Retried(0, "no", "", "transient"), "retryJob"),
-        (Retried(5, "no", "", "transient"), "moveToDelayed"),
-        (RescheduledByWorker(5), "moveToDelayed"),
+        (RetriedOutcome(0, "no", "", "transient"), "retryJob"),
+        (RetriedOutcome(5, "no", "", "transient"), "moveToDelayed"),
+        (RescheduledByWorkerOutcome(5), "moveToDelayed"),
     ],
 )
 def test_each_outcome_is_settled_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
@@ -73,10 +73,11 @@ def test_each_outcome_is_settled_by_its_script(settler: Settler, outcome: Outcom
 
 
 @pytest.mark.parametrize(
-    "outcome", [FailedOutcome("no", "", "permanent", ValueError()), Retried(5, "no", "", "transient", ValueError())]
+    "outcome",
+    [FailedOutcome("no", "", "permanent", ValueError()), RetriedOutcome(5, "no", "", "transient", ValueError())],
 )
 def test_the_event_of_an_outcome_counts_the_attempt_that_ended(
-    settler: Settler, emitted: list[Event], outcome: FailedOutcome | Retried
+    settler: Settler, emitted: list[Event], outcome: FailedOutcome | RetriedOutcome
 ) -> None:
     settler.emit(acquired(), outcome, 12.5)
     (event,) = emitted

@@ -136,7 +136,7 @@ def test_a_cancel_request_applies_to_one_run_only() -> None:
 
 def test_deadlines_apply_to_one_run_while_the_run_is_active() -> None:
     slot = one_slot()
-    deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, retried=True)
+    deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, will_retry=True)
     slot.activate(0, "job-1", 50)
     assert (slot.read().deadlines, slot.is_overdue(10**9)) == (Deadlines(), False)
     slot.set_deadlines(deadlines)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.events import Bus, ConcurrencyChanged, Event, SignalIgnored, WorkerStopping
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.supervisor.loop import Supervisor
@@ -28,7 +28,7 @@ class Worker:
         bus.subscribe(Event, self.events.append)
         fake: Any = self
         process: Any = SimpleNamespace(signals=self, terminal_closed=terminal_closed)
-        self.supervisor = Supervisor(fake, fake, fake, process, Conf({}, {}).freeze(), bus)
+        self.supervisor = Supervisor(fake, fake, fake, process, Settings({}, {}).freeze(), bus)
         self.exit_code = self.supervisor.run()
 
     def events_of(self, kind: type[Event]) -> list[Any]:

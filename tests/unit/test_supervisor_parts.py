@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.events import Bus, StacksDumped
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
@@ -27,7 +27,7 @@ from bulltask.worker.supervisor.recovery import _ordinal
 from bulltask.worker.supervisor.revocations import Revocations
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
-CONFIG = Conf({}, {}).freeze()
+CONFIG = Settings({}, {}).freeze()
 
 
 def fork(index: int) -> int:
@@ -95,7 +95,7 @@ def test_the_deadlines_of_a_run_are_read_back_unchanged(is_async: bool, retried:
     block.reset()
     (slot,) = block.slots()
     free = slot.read()
-    deadlines = Deadlines(soft_at_ms=5, hard_at_ms=6, hard_ms=7, is_async=is_async, retried=retried)
+    deadlines = Deadlines(soft_at_ms=5, hard_at_ms=6, hard_ms=7, is_async=is_async, will_retry=retried)
     slot.set_deadlines(deadlines)
     assert slot.read().deadlines == deadlines
     assert slot.read() == free, "comparisons ignore deadlines"
@@ -135,7 +135,7 @@ def test_a_killed_run_is_retried_or_fails_by_the_options_of_its_job(attempts: in
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
     killed = KilledRun(
-        reason=CancelReason.HARD_LIMIT, token="t", run=1, job_id="7", since_ms=0, hard_ms=9, retried=True
+        reason=CancelReason.HARD_LIMIT, token="t", run=1, job_id="7", since_ms=0, hard_ms=9, will_retry=True
     )
     FailedAttempts(client, clock, CONFIG, Bus()).settle(KEYS, "7", killed)
     assert client.scripts == [script]
@@ -153,7 +153,7 @@ def test_a_reported_lost_lock_is_forgotten_after_its_run() -> None:
 @pytest.mark.parametrize(("renew", "interval_ms"), [(15.0, 7_500), (0.2, 100), (0.1, 50)])
 def test_the_heartbeat_interval_is_half_the_lock_renew_time(renew: float, interval_ms: int) -> None:
     nothing: Any = None
-    config = Conf({"lock_duration": 60, "lock_renew_time": renew}, {}).freeze()
+    config = Settings({"lock_duration": 60, "lock_renew_time": renew}, {}).freeze()
     heartbeat = Heartbeat([KEYS], list, nothing, config, Bus(), ReconnectBackoff(Bus(), config))
     assert heartbeat.interval_ms == interval_ms
 

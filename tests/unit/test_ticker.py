@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import Bus, ServiceFailed
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -52,7 +52,7 @@ class RecordingService:
 
 
 def new_ticker(*services: RecordingService) -> Ticker:
-    return Ticker(services, ReconnectBackoff(Bus(), Conf({}, {}).freeze()), Bus())
+    return Ticker(services, ReconnectBackoff(Bus(), Settings({}, {}).freeze()), Bus())
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ def test_every_interval_is_a_tick_or_a_missed_tick(time: Time, interval_ms: int,
 
 
 def test_the_ticker_is_exhausted_after_too_many_reconnects(time: Time) -> None:
-    backoff = ReconnectBackoff(Bus(), Conf({"broker_connection_max_retries": 1}, {}).freeze())
+    backoff = ReconnectBackoff(Bus(), Settings({"broker_connection_max_retries": 1}, {}).freeze())
     ticker = Ticker([], backoff, Bus())
     backoff.record_failure(BrokerUnavailableError())
     assert not ticker.is_exhausted
@@ -148,7 +148,7 @@ def test_a_service_that_raises_is_reported_and_runs_again(time: Time) -> None:
     bus, events = Bus(), list[ServiceFailed]()
     bus.subscribe(ServiceFailed, events.append)
     broken, other = Broken(time, 100), RecordingService(time, 100)
-    ticker = Ticker([broken, other], ReconnectBackoff(Bus(), Conf({}, {}).freeze()), bus)
+    ticker = Ticker([broken, other], ReconnectBackoff(Bus(), Settings({}, {}).freeze()), bus)
     for now_ms in (0, 100):
         time.now_ms = START_MS + now_ms
         ticker.run_due()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bulltask import App
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl, redact_command, redact_text, redact_url
 from bulltask.errors import ConfigError
 from bulltask.queue import Queue
@@ -93,7 +93,7 @@ def test_an_ambiguous_url_is_rejected_without_showing_its_password(url: str, amb
     assert SecretUrl(url).is_ambiguous is ambiguous
     if ambiguous:
         with pytest.raises(ConfigError, match=r"write / as %2F") as caught:
-            Conf({"broker_url": url})
+            Settings({"broker_url": url})
         assert "pw" not in str(caught.value)
 
 

@@ -13,7 +13,7 @@ import click
 from bulltask import embedded
 from bulltask.cli.app_loader import load_app
 from bulltask.cli.options import redis_options
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import MissingExtraError
 
@@ -72,7 +72,7 @@ def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
     before: dict[str, Any] = ctx.obj or {}
     url = options["broker"] or before.get("broker")
     app = load_app(ctx, options["app"], url)[1] if options["app"] or before.get("app") else None
-    conf = app.conf if app else Conf({})
+    conf = app.conf if app else Settings({})
     if url is not None and app is None:
         conf.override("broker_url", url)
     config = conf.freeze()

@@ -14,7 +14,7 @@ from bulltask import embedded
 from bulltask.clock import Duration, to_ms, wall_ms
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, InvalidJobError
-from bulltask.jobs.names import wire_name
+from bulltask.jobs.names import bullmq_name
 from bulltask.registry.options import CallOptions, JobPlan, plan_job
 from bulltask.registry.task import AnyTask
 from bulltask.spark.sink.enqueue import (
@@ -174,4 +174,4 @@ def _sender(plan: JobPlan, config: Config, more: MapOptions) -> RowSender:
 
 
 def _keys(config: Config, queue: str) -> QueueKeys:
-    return QueueKeys(config.prefix, wire_name(queue, hash_tag=config.queue_hash_tag), queue)
+    return QueueKeys(config.prefix, bullmq_name(queue, hash_tag=config.queue_hash_tag), queue)

@@ -21,7 +21,7 @@ from bulltask.config.config import Config
 from bulltask.errors import ConfigError, DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, wire_name
+from bulltask.jobs.names import bullmq_name, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.options import check_size
 from bulltask.queue.add_options import build_job
 
@@ -201,7 +201,7 @@ class JobBuilder:
 def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
     """Check the names, which many rows have in common, and return BullMQ's name of the queue."""
     check_job_name(name)
-    return wire_name(check_queue_name(queue), hash_tag=hash_tag)
+    return bullmq_name(check_queue_name(queue), hash_tag=hash_tag)
 
 
 def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 0) -> str:

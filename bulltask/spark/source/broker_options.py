@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bulltask import embedded
-from bulltask.config.config import ENV_PREFIX, Conf, Config
+from bulltask.config.config import ENV_PREFIX, Config, Settings
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 
@@ -64,7 +64,7 @@ def resolve_config(overrides: Mapping[str, object], environ: Mapping[str, str] |
     overridden = {ENV_PREFIX + name.upper() for name in explicit}
     environment = os.environ if environ is None else environ
     try:
-        return Conf(explicit, {name: text for name, text in environment.items() if name not in overridden}).freeze()
+        return Settings(explicit, {name: text for name, text in environment.items() if name not in overridden}).freeze()
     except ConfigError as exc:
         raise option_error("INVALID", str(exc)) from None
 

@@ -213,7 +213,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
         """Yield the queues of a batch with the state of their streams; offsets also contain deleted queues."""
         ends, options = decode_offsets(end), self._options
-        keys = [QueueKeys(options.config.prefix, name, options.user_name(name) or name) for name in ends]
+        keys = [QueueKeys(options.config.prefix, name, options.app_name(name) or name) for name in ends]
         yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
 
     def _fail_for(self, gaps: Sequence[EventGap]) -> None:

@@ -43,7 +43,7 @@ class JobsPartition(InputPartition):
 
     Attributes:
         queue: The queue's name without the hash tag; ``""`` for a partition without jobs.
-        wire: BullMQ's name of the queue.
+        bullmq_name: BullMQ's name of the queue.
         state: The jobs' state when the read was planned.
         low: The earliest end of the jobs, as a bound in Redis' syntax; for partitions without ``ids``.
         high: The latest end of the jobs.
@@ -51,7 +51,7 @@ class JobsPartition(InputPartition):
     """
 
     queue: str = ""
-    wire: str = ""
+    bullmq_name: str = ""
     state: str = ""
     low: str = ""
     high: str = ""
@@ -84,7 +84,7 @@ class JobsReader(DataSourceReader):
         assert isinstance(partition, JobsPartition)
         if not partition.queue:
             return
-        keys = QueueKeys(self._options.config.prefix, partition.wire, partition.queue)
+        keys = QueueKeys(self._options.config.prefix, partition.bullmq_name, partition.queue)
         constants = {"queue": partition.queue, "state": partition.state}
         names = hash_fields(self._schema.names)
         with Connection(self._options.config) as connection:

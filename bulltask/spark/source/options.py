@@ -22,7 +22,7 @@ from bulltask.config.config import Config
 from bulltask.config.parsers import Parse, choice, flag, integer, optional, parse_names, plain_text, url
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError, DecodeError, InvalidNameError, did_you_mean
-from bulltask.jobs.names import check_queue_name, wire_name
+from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.spark.source.broker_options import option_error, resolve_config
 from bulltask.spark.source.offsets import StartAt, StreamId
 from bulltask.transport.keys import QueueKeys
@@ -42,9 +42,9 @@ __all__ = [
     "StreamOptions",
     "Use",
     "WriteOptions",
+    "app_name",
     "read_options",
     "table_of",
-    "user_name",
 ]
 
 EVERY: Final = "*"
@@ -214,18 +214,18 @@ class SourceOptions:
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue, given its name without the hash tag."""
-        return QueueKeys(self.config.prefix, self.wire_name(queue), queue)
+        return QueueKeys(self.config.prefix, self.bullmq_name(queue), queue)
 
-    def wire_name(self, queue: str) -> str:
+    def bullmq_name(self, queue: str) -> str:
         """Return BullMQ's name of a queue. Offsets contain it, so they stay valid when ``queueHashTag`` changes."""
-        return wire_name(queue, hash_tag=self.config.queue_hash_tag)
+        return bullmq_name(queue, hash_tag=self.config.queue_hash_tag)
 
-    def user_name(self, stored_name: str) -> str | None:
+    def app_name(self, stored_name: str) -> str | None:
         """Return bulltask's name of a queue in Redis; ``None`` if bulltask has no name for it.
 
         With ``queueHashTag``, ``{emails}`` is ``emails``, and a queue ``emails`` without braces has no name.
         """
-        return user_name(stored_name, hash_tag=self.config.queue_hash_tag)
+        return app_name(stored_name, hash_tag=self.config.queue_hash_tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +293,10 @@ class StreamOptions(ReadOptions):
         if isinstance(self.starting, str):
             return self.starting
         # A queue without a name in bulltask has BullMQ's name, even in the rows.
-        queue_name = self.user_name(queue) or queue
-        named = (start for name, start in self.starting.items() if queue_name == name or self.wire_name(name) == queue)
+        queue_name = self.app_name(queue) or queue
+        named = (
+            start for name, start in self.starting.items() if queue_name == name or self.bullmq_name(name) == queue
+        )
         return next(named, "earliest")
 
 
@@ -312,12 +314,12 @@ class WriteOptions(SourceOptions):
     job_opts: Mapping[str, Any]
 
 
-def user_name(stored_name: str, *, hash_tag: bool) -> str | None:
+def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
     """Return bulltask's name of a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
     if not hash_tag:
         return stored_name
     inner = stored_name[1:-1] if stored_name.startswith("{") and stored_name.endswith("}") else stored_name
-    return next((name for name in (inner, stored_name) if wire_name(name, hash_tag=hash_tag) == stored_name), None)
+    return next((name for name in (inner, stored_name) if bullmq_name(name, hash_tag=hash_tag) == stored_name), None)
 
 
 def table_of(options: Mapping[str, str]) -> Table:
@@ -394,5 +396,5 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
 
 def _unique_queues(queues: Iterable[str], config: Config) -> tuple[str, ...]:
     """Remove duplicates: with ``queueHashTag``, ``emails`` and ``{emails}`` are the same queue."""
-    by_wire_name = {wire_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
-    return tuple(by_wire_name.values())
+    by_bullmq_name = {bullmq_name(queue, hash_tag=config.queue_hash_tag): queue for queue in queues}
+    return tuple(by_bullmq_name.values())

@@ -69,15 +69,15 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     Raises:
         ConfigError: As for :func:`select_queues`.
     """
-    prefix, wire_names = options.config.prefix, list[str]()
+    prefix, bullmq_names = options.config.prefix, list[str]()
     if options.every:
-        wire_names = sorted(connection.scan_all(lambda cursor: scan_queues(prefix, cursor)))
-        candidates = [QueueKeys(prefix, wire, options.user_name(wire) or wire) for wire in wire_names]
+        bullmq_names = sorted(connection.scan_all(lambda cursor: scan_queues(prefix, cursor)))
+        candidates = [QueueKeys(prefix, name, options.app_name(name) or name) for name in bullmq_names]
     else:
         candidates = [options.keys(queue) for queue in options.queues]
     selected, skipped = dict[str, QueueKeys](), dict[str, str]()
     # Of two queues with the same name in bulltask, the queue that bulltask uses for the name comes first.
-    for keys in sorted(candidates, key=lambda keys: (keys.queue, options.wire_name(keys.queue) != keys.name)):
+    for keys in sorted(candidates, key=lambda keys: (keys.queue, options.bullmq_name(keys.queue) != keys.name)):
         if keys.queue in selected and not options.skip_unsupported:
             raise ConfigError(
                 f"under the prefix {prefix!r} there are queues {selected[keys.queue].name!r} and {keys.name!r}, and "

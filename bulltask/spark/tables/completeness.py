@@ -19,7 +19,7 @@ from bulltask.lake.formatting import pluralize
 from bulltask.lake.layout import Layout, batch_of
 from bulltask.lake.ledger import QueueRecord
 from bulltask.spark.source.offsets import batch_start, decode_offsets
-from bulltask.spark.source.options import user_name
+from bulltask.spark.source.options import app_name
 from bulltask.spark.source.ranges import ExpectedRows, expected_rows
 
 __all__ = ["check_complete"]
@@ -47,7 +47,7 @@ def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecor
     expectations: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
     for name, end_offset in decode_offsets(end).items():
         # Two queues may have the same name: offsets also contain queues that are now skipped.
-        expectations[user_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), end_offset)
+        expectations[app_name(name, hash_tag=hash_tag) or name] += expected_rows(begin.get(name), end_offset)
     for queue, expected in expectations.items():
         record = records.get(queue, _NONE)
         if not expected.is_met(record.events, record.lost, record.gaps):

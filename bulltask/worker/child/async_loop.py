@@ -17,7 +17,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.attempt import Attempt, Attempts
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimited
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock, Slot
@@ -60,7 +60,7 @@ class AsyncLoop:
         self._thread: threading.Thread | None = None
         self._client: AsyncClient | None = None
         self._tasks: dict[asyncio.Task[None], str] = {}  # asyncio keeps only weak references to tasks
-        self._passed_on = self._closing = False
+        self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
 
     def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
@@ -72,16 +72,16 @@ class AsyncLoop:
         return None
 
     def release_slot(self, slot: Slot) -> None:
-        """Free a slot of the main thread, unless its job was passed to the event loop, which will free the slot."""
-        if not self._passed_on:
+        """Free a slot of the main thread, unless its job was handed off to the event loop, which will free the slot."""
+        if not self._handed_off:
             self._free.append(slot)
-        self._passed_on = False
+        self._handed_off = False
 
     def start(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         """Start an async attempt; its slot is free again when the job is settled."""
         if acquired.max_concurrent:
             self._max_concurrent[acquired.slot] = acquired.max_concurrent
-        self._passed_on = True  # only the main thread reads and writes it
+        self._handed_off = True  # only the main thread reads and writes it
         loop = self._loop or self._start_thread()
         loop.call_soon_threadsafe(self._spawn, acquired, attempt)
 
@@ -168,7 +168,7 @@ class AsyncLoop:
 
     async def _write(self, acquired: AcquiredJob, outcome: Outcome) -> None:
         client = self.client()
-        if isinstance(outcome, RateLimited):
+        if isinstance(outcome, RateLimitedOutcome):
             await client.run(self._settler.limit_call(acquired, outcome))
         await client.run(self._settler.call(acquired, outcome, fetch_next=False))
 

@@ -26,7 +26,7 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
-    RescheduledByWorker,
+    RescheduledByWorkerOutcome,
     requested_outcome,
 )
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
@@ -148,7 +148,7 @@ class Attempts:
         if self._config.unknown_task == "fail":
             raise InvalidJobError(f"unknown task {job.name!r} in app {self._app.name} (task_unknown='fail')")
         pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
-        return RescheduledByWorker(min(pause_ms, _MAX_PAUSE_MS))
+        return RescheduledByWorkerOutcome(min(pause_ms, _MAX_PAUSE_MS))
 
     def _context(self, job: RunningJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
         request = Request(
@@ -171,7 +171,7 @@ class Attempts:
             now_ms = mono_ms()
             hard_ms = limits.hard_ms or 0
             # Computed before the run, because the retry policy may be user code, which the supervisor never runs.
-            retried = hard_ms > 0 and is_retried(
+            will_retry = hard_ms > 0 and is_retried(
                 limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
             )
             deadlines = Deadlines(
@@ -179,7 +179,7 @@ class Attempts:
                 hard_at_ms=now_ms + hard_ms if hard_ms else 0,
                 hard_ms=hard_ms,
                 is_async=attempt.task.is_async,
-                retried=retried,
+                will_retry=will_retry,
             )
             self._cancellation.set_deadlines(slot, deadlines)
         return TaskRun(slot, attempt.job.name, limits)

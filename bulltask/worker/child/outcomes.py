@@ -17,13 +17,13 @@ __all__ = [
     "CompletedOutcome",
     "FailedOutcome",
     "Outcome",
-    "RateLimited",
-    "Released",
+    "RateLimitedOutcome",
+    "ReleasedOutcome",
     "RequestedOutcome",
-    "RescheduledByTask",
-    "RescheduledByWorker",
-    "Retried",
-    "WaitingForChildren",
+    "RescheduledByTaskOutcome",
+    "RescheduledByWorkerOutcome",
+    "RetriedOutcome",
+    "WaitingForChildrenOutcome",
     "release_reason",
     "requested_outcome",
 ]
@@ -78,7 +78,7 @@ class FailedOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
+class RetriedOutcome:
     """The attempt failed, and the job is retried after ``delay_ms`` (0: immediately)."""
 
     delay_ms: int
@@ -93,7 +93,7 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class RescheduledByWorker:
+class RescheduledByWorkerOutcome:
     """The worker cannot run the job now; it is due again after ``delay_ms``. The attempt does not count.
 
     Attributes:
@@ -105,31 +105,31 @@ class RescheduledByWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class RescheduledByTask:
+class RescheduledByTaskOutcome:
     """The task rescheduled its job by ``delay_ms`` (``RescheduleJob``). The attempt does not count."""
 
     delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedOutcome:
     """The task released its job (``ReleaseJob``): it is next in its queue. The attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimited:
+class RateLimitedOutcome:
     """The task released its job and rate-limits the queue for ``limit_ms`` (``RateLimitQueue``)."""
 
     limit_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingForChildren:
+class WaitingForChildrenOutcome:
     """The job waits for its child jobs and then runs again (``WaitForChildren``). The attempt does not count."""
 
 
-RequestedOutcome = RescheduledByTask | Released | RateLimited | WaitingForChildren
-Outcome = CompletedOutcome | FailedOutcome | Retried | RescheduledByWorker | RequestedOutcome
+RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutcome | WaitingForChildrenOutcome
+Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | RescheduledByWorkerOutcome | RequestedOutcome
 
 
 def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
@@ -137,15 +137,15 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
     match exc:
         case RescheduleJob():
             try:
-                return RescheduledByTask(to_ms(exc.delay, "the delay of RescheduleJob"))
+                return RescheduledByTaskOutcome(to_ms(exc.delay, "the delay of RescheduleJob"))
             except ConfigError as error:
                 return FailedOutcome(str(error), "", "permanent")
         case ReleaseJob():
-            return Released()
+            return ReleasedOutcome()
         case RateLimitQueue():
             return _rate_limited(exc)
         case WaitForChildren():
-            return WaitingForChildren()
+            return WaitingForChildrenOutcome()
         case _:
             return None
 
@@ -153,21 +153,21 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
 def release_reason(outcome: RequestedOutcome) -> str:
     """Return the reason in the log line of a requested outcome."""
     match outcome:
-        case RescheduledByTask():
+        case RescheduledByTaskOutcome():
             return f"its task rescheduled it, to run in {outcome.delay_ms / 1000:g} s"
-        case Released():
+        case ReleasedOutcome():
             return "its task released it"
-        case RateLimited():
+        case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
-        case WaitingForChildren():
+        case WaitingForChildrenOutcome():
             return "it waits for its children"
 
 
-def _rate_limited(exc: RateLimitQueue) -> RateLimited | FailedOutcome:
+def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:
     try:
         limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
     except ConfigError as error:
         return FailedOutcome(str(error), "", "permanent")
     if not limit_ms:
         return FailedOutcome("the duration of a rate limit must be 0.001 s or more", "", "permanent")
-    return RateLimited(limit_ms)
+    return RateLimitedOutcome(limit_ms)

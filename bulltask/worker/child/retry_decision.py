@@ -21,7 +21,7 @@ from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.registry.task import AnyTask
-from bulltask.worker.child.outcomes import FailedOutcome, Retried
+from bulltask.worker.child.outcomes import FailedOutcome, RetriedOutcome
 
 __all__ = ["decide_retry", "is_retried", "trace_of"]
 
@@ -30,7 +30,7 @@ _PACKAGE: Final = f"{Path(bulltask.__file__).parent}{os.sep}"
 
 def decide_retry(
     exc: BaseException, job: RunningJob, task: AnyTask[..., object] | None, app: App
-) -> FailedOutcome | Retried:
+) -> FailedOutcome | RetriedOutcome:
     """Return the outcome of an attempt that raised ``exc``.
 
     Args:
@@ -53,7 +53,7 @@ def decide_retry(
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function
         reason = f"{reason} (and it cannot be retried: {type(error).__name__}: {error})"
         return FailedOutcome(reason, trace, category.value, cause)
-    return Retried(delay_ms, reason, trace, category.value, cause)
+    return RetriedOutcome(delay_ms, reason, trace, category.value, cause)
 
 
 def is_retried(exc: BaseException, job: RunningJob, task: AnyTask[..., object], app: App) -> bool:

@@ -59,13 +59,13 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
-    RateLimited,
-    Released,
+    RateLimitedOutcome,
+    ReleasedOutcome,
     RequestedOutcome,
-    RescheduledByTask,
-    RescheduledByWorker,
-    Retried,
-    WaitingForChildren,
+    RescheduledByTaskOutcome,
+    RescheduledByWorkerOutcome,
+    RetriedOutcome,
+    WaitingForChildrenOutcome,
     release_reason,
 )
 
@@ -149,13 +149,13 @@ class Settler:
                 return move_to_finished(keys, job.id, options, finish, fetch_next=fetch_next, now_ms=now_ms)
             case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
-            case Retried(delay_ms=0):
+            case RetriedOutcome(delay_ms=0):
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return retry_job(keys, job.id, token, lifo=job.lifo, fields=fields, now_ms=now_ms)
-            case Retried():
+            case RetriedOutcome():
                 fields = job.failure_fields(outcome.reason, outcome.trace)
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=fields, now_ms=now_ms)
-            case RescheduledByWorker():
+            case RescheduledByWorkerOutcome():
                 return move_to_delayed(keys, job.id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
             case _:
                 return _requested_call(acquired, outcome, now_ms)
@@ -172,7 +172,7 @@ class Settler:
             return fail_malformed(keys, call, token)
         return finish_revoked(keys, call) if revoked else call
 
-    def limit_call(self, acquired: AcquiredJob, outcome: RateLimited) -> Call[None]:
+    def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.
 
         BullMQ's scripts apply the limit only if the queue or its workers have a rate limit. This child always applies
@@ -238,7 +238,7 @@ class Settler:
         A job that was to wait for its children, but has no pending child, is released: it runs again immediately.
         """
         if isinstance(exc, NoPendingChildrenError):
-            return Released()
+            return ReleasedOutcome()
         script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
@@ -246,7 +246,7 @@ class Settler:
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
-                return Retried(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
+                return RetriedOutcome(acquired.job.retry_delay_ms(attempts_made), reason, "", "transient")
         return FailedOutcome(reason, "", "permanent", malformed=script_stopped)
 
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
@@ -290,7 +290,7 @@ class Settler:
         * A job whose task is unknown gets one line in its log, because dashboards show it only as delayed.
         """
         job = acquired.job
-        if isinstance(outcome, RescheduledByWorker):
+        if isinstance(outcome, RescheduledByWorkerOutcome):
             if outcome.reason or job.attempts_started > 1:
                 return None
             line = _UNKNOWN_TASK.format(job.name)
@@ -308,11 +308,11 @@ class Settler:
                     self._bus.emit(JobCompleted(job.id, job.queue, job.name, duration_ms, outcome.result))
             case FailedOutcome():
                 self._bus.emit(_failed_event(job, outcome, duration_ms))
-            case Retried():
+            case RetriedOutcome():
                 self._bus.emit(_retried_event(job, outcome, duration_ms))
-            case RescheduledByWorker() if outcome.reason:
+            case RescheduledByWorkerOutcome() if outcome.reason:
                 self._bus.emit(SchedulingFailed(job.id, job.queue, job.scheduler_id, outcome.reason, outcome.delay_ms))
-            case RescheduledByWorker():
+            case RescheduledByWorkerOutcome():
                 self._bus.emit(TaskNotRegistered(job.id, job.queue, job.name, outcome.delay_ms))
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
@@ -329,11 +329,11 @@ class Settler:
 def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: int) -> Call[Any]:
     keys, job_id, token = acquired.keys, acquired.job.id, acquired.slot.token
     match outcome:
-        case RescheduledByTask():
+        case RescheduledByTaskOutcome():
             return move_to_delayed(keys, job_id, token, outcome.delay_ms, failure=None, now_ms=now_ms)
-        case Released() | RateLimited():
+        case ReleasedOutcome() | RateLimitedOutcome():
             return move_from_active_to_wait(keys, job_id, token)
-        case WaitingForChildren():
+        case WaitingForChildrenOutcome():
             return move_to_waiting_children(keys, job_id, token, now_ms)
 
 
@@ -343,7 +343,7 @@ def _failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -
     return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, trace, raised)
 
 
-def _retried_event(job: RunningJob, outcome: Retried, duration_ms: float) -> JobRetried:
+def _retried_event(job: RunningJob, outcome: RetriedOutcome, duration_ms: float) -> JobRetried:
     attempts_made, raised = job.attempts_made + 1, outcome.exception
     error, category, delay_ms = outcome.reason, outcome.category, outcome.delay_ms
     return JobRetried(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, delay_ms, raised)

@@ -14,7 +14,7 @@ from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, Attempts
 from bulltask.worker.child.fetcher import JobFetcher
-from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimited, RescheduledByWorker
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RescheduledByWorkerOutcome
 from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 
 __all__ = ["IterationAdder", "SyncLoop"]
@@ -37,7 +37,7 @@ class IterationAdder:
     def __init__(self, fetcher: JobFetcher, clock: ServerClock, zone: tzinfo) -> None:
         self._fetcher, self._clock, self._zone = fetcher, clock, zone
 
-    def add_next(self, acquired: AcquiredJob) -> RescheduledByWorker | None:
+    def add_next(self, acquired: AcquiredJob) -> RescheduledByWorkerOutcome | None:
         """Add the next iteration; return the current job's outcome if that is not possible.
 
         While Redis is unavailable, the call is repeated, and the supervisor renews the job's lock. After an error
@@ -54,12 +54,12 @@ class IterationAdder:
                 interrupted = True
                 self._fetcher.back_off(exc)
             except Exception as exc:  # noqa: BLE001 - a malformed schedule must not end the child
-                return RescheduledByWorker(
+                return RescheduledByWorkerOutcome(
                     scheduling_retry_delay_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__
                 )
             else:
                 self._fetcher.backoff.reset()
-                return RescheduledByWorker(_LOST_ITERATION_MS, "its lock was lost") if lost else None
+                return RescheduledByWorkerOutcome(_LOST_ITERATION_MS, "its lock was lost") if lost else None
 
     def _add(self, acquired: AcquiredJob) -> None:
         run_sync(
@@ -144,7 +144,7 @@ class SyncLoop:
     def _exchange(self, acquired: AcquiredJob, outcome: Outcome, *, fetch: bool) -> AcquiredJob | None:
         """Write the outcome and fetch the next job, from the same or another queue, in one round trip."""
         fetcher, slot = self._fetcher, acquired.slot
-        if isinstance(outcome, RateLimited):
+        if isinstance(outcome, RateLimitedOutcome):
             fetcher.client.run(self._settler.limit_call(acquired, outcome))
         index = fetcher.round_robin.after(acquired.queue_index)
         same = index == acquired.queue_index

@@ -38,7 +38,7 @@ class KilledRun:
         token, run, job_id: Identify the run; the job id is ``""`` if it is too long for a slot.
         reason: Why the run was cancelled.
         hard_ms: Its hard limit.
-        retried: Whether the job is retried, if it has attempts left.
+        will_retry: Whether the job is retried, if it has attempts left.
         since_ms: Monotonic time at which the run started.
     """
 
@@ -47,15 +47,15 @@ class KilledRun:
     job_id: str
     reason: CancelReason
     hard_ms: int
-    retried: bool
+    will_retry: bool
     since_ms: int
 
     @classmethod
     def of(cls, view: SlotView) -> KilledRun:
         """Return the current run of a slot."""
         deadlines = view.deadlines
-        retried = deadlines.retried and view.cancel_reason is CancelReason.HARD_LIMIT
-        return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, retried, view.since_ms)
+        will_retry = deadlines.will_retry and view.cancel_reason is CancelReason.HARD_LIMIT
+        return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, will_retry, view.since_ms)
 
     def may_match(self, view: SlotView) -> bool:
         """Whether the slot of the dead child may still have this run, which may have ended just before the kill."""
@@ -94,7 +94,7 @@ class FailedAttempts:
         # In the format of a Python traceback, from which a client can rebuild the exception.
         trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
         attempts_made, duration_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
-        delay_ms = _delay_ms(job, attempts_made) if killed_run.retried else None
+        delay_ms = _delay_ms(job, attempts_made) if killed_run.will_retry else None
         if delay_ms is None:
             self.fail(keys, killed_run.token, job, reason, trace)
             self._bus.emit(

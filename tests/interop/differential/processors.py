@@ -26,7 +26,7 @@ from bulltask.transport.scripts.move import (
     move_to_delayed,
     move_to_waiting_children,
 )
-from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, Retried
+from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retry_decision import decide_retry
 from bulltask.worker.child.settle import Settler
 
@@ -127,7 +127,7 @@ class WorkerProcessor:
         kind, message, trace = failure
         acquired = _with(held, token)
         outcome = decide_retry(_KINDS[kind](message), acquired.job, None, self._app)
-        assert isinstance(outcome, FailedOutcome | Retried)
+        assert isinstance(outcome, FailedOutcome | RetriedOutcome)
         return self._finish(self._settler.call(acquired, replace(outcome, trace=trace), fetch_next=fetch_next), token)
 
     def delay(self, held: HeldJob, token: str, ms: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask.config.config import Conf
+from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerOutOfMemoryError, ParentNotFoundError
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
 from bulltask.lua import loader, wrappers
@@ -35,7 +35,7 @@ KINDS = {
 
 @pytest.fixture
 def broker(broker_url: str) -> Iterator[Broker]:
-    opened = Broker(Conf({"broker_publish_retries": 0}).freeze(), broker_url)
+    opened = Broker(Settings({"broker_publish_retries": 0}).freeze(), broker_url)
     yield opened
     opened.close()
 
@@ -164,7 +164,7 @@ def test_a_script_that_fails_at_a_job_stores_the_ids_of_earlier_jobs(broker: Bro
 
 def test_a_server_out_of_memory_neither_adds_jobs_nor_stores_ids(server_factory: ServerFactory) -> None:
     server = server_factory()
-    broker = Broker(Conf({"broker_publish_retries": 0}).freeze(), server.url)
+    broker = Broker(Settings({"broker_publish_retries": 0}).freeze(), server.url)
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         broker.producer.send_once(jobs(0, 1), WRITE)
         client.config_set("maxmemory", 1)
@@ -179,7 +179,7 @@ def test_a_server_out_of_memory_neither_adds_jobs_nor_stores_ids(server_factory:
 def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_client: redis.Redis) -> None:
     with FlakyProxy("127.0.0.1", int(broker_url.rpartition(":")[2].partition("/")[0])) as proxy:
         settings = {"broker_reconnect_delay": 0.02, "redis_socket_timeout": 0.5}
-        broker = Broker(Conf(settings).freeze(), f"redis://127.0.0.1:{proxy.port}/0")
+        broker = Broker(Settings(settings).freeze(), f"redis://127.0.0.1:{proxy.port}/0")
         broker.producer.send_once(jobs(0, 1), WRITE)
         proxy.drop_replies(1, match="evalsha")
         sent = broker.producer.send_once(jobs(1, 5), WRITE)

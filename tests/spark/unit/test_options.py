@@ -218,8 +218,8 @@ def test_redis_keys_follow_prefix_and_hash_tag_options() -> None:
     ],
 )
 def test_a_discovered_queue_has_the_name_that_a_user_would_give(redis_name: str, tagged: str | None, bare: str) -> None:
-    assert jobs(queue="*").user_name(redis_name) == tagged
-    assert jobs(queue="*", queueHashTag="false").user_name(redis_name) == bare
+    assert jobs(queue="*").app_name(redis_name) == tagged
+    assert jobs(queue="*", queueHashTag="false").app_name(redis_name) == bare
 
 
 def test_options_override_the_environment_which_overrides_defaults() -> None:
