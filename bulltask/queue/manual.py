@@ -22,7 +22,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.replies import Fetched, text
 from bulltask.transport.scripts import move as scripts
-from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions
 
 __all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
@@ -196,7 +196,7 @@ def _finish(
     call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
     fetched = yield from execute(call)
     if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have held another job until now
-        yield from execute(add_kept_job(context.keys, dedup_id, job.id, now_ms))
+        yield from execute(add_deferred_duplicate(context.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _to_stored_job(context, fetched, fetch))
 

@@ -120,8 +120,8 @@ class QueueKeys:
         """The id of the job that owns a deduplication id."""
         return f"{self.base}de:{dedup_id}"
 
-    def kept(self, dedup_id: str) -> str:
-        """The job that BullMQ 5.72 and newer keep until the owner of a deduplication id has finished."""
+    def deferred(self, dedup_id: str) -> str:
+        """The duplicate that BullMQ 5.72 and newer defer until the owner of a deduplication id has finished."""
         return f"{self.base}dn:{dedup_id}"
 
     @property

@@ -13,7 +13,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, execute
 from bulltask.transport.scripts import job as job_scripts
-from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
 __all__ = ["revoke"]
@@ -43,7 +43,7 @@ def revoke(
         return Revocation.REVOKED
     if revocation is Revocation.REVOKED and job.deduplication_id:
         # BullMQ 5.72 and newer may keep another job until this one has finished.
-        yield from execute(add_kept_job(keys, job.deduplication_id, job_id, now_ms()))
+        yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
     return revocation
 
 

@@ -232,11 +232,11 @@ def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_like_in_node(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     redis_client.hset(
-        keys.kept("a\ufffd"), mapping={"name": "task", "data": "{}", "opts": '{"de":{"id":"a"}}', "jid": "kept"}
+        keys.deferred("a\ufffd"), mapping={"name": "task", "data": "{}", "opts": '{"de":{"id":"a"}}', "jid": "deferred"}
     )
     put("first", opts='{"de": {"id": "a\\ud800"}}')
     assert child.run_waiting() + child.run_waiting() == 2
-    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["first", "kept"]
+    assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["first", "deferred"]
 
 
 @pytest.mark.parametrize("kept", [{"age": "x", "count": None}, {"age": None}, {"count": "many"}, {"age": []}], ids=str)

@@ -115,7 +115,7 @@ def test_a_script_is_read_once() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "file", "advice"),
-    [("official", "addLog-2.lua", "pip install -e"), ("bulltask", "addKept-11.lua", "to accept your change")],
+    [("official", "addLog-2.lua", "pip install -e"), ("bulltask", "addDeferred-11.lua", "to accept your change")],
 )
 def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, advice: str) -> None:
     find, name = getattr(loader, f"{folder}_script"), file.partition("-")[0]
@@ -128,7 +128,7 @@ def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file
             load()
 
 
-@pytest.mark.parametrize(("folder", "file"), [("official", "addLog-2.lua"), ("bulltask", "addKept-11.lua")])
+@pytest.mark.parametrize(("folder", "file"), [("official", "addLog-2.lua"), ("bulltask", "addDeferred-11.lua")])
 def test_a_missing_script_fails_the_load(copied_scripts: Path, folder: str, file: str) -> None:
     (copied_scripts / folder / file).unlink()
     for load in (lambda: getattr(loader, f"{folder}_script")(file.partition("-")[0]), loader.all_scripts):

@@ -22,10 +22,10 @@ __all__ = [
     "IdempotentWrite",
     "RepeatedJob",
     "SendResult",
+    "add_deferred_duplicate",
     "add_delayed_job",
     "add_job",
     "add_jobs_once",
-    "add_kept_job",
     "add_parent_job",
     "add_prioritized_job",
     "add_repeated_job",
@@ -106,13 +106,13 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
     return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
 
 
-def add_kept_job(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:
-    """bulltask's ``addKept``: add the job that a newer BullMQ has kept until the job ``finished_id`` finished.
+def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:
+    """bulltask's ``addDeferred``: add the duplicate that a newer BullMQ deferred until ``finished_id`` finished.
 
-    Returns its id, ``""`` if none was kept. Safe to call again.
+    Returns its id, ``""`` if there is none. Safe to call again.
     """
     script_keys = (
-        keys.kept(dedup_id),
+        keys.deferred(dedup_id),
         keys.deduplication(dedup_id),
         keys.active,
         keys.wait,
@@ -124,7 +124,7 @@ def add_kept_job(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) 
         keys.meta,
         keys.events,
     )
-    return script_call(loader.bulltask_script("addKept"), script_keys, (keys.base, finished_id, now_ms), text)
+    return script_call(loader.bulltask_script("addDeferred"), script_keys, (keys.base, finished_id, now_ms), text)
 
 
 def write_queue_meta(keys: QueueKeys, version: str, max_events: int) -> list[Call[Any]]:

@@ -39,7 +39,7 @@ from bulltask.jobs.numbers import MAX_NUMBER, counter
 from bulltask.jobs.states import REVOKED
 from bulltask.process import exit_if_forked
 from bulltask.transport.call import Call, command
-from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
@@ -285,7 +285,7 @@ class Settler:
     def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
         """Return the call to make after ``outcome`` was written, if any; its result is not used.
 
-        * BullMQ 5.72 and newer keep a job while another job with its deduplication id runs (``keepLastIfActive``).
+        * BullMQ 5.72 and newer defer a duplicate while the owner of its deduplication id runs (``keepLastIfActive``).
           BullMQ 5.62's script does not add it afterwards, so this call does.
         * A job whose task is unknown gets one line in its log, because dashboards show it only as delayed.
         """
@@ -297,7 +297,7 @@ class Settler:
             return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
         if not job.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None
-        return add_kept_job(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
+        return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
         """Emit the event of a written outcome; ``None`` means that it was discarded because the lock was lost."""

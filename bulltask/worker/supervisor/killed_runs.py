@@ -14,7 +14,7 @@ from bulltask.jobs.time_limits import TimeLimits
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.add import add_kept_job
+from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import finish_revoked
 from bulltask.transport.scripts.move import (
     FetchOptions,
@@ -127,7 +127,7 @@ class FailedAttempts:
         else:
             self._client.run(finish_revoked(keys, call) if reason == REVOKED else call)
         if job.deduplication_id:  # BullMQ 5.72 and newer may hold another job back until this one has ended
-            self._client.run(add_kept_job(keys, job.deduplication_id, job.id, now_ms))
+            self._client.run(add_deferred_duplicate(keys, job.deduplication_id, job.id, now_ms))
 
     def _read(self, keys: QueueKeys, job_id: str) -> RunningJob:
         call: Call[list[bytes]] = command("HGETALL", keys.job(job_id))

@@ -1,11 +1,11 @@
 --[[
-  Adds the job that a newer BullMQ has kept until the owner of its deduplication id finished.
+  Adds a deferred duplicate: a job that a newer BullMQ stores until the owner of its deduplication id finishes.
 
-  With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner runs is kept in a
+  With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner runs is stored in a
   hash, and the script that finishes the owner adds it. BullMQ 5.62's script does not know that hash: the job would
-  never run. So bulltask calls this script after it. It does nothing if no job is kept, so it is safe to repeat.
+  never run. So bulltask calls this script after it. It does nothing if no job is stored, so it is safe to repeat.
 
-  KEYS[1]   the kept job
+  KEYS[1]   the deferred duplicate
   KEYS[2]   owner of the deduplication id
   KEYS[3]   active
   KEYS[4]   wait
@@ -19,16 +19,16 @@
   ARGV[1]   key prefix of the queue, with the trailing colon
   ARGV[2]   id of the job that has finished
   ARGV[3]   now in milliseconds
-  returns   id of the job that was added; "" if none was kept
+  returns   id of the job that was added; "" if there was none
   event     added, then waiting or delayed
 ]]
-local kept, marker, events = KEYS[1], KEYS[9], KEYS[11]
+local deferred, marker, events = KEYS[1], KEYS[9], KEYS[11]
 local name, data, opts, id, parent_key, parent, dependencies, scheduler =
-  unpack(redis.call("HMGET", kept, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk"))
+  unpack(redis.call("HMGET", deferred, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk"))
 if not (name and id) then
   return ""
 end
--- If another job owns the deduplication id by now, the kept job is added when that one finishes.
+-- If another job owns the deduplication id by now, the deferred duplicate is added when that one finishes.
 local owner = redis.call("GET", KEYS[2])
 if (owner and owner ~= ARGV[2]) or redis.call("EXISTS", ARGV[1] .. id) == 1 then
   return ""
@@ -74,5 +74,5 @@ else
     redis.call("ZADD", marker, 0, "0")
   end
 end
-redis.call("DEL", kept)
+redis.call("DEL", deferred)
 return id
