@@ -50,9 +50,10 @@ def day_of(at: datetime) -> str:
 
 def overlap(row: Row, start: datetime, length: timedelta) -> int:
     """Return how many milliseconds of a minute or a day an attempt ran."""
-    if row["started_at"] is None or row["ended_at"] is None:
+    started, ended, end = row["started_at"], row["ended_at"], start + length
+    if started is None or ended is None or ended <= start or started >= end:
         return 0
-    return max(ms(min(row["ended_at"], start + length) - max(row["started_at"], start)), 0)
+    return max(ms(min(ended, end) - max(started, start)), 0)
 
 
 def steps_of(row: Row) -> Iterable[datetime]:
@@ -94,6 +95,14 @@ def counts(values: Iterable[int]) -> dict[int, int]:
     return dict(sorted(buckets.items()))
 
 
+def by_task(rows: Iterable[Row]) -> defaultdict[tuple[str, str | None], list[Row]]:
+    """Return the rows of each queue and task."""
+    tasks: defaultdict[tuple[str, str | None], list[Row]] = defaultdict(list)
+    for row in rows:
+        tasks[row["queue"], row["name"]].append(row)
+    return tasks
+
+
 class Oracle:
     """The expected gold tables of some days.
 
@@ -105,6 +114,7 @@ class Oracle:
 
     def __init__(self, history: History, days: Iterable[date], slo_config: SLOConfig) -> None:
         self.history, self.days, self.slo_config = history, {day.isoformat() for day in days}, slo_config
+        self._added, self._attempts, self._jobs = map(by_task, (history.added, history.attempts, history.jobs))
 
     def has(self, at: datetime | None) -> bool:
         return at is not None and day_of(at) in self.days
@@ -125,13 +135,12 @@ class Oracle:
         return keys
 
     def _minute(self, queue: str, name: str | None, minute: datetime) -> Row:
-        def of_task(rows: list[Row]) -> list[Row]:
-            return [row for row in rows if (row["queue"], row["name"]) == (queue, name)]
+        end = minute + MINUTE
 
         def at(value: datetime | None) -> bool:
-            return value is not None and minute_of(value) == minute
+            return value is not None and minute <= value < end
 
-        attempts, jobs = of_task(self.history.attempts), of_task(self.history.jobs)
+        added, attempts, jobs = self._added[queue, name], self._attempts[queue, name], self._jobs[queue, name]
         started = [row for row in attempts if at(row["started_at"])]
         ended = [row for row in attempts if at(row["ended_at"])]
         waits = [row["wait_ms"] for row in started if row["wait_ms"] is not None]
@@ -140,7 +149,7 @@ class Oracle:
         wasted = [row for row in attempts if row["outcome"] in {"failed", "retry", "stalled"}]
         return {
             "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
-            "added": sum(at(row["event_at"]) for row in of_task(self.history.added)),
+            "added": sum(at(row["event_at"]) for row in added),
             "started": len(started),
             **{counter: sum(row["outcome"] == word for row in ended) for word, counter in COUNTER_OF_OUTCOME.items()},
             "finished": sum(at(row["finished_at"]) for row in jobs),
