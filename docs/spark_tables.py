@@ -16,10 +16,10 @@ USES = {
     Use.JOBS: "jobs",
     Use.EVENTS: "events",
     Use.COUNTS: "counts",
-    Use.STREAM: "stream",
+    Use.STREAM: "streaming",
     Use.WRITE: "write",
 }
-"""The text in the column "for"; the options for writing batches and streams are the same."""
+"""The text in the column "for"; the options for batch and streaming writes are the same."""
 
 
 def pages() -> Mapping[Path, str]:

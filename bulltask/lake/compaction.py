@@ -25,7 +25,7 @@ from bulltask.lake.layout import Layout, list_directories, partition_value
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["COMPACTED", "CompactReport", "compact"]
+__all__ = ["COMPACTED", "CompactResult", "compact"]
 
 COMPACTED: Final = tuple(table.full_name for table in TABLES.values() if "ingest_id" in table.partitions)
 """The tables that batches write to. Gold tables are written a day at a time and need no compaction."""
@@ -34,7 +34,7 @@ _ROWS: Final = 131_072
 
 
 @dataclass(frozen=True, slots=True)
-class CompactReport:
+class CompactResult:
     """The result of a compaction of one table.
 
     Attributes:
@@ -57,7 +57,7 @@ class CompactReport:
 
 def compact(
     layout: Layout, table: str, *, before: date, target_mb: float = 128, on_step: OnStep = ignore_step
-) -> CompactReport:
+) -> CompactResult:
     """Rewrite past days of a table into few files; partitions with few files are not changed.
 
     Args:
@@ -76,24 +76,24 @@ def compact(
     if not target_mb > 0:
         raise ConfigError(f"target_mb must be more than 0, not {target_mb!r}")
     layout.check()
-    source, report = TABLES[table], CompactReport(table)
+    source, result = TABLES[table], CompactResult(table)
     with AtomicSwap(layout, on_step) as swaps:
         for day in layout.days(source):
             if day >= before:
                 break
             for queue in list_directories(layout.day(source, day)):
-                report = _compact_queue(layout, source, queue, target_mb, swaps, report)
-    return report
+                result = _compact_queue(layout, source, queue, target_mb, swaps, result)
+    return result
 
 
 def _compact_queue(
-    layout: Layout, table: Table, directory: Path, target_mb: float, swaps: AtomicSwap, report: CompactReport
-) -> CompactReport:
+    layout: Layout, table: Table, directory: Path, target_mb: float, swaps: AtomicSwap, result: CompactResult
+) -> CompactResult:
     old = _published_directories(layout, directory)
     files = [file for path in old for file in sorted(path.glob("[!_.]*.parquet"))]
     size, target_bytes = sum(file.stat().st_size for file in files), int(target_mb * 1_000_000)
     if len(files) <= max(1, math.ceil(size / target_bytes)):
-        return report
+        return result
     columns = [field for field in arrow_schema(table) if field.name not in table.partitions]
     rows_before = sum(pq.read_metadata(file).num_rows for file in files)
     new = swaps.new_directory()
@@ -103,14 +103,14 @@ def _compact_queue(
     bytes_after = sum(file.stat().st_size for file in new_files)
     swaps.swap(new, directory / f"ingest_id={_new_ingest_id()}", old)
     return replace(
-        report,
-        partitions=report.partitions + 1,
-        files_before=report.files_before + len(files),
-        files_after=report.files_after + len(new_files),
-        rows_before=report.rows_before + rows_before,
-        rows_after=report.rows_after + rows_after,
-        bytes_before=report.bytes_before + size,
-        bytes_after=report.bytes_after + bytes_after,
+        result,
+        partitions=result.partitions + 1,
+        files_before=result.files_before + len(files),
+        files_after=result.files_after + len(new_files),
+        rows_before=result.rows_before + rows_before,
+        rows_after=result.rows_after + rows_after,
+        bytes_before=result.bytes_before + size,
+        bytes_after=result.bytes_after + bytes_after,
     )
 
 

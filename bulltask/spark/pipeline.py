@@ -19,7 +19,7 @@ from bulltask.clock import Duration, mono_ms, to_ms
 from bulltask.config.parsers import choice
 from bulltask.config.urls import SecretUrl
 from bulltask.lake.atomic_swap import finish_intents
-from bulltask.lake.compaction import CompactReport, compact
+from bulltask.lake.compaction import CompactResult, compact
 from bulltask.lake.layout import Layout, check_local
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.lock import RunLock
@@ -30,11 +30,11 @@ from bulltask.spark.connector.session import register
 from bulltask.spark.gold.build import build_gold
 from bulltask.spark.source.broker_options import broker_options
 from bulltask.spark.source.status import pipeline_status
-from bulltask.spark.tables.backfill import BackfillReport, backfill
+from bulltask.spark.tables.backfill import BackfillResult, backfill
 from bulltask.spark.tables.batches import BatchWriter
 from bulltask.spark.tables.lake_tables import read_table
 from bulltask.spark.tables.rebuild import build_silver
-from bulltask.spark.tables.replay import ReplayReport, ReplaySelection, replay
+from bulltask.spark.tables.replay import ReplayResult, ReplaySelection, replay
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
 __all__ = ["OnLoss", "Pipeline", "PipelineOptions", "stop_after_batch"]
@@ -165,7 +165,7 @@ class Pipeline:
         """
         return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
-    def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillReport:
+    def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillResult:
         """Add jobs that finished in gaps to silver: the last attempt of each job, as far as it is known.
 
         Repeating a backfill adds nothing.
@@ -206,7 +206,7 @@ class Pipeline:
                 self.spark, self.layout, days, open_job_timeout=timedelta(milliseconds=self._open_job_timeout_ms)
             )
 
-    def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactReport:
+    def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactResult:
         """Merge the files of a table's past days into few files; superseded rows of silver are dropped.
 
         Args:
@@ -221,7 +221,7 @@ class Pipeline:
 
     def replay(
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
-    ) -> ReplayReport:
+    ) -> ReplayResult:
         """Send finished jobs again, with their names, data and options but new ids, each once.
 
         Args:

@@ -133,7 +133,7 @@ def play(plan: Plan, url: str, server: str, args: argparse.Namespace) -> int:
 
         conf = dict(word.split("=", 1) for word in args.conf)
         with Story(url, server, args.root, args.master, conf) as story:
-            story.stream()
+            story.start_pipeline()
             story.send(plan.jobs, plan.write_id)
             story.watch(plan.jobs)
             story.build()

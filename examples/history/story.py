@@ -59,7 +59,7 @@ class Story:
     def __exit__(self, *_: object) -> None:
         self._spark.stop()
 
-    def stream(self) -> None:
+    def start_pipeline(self) -> None:
         """Start the pipeline that writes events to the lake during all further steps."""
         print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, root).run()", flush=True)
         self._query = self._pipeline.run()
@@ -94,7 +94,7 @@ class Story:
                 finished = count_finished_jobs()
                 lag = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
             except (BrokerUnavailableError, BrokerNotReadyError):  # it is down, or loading its data
-                print("            the server is not available: worker and stream wait", flush=True)
+                print("            the server is not available: worker and pipeline wait", flush=True)
                 continue
             seconds = time.perf_counter() - start
             print(f"   {seconds:5.0f} s  {finished:9,} jobs finished, the lake is {lag:,} events behind", flush=True)

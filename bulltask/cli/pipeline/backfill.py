@@ -52,10 +52,10 @@ def command(
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
-    report = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
-    click.echo(f"{pluralize(report.gaps, 'gap')} with at least {pluralize(report.lost, 'lost event')}")
-    if report.gaps:
+    result = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
+    click.echo(f"{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
+    if result.gaps:
         click.echo(
-            f"{pluralize(report.examined, 'finished job')} examined, {report.jobs:,} added to silver.jobs; "
-            f"jobs were added for {pluralize(report.backfilled_gaps, 'gap')}"
+            f"{pluralize(result.examined, 'finished job')} examined, {result.jobs:,} added to silver.jobs; "
+            f"jobs were added for {pluralize(result.backfilled_gaps, 'gap')}"
         )

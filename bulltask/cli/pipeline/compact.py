@@ -35,22 +35,22 @@ def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: flo
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
     layout = Layout(root)
-    reports = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
+    results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
     if as_json:
-        click.echo(json.dumps([asdict(report) for report in reports], indent=2))
+        click.echo(json.dumps([asdict(result) for result in results], indent=2))
         return
     click.echo(
         as_table(
             ("table", "partitions", "files", "rows", "MB"),
             [
                 (
-                    report.table,
-                    f"{report.partitions:,}",
-                    f"{report.files_before:,} -> {report.files_after:,}",
-                    f"{report.rows_before:,} -> {report.rows_after:,}",
-                    f"{report.bytes_before / 1e6:,.1f} -> {report.bytes_after / 1e6:,.1f}",
+                    result.table,
+                    f"{result.partitions:,}",
+                    f"{result.files_before:,} -> {result.files_after:,}",
+                    f"{result.rows_before:,} -> {result.rows_after:,}",
+                    f"{result.bytes_before / 1e6:,.1f} -> {result.bytes_after / 1e6:,.1f}",
                 )
-                for report in reports
+                for result in results
             ],
         )
     )

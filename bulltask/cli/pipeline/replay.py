@@ -13,7 +13,7 @@ from bulltask.cli.terminal import as_table
 from bulltask.lake.formatting import pluralize
 
 if TYPE_CHECKING:
-    from bulltask.spark.tables.replay import ReplayReport
+    from bulltask.spark.tables.replay import ReplayResult
 
 __all__ = ["command"]
 
@@ -57,25 +57,25 @@ def command(
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
-    report = replay(spark, layout, source.texts, selection, dry_run=not yes)
-    _show(report)
+    result = replay(spark, layout, source.texts, selection, dry_run=not yes)
+    _show(result)
 
 
-def _show(report: ReplayReport) -> None:
-    click.echo(f"{pluralize(report.selected, 'finished job')} selected, {report.ready:,} can be sent")
-    if report.open_again:
-        click.echo(f"Skipped, because they were retried and have not finished: {report.open_again:,}")
-    if report.unknown:
-        named = ", ".join(report.unknown_ids) + (", ..." if report.unknown > len(report.unknown_ids) else "")
-        click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {report.unknown:,}, {named}")
-    if report.sample:
+def _show(result: ReplayResult) -> None:
+    click.echo(f"{pluralize(result.selected, 'finished job')} selected, {result.ready:,} can be sent")
+    if result.open_again:
+        click.echo(f"Skipped, because they were retried and have not finished: {result.open_again:,}")
+    if result.unknown:
+        named = ", ".join(result.unknown_ids) + (", ..." if result.unknown > len(result.unknown_ids) else "")
+        click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
+    if result.sample:
         heads = ("queue", "job_id", "name", "state", "final_reason", "data")
-        click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in report.sample]))
-    if report.dry_run:
+        click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in result.sample]))
+    if result.dry_run:
         click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
     else:
         click.echo(
-            f"\n{pluralize(report.added, 'job')} added, {report.duplicates:,} duplicates; write id {report.write_id}"
+            f"\n{pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates; write id {result.write_id}"
         )
 
 

@@ -118,7 +118,7 @@ def _targets(objectives: Iterable[Objective]) -> list[Column]:
 
 
 def _matches(column: str, pattern: str) -> Column:
-    if pattern == EVERY:  # also matches rows without a name
+    if pattern == EVERY:  # matches even rows without a name
         return fn.lit(True)
     regex = ".*".join(map(re.escape, pattern.split(EVERY)))
     return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{regex}\z"), fn.lit(False))

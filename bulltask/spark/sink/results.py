@@ -77,7 +77,7 @@ def gather(
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job of the report.
+        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job of the write.
     """
     check_option_names(more, GatherOptions)
     options = _options(queue, more)
@@ -173,21 +173,21 @@ def _options(queue: str, more: GatherOptions) -> WriteOptions:
     return read_options(WriteOptions, {**broker_options(more), "queue": queue})
 
 
-def _ids_of_write(report: EnqueueResult, lookup: JobLookup) -> DataFrame:
+def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
     """Return the ids of the jobs that the write has added."""
     queue = lookup.keys.queue
-    if report.queue != queue:
-        raise ConfigError(f"the write {report.write_id} went to queue {report.queue}, not to {queue}")
+    if write.queue != queue:
+        raise ConfigError(f"the write {write.write_id} went to queue {write.queue}, not to {queue}")
     cursor, ids = "0", dict[str, None]()
     with Connection(lookup.config) as connection:
         while True:
-            cursor, page = connection.run(scan_added_ids(lookup.keys, report.write_id, cursor))
+            cursor, page = connection.run(scan_added_ids(lookup.keys, write.write_id, cursor))
             ids |= dict.fromkeys(page)
             if cursor == "0":
                 break
-    if report.rows and not ids:
+    if write.rows and not ids:
         raise ConfigError(
-            f"Redis has no job of the write {report.write_id} in queue {queue}: its ids have expired, or another "
+            f"Redis has no job of the write {write.write_id} in queue {queue}: its ids have expired, or another "
             "server was used; pass the ids instead"
         )
     spark = SparkSession.active()

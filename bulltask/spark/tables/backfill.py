@@ -27,7 +27,7 @@ from bulltask.spark.lifecycle.sql import as_time, error_fingerprint, plain_reaso
 from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
-__all__ = ["BackfillReport", "backfill"]
+__all__ = ["BackfillResult", "backfill"]
 
 _GAPS: Final = StructType(
     [
@@ -40,7 +40,7 @@ _GAPS: Final = StructType(
 
 
 @dataclass(frozen=True, slots=True)
-class BackfillReport:
+class BackfillResult:
     """The result of a backfill.
 
     Attributes:
@@ -66,7 +66,7 @@ def backfill(
     since: datetime,
     until: datetime,
     queues: Collection[str] | None = None,
-) -> BackfillReport:
+) -> BackfillResult:
     """Add jobs that finished in gaps to silver.
 
     First the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs`` are
@@ -88,7 +88,7 @@ def backfill(
         raise ConfigError(f"until ({until}) must be later than since ({since})")
     gaps = find_gaps(layout, since=since, until=until, queues=queues)
     if not gaps:
-        return BackfillReport(0, 0, 0, 0, 0)
+        return BackfillResult(0, 0, 0, 0, 0)
     # One queue at a time, as JSON: a name may contain a comma.
     names = sorted({gap.queue for gap in gaps})
     # Events recorded while the hashes are read are later than this, and so supersede these rows.
@@ -110,7 +110,7 @@ def backfill(
         for index, gap in enumerate(gaps)
     ]
     _record_backfills(spark, layout, ingest, list(dict.fromkeys(backfills)))
-    return BackfillReport(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
+    return BackfillResult(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:

@@ -35,7 +35,7 @@ from bulltask.transport.scripts.job import job_fields
 __all__ = [
     "HASH",
     "HashLookup",
-    "ReplayReport",
+    "ReplayResult",
     "ReplaySelection",
     "Replayer",
     "StoredOptions",
@@ -92,7 +92,7 @@ class ReplaySelection:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayReport:
+class ReplayResult:
     """The result of a replay or of a dry run.
 
     Attributes:
@@ -133,7 +133,7 @@ def replay(
     selection: ReplaySelection,
     *,
     dry_run: bool = True,
-) -> ReplayReport:
+) -> ReplayResult:
     """Send finished jobs again, with their names, data and options but new ids.
 
     An id is derived from the job and the time when it finished. So a job is not sent twice while its replay
@@ -145,7 +145,7 @@ def replay(
         layout: The lake.
         source: The location of the queues, as options of ``format("bulltask")``.
         selection: The selected jobs.
-        dry_run: Send nothing; only return the report.
+        dry_run: Send nothing; only return the result.
 
     Raises:
         ConfigError: The condition is invalid.
@@ -167,7 +167,7 @@ def replay(
     finally:
         jobs.unpersist()
     columns = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
-    return ReplayReport(
+    return ReplayResult(
         where=selection.where,
         write_id=selection.write_id,
         selected=sum(counts.values()),

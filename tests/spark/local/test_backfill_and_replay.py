@@ -17,9 +17,9 @@ from bulltask.lake.gaps import find_gaps
 from bulltask.lake.tables import ATTEMPTS, JOBS, SNAPSHOTS
 from bulltask.queue import Queue
 from bulltask.spark.pipeline import Pipeline
-from bulltask.spark.tables.backfill import BackfillReport, backfill
+from bulltask.spark.tables.backfill import BackfillResult, backfill
 from bulltask.spark.tables.lake_tables import latest, read_table
-from bulltask.spark.tables.replay import ReplayReport, ReplaySelection, replay
+from bulltask.spark.tables.replay import ReplayResult, ReplaySelection, replay
 from bulltask.spark.tables.snapshot import snapshot
 from tests.support.lake import LakeBuilder
 from tests.support.manual_worker import ManualWorker
@@ -95,11 +95,11 @@ def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
 ) -> None:
     opened, old = known_incarnations["open"], known_incarnations["again"]
 
-    def fill() -> BackfillReport:
+    def fill() -> BackfillResult:
         return backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
 
-    report = fill()
-    assert (report.gaps, report.lost, report.examined, report.jobs, report.backfilled_gaps) == (1, 40, 6, 5, 1)
+    result = fill()
+    assert (result.gaps, result.lost, result.examined, result.jobs, result.backfilled_gaps) == (1, 40, 6, 5, 1)
     rows = jobs_of(spark, lake)
     incarnations = {(row["job_id"], row["incarnation"]): (row["state"], row["source"]) for row in rows}
     assert len(rows) == 7
@@ -157,9 +157,9 @@ def test_an_outcome_in_an_old_snapshot_does_not_supersede_later_events(
         }
         for job_id, state in states.items()
     )
-    report = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
+    result = backfill(spark, lake.layout, source, since=now() - HOUR, until=now() + HOUR)
     assert {row["job_id"]: row["state"] for row in jobs_of(spark, lake)} == states
-    assert report.jobs == 0
+    assert result.jobs == 0
 
 
 def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
@@ -178,8 +178,8 @@ def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
         lake.gaps(
             [{**lost, "first_id_after": f"{int(until.timestamp())}-0", "first_at_after": until, "detected_at": until}]
         )
-    report = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
-    assert (report.gaps, report.jobs, report.backfilled_gaps) == (2, 4, 2)
+    result = backfill(spark, lake.layout, source, since=now() - 2 * HOUR, until=now() + HOUR)
+    assert (result.gaps, result.jobs, result.backfilled_gaps) == (2, 4, 2)
     assert [gap.backfilled_jobs for gap in find_gaps(lake.layout)] == [1, 3]
     rows = Pipeline(spark, lake.layout.root).gaps().orderBy("detected_at").collect()
     assert [row["backfilled_jobs"] for row in rows] == [1, 3]
@@ -189,8 +189,8 @@ def test_a_backfill_without_gaps_writes_nothing(
     spark: SparkSession, lake: LakeBuilder, source: Mapping[str, str]
 ) -> None:
     lake.gaps([gap(now() - HOUR)])
-    report = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
-    assert (report.gaps, report.jobs) == (0, 0)
+    result = backfill(spark, lake.layout, source, since=now() + HOUR, until=now() + 2 * HOUR)
+    assert (result.gaps, result.jobs) == (0, 0)
     assert not lake.layout.days(SNAPSHOTS)
     with pytest.raises(ConfigError, match="must be later than since"):
         backfill(spark, lake.layout, source, since=now(), until=now() - HOUR)
@@ -203,14 +203,14 @@ def test_a_snapshot_is_restricted_by_states_and_time(
     manual_worker.complete(7)
     assert snapshot(spark, lake.layout, source, states=["waiting", "completed"]).rows == 3
     assert snapshot(spark, lake.layout, source, since=now() + HOUR).rows == 0
-    report = snapshot(spark, lake.layout, source, since=now() - HOUR)
-    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{report.ingest}'").collect()
+    result = snapshot(spark, lake.layout, source, since=now() - HOUR)
+    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{result.ingest}'").collect()
     assert [(row["id"], row["return_value"], row["state"], row["queue"]) for row in rows] == [
         ("a", "7", "completed", "mail")
     ]
 
 
-Replay = Callable[..., ReplayReport]
+Replay = Callable[..., ReplayResult]
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def failed(
     job.retry()
     assert manual_worker.acquire() == "open"
 
-    def run(where: str = "state = 'failed'", **options: Any) -> ReplayReport:
+    def run(where: str = "state = 'failed'", **options: Any) -> ReplayResult:
         dry_run = options.pop("dry_run", False)
         return replay(spark, lake.layout, source, ReplaySelection(where, **options), dry_run=dry_run)
 

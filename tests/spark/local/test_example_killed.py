@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900 + 200 * KILLS)
 ]  # fmt: skip
 
-STREAM_STEP = "3. The worker runs the jobs"
+PIPELINE_STEP = "3. The worker runs the jobs"
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def test_the_tables_of_the_example_are_correct_after_kills(
         sent = count_sent_jobs(client)
         log.warning("The driver was killed when %d of %d jobs were sent", sent, COUNT)
         with run_example(server.url, root, "--resume") as run:
-            wait_while_running(run, lambda: STREAM_STEP in log_of(root), "all jobs were sent", root)
+            wait_while_running(run, lambda: PIPELINE_STEP in log_of(root), "all jobs were sent", root)
             running_worker = stack.enter_context(run_worker(server.url))
             to_finish = rng.uniform(0.03, 0.4) * COUNT
             wait_while_running(

@@ -100,7 +100,7 @@ def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], fille
     assert waiting == dict.fromkeys(filled, 10)
 
 
-def test_a_stream_reads_every_event_of_all_nodes_once(broker_url: str, queues: list[str]) -> None:
+def test_a_query_reads_every_event_of_all_nodes_once(broker_url: str, queues: list[str]) -> None:
     rng = random.Random(3)
     query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
     for number in range(10):

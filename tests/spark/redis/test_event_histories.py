@@ -75,7 +75,7 @@ class History:
     """A query over queues that are created and deleted.
 
     Args:
-        seed: The seed of the history. Every fourth is ``racy``: its streams change also while a batch is planned.
+        seed: The seed of the history. Every fourth is ``racy``: its streams change even while a batch is planned.
     """
 
     def __init__(self, url: str, client: redis.Redis, connection: DisturbedConnection, seed: int) -> None:
