@@ -141,7 +141,7 @@ class AnyTask(Generic[P, R]):
         ids = sender.send(jobs)
         return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
-    def map_dataframe(self, df: FrameT, columns: Any = None, **more: Any) -> FrameT:
+    def map_dataframe(self, df: FrameT, columns: Any = None, **map_options: Any) -> FrameT:
         """Call the task for every row of a Spark DataFrame, and return the rows with the outcome of their jobs.
 
         It needs the extra ``spark``. :func:`bulltask.spark.map_dataframe` describes all options.
@@ -149,8 +149,8 @@ class AnyTask(Generic[P, R]):
         Args:
             df: The rows.
             columns: The columns with the arguments; default: all columns of ``df``.
-            more: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``, ``batch``,
-                ``idempotency_ttl``.
+            map_options: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``,
+                ``batch``, ``idempotency_ttl``.
 
         Returns:
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.
@@ -161,7 +161,7 @@ class AnyTask(Generic[P, R]):
                 results.
         """
         mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_MODULES, "spark", SPARK)
-        return cast(FrameT, mapper(self, df, columns, **more))
+        return cast(FrameT, mapper(self, df, columns, **map_options))
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """Return the call as a signature (Celery's ``s``); raise ``TypeError`` if the arguments do not match."""

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypedDict, Unpack, get_args
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bulltask.clock import Duration, mono_ms, to_ms
@@ -86,7 +86,7 @@ class Pipeline:
         spark: The session, ideally from `bulltask.spark.session`.
         root: The directory of the lake, with the same path on the driver and all executors.
         queues: Names of queues, or ``*`` for all queues of the prefix, including queues that are created later.
-        more: The options of `PipelineOptions`.
+        options: The options of `PipelineOptions`.
 
     Raises:
         TypeError: An option is unknown.
@@ -99,17 +99,17 @@ class Pipeline:
         root: str | Path,
         *,
         queues: str | Sequence[str] = "*",
-        **more: Unpack[PipelineOptions],
+        **options: Unpack[PipelineOptions],
     ) -> None:
-        if unknown := sorted(set(more) - set(PipelineOptions.__annotations__)):
+        if unknown := sorted(set(options) - set(PipelineOptions.__annotations__)):
             known = ", ".join(PipelineOptions.__annotations__)
             raise TypeError(f"unknown option {unknown[0]!r}; known options are queues, {known}")
         check_local(root)
         self.spark, self.layout = spark, Layout(Path(root).absolute())
-        self._queues, self._more = queues, more
-        self._open_job_timeout_ms = to_ms(more.get("open_job_timeout", timedelta(days=7)), "open_job_timeout")
-        self._on_loss = choice(*get_args(OnLoss))(more.get("on_loss", "gap"), "on_loss")
-        self._starting = choice("earliest", "latest")(more.get("starting", "earliest"), "starting")
+        self._queues, self._options = queues, options
+        self._open_job_timeout_ms = to_ms(options.get("open_job_timeout", timedelta(days=7)), "open_job_timeout")
+        self._on_loss = choice(*get_args(OnLoss))(options.get("on_loss", "gap"), "on_loss")
+        self._starting = choice("earliest", "latest")(options.get("starting", "earliest"), "starting")
 
     def run(self, *, available_now: bool = False) -> StreamingQuery:
         """Write the queues' events to the bronze and silver tables, each event exactly once.
@@ -241,7 +241,7 @@ class Pipeline:
         """Return ``bronze.gaps`` with ``backfilled_jobs``: the number of added jobs; null without a backfill."""
         key = list(GAPS.key)
         backfills = read_table(self.spark, self.layout, BACKFILLS).groupBy(key)
-        backfilled = backfills.agg(fn.sum("backfilled_jobs").alias("backfilled_jobs"))
+        backfilled = backfills.agg(F.sum("backfilled_jobs").alias("backfilled_jobs"))
         return read_table(self.spark, self.layout, GAPS).join(backfilled, key, "left")
 
     def status(self) -> PipelineStatus:
@@ -249,10 +249,10 @@ class Pipeline:
         return pipeline_status(self.layout, self._broker_options())
 
     def _serve_metrics(self, at_end: ExitStack) -> None:
-        if (port := self._more.get("metrics_port")) is not None:
+        if (port := self._options.get("metrics_port")) is not None:
             from bulltask.spark.tables.pipeline_metrics import PipelineMetrics, serve  # noqa: PLC0415 - prometheus_client
 
-            host = self._more.get("metrics_host", "127.0.0.1")
+            host = self._options.get("metrics_host", "127.0.0.1")
             at_end.callback(serve(PipelineMetrics(Ledger(self.layout), self.status), host, port))
 
     def _broker_options(self) -> dict[str, str]:
@@ -269,18 +269,18 @@ class Pipeline:
         writer = events.writeStream.foreachBatch(batches).option("checkpointLocation", str(self.layout.checkpoint))
         if available_now:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=self._more.get("trigger", "10 seconds")).start()
+        return writer.trigger(processingTime=self._options.get("trigger", "10 seconds")).start()
 
     def _source(self) -> dict[str, str]:
         """Return the options of the source."""
-        more = self._more
+        options = self._options
         return {
-            **broker_options(more),
+            **broker_options(options),
             "table": "events",
             "queue": self._queues if isinstance(self._queues, str) else json.dumps(list(self._queues)),
             "skipUnsupportedQueues": "true",
-            "maxEventsPerTrigger": str(more.get("max_events_per_trigger", 200_000)),
-            "alignQueues": str(more.get("align", True)).lower(),
+            "maxEventsPerTrigger": str(options.get("max_events_per_trigger", 200_000)),
+            "alignQueues": str(options.get("align", True)).lower(),
             "failOnDataLoss": str(self._on_loss == "fail").lower(),
             "gapRows": str(self._on_loss == "gap").lower(),
             "startingOffsets": self._starting_offsets(),

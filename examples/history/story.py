@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 from tasks import FAILS, QUEUES, RETRIES, app
 
 import bulltask.spark
@@ -68,16 +68,16 @@ class Story:
     def send(self, jobs: int, write_id: str) -> None:
         """Send a job for each row, except jobs that this write has already sent."""
         print("\n2. Send a job for each row of a DataFrame; a worker runs them")
-        names = fn.array(*map(fn.lit, TASKS))
+        names = F.array(*map(F.lit, TASKS))
         rows = self._spark.range(jobs).select(
-            fn.get(names, (fn.col("id") % len(TASKS)).cast("int")).alias("task"),
-            fn.floor(fn.col("id") / len(TASKS)).alias("order"),
+            F.get(names, (F.col("id") % len(TASKS)).cast("int")).alias("task"),
+            F.floor(F.col("id") / len(TASKS)).alias("order"),
         )
         for queue in sorted(set(QUEUES.values())):
-            queue_rows = rows.where(fn.col("task").isin([task for task, of in QUEUES.items() if of == queue]))
-            print(f'   >>> enqueue(rows, "{queue}", name=fn.col("task"), data=["order"])', flush=True)
+            queue_rows = rows.where(F.col("task").isin([task for task, of in QUEUES.items() if of == queue]))
+            print(f'   >>> enqueue(rows, "{queue}", name=F.col("task"), data=["order"])', flush=True)
             result = bulltask.spark.enqueue(
-                queue_rows, queue, name=fn.col("task"), data=["order"], write_id=write_id, url=self._url
+                queue_rows, queue, name=F.col("task"), data=["order"], write_id=write_id, url=self._url
             )
             duplicates = f", {result.duplicates:,} were already sent" if result.duplicates else ""
             print(f"   {result.added:9,} jobs in {result.seconds:.1f} s{duplicates}")
@@ -109,14 +109,14 @@ class Story:
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold/task_minute").where("name IS NOT NULL")
-        sums = {name: fn.sum(name) for name in ("added", "completed", "failed", "retried")}
+        sums = {name: F.sum(name) for name in ("added", "completed", "failed", "retried")}
         tasks = minutes.groupBy("name").agg(
             *(column.alias(name) for name, column in sums.items()),
-            fn.round(fn.sum("busy_ms") / 1000, 1).alias("busy_s"),
+            F.round(F.sum("busy_ms") / 1000, 1).alias("busy_s"),
         )
         tasks.orderBy("name").show(truncate=False)
         errors = self._table("gold/errors_day").select("name", "error_fingerprint", "count", "sample_job_ids")
-        errors.orderBy(fn.desc("count")).show(truncate=60)
+        errors.orderBy(F.desc("count")).show(truncate=60)
 
     def check(self, jobs: int) -> list[str]:
         """Compare the tables with the expected outcomes; return the differences."""

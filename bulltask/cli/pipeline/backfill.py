@@ -33,7 +33,7 @@ def command(
     until: datetime,
     master: str | None,
     conf: tuple[str, ...],
-    **where: Any,
+    **connection: Any,
 ) -> None:
     """Add jobs that finished in gaps to the silver tables, from Redis and from snapshots.
 
@@ -43,7 +43,7 @@ def command(
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    source = source_of(ctx, where)
+    source = source_of(ctx, connection)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
     layout = Layout(root)

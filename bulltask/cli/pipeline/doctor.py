@@ -76,7 +76,7 @@ def command(
     outage: float,
     show_sizes: bool,
     as_json: bool,
-    **where: Any,
+    **connection: Any,
 ) -> None:
     """Check that all requirements are met and that the queues' event streams are long enough.
 
@@ -90,7 +90,7 @@ def command(
         click.echo(_sizes())
         return
     need = RetentionNeed(trigger, batch, outage)
-    source = source_of(ctx, where)
+    source = source_of(ctx, connection)
     requirements = [_java(), *map(_package, _PACKAGES)]
     redis, streams, skipped = _check_redis(source)
     requirements.append(redis)

@@ -36,7 +36,7 @@ def command(
     id_col: str | None,
     master: str | None,
     conf: tuple[str, ...],
-    **more: Any,
+    **options: Any,
 ) -> None:
     """Add a job to a queue for each row of a Parquet file or a directory of them, each exactly once.
 
@@ -46,13 +46,15 @@ def command(
 
     if (name is None) == (name_col is None):
         raise click.UsageError("pass either --name or --name-col")
-    source, write_id = source_of(ctx, more), more["write_id"]
+    source, write_id = source_of(ctx, options), options["write_id"]
     spark = open_session(master, conf)
     from bulltask.spark.sink.enqueue import FileColumns, enqueue_file  # noqa: PLC0415 - slow
 
     names = FileColumns(parse_names(data_cols, "--data-cols"), name, name_col, id_col)
-    where: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
-    result = enqueue_file(spark, file, queue, names, **where, **({} if write_id is None else {"write_id": write_id}))
+    connection: Any = {"url": source.url, "prefix": source.prefix, "queue_hash_tag": source.hash_tag}
+    result = enqueue_file(
+        spark, file, queue, names, **connection, **({} if write_id is None else {"write_id": write_id})
+    )
     click.echo(
         f"{pluralize(result.rows, 'row')}: {pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates"
     )

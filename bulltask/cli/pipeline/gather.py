@@ -36,13 +36,13 @@ def command(
     wait: float | None,
     master: str | None,
     conf: tuple[str, ...],
-    **where: Any,
+    **connection: Any,
 ) -> None:
     """Write the outcomes of the jobs of WRITE_ID to Parquet: id, state, return_value, failed_reason, finished_at.
 
     There is a row for each job. The state is completed, failed, unfinished, or missing if Redis no longer has it.
     """
-    source = source_of(ctx, where)
+    source = source_of(ctx, connection)
     spark = open_session(master, conf)
     from bulltask.spark import EnqueueResult, gather  # noqa: PLC0415 - slow
 

@@ -40,7 +40,7 @@ def command(
     yes: bool,
     master: str | None,
     conf: tuple[str, ...],
-    **where: Any,
+    **connection: Any,
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids; a dry run without --yes.
 
@@ -51,7 +51,7 @@ def command(
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    source, layout = source_of(ctx, where), Layout(root)
+    source, layout = source_of(ctx, connection), Layout(root)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow

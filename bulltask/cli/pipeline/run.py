@@ -86,7 +86,7 @@ def command(
     on_loss: str,
     master: str | None,
     conf: tuple[str, ...],
-    **more: Any,
+    **options: Any,
 ) -> None:
     """Copy the queues' events into the bronze and silver tables in --root, each event exactly once.
 
@@ -99,13 +99,13 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
 
-    source = source_of(ctx, more)
+    source = source_of(ctx, options)
     spark = open_session(master, conf)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
         ledger = Ledger(Layout(root))
         before = _lost(ledger.head())
-        pipeline = _pipeline(spark, root, source, on_loss, more)
+        pipeline = _pipeline(spark, root, source, on_loss, options)
         progress = _Progress(ledger)
         query = pipeline.run(available_now=once)
         click.echo(f"writing the events of queues {source.queues} to {root}", err=True)
@@ -116,11 +116,11 @@ def command(
     ctx.exit(_exit_code(query, _lost(ledger.head()) - before))
 
 
-def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, more: Mapping[str, Any]) -> Any:
+def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
-    port = more["metrics_port"]
-    metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": more["metrics_host"]}
+    port = options["metrics_port"]
+    metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": options["metrics_host"]}
     return Pipeline(
         spark,
         root,
@@ -128,11 +128,11 @@ def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, more: M
         url=source.url,
         prefix=source.prefix,
         queue_hash_tag=source.hash_tag,
-        trigger=f"{round(more['trigger'] * 1000)} milliseconds",
+        trigger=f"{round(options['trigger'] * 1000)} milliseconds",
         on_loss=on_loss,
-        open_job_timeout=more["open_job_timeout"],
-        max_events_per_trigger=more["max_events"],
-        starting=more["starting"],
+        open_job_timeout=options["open_job_timeout"],
+        max_events_per_trigger=options["max_events"],
+        starting=options["starting"],
         **metrics,
     )
 

@@ -31,7 +31,7 @@ def command(
     since: datetime | None,
     master: str | None,
     conf: tuple[str, ...],
-    **where: Any,
+    **connection: Any,
 ) -> None:
     """Save the jobs that are in Redis to bronze.jobs, with their data, options and stack traces.
 
@@ -40,7 +40,7 @@ def command(
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    source = source_of(ctx, where)
+    source = source_of(ctx, connection)
     spark = open_session(master, conf)
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 

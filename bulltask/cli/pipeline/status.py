@@ -29,14 +29,14 @@ __all__ = ["command", "skipped_queue_lines"]
 @source_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def command(ctx: click.Context, /, *, root: Path, as_json: bool, **where: Any) -> None:
+def command(ctx: click.Context, /, *, root: Path, as_json: bool, **connection: Any) -> None:
     """Show how far the lake is behind the queues, and how long Redis keeps unread events.
 
     Needs no Java.
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(Layout(root), source_of(ctx, where).texts)
+    status = pipeline_status(Layout(root), source_of(ctx, connection).texts)
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:

@@ -43,7 +43,7 @@ def enqueue_stream(
     data: Column | Sequence[str],
     checkpoint: str,
     job_id: Column | None = None,
-    **more: Unpack[EnqueueStreamOptions],
+    **options: Unpack[EnqueueStreamOptions],
 ) -> StreamingQuery:
     """Start a query that adds a job to a queue for each row of a streaming DataFrame.
 
@@ -59,7 +59,7 @@ def enqueue_stream(
             which become an object.
         checkpoint: The directory for Spark's progress; with the same directory the query continues where it ended.
         job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
-        more: The options of :class:`EnqueueStreamOptions`.
+        options: The options of :class:`EnqueueStreamOptions`.
 
     Returns:
         The running query. ``query.stop()`` ends it.
@@ -68,18 +68,18 @@ def enqueue_stream(
         TypeError: An option is unknown.
         ConfigError: An option or a column is invalid, or ``df`` is not a streaming DataFrame.
     """
-    check_option_names(more, EnqueueStreamOptions)
+    check_option_names(options, EnqueueStreamOptions)
     if not df.isStreaming:
         raise ConfigError("enqueue_stream needs a stream (spark.readStream); enqueue sends the rows of a table")
     rows = standard_rows(df, name, data, job_id)
-    options = write_options(queue, more) | {"jobOpts": _encode_opts(more.get("opts", {}))}
-    JobsStreamWriter(read_options(WriteOptions, options), rows.schema, overwrite=False)  # report errors now
+    writer_options = write_options(queue, options) | {"jobOpts": _encode_opts(options.get("opts", {}))}
+    JobsStreamWriter(read_options(WriteOptions, writer_options), rows.schema, overwrite=False)  # report errors now
     register(df.sparkSession)
-    writer = rows.writeStream.format("bulltask").outputMode("append").options(**options)
+    writer = rows.writeStream.format("bulltask").outputMode("append").options(**writer_options)
     writer = writer.option("checkpointLocation", checkpoint)
-    if more.get("available_now", False):
+    if options.get("available_now", False):
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=_interval(more.get("trigger", "5 seconds"))).start()
+    return writer.trigger(processingTime=_interval(options.get("trigger", "5 seconds"))).start()
 
 
 def _interval(trigger: Duration | str) -> str:

@@ -28,7 +28,7 @@ def jobs(
     *,
     columns: Sequence[str] | None = None,
     partitions: int | None = None,
-    **where: Unpack[BrokerOptions],
+    **connection: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the jobs of some queues, as they are in Redis when Spark reads the rows.
 
@@ -40,7 +40,7 @@ def jobs(
         columns: The columns to read. Fewer columns are faster, and Spark does not pass a query's columns to a source in
             Python.
         partitions: The maximum number of tasks; default: 2 for each core.
-        where: The options of `BrokerOptions`.
+        connection: The options of `BrokerOptions`.
 
     Returns:
         The table ``jobs`` of ``format("bulltask")``, a row for each job.
@@ -48,10 +48,10 @@ def jobs(
     Raises:
         ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
     """
-    more = {"state": ",".join([states] if isinstance(states, str) else states)}
+    options = {"state": ",".join([states] if isinstance(states, str) else states)}
     if partitions is not None:
-        more["numPartitions"] = str(partitions)
-    return _batch(spark, "jobs", columns, _options(queues, where) | more)
+        options["numPartitions"] = str(partitions)
+    return _batch(spark, "jobs", columns, _options(queues, connection) | options)
 
 
 def events(
@@ -59,7 +59,7 @@ def events(
     queues: str | Sequence[str] = "*",
     *,
     columns: Sequence[str] | None = None,
-    **where: Unpack[BrokerOptions],
+    **connection: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the events in the queues' event streams, by default the newest 10,000 of each queue.
 
@@ -67,7 +67,7 @@ def events(
         spark: The session.
         queues: Names of queues, or ``*`` for all.
         columns: The columns to read.
-        where: The options of `BrokerOptions`.
+        connection: The options of `BrokerOptions`.
 
     Returns:
         The table ``events`` of ``format("bulltask")``, a row for each event.
@@ -75,18 +75,18 @@ def events(
     Raises:
         ConfigError: A column does not exist.
     """
-    return _batch(spark, "events", columns, _options(queues, where))
+    return _batch(spark, "events", columns, _options(queues, connection))
 
 
-def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **where: Unpack[BrokerOptions]) -> DataFrame:
+def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **connection: Unpack[BrokerOptions]) -> DataFrame:
     """Return the number of jobs of each queue in each state: ``queue``, ``state``, ``jobs``.
 
     Args:
         spark: The session.
         queues: Names of queues, or ``*`` for all.
-        where: The options of `BrokerOptions`.
+        connection: The options of `BrokerOptions`.
     """
-    return _batch(spark, "counts", None, _options(queues, where))
+    return _batch(spark, "counts", None, _options(queues, connection))
 
 
 def stream_events(
@@ -97,7 +97,7 @@ def stream_events(
     max_events_per_trigger: int | None = 200_000,
     align: bool = True,
     on_loss: Literal["fail", "gap"] = "fail",
-    **where: Unpack[BrokerOptions],
+    **connection: Unpack[BrokerOptions],
 ) -> DataFrame:
     """Return the events of some queues as a streaming DataFrame, each exactly once per checkpoint.
 
@@ -109,7 +109,7 @@ def stream_events(
         align: Read no queue beyond the time of the slowest queue with more events, so that watermarks drop nothing.
         on_loss: What to do if events were trimmed before they were read: ``fail`` ends the query, and ``gap`` emits a
             row ``bulltask.gap``.
-        where: The options of `BrokerOptions`.
+        connection: The options of `BrokerOptions`.
 
     Returns:
         The streaming DataFrame.
@@ -126,7 +126,7 @@ def stream_events(
         "gapRows": rows,
     }
     reader: DataStreamReader = _registered(spark).readStream.format("bulltask")
-    return reader.options(**_options(queues, where), table="events", **options).load()
+    return reader.options(**_options(queues, connection), table="events", **options).load()
 
 
 def _batch(spark: SparkSession, table: str, columns: Sequence[str] | None, options: dict[str, str]) -> DataFrame:
@@ -147,9 +147,9 @@ def _select(table: str, columns: Sequence[str]) -> StructType:
     return StructType([fields[name] for name in columns])
 
 
-def _options(queues: str | Sequence[str], where: BrokerOptions) -> dict[str, str]:
+def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str, str]:
     known = BrokerOptions.__annotations__
-    if unknown := sorted(set(where) - set(known)):
+    if unknown := sorted(set(connection) - set(known)):
         raise TypeError(f"a read has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     named = queues if isinstance(queues, str) else json.dumps(list(queues))
-    return {**broker_options(where), "queue": named}
+    return {**broker_options(connection), "queue": named}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.spark.lifecycle.error_fingerprints import ESCAPE, FURTHER_LINES, MAX_LENGTH, REPLACEMENTS, UNQUOTABLE
 from bulltask.spark.lifecycle.fold import FINISHED, LIFECYCLE_COLUMNS, MAX_TIME_MS, STATE_AFTER
@@ -64,10 +64,10 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
         events: The events, as for `attempts`.
         is_new: Value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
-    event, prev = fn.col("event"), fn.coalesce("prev", fn.lit(""))
+    event, prev = F.col("event"), F.coalesce("prev", F.lit(""))
     is_relevant = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
-    return events.where(fn.col("job_id").isNotNull() & is_relevant).select(
-        *LIFECYCLE_COLUMNS, fn.lit(is_new).alias("is_new")
+    return events.where(F.col("job_id").isNotNull() & is_relevant).select(
+        *LIFECYCLE_COLUMNS, F.lit(is_new).alias("is_new")
     )
 
 
@@ -89,211 +89,207 @@ def derive(events: DataFrame) -> DataFrame:
     """
     window = in_order()
     so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    event = fn.col("event")
-    known = events.withColumn("job", fn.xxhash64("queue", "job_id")).withColumn(
+    event = F.col("event")
+    known = events.withColumn("job", F.xxhash64("queue", "job_id")).withColumn(
         "from_active",
-        fn.coalesce(fn.col("prev") == "active", fn.lit(False)),  # so that no condition below is NULL
+        F.coalesce(F.col("prev") == "active", F.lit(False)),  # so that no condition below is NULL
     )
     near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unknown_attempt())
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
-    added = fn.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
-    placed = derived.withColumn("added", fn.last(fn.when(event == "added", added), ignorenulls=True).over(so_far))
+    added = F.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
+    placed = derived.withColumn("added", F.last(F.when(event == "added", added), ignorenulls=True).over(so_far))
     is_first_start = (event == "active") & (_in_incarnation("actives") == 1)
-    first = fn.last(fn.when(is_first_start, fn.col("event_ms")), ignorenulls=True).over(so_far)
-    is_end = fn.col("next_event").isNull() | (fn.col("next_event") == "added")
+    first = F.last(F.when(is_first_start, F.col("event_ms")), ignorenulls=True).over(so_far)
+    is_end = F.col("next_event").isNull() | (F.col("next_event") == "added")
     return placed.withColumns(
         {
-            "first_started_ms": fn.when(_in_incarnation("actives") > 0, first),
-            "is_last": is_end & fn.col("kept").isNotNull(),
+            "first_started_ms": F.when(_in_incarnation("actives") > 0, first),
+            "is_last": is_end & F.col("kept").isNotNull(),
         }
     )
 
 
 def attempts_of(derived: DataFrame) -> DataFrame:
     """Return the rows of ``silver.attempts`` for attempts that begin with the given events."""
-    queued_ms = fn.when(fn.col("queued_ms") >= 0, fn.col("queued_ms"))
+    queued_ms = F.when(F.col("queued_ms") >= 0, F.col("queued_ms"))
     return derived.select(
         "queue",
         "job_id",
         _incarnation(),
         _in_incarnation("attempt_count").cast("int").alias("attempt"),
-        fn.col("added.name").alias("name"),
+        F.col("added.name").alias("name"),
         as_time(queued_ms).alias("queued_at"),
-        as_time(fn.col("started_ms")).alias("started_at"),
-        as_time(fn.col("ended_ms")).alias("ended_at"),
-        (fn.col("started_ms") - queued_ms).alias("wait_ms"),
-        (fn.col("ended_ms") - fn.col("started_ms")).alias("run_ms"),
+        as_time(F.col("started_ms")).alias("started_at"),
+        as_time(F.col("ended_ms")).alias("ended_at"),
+        (F.col("started_ms") - queued_ms).alias("wait_ms"),
+        (F.col("ended_ms") - F.col("started_ms")).alias("run_ms"),
         "outcome",
         "reason",
-        error_fingerprint(fn.col("reason")).alias("error_fingerprint"),
-        fn.lit(None).cast("string").alias("worker"),  # events do not have it
-        fn.lit("events").alias("source"),
-        _as_of(fn.col("decided_ms"), fn.col("decided_seq")),
+        error_fingerprint(F.col("reason")).alias("error_fingerprint"),
+        F.lit(None).cast("string").alias("worker"),  # events do not have it
+        F.lit("events").alias("source"),
+        _as_of(F.col("decided_ms"), F.col("decided_seq")),
     )
 
 
 def jobs_of(derived: DataFrame) -> DataFrame:
     """Return the rows of ``silver.jobs`` for incarnations whose last events are given."""
     finished = is_finished()
-    state = fn.when(finished, fn.col("kept.event")).otherwise(_case("event", STATE_AFTER))
-    finished_ms = fn.when(finished, fn.col("kept.event_ms"))
-    reason = fn.when(finished & (fn.col("kept.event") == "failed"), plain_reason(fn.col("kept.failed_reason")))
+    state = F.when(finished, F.col("kept.event")).otherwise(_case("event", STATE_AFTER))
+    finished_ms = F.when(finished, F.col("kept.event_ms"))
+    reason = F.when(finished & (F.col("kept.event") == "failed"), plain_reason(F.col("kept.failed_reason")))
     derived = derived.withColumns({"state": state, "finished_ms": finished_ms, "final_reason": reason})
     return derived.select(
         "queue",
         "job_id",
         _incarnation(),
-        fn.col("added.name").alias("name"),
-        as_time(fn.col("added.event_ms")).alias("created_at"),
-        as_time(fn.col("first_started_ms")).alias("first_started_at"),
-        as_time(fn.col("finished_ms")).alias("finished_at"),
+        F.col("added.name").alias("name"),
+        as_time(F.col("added.event_ms")).alias("created_at"),
+        as_time(F.col("first_started_ms")).alias("first_started_at"),
+        as_time(F.col("finished_ms")).alias("finished_at"),
         "state",
         _in_incarnation("attempt_count").cast("int").alias("attempts"),
         _in_incarnation("stalls").cast("int").alias("stalls"),
-        fn.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
-        fn.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),
-        (fn.col("finished_ms") - fn.col("added.event_ms")).alias("total_ms"),
+        F.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
+        F.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),
+        (F.col("finished_ms") - F.col("added.event_ms")).alias("total_ms"),
         "final_reason",
-        error_fingerprint(fn.col("final_reason")).alias("error_fingerprint"),
-        fn.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next column
-        fn.lit(None).cast("int").alias("data_bytes"),
-        fn.lit("events").alias("source"),
-        _as_of(
-            *(fn.when(finished, fn.col(f"kept.{name}")).otherwise(fn.col(name)) for name in ("event_ms", "event_seq"))
-        ),
+        error_fingerprint(F.col("final_reason")).alias("error_fingerprint"),
+        F.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next column
+        F.lit(None).cast("int").alias("data_bytes"),
+        F.lit("events").alias("source"),
+        _as_of(*(F.when(finished, F.col(f"kept.{name}")).otherwise(F.col(name)) for name in ("event_ms", "event_seq"))),
     )
 
 
 def is_finished() -> Column:
     """Return whether an incarnation is finished as of an event; it stays finished when the job is removed."""
-    return fn.col("kept.event").isin(*FINISHED)
+    return F.col("kept.event").isin(*FINISHED)
 
 
 def as_time(ms: Column) -> Column:
     """Return milliseconds as a timestamp; times after the year 9999 become its end."""
-    return fn.timestamp_millis(_shown(ms))
+    return F.timestamp_millis(_shown(ms))
 
 
 def plain_reason(reason: Column) -> Column:
     """Return `bulltask.spark.lifecycle.error_fingerprints.plain_reason` as a column."""
-    quoted = reason.startswith('"') & reason.endswith('"') & (fn.length(reason) >= 2)
-    inner = fn.substring(reason, fn.lit(2), fn.length(reason) - 2)
-    rest = fn.regexp_replace(inner, fn.lit(ESCAPE), fn.lit(""))
-    text = fn.get_json_object(fn.concat(fn.lit('{"text":'), reason, fn.lit("}")), "$.text")
-    return fn.when(quoted & ~rest.rlike(UNQUOTABLE), text).otherwise(reason)
+    quoted = reason.startswith('"') & reason.endswith('"') & (F.length(reason) >= 2)
+    inner = F.substring(reason, F.lit(2), F.length(reason) - 2)
+    rest = F.regexp_replace(inner, F.lit(ESCAPE), F.lit(""))
+    text = F.get_json_object(F.concat(F.lit('{"text":'), reason, F.lit("}")), "$.text")
+    return F.when(quoted & ~rest.rlike(UNQUOTABLE), text).otherwise(reason)
 
 
 def error_fingerprint(reason: Column) -> Column:
     """Return `bulltask.spark.lifecycle.error_fingerprints.error_fingerprint` as a column."""
-    key = fn.regexp_replace(reason, FURTHER_LINES, "")
+    key = F.regexp_replace(reason, FURTHER_LINES, "")
     for pattern, by in REPLACEMENTS:
-        key = fn.regexp_replace(key, pattern, by)
-    return fn.substring(key, 1, MAX_LENGTH)
+        key = F.regexp_replace(key, pattern, by)
+    return F.substring(key, 1, MAX_LENGTH)
 
 
 def _neighbours(window: WindowSpec) -> dict[str, Column]:
     """Return columns of the events before and after each event of a job."""
-    columns = {"back_event": fn.lag("event").over(window), "back_from_active": fn.lag("from_active").over(window)}
+    columns = {"back_event": F.lag("event").over(window), "back_from_active": F.lag("from_active").over(window)}
     for name in ("event", "from_active", "event_ms", "event_seq", "failed_reason", "is_new"):
-        columns[f"next_{name}"] = fn.lead(name).over(window)
+        columns[f"next_{name}"] = F.lead(name).over(window)
     for name in ("event", "event_ms", "event_seq", "is_new"):
-        columns[f"following_{name}"] = fn.lead(name, 2).over(window)
+        columns[f"following_{name}"] = F.lead(name, 2).over(window)
     # `stalled` does not change when the job began to wait.
-    event, before = fn.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
-    waits = fn.when(event != "stalled", fn.when(event == "waiting", fn.col("event_ms")).otherwise(-1))
-    columns["waits_since"] = fn.last(waits, ignorenulls=True).over(before)
+    event, before = F.col("event"), window.rowsBetween(Window.unboundedPreceding, -1)
+    waits = F.when(event != "stalled", F.when(event == "waiting", F.col("event_ms")).otherwise(-1))
+    columns["waits_since"] = F.last(waits, ignorenulls=True).over(before)
     return columns
 
 
 def _ends_unknown_attempt() -> Column:
     """Return whether an attempt with unknown start ended with this event."""
-    event, back = fn.col("event"), fn.coalesce(fn.col("back_event"), fn.lit(""))
-    from_active = fn.col("from_active")
+    event, back = F.col("event"), F.coalesce(F.col("back_event"), F.lit(""))
+    from_active = F.col("from_active")
     ends = (
         event.isin(*FINISHED)
         | ((event == "waiting") & from_active & (back != "stalled"))
         | ((event == "waiting-children") & from_active)
-        | ((event == "stalled") & ~((back == "waiting") & fn.coalesce(fn.col("back_from_active"), fn.lit(False))))
+        | ((event == "stalled") & ~((back == "waiting") & F.coalesce(F.col("back_from_active"), F.lit(False))))
     )
     return (back != "active") & ends
 
 
 def _attempt() -> dict[str, Column]:
     """Return columns of the attempt that begins with an event, or ends with it if the start is unknown."""
-    is_seen = fn.col("event") == "active"
+    is_seen = F.col("event") == "active"
 
     def end(name: str) -> Column:
-        return fn.when(is_seen, fn.col(f"next_{name}")).otherwise(fn.col(name))
+        return F.when(is_seen, F.col(f"next_{name}")).otherwise(F.col(name))
 
     def following(name: str) -> Column:
-        return fn.when(is_seen, fn.col(f"following_{name}")).otherwise(fn.col(f"next_{name}"))
+        return F.when(is_seen, F.col(f"following_{name}")).otherwise(F.col(f"next_{name}"))
 
     ended_by, followed_by = end("event"), following("event")
     released = (ended_by == "waiting") & end("from_active")
     outcome = (
-        fn.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
-        .when(released & (followed_by == "stalled"), fn.lit("stalled"))
-        .when(released | (ended_by == "delayed"), fn.lit("retry"))
-        .otherwise(fn.lit("open"))
+        F.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
+        .when(released & (followed_by == "stalled"), F.lit("stalled"))
+        .when(released | (ended_by == "delayed"), F.lit("retry"))
+        .otherwise(F.lit("open"))
     )
 
     def decided(name: str) -> Column:
         """Return a column of the event that decided the outcome, or of the last event of this incarnation."""
-        of_end = fn.when(ended_by.isNull() | (ended_by == "added"), fn.col(name)).otherwise(end(name))
-        return fn.when(released & (followed_by != "added"), following(name)).otherwise(of_end)
+        of_end = F.when(ended_by.isNull() | (ended_by == "added"), F.col(name)).otherwise(end(name))
+        return F.when(released & (followed_by != "added"), following(name)).otherwise(of_end)
 
     return {
-        "queued_ms": fn.when(is_seen, fn.col("waits_since")),
-        "started_ms": fn.when(is_seen, fn.col("event_ms")),
+        "queued_ms": F.when(is_seen, F.col("waits_since")),
+        "started_ms": F.when(is_seen, F.col("event_ms")),
         "outcome": outcome,
-        "ended_ms": fn.when(outcome != "open", end("event_ms")),
-        "reason": fn.when(ended_by == "failed", plain_reason(end("failed_reason"))),
+        "ended_ms": F.when(outcome != "open", end("event_ms")),
+        "reason": F.when(ended_by == "failed", plain_reason(end("failed_reason"))),
         "decided_ms": decided("event_ms"),
         "decided_seq": decided("event_seq"),
-        "decided": fn.when(released, following("is_new")).otherwise(end("is_new")),
+        "decided": F.when(released, following("is_new")).otherwise(end("is_new")),
     }
 
 
 def _sums(so_far: WindowSpec) -> dict[str, Column]:
     """Return running sums over all incarnations of a job, and the last event except ``removed``."""
-    begins, event = fn.col("begins"), fn.col("event")
-    wait_ms = fn.when(begins & (fn.col("queued_ms") >= 0), fn.col("started_ms") - fn.col("queued_ms"))
-    run_ms = fn.when(begins, fn.col("ended_ms") - fn.col("started_ms"))
-    last_kept = fn.when(event != "removed", fn.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
+    begins, event = F.col("begins"), F.col("event")
+    wait_ms = F.when(begins & (F.col("queued_ms") >= 0), F.col("started_ms") - F.col("queued_ms"))
+    run_ms = F.when(begins, F.col("ended_ms") - F.col("started_ms"))
+    last_kept = F.when(event != "removed", F.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
     return {
-        "actives": fn.count_if(event == "active").over(so_far),
-        "attempt_count": fn.count_if(begins).over(so_far),
-        "stalls": fn.count_if(begins & (fn.col("outcome") == "stalled")).over(so_far),
-        "waits": fn.count(wait_ms).over(so_far),
-        "wait_ms": fn.coalesce(fn.sum(wait_ms).over(so_far), fn.lit(0)),
-        "runs": fn.count(run_ms).over(so_far),
-        "run_ms": fn.coalesce(fn.sum(run_ms).over(so_far), fn.lit(0)),
-        "kept": fn.last(last_kept, ignorenulls=True).over(so_far),
+        "actives": F.count_if(event == "active").over(so_far),
+        "attempt_count": F.count_if(begins).over(so_far),
+        "stalls": F.count_if(begins & (F.col("outcome") == "stalled")).over(so_far),
+        "waits": F.count(wait_ms).over(so_far),
+        "wait_ms": F.coalesce(F.sum(wait_ms).over(so_far), F.lit(0)),
+        "runs": F.count(run_ms).over(so_far),
+        "run_ms": F.coalesce(F.sum(run_ms).over(so_far), F.lit(0)),
+        "kept": F.last(last_kept, ignorenulls=True).over(so_far),
     }
 
 
 def _in_incarnation(name: str) -> Column:
     """Return a sum over this incarnation only."""
-    return fn.col(name) - fn.coalesce(fn.col(f"added.{name}"), fn.lit(0))
+    return F.col(name) - F.coalesce(F.col(f"added.{name}"), F.lit(0))
 
 
 def _incarnation() -> Column:
-    is_known = fn.col("added").isNotNull()
-    return fn.when(is_known, fn.concat_ws("-", fn.col("added.event_ms"), fn.col("added.event_seq"))).alias(
-        "incarnation"
-    )
+    is_known = F.col("added").isNotNull()
+    return F.when(is_known, F.concat_ws("-", F.col("added.event_ms"), F.col("added.event_seq"))).alias("incarnation")
 
 
 def _as_of(ms: Column, seq: Column) -> Column:
     """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` as a timestamp."""
-    return fn.timestamp_micros(_shown(ms) * 1000 + fn.least(seq, fn.lit(999))).alias("as_of")
+    return F.timestamp_micros(_shown(ms) * 1000 + F.least(seq, F.lit(999))).alias("as_of")
 
 
 def _shown(ms: Column) -> Column:
-    return fn.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # NULL stays NULL
+    return F.when(ms > MAX_TIME_MS, MAX_TIME_MS).otherwise(ms)  # NULL stays NULL
 
 
 def _case(column: str, words: Mapping[str, str]) -> Column:
     """Map the values of a column."""
-    table = fn.create_map(*[fn.lit(word) for pair in words.items() for word in pair])
-    return table[fn.col(column)]
+    table = F.create_map(*[F.lit(word) for pair in words.items() for word in pair])
+    return table[F.col(column)]

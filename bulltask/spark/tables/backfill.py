@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from bulltask.errors import ConfigError
@@ -99,7 +99,7 @@ def backfill(
         with hold_swaps(layout):
             missing.count()
         ingest = ingest_of("backfill", snapshot_at)
-        rows = missing.withColumns({"source": fn.lit("snapshot"), "as_of": fn.lit(snapshot_at)})
+        rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
         append(_attempts(rows), ATTEMPTS, layout, ingest)
         jobs = append(_jobs(rows), JOBS, layout, ingest)
         jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
@@ -116,15 +116,15 @@ def backfill(
 def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> DataFrame:
     """Return jobs that finished in a gap and are not finished in ``silver``, with their ``incarnation`` and gap."""
     spans = [(gap.queue, index, *gap.finish_period) for index, gap in enumerate(gaps)]
-    newest = Window.partitionBy("queue", "id").orderBy(fn.col("snapshot_at").desc())
-    snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", fn.row_number().over(newest))
-    finished = snapshots.where((fn.col("rank") == 1) & fn.col("state").isin(*FINISHED)).drop("rank")
+    newest = Window.partitionBy("queue", "id").orderBy(F.col("snapshot_at").desc())
+    snapshots = read_table(spark, layout, SNAPSHOTS).withColumn("rank", F.row_number().over(newest))
+    finished = snapshots.where((F.col("rank") == 1) & F.col("state").isin(*FINISHED)).drop("rank")
     in_gap = finished.join(
-        fn.broadcast(spark.createDataFrame(spans, _GAPS)),
+        F.broadcast(spark.createDataFrame(spans, _GAPS)),
         ["queue"],
-    ).where(fn.col("finished_at").between(fn.col("begin"), fn.col("end")))
+    ).where(F.col("finished_at").between(F.col("begin"), F.col("end")))
     first_gap = Window.partitionBy("queue", "id").orderBy("end", "begin", "gap")
-    ranked = in_gap.withColumn("rank", fn.row_number().over(first_gap))
+    ranked = in_gap.withColumn("rank", F.row_number().over(first_gap))
     unknown = (
         ranked.where("rank = 1")
         .drop("rank", "begin", "end")
@@ -135,7 +135,7 @@ def _missing(spark: SparkSession, layout: Layout, gaps: Sequence[GapRow]) -> Dat
 
 def _known_finished(spark: SparkSession, layout: Layout) -> DataFrame:
     """Return the finished jobs in ``silver``."""
-    rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
     return rows.selectExpr(
         "queue AS silver_queue", "job_id AS silver_id", "incarnation AS silver_incarnation", "state AS silver_state",
         "finished_at AS silver_at",
@@ -147,13 +147,13 @@ def _is_known() -> Column:
 
     If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, by a row that supersedes the first.
     """
-    same_job = (fn.col("queue") == fn.col("silver_queue")) & (fn.col("id") == fn.col("silver_id"))
-    same_end = (fn.col("state") == fn.col("silver_state")) & (
-        fn.col("silver_at") >= fn.col("finished_at") - fn.lit(CLOCK_TOLERANCE)
+    same_job = (F.col("queue") == F.col("silver_queue")) & (F.col("id") == F.col("silver_id"))
+    same_end = (F.col("state") == F.col("silver_state")) & (
+        F.col("silver_at") >= F.col("finished_at") - F.lit(CLOCK_TOLERANCE)
     )
-    added_at = as_time(fn.split("silver_incarnation", "-")[0].cast("bigint"))
-    same_incarnation = added_at <= fn.coalesce("created_at", "finished_at") + fn.lit(CLOCK_TOLERANCE)
-    later = fn.col("silver_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
+    added_at = as_time(F.split("silver_incarnation", "-")[0].cast("bigint"))
+    same_incarnation = added_at <= F.coalesce("created_at", "finished_at") + F.lit(CLOCK_TOLERANCE)
+    later = F.col("silver_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
     return same_job & (same_end | (same_incarnation & later))
 
 
@@ -162,7 +162,7 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
     last_finished = (
         _known_finished(spark, layout)
         .groupBy("silver_queue", "silver_id", "silver_incarnation")
-        .agg(fn.max("silver_at").alias("silver_at"))
+        .agg(F.max("silver_at").alias("silver_at"))
     )
     added = (
         read_table(spark, layout, EVENTS)
@@ -172,28 +172,28 @@ def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -
         .join(last_finished, ["silver_queue", "silver_id", "silver_incarnation"], "left")
     )  # fmt: skip
     is_candidate = (
-        (fn.col("queue") == fn.col("silver_queue"))
-        & (fn.col("id") == fn.col("silver_id"))
-        & (fn.col("added_at") <= fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE))
+        (F.col("queue") == F.col("silver_queue"))
+        & (F.col("id") == F.col("silver_id"))
+        & (F.col("added_at") <= F.col("finished_at") + F.lit(CLOCK_TOLERANCE))
     )
-    newest = Window.partitionBy("queue", "id").orderBy(fn.col("event_ms").desc(), fn.col("event_seq").desc())
+    newest = Window.partitionBy("queue", "id").orderBy(F.col("event_ms").desc(), F.col("event_seq").desc())
     candidates = (
-        unknown.join(added, is_candidate, "left").withColumn("rank", fn.row_number().over(newest)).where("rank = 1")
+        unknown.join(added, is_candidate, "left").withColumn("rank", F.row_number().over(newest)).where("rank = 1")
     )
-    has_finished = fn.coalesce(fn.col("silver_at") < fn.col("created_at") - fn.lit(CLOCK_TOLERANCE), fn.lit(False))
-    incarnation = fn.when(~has_finished, fn.col("silver_incarnation"))
+    has_finished = F.coalesce(F.col("silver_at") < F.col("created_at") - F.lit(CLOCK_TOLERANCE), F.lit(False))
+    incarnation = F.when(~has_finished, F.col("silver_incarnation"))
     return candidates.withColumn("incarnation", incarnation).select(*unknown.columns, "incarnation")
 
 
 def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) -> DataFrame:
     """Drop jobs that were retried after an old snapshot, because their events are more recent."""
     rows = read_table(spark, layout, JOBS).where("source = 'events'").groupBy("queue", "job_id", "incarnation")
-    known = rows.agg(fn.max("as_of").alias("known_at")).withColumnsRenamed(
+    known = rows.agg(F.max("as_of").alias("known_at")).withColumnsRenamed(
         {"queue": "known_queue", "job_id": "known_id", "incarnation": "known_incarnation"}
     )
-    same_job = (fn.col("queue") == fn.col("known_queue")) & (fn.col("id") == fn.col("known_id"))
-    same_incarnation = fn.col("incarnation").eqNullSafe(fn.col("known_incarnation"))
-    continued = fn.col("known_at") > fn.col("finished_at") + fn.lit(CLOCK_TOLERANCE)
+    same_job = (F.col("queue") == F.col("known_queue")) & (F.col("id") == F.col("known_id"))
+    same_incarnation = F.col("incarnation").eqNullSafe(F.col("known_incarnation"))
+    continued = F.col("known_at") > F.col("finished_at") + F.lit(CLOCK_TOLERANCE)
     return finished.join(known, same_job & same_incarnation & continued, "left_anti")
 
 
@@ -203,37 +203,37 @@ def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
 
 def _last_attempt_number() -> Column:
     """Return the number of the last attempt."""
-    return fn.greatest(fn.coalesce("attempts_started", "attempts_made", fn.lit(1)), fn.lit(1)).cast("int")
+    return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
 
 
 def _reason() -> Column:
-    return fn.when(fn.col("state") == "failed", plain_reason(fn.col("failed_reason")))
+    return F.when(F.col("state") == "failed", plain_reason(F.col("failed_reason")))
 
 
 def _ms(first: str, last: str) -> Column:
-    return fn.unix_millis(fn.col(last)) - fn.unix_millis(fn.col(first))
+    return F.unix_millis(F.col(last)) - F.unix_millis(F.col(first))
 
 
 def _attempts(rows: DataFrame) -> DataFrame:
     """Return rows of ``silver.attempts``: the last attempt of each job, as the hash has no other attempt."""
     return rows.select(
         "queue",
-        fn.col("id").alias("job_id"),
+        F.col("id").alias("job_id"),
         "incarnation",
         _last_attempt_number().alias("attempt"),
         "name",
-        fn.lit(None).cast("timestamp").alias("queued_at"),
-        fn.col("processed_at").alias("started_at"),
-        fn.col("finished_at").alias("ended_at"),
-        fn.lit(None).cast("bigint").alias("wait_ms"),
+        F.lit(None).cast("timestamp").alias("queued_at"),
+        F.col("processed_at").alias("started_at"),
+        F.col("finished_at").alias("ended_at"),
+        F.lit(None).cast("bigint").alias("wait_ms"),
         _ms("processed_at", "finished_at").alias("run_ms"),
-        fn.col("state").alias("outcome"),
+        F.col("state").alias("outcome"),
         _reason().alias("reason"),
         error_fingerprint(_reason()).alias("error_fingerprint"),
         "worker",
         "source",
         "as_of",
-        day_of(fn.col("finished_at"), fn.col("as_of")).alias("dt"),
+        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
     )
 
 
@@ -242,25 +242,25 @@ def _jobs(rows: DataFrame) -> DataFrame:
     is_only = _last_attempt_number() == 1
     return rows.select(
         "queue",
-        fn.col("id").alias("job_id"),
+        F.col("id").alias("job_id"),
         "incarnation",
         "name",
         "created_at",
-        fn.when(is_only, fn.col("processed_at")).alias("first_started_at"),
+        F.when(is_only, F.col("processed_at")).alias("first_started_at"),
         "finished_at",
         "state",
         _last_attempt_number().alias("attempts"),
-        fn.coalesce("stalled_count", fn.lit(0)).alias("stalls"),
-        fn.lit(None).cast("bigint").alias("wait_ms"),
-        fn.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
+        F.coalesce("stalled_count", F.lit(0)).alias("stalls"),
+        F.lit(None).cast("bigint").alias("wait_ms"),
+        F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
         _ms("created_at", "finished_at").alias("total_ms"),
         _reason().alias("final_reason"),
         error_fingerprint(_reason()).alias("error_fingerprint"),
         "parent_key",
-        fn.octet_length("data").cast("int").alias("data_bytes"),
+        F.octet_length("data").cast("int").alias("data_bytes"),
         "source",
         "as_of",
-        day_of(fn.col("finished_at"), fn.col("as_of")).alias("dt"),
+        day_of(F.col("finished_at"), F.col("as_of")).alias("dt"),
     )
 
 
@@ -269,4 +269,4 @@ def _record_backfills(
 ) -> None:
     schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
     rows = spark.createDataFrame(backfills, schema)
-    append(rows.withColumn("dt", day_of(fn.col("backfilled_at"))), BACKFILLS, layout, ingest)
+    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest)

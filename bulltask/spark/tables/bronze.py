@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import list_directories, partition_value
@@ -68,10 +68,10 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
         detected_at: When the gaps were detected.
     """
     names = [column.name for column in EVENTS.columns]
-    is_gap = fn.coalesce(fn.col("event") == GAP_EVENT, fn.lit(False))
+    is_gap = F.coalesce(F.col("event") == GAP_EVENT, F.lit(False))
     # For ids after the year 9999 the source returns no time, but every row needs a day.
-    with_time = batch.withColumn("event_at", fn.coalesce("event_at", fn.timestamp_millis(fn.lit(MAX_TIME_MS))))
-    rows = with_time.select(*names, is_gap.alias("is_gap"), day_of(fn.col("event_at")).alias("dt"), "queue")
+    with_time = batch.withColumn("event_at", F.coalesce("event_at", F.timestamp_millis(F.lit(MAX_TIME_MS))))
+    rows = with_time.select(*names, is_gap.alias("is_gap"), day_of(F.col("event_at")).alias("dt"), "queue")
     rows.write.partitionBy("is_gap", "dt", "queue").parquet(str(staging.directory(_ROWS_DIRECTORY)))
     gaps = _stage_gaps(staging, detected_at)
     events_directory = staging.directory(_ROWS_DIRECTORY) / _EVENT_ROWS

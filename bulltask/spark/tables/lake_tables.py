@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -55,12 +55,12 @@ def as_table(frame: DataFrame, table: Table) -> DataFrame:
     Raises:
         AnalysisException: The frame lacks a column.
     """
-    return frame.select(*(fn.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
+    return frame.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in spark_schema(table)))
 
 
 def day_of(*times: Column) -> Column:
     """Return the partition ``dt`` of a row: the day (UTC) of the first of these times that is not null."""
-    return fn.date_format(fn.coalesce(*times), "yyyy-MM-dd")
+    return F.date_format(F.coalesce(*times), "yyyy-MM-dd")
 
 
 def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
@@ -74,8 +74,8 @@ def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
 
 def latest(rows: DataFrame, table: Table) -> DataFrame:
     """Return the latest rows: of rows with the same key, the row with the latest ``as_of``."""
-    newest = Window.partitionBy(*table.key).orderBy(fn.col("as_of").desc())
-    return rows.withColumn("rank", fn.row_number().over(newest)).where("rank = 1").drop("rank")
+    newest = Window.partitionBy(*table.key).orderBy(F.col("as_of").desc())
+    return rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1").drop("rank")
 
 
 def ingest_of(command: str, now: datetime | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.errors import LakeError
 from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
@@ -55,7 +55,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
             for table, rows in silver.items():
                 directories[table] = swaps.new_directory()
                 all_rows = rows.unionByName(_rows_to_keep(spark, layout, table)).where(
-                    fn.col("dt").isin(*map(str, days))
+                    F.col("dt").isin(*map(str, days))
                 )
                 all_rows.write.partitionBy("dt", "queue").parquet(str(directories[table]))
         for table, new in directories.items():
@@ -97,13 +97,13 @@ def _new_partitions(new: Path) -> Partitions:
 def _rows_to_keep(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
     """Return the rows that are not, or can no longer be, derived from events."""
     rows = read_table(spark, layout, table).drop("ingest_id")
-    return rows.where((fn.col("source") == "snapshot") | _is_timed_out(table))
+    return rows.where((F.col("source") == "snapshot") | _is_timed_out(table))
 
 
 def _is_timed_out(table: Table) -> Column:
     if table is ATTEMPTS:
-        return fn.col("outcome") == "open"
-    return ~fn.col("state").isin("completed", "failed", "removed")
+        return F.col("outcome") == "open"
+    return ~F.col("state").isin("completed", "failed", "removed")
 
 
 @contextmanager
@@ -132,34 +132,32 @@ def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[
 def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
     """Keep events that begin a decided attempt (``is_attempt``) or end an incarnation that is over (``is_job``)."""
     window = in_order().rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    incarnation = fn.struct(
-        *(fn.coalesce(fn.col(f"added.{name}"), fn.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))
+    incarnation = F.struct(
+        *(F.coalesce(F.col(f"added.{name}"), F.lit(-1)).alias(name) for name in ("event_ms", "event_seq"))
     )
     last = {
-        "last_incarnation": fn.last("incarnation").over(window),
-        "last_kept": fn.last("kept.event").over(window),
-        "last_event": fn.last("event").over(window),
-        "last_ms": fn.last("event_ms").over(window),
+        "last_incarnation": F.last("incarnation").over(window),
+        "last_kept": F.last("kept.event").over(window),
+        "last_event": F.last("event").over(window),
+        "last_ms": F.last("event_ms").over(window),
     }
-    ended = fn.coalesce(fn.col("last_kept").isin(*FINISHED), fn.lit(False)) | (fn.col("last_event") == "removed")
-    timed_out = (
-        (fn.col("incarnation") == fn.col("last_incarnation")) & ~ended & (fn.col("last_ms") < time_out_before_ms)
-    )
+    ended = F.coalesce(F.col("last_kept").isin(*FINISHED), F.lit(False)) | (F.col("last_event") == "removed")
+    timed_out = (F.col("incarnation") == F.col("last_incarnation")) & ~ended & (F.col("last_ms") < time_out_before_ms)
     is_over = (
-        fn.coalesce(is_finished(), fn.lit(False))
-        | (fn.col("event") == "removed")
-        | fn.col("next_event").isNotNull()
-        | fn.col("timed_out")
+        F.coalesce(is_finished(), F.lit(False))
+        | (F.col("event") == "removed")
+        | F.col("next_event").isNotNull()
+        | F.col("timed_out")
     )
     with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("timed_out", timed_out)
     return with_last.withColumns(
         {
-            "is_attempt": fn.col("begins") & (fn.col("decided").isNotNull() | fn.col("timed_out")),
-            "is_job": fn.col("is_last") & is_over,
+            "is_attempt": F.col("begins") & (F.col("decided").isNotNull() | F.col("timed_out")),
+            "is_job": F.col("is_last") & is_over,
         }
     ).where("is_attempt OR is_job")
 
 
 def _as_rows_of(rows: DataFrame, table: Table, ended_at: str) -> DataFrame:
-    added = {"dt": day_of(fn.col(ended_at), fn.col("as_of")), "ingest_id": fn.lit(None).cast("string")}
+    added = {"dt": day_of(F.col(ended_at), F.col("as_of")), "ingest_id": F.lit(None).cast("string")}
     return as_table(rows.withColumns(added), table).drop("ingest_id")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from bulltask.config.config import Config
@@ -183,9 +183,9 @@ def replay(
 
 def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -> DataFrame:
     """Return the selected jobs, with the ids of their replays."""
-    rows = latest(read_table(spark, layout, JOBS), JOBS).where(fn.col("state").isin(*FINISHED))
+    rows = latest(read_table(spark, layout, JOBS), JOBS).where(F.col("state").isin(*FINISHED))
     if selection.queue is not None:
-        rows = rows.where(fn.col("queue") == selection.queue)
+        rows = rows.where(F.col("queue") == selection.queue)
     try:
         rows = rows.where(selection.where)
         assert rows.schema  # makes Spark check the condition now
@@ -194,34 +194,34 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
         raise ConfigError(f"the condition {selection.where!r} is invalid for silver.jobs: {first}") from exc
     if selection.limit is not None:
         rows = rows.orderBy("queue", "job_id", "incarnation").limit(selection.limit)
-    ended_us = fn.unix_micros(fn.coalesce("finished_at", "as_of")).cast("string")
-    identity = fn.concat_ws("\0", "queue", "job_id", fn.coalesce("incarnation", fn.lit("")), ended_us)
-    return rows.withColumn("new_id", fn.concat(fn.lit("s"), fn.substring(fn.sha2(identity, 256), 1, 24)))
+    ended_us = F.unix_micros(F.coalesce("finished_at", "as_of")).cast("string")
+    identity = F.concat_ws("\0", "queue", "job_id", F.coalesce("incarnation", F.lit("")), ended_us)
+    return rows.withColumn("new_id", F.concat(F.lit("s"), F.substring(F.sha2(identity, 256), 1, 24)))
 
 
 def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: WriteOptions) -> DataFrame:
     """Add the data of each job, from Redis or else from the latest snapshot."""
     look_up = vectorized_udf(HashLookup(options).look_up, HASH)
-    with_hash = rows.withColumn("hash", look_up(fn.struct("queue", "job_id")))
+    with_hash = rows.withColumn("hash", look_up(F.struct("queue", "job_id")))
     with_redis = with_hash.withColumn(
-        "in_redis", _is_same_incarnation(fn.col("hash.created_at"), fn.col("hash.finished_at"))
+        "in_redis", _is_same_incarnation(F.col("hash.created_at"), F.col("hash.finished_at"))
     )
     snapshots = read_table(spark, layout, SNAPSHOTS).selectExpr(
         "queue", "id AS job_id", "snapshot_at",
         "struct(name, data, opts, created_at, finished_at) AS kept",
     )  # fmt: skip
     joined = with_redis.join(snapshots, ["queue", "job_id"], "left")
-    is_in_lake = _is_same_incarnation(fn.col("kept.created_at"), fn.col("kept.finished_at"))
+    is_in_lake = _is_same_incarnation(F.col("kept.created_at"), F.col("kept.finished_at"))
     newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
-        fn.col("in_lake").desc(), fn.col("snapshot_at").desc()
+        F.col("in_lake").desc(), F.col("snapshot_at").desc()
     )
-    best = joined.withColumn("in_lake", is_in_lake).withColumn("rank", fn.row_number().over(newest)).where("rank = 1")
-    known = fn.when(fn.col("in_redis"), fn.col("hash")).when(fn.col("in_lake"), fn.col("kept"))
-    is_open = fn.col("in_redis") & fn.col("hash.finished_at").isNull()
-    fate = fn.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
+    best = joined.withColumn("in_lake", is_in_lake).withColumn("rank", F.row_number().over(newest)).where("rank = 1")
+    known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_lake"), F.col("kept"))
+    is_open = F.col("in_redis") & F.col("hash.finished_at").isNull()
+    fate = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
     return best.select(
         *(column for column in rows.columns if column != "name"),
-        fn.coalesce(known["name"], fn.col("name")).alias("name"),
+        F.coalesce(known["name"], F.col("name")).alias("name"),
         known["data"].alias("data"),
         known["opts"].alias("opts"),
         fate.alias("fate"),
@@ -230,14 +230,14 @@ def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: Wr
 
 def _is_same_incarnation(created_at: Column, finished_at: Column) -> Column:
     """Return whether the data is of the same incarnation of the job: one of the times is the same."""
-    return fn.coalesce(_is_near("created_at", created_at), fn.lit(False)) | fn.coalesce(
-        _is_near("finished_at", finished_at), fn.lit(False)
+    return F.coalesce(_is_near("created_at", created_at), F.lit(False)) | F.coalesce(
+        _is_near("finished_at", finished_at), F.lit(False)
     )
 
 
 def _is_near(column: str, found: Column) -> Column:
-    own = fn.col(column)
-    return found.between(own - fn.lit(_TOLERANCE), own + fn.lit(_TOLERANCE))
+    own = F.col(column)
+    return found.between(own - F.lit(_TOLERANCE), own + F.lit(_TOLERANCE))
 
 
 def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
@@ -248,7 +248,7 @@ def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
             yield pa.array(results, pa.string())
 
     send = vectorized_udf(outcome, StringType())
-    job = fn.struct("queue", "new_id", "name", "data", "opts")
+    job = F.struct("queue", "new_id", "name", "data", "opts")
     outcomes = rows.select(send(job).alias("outcome"))
     return {row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import SNAPSHOTS
@@ -54,8 +54,8 @@ def snapshot(
     register(spark)
     snapshot_at = datetime.now(UTC)
     ingest = ingest_of("snapshot", snapshot_at)
-    rows = _jobs(spark, source, states, since).withColumn("snapshot_at", fn.lit(snapshot_at))
-    rows = rows.withColumn("dt", day_of(fn.col("finished_at"), fn.col("snapshot_at")))
+    rows = _jobs(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
+    rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
     return SnapshotReport(ingest, append(rows, SNAPSHOTS, layout, ingest), snapshot_at)
 
 
@@ -65,4 +65,4 @@ def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str],
         return spark.read.format("bulltask").options(**options).load()
     # This frame is read once, with a single filter, so Redis may apply the filter.
     rows = spark.read.format("bulltask").options(**options, pushdown="true").load()
-    return rows.where(fn.col("finished_at") >= fn.lit(since))
+    return rows.where(F.col("finished_at") >= F.lit(since))

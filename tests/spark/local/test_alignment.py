@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.spark import stream_events
 
@@ -50,8 +50,8 @@ def count_minutes(spark: SparkSession, broker_url: str, tmp_path: Path) -> Count
 
     def run(name: str, **options: Any) -> tuple[Counts, int]:
         events = stream_events(spark, list(EVENTS), url=broker_url, **options)
-        minutes = events.withWatermark("event_at", "1 minute").groupBy(fn.window("event_at", "1 minute"), "queue")
-        counts = minutes.count().select("queue", fn.unix_seconds("window.start").alias("since"), "count")
+        minutes = events.withWatermark("event_at", "1 minute").groupBy(F.window("event_at", "1 minute"), "queue")
+        counts = minutes.count().select("queue", F.unix_seconds("window.start").alias("since"), "count")
         writer = counts.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
         query = writer.trigger(availableNow=True).start(str(tmp_path / name))
         query.awaitTermination()

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.spark.lifecycle import error_fingerprints
 from bulltask.spark.lifecycle import sql as lifecycle_sql
@@ -29,7 +29,7 @@ def frame_of(spark: SparkSession, events: list[dict[str, Any]]) -> DataFrame:
 
 def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     """Return the rows of a DataFrame, with times in microseconds."""
-    times = {name: fn.col(name).cast("decimal(20,6)") for name, kind in frame.dtypes if kind == "timestamp"}
+    times = {name: F.col(name).cast("decimal(20,6)") for name, kind in frame.dtypes if kind == "timestamp"}
     result = []
     for row in frame.withColumns(times).collect():
         values = row.asDict()
@@ -99,9 +99,9 @@ def test_reasons_are_parsed_and_normalised_as_in_python(spark: SparkSession) -> 
     texts += [f'"{text}"' for text in texts] + [json.dumps(text, ensure_ascii=len(text) % 2 == 0) for text in texts]
     texts += [*REASONS, json.dumps('\\"' * 50_000), "'" * 50_000, "f" * 50_000 + "1", "\U0001f600" * 300]
     frame = spark.createDataFrame(pa.table({"reason": [*texts, None]}))
-    plain = lifecycle_sql.plain_reason(fn.col("reason"))
+    plain = lifecycle_sql.plain_reason(F.col("reason"))
     derived = frame.select(
-        "reason", plain.alias("plain"), lifecycle_sql.error_fingerprint(fn.col("reason")).alias("key")
+        "reason", plain.alias("plain"), lifecycle_sql.error_fingerprint(F.col("reason")).alias("key")
     ).collect()
     assert len(derived) == len(texts) + 1
     for row in derived:
