@@ -43,7 +43,7 @@ SETTINGS: Final = {
 
 @click.command("worker", short_help="Run a worker.")
 @app_options
-@click.option("-Q", "--queues", help="Queues to serve, comma-separated (default: those of the app's tasks).")
+@click.option("-Q", "--queues", help="Queues to process, comma-separated (default: those of the app's tasks).")
 @click.option("-X", "--exclude-queues", help="Queues not to serve, comma-separated.")
 @click.option("-c", "--concurrency", help="Number of child processes, or auto: one per core (default: auto).")
 @click.option("--async-concurrency", type=int, help="Maximum concurrent async jobs per child (default: 100).")

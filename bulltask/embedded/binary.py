@@ -42,10 +42,10 @@ class ServerBinary:
     version: tuple[int, int, int]
 
     @property
-    def line(self) -> str:
-        """Flavour and major version, such as ``"valkey-9"``: servers of one line can read each other's files.
+    def release_series(self) -> str:
+        """Flavour and major version, such as ``"valkey-9"``: servers of one series can read each other's files.
 
-        Redis 7.0 cannot read the append-only file of Valkey 9 (measured), so every line has a separate directory.
+        Redis 7.0 cannot read the append-only file of Valkey 9 (measured), so every series has a separate directory.
         """
         return f"{self.flavour}-{self.version[0]}"
 

@@ -20,9 +20,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The directories for data of one name, one for each line of servers: ``ROOT/valkey-9/NAME``.
+    """The directories for data of one name, one for each release series: ``ROOT/valkey-9/NAME``.
 
-    A line is a flavour and a major version. Each has a separate directory, because Redis cannot read Valkey's files.
+    A release series is a flavour and a major version. Each has a separate directory: Redis cannot read Valkey's files.
 
     Attributes:
         root: Absolute path.
@@ -55,15 +55,15 @@ class DataDirectory:
 
     def directory(self, binary: ServerBinary) -> Path:
         """Return the directory for the files of this program."""
-        return self.root / binary.line / self.name
+        return self.root / binary.release_series / self.name
 
     @property
     def lock_file(self) -> Path:
-        """The lock to hold while deciding whether a server, of any line, must be started on this data."""
+        """The lock to hold while deciding whether a server, of any release series, must be started on this data."""
         return self.root / f"{self.name or 'this'}.start.lock"
 
     def running(self) -> tuple[Path, ServerRecord] | None:
-        """Return directory and record of the server, of any line, that runs on this data; ``None`` if none does."""
+        """Return directory and record of the server, of any series, that runs on this data; ``None`` if none does."""
         for directory in self._directories():
             record = ServerRecord.read(directory)
             if record is not None and record.is_running():
@@ -71,12 +71,12 @@ class DataDirectory:
         return None
 
     def newer_directories(self, binary: ServerBinary) -> list[Path]:
-        """Return directories of other lines with newer data than this program's, as after an upgrade."""
+        """Return directories of other release series with newer data than this program's, as after an upgrade."""
         current = self.directory(binary)
         return [other for other in self._directories() if other != current and _last_use(other) > _last_use(current)]
 
     def _directories(self) -> list[Path]:
-        return [line / self.name for line in sorted(self.root.glob("*-*")) if (line / self.name).is_dir()]
+        return [series / self.name for series in sorted(self.root.glob("*-*")) if (series / self.name).is_dir()]
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
 
     Args:
         data_dir: The directory; ``None`` is the user's, ``$XDG_DATA_HOME/bulltask``. The files are in a
-            subdirectory that is named after the server's line, such as ``valkey-9``.
+            subdirectory that is named after the server's release series, such as ``valkey-9``.
 
     Returns:
         Its URL, ``redis://127.0.0.1:PORT/0``.
@@ -110,7 +110,7 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
 def _start_or_join(data: DataDirectory) -> str:
     binary = find_binary()
     with _start_lock(data):
-        # Of any line: two environments with different servers installed must not start two servers.
+        # Of any release series: two environments with different servers installed must not start two servers.
         running = data.running()
         if running is not None and _join(*running):
             return running[1].url

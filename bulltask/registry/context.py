@@ -10,7 +10,7 @@ from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
 
-__all__ = ["Context", "ReportKind", "Reporter", "Request"]
+__all__ = ["Context", "JobClient", "JobCommand", "Request"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,18 @@ class Request:
     called_directly: bool = False
 
 
-ReportKind = Literal["progress", "log", "data", "children_values"]
-"""Requests about a job: store progress, append a log line, replace the data, read the children's results."""
+JobCommand = Literal["progress", "log", "data", "children_values"]
+"""Commands on a job: store progress, append a log line, replace the data, read the children's results."""
 
 
-class Reporter(Protocol):
-    """Sends the reports of a running task about its job to Redis."""
+class JobClient(Protocol):
+    """Executes commands on the job of a running task."""
 
-    def send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
-        """Send a report; ``value`` is JSON, or the text of a log line."""
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command; ``value`` is JSON, or the text of a log line."""
         ...
 
-    async def asend(self, kind: ReportKind, value: bytes | str = b"") -> Any:
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """:meth:`send` for asyncio."""
         ...
 
@@ -69,10 +69,10 @@ class Context:
         has_reported: Whether the task has called :meth:`update_progress`.
     """
 
-    def __init__(self, request: Request, reporter: Reporter | None = None) -> None:
+    def __init__(self, request: Request, job_client: JobClient | None = None) -> None:
         self.request = request
         self.has_reported = False
-        self._reporter = reporter
+        self._job_client = job_client
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
@@ -194,11 +194,11 @@ class Context:
         """
         raise WaitForChildren
 
-    def _send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
-        return None if self._reporter is None else self._reporter.send(kind, value)
+    def _send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        return None if self._job_client is None else self._job_client.send(command, value)
 
-    async def _asend(self, kind: ReportKind, value: bytes | str = b"") -> Any:
-        return None if self._reporter is None else await self._reporter.asend(kind, value)
+    async def _asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        return None if self._job_client is None else await self._job_client.asend(command, value)
 
     def _encode(self, progress: codec.Json) -> bytes:
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}")

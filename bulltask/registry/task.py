@@ -201,7 +201,7 @@ class AnyTask(Generic[P, R]):
 
 
 class Task(AnyTask[P, R]):
-    """A task from a plain function."""
+    """A sync task: from a plain function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process, without a worker."""

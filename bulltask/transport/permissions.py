@@ -27,7 +27,7 @@ _CONNECT: Final = ("client|setinfo", "client|setname", "discard", "info", "multi
 
 _NOT_WORKERS: Final = frozenset(
     "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
-    "paginate pause promote setPaused spanEnd".split()
+    "paginate pause promote setPaused lastIdOfRange".split()
 )
 """Scripts of queues, readers and migrations. All other scripts are a worker's, so a new one needs no entry."""
 

@@ -55,7 +55,7 @@ def wait_for_worker(context: DemoContext, since: float) -> None:
 
 
 def sync_tasks(context: DemoContext) -> None:
-    """Run plain functions in two children."""
+    """Run sync tasks in two children."""
     context.screen.scene("Send jobs, run them in a child, get their results", "resize.delay(1)")
     begin = time.perf_counter()
     job = resize.delay(1)

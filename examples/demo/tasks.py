@@ -13,7 +13,7 @@ app = App("demo", broker_url="embedded://demo", task_default_queue="demo")
 
 @app.task
 def resize(photo: int) -> dict[str, int]:
-    """A plain function: a child runs one at a time."""
+    """A sync task: a child runs one at a time."""
     hashlib.pbkdf2_hmac("sha256", b"some", b"work", 30_000)
     return {"photo": photo, "child": os.getpid()}
 

@@ -1,4 +1,4 @@
-"""Two tasks: a plain function and a coroutine."""
+"""A sync task and an async task."""
 
 from __future__ import annotations
 

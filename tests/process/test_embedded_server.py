@@ -264,7 +264,7 @@ def test_a_relative_directory_is_resolved_against_the_working_directory(tmp_path
     )
     with run_program(code, str(tmp_path)) as program:
         write_keys(program.read_line())
-        assert (tmp_path / "data" / find_binary().line / "appendonlydir").is_dir()
+        assert (tmp_path / "data" / find_binary().release_series / "appendonlydir").is_dir()
         program.close_stdin()
     wait_until_server_exits(tmp_path / "data")
 
@@ -386,7 +386,7 @@ def test_without_the_wheel_an_installed_program_is_used(only_on_path, monkeypatc
 
 def test_the_flavour_is_read_from_the_version_output_not_from_the_file_name(only_on_path):
     shell_script(only_on_path / "redis-server", "echo 'Valkey server v=8.1.4 sha=00000000:0 malloc=libc bits=64'")
-    assert find_binary("valkey").line == "valkey-8"
+    assert find_binary("valkey").release_series == "valkey-8"
 
 
 def test_an_error_names_programs_that_are_too_old_or_do_not_start(only_on_path):
@@ -423,14 +423,14 @@ def test_the_command_prints_one_line_and_exits_cleanly_on_signals(tmp_path, numb
             str(binary),
             str(binary.path),
             f"redis://127.0.0.1:{port}/0",
-            str(tmp_path / binary.line),
+            str(tmp_path / binary.release_series),
             "append-only",
         ]:
             assert part in line
         write_keys(f"redis://127.0.0.1:{port}/0")
         assert program.send(number) == 0
         assert program.read_rest() == ""
-    with EmbeddedServer(tmp_path / binary.line) as server:
+    with EmbeddedServer(tmp_path / binary.release_series) as server:
         assert count_keys(server.url) == KEYS
 
 
@@ -475,7 +475,7 @@ def test_the_command_reports_that_its_server_stopped_unexpectedly(tmp_path):
     port = pick_port()
     with serve(port, "--data-dir", str(tmp_path)) as program:
         program.read_line()
-        os.kill(running(tmp_path / find_binary().line).pid, signal.SIGTERM)
+        os.kill(running(tmp_path / find_binary().release_series).pid, signal.SIGTERM)
         assert "stopped unexpectedly" in program.read_rest()
         assert program.process.wait(60) == 1
 

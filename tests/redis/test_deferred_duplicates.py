@@ -1,4 +1,4 @@
-"""Cases of the script ``addDeferred`` that tests/hazard does not cover."""
+"""Cases of the script ``addDeferred`` that tests/mixed_versions does not cover."""
 
 from __future__ import annotations
 

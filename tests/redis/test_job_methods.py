@@ -24,7 +24,7 @@ from bulltask.errors import (
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState
 from bulltask.queue import BulkJob, Job, Queue
-from bulltask.worker.child.reporter import JobReporter
+from bulltask.worker.child.job_client import RedisJobClient
 from tests.support.manual_worker import ManualWorker
 
 
@@ -88,9 +88,9 @@ def test_max_logs_limits_the_log_of_a_running_job(broker_url: str) -> None:
     job = app.queue("mail").add("n")
     running = RunningJob.from_hash("mail", job.id, [b"opts", b"{}"])
     keys, broker = app.broker.keys("mail"), app.broker
-    reporter = JobReporter(running, keys, broker.pool, broker.shared_async_client, app.config)
+    job_client = RedisJobClient(running, keys, broker.pool, broker.shared_async_client, app.config)
     for number in range(5):
-        reporter.send("log", f"line {number}")
+        job_client.send("log", f"line {number}")
     assert job.get_logs().lines == ("line 2", "line 3", "line 4")
     app.close()
 
@@ -100,12 +100,12 @@ def test_data_and_options_together_must_not_exceed_max_payload(broker_url: str) 
     job = app.queue("mail").add("n")
     options = json.dumps({"tm": 600 * "x"}).encode()
     running = RunningJob.from_hash("mail", job.id, [b"opts", options])
-    reporter = JobReporter(
+    job_client = RedisJobClient(
         running, app.broker.keys("mail"), app.broker.pool, app.broker.shared_async_client, app.config
     )
     with pytest.raises(PayloadTooLargeError, match="together more than the limit of 1,000"):
-        reporter.send("data", 600 * b"1")
-    reporter.send("data", 300 * b"1")
+        job_client.send("data", 600 * b"1")
+    job_client.send("data", 300 * b"1")
     app.close()
 
 

@@ -12,7 +12,7 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import count_by_score, ids_by_score, list_ids, scan_queues, score_at
-from bulltask.transport.scripts.stream import SPAN, page, span_end, stream_info
+from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, page, stream_info
 
 pytestmark = pytest.mark.redis
 
@@ -35,12 +35,12 @@ def fill(redis_client: redis.Redis, count: int, *, per_millisecond: int = 10) ->
 
 
 @pytest.mark.parametrize("max_entries", [1, 499, 500, 501, 1_000, 1_499])
-def test_a_span_ends_at_the_requested_number_of_entries(
+def test_a_range_ends_at_the_requested_number_of_entries(
     client: Client, redis_client: redis.Redis, max_entries: int
 ) -> None:
     ids = fill(redis_client, 1_500)
 
-    end = client.run(span_end(KEYS, "0-0", "+", max_entries))
+    end = client.run(last_id_of_range(KEYS, "0-0", "+", max_entries))
 
     assert (end.last, end.count) == (ids[max_entries - 1], max_entries)
 
@@ -48,9 +48,9 @@ def test_a_span_ends_at_the_requested_number_of_entries(
 def test_a_span_excludes_its_start_and_includes_its_end(client: Client, redis_client: redis.Redis) -> None:
     fill(redis_client, 1_500)
 
-    bounded = client.run(span_end(KEYS, "2-4", "3-1", 100))
-    whole_millisecond = client.run(span_end(KEYS, "2-4", "3", 100))
-    nothing = client.run(span_end(KEYS, "3-1", "3-1", 100))
+    bounded = client.run(last_id_of_range(KEYS, "2-4", "3-1", 100))
+    whole_millisecond = client.run(last_id_of_range(KEYS, "2-4", "3", 100))
+    nothing = client.run(last_id_of_range(KEYS, "3-1", "3-1", 100))
 
     assert (bounded.last, bounded.count) == ("3-1", 7)
     assert (whole_millisecond.last, whole_millisecond.count) == ("3-9", 15)
@@ -58,15 +58,15 @@ def test_a_span_excludes_its_start_and_includes_its_end(client: Client, redis_cl
 
 
 def test_a_span_of_an_empty_stream_is_empty(client: Client) -> None:
-    assert client.run(span_end(KEYS, "0-0", "+", 5)).count == 0
+    assert client.run(last_id_of_range(KEYS, "0-0", "+", 5)).count == 0
 
 
 def test_a_call_reads_a_limited_number_of_entries(client: Client, redis_client: redis.Redis) -> None:
-    ids = fill(redis_client, SPAN + 10)
+    ids = fill(redis_client, MAX_RANGE + 10)
 
-    end = client.run(span_end(KEYS, "0-0", "+", SPAN + 10))
+    end = client.run(last_id_of_range(KEYS, "0-0", "+", MAX_RANGE + 10))
 
-    assert (end.last, end.count) == (ids[SPAN - 1], SPAN)
+    assert (end.last, end.count) == (ids[MAX_RANGE - 1], MAX_RANGE)
 
 
 def test_pages_of_a_stream_have_no_gap_and_no_overlap(client: Client, redis_client: redis.Redis) -> None:

@@ -262,7 +262,7 @@ def test_job_stalled_has_no_time_if_another_worker_has_marked_the_job(worker: Su
     worker.expire(job_id)
     worker.check.tick(0, 0)
     assert worker.events(JobStalled) == [JobStalled(job_id, "mail", None)]
-    left: Any = worker.redis.pttl(worker.keys[0].lock_ends)
+    left: Any = worker.redis.pttl(worker.keys[0].lock_expiries)
     assert -2 <= left <= 2 * worker.check.interval_ms, "the recorded times expire"
 
 

@@ -19,7 +19,7 @@ from bulltask.transport.call import Call, command
 from bulltask.transport.cluster_slots import RoutedCall, SlotMap, SlotRedirectError, route_calls, slot_of, slots
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.redis_errors import is_transient_in_cluster, reply_error
-from bulltask.transport.scripts.stream import span_end
+from bulltask.transport.scripts.stream import last_id_of_range
 from bulltask.transport.transaction import atomic
 
 MAIL, NEWS = QueueKeys("bull", "{mail}"), QueueKeys("bull", "{news}")
@@ -38,7 +38,7 @@ def test_all_keys_of_a_queue_with_a_hash_tag_are_in_one_slot() -> None:
         command("XINFO", "STREAM", MAIL.events),
         command("EVALSHA", "sha", 1, MAIL.events, "argument"),
         command("EVAL_RO", "body", 2, MAIL.events, MAIL.wait, NEWS.wait),  # the last key is an argument
-        span_end(MAIL, "0-0", "+", 5),
+        last_id_of_range(MAIL, "0-0", "+", 5),
     ],
 )
 def test_the_slot_of_every_kind_of_call_is_found(call: Call[Any]) -> None:

@@ -297,7 +297,7 @@ def test_the_table_of_signals_matches_the_supervisor() -> None:
 @pytest.mark.process
 def test_worker_and_child_handle_the_documented_signals(broker_url: str, tmp_path: Path) -> None:
     table = documented_signals()
-    handles = ("ends", "ignores", "logs", "checks")
+    handles = ("exits", "ignores", "logs", "checks")
     by_child = {number for number, (_, child) in table.items() if child.startswith(handles)}
     others = {number for number, (_, child) in table.items() if child.startswith(("dies", "nothing"))}
     assert by_child | others == table.keys()

@@ -40,7 +40,7 @@ from bulltask.spark.source.schemas import arrow_schema
 from bulltask.spark.source.status import max_lengths
 from bulltask.spark.source.streams import find_end, parse_state, read_pages, read_states
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.stream import SPAN, span_end, stream_exists, stream_info
+from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, stream_exists, stream_info
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
 
@@ -236,11 +236,11 @@ class _RedisStreams:
 
     def _scan(self, request: ScanRequest) -> ScanResult:
         keys = self._keys(request.queue)
-        max_count = SPAN if request.max_entries is None else min(SPAN, request.max_entries)
+        max_count = MAX_RANGE if request.max_entries is None else min(MAX_RANGE, request.max_entries)
         calls = [
             stream_exists(keys),
             stream_info(keys),
-            span_end(keys, str(request.after), str(request.until), max_count),
+            last_id_of_range(keys, str(request.after), str(request.until), max_count),
         ]
         exists, info, end = self._connection.try_atomically(calls)
         if isinstance(end, Exception):

@@ -11,7 +11,15 @@ from bulltask.spark.source.offsets import StreamId, StreamState
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.redis_errors import is_wrong_type
-from bulltask.transport.scripts.stream import SPAN, RawEntry, StreamInfo, page, span_end, stream_exists, stream_info
+from bulltask.transport.scripts.stream import (
+    MAX_RANGE,
+    RawEntry,
+    StreamInfo,
+    last_id_of_range,
+    page,
+    stream_exists,
+    stream_info,
+)
 
 __all__ = ["find_end", "parse_state", "read_pages", "read_states"]
 
@@ -61,8 +69,8 @@ def find_end(
     """
     last, count = after, 0
     while count < max_entries:
-        max_count = min(SPAN, max_entries - count)
-        result = connection.run(span_end(keys, str(last), str(until), max_count))
+        max_count = min(MAX_RANGE, max_entries - count)
+        result = connection.run(last_id_of_range(keys, str(last), str(until), max_count))
         if result.count:
             last, count = StreamId.parse(result.last), count + result.count
         if result.count < max_count:

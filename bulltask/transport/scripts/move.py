@@ -285,7 +285,7 @@ def lock_expiries(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now
     def parse_reply(reply: Any) -> list[int | None]:
         return [None if expiry is None else int(expiry) for expiry in reply]
 
-    script_keys = (keys.lock_ends, keys.stalled, keys.stalled_check)
+    script_keys = (keys.lock_expiries, keys.stalled, keys.stalled_check)
     return script_call(
         loader.bulltask_script("lockExpiries"), script_keys, (keys.base, now_ms, 2 * interval_ms, *stalled), parse_reply
     )

@@ -14,20 +14,20 @@ from bulltask.transport.replies import text
 __all__ = [
     "BEGINNING",
     "LONGEST_BLOCK_MS",
+    "MAX_RANGE",
     "PAGE",
     "READING",
-    "SPAN",
     "Entry",
-    "SpanEnd",
+    "RangeEnd",
     "StreamInfo",
     "entries_since",
     "is_retained",
     "last_id",
+    "last_id_of_range",
     "page",
     "publish",
     "read_blocking",
     "read_now",
-    "span_end",
     "stream_exists",
     "stream_info",
 ]
@@ -44,10 +44,10 @@ PAGE: Final = 1_000
 Entry = tuple[str, dict[bytes, bytes]]
 """Id and fields."""
 
-SPAN: Final = 10_000
-"""Maximum number of entries that one call of :func:`span_end` reads: they keep Redis busy for a few milliseconds."""
+MAX_RANGE: Final = 10_000
+"""Maximum number of entries that one call of :func:`last_id_of_range` reads, in a few milliseconds."""
 
-READING: Final = frozenset({"spanEnd"})
+READING: Final = frozenset({"lastIdOfRange"})
 """The scripts of bulltask that write nothing."""
 
 RawEntry = tuple[bytes, Sequence[bytes]]
@@ -145,7 +145,7 @@ def _entries(reply: Any) -> list[Entry]:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanEnd:
+class RangeEnd:
     """The end of a range of entries.
 
     Attributes:
@@ -157,8 +157,8 @@ class SpanEnd:
     count: int
 
 
-def span_end(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[SpanEnd]:
-    """bulltask's ``spanEnd``: find the last of the next ``max_entries`` entries, but of at most :data:`SPAN`.
+def last_id_of_range(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[RangeEnd]:
+    """bulltask's ``lastIdOfRange``: find the last of the next ``max_entries`` (up to :data:`MAX_RANGE`) entries.
 
     Args:
         keys: The queue.
@@ -167,11 +167,14 @@ def span_end(keys: QueueKeys, after: str, until: str, max_entries: int) -> Call[
         max_entries: Maximum number of entries.
     """
 
-    def parse_reply(reply: Any) -> SpanEnd:
-        return SpanEnd(text(reply[0]), int(reply[1]))
+    def parse_reply(reply: Any) -> RangeEnd:
+        return RangeEnd(text(reply[0]), int(reply[1]))
 
     return script_call(
-        loader.bulltask_script("spanEnd"), (keys.events,), (after, until, min(max_entries, SPAN)), parse_reply
+        loader.bulltask_script("lastIdOfRange"),
+        (keys.events,),
+        (after, until, min(max_entries, MAX_RANGE)),
+        parse_reply,
     )
 
 

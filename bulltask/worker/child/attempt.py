@@ -18,7 +18,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
-from bulltask.registry.context import Context, Reporter, Request
+from bulltask.registry.context import Context, JobClient, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
@@ -57,15 +57,15 @@ class Attempts:
 
     Args:
         app: Tasks, settings and error categories.
-        reporter: Creates a job's reporter, which sends progress and log lines of a bound task.
+        job_client: Creates the client of a job, which stores progress and log lines of a bound task.
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
     """
 
     def __init__(
-        self, app: App, reporter: Callable[[RunningJob], Reporter], spark: SparkTasks, cancellation: Cancellation
+        self, app: App, job_client: Callable[[RunningJob], JobClient], spark: SparkTasks, cancellation: Cancellation
     ) -> None:
-        self._app, self._config, self._reporter, self._spark = app, app.config, reporter, spark
+        self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._pid = cancellation, os.getpid()
         self._task_limits: dict[str, TimeLimits] = {}
 
@@ -163,7 +163,7 @@ class Attempts:
             headers=job.headers,
             timestamp_ms=job.timestamp_ms,
         )
-        return Context(request, self._reporter(job))
+        return Context(request, self._job_client(job))
 
     def _start_run(self, attempt: Attempt, slot: Slot) -> TaskRun:
         limits = attempt.limits

@@ -19,7 +19,7 @@ from bulltask.lua import loader
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.log_listener import LogListener, listener_errors
 from bulltask.process import die_with_parent, exit_child, unblock_signals
-from bulltask.registry.context import Reporter
+from bulltask.registry.context import JobClient
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -27,7 +27,7 @@ from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
-from bulltask.worker.child.reporter import JobReporter
+from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTasks
 from bulltask.worker.child.stacks import StackDumper
@@ -127,18 +127,18 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     broker = app.broker  # App creates a new broker after a fork
     wakeup_pipe = WakeupPipe()
 
-    def reporter(job: RunningJob) -> Reporter:
+    def job_client(job: RunningJob) -> JobClient:
         # A function, because the loop's client is created on the loop's thread.
         keys = broker.keys(job.queue)
-        return JobReporter(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
+        return RedisJobClient(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
 
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
-    spark = SparkTasks(app, reporter, renew, fetcher.close)
+    spark = SparkTasks(app, job_client, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
-    attempts = Attempts(app, reporter, spark, cancellation)
+    attempts = Attempts(app, job_client, spark, cancellation)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
     async_loop = AsyncLoop(
         plan.block, attempts, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe

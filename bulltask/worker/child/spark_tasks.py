@@ -17,7 +17,7 @@ from bulltask.app import App
 from bulltask.errors import PermanentError
 from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
-from bulltask.registry.context import Context, Reporter
+from bulltask.registry.context import Context, JobClient
 
 __all__ = ["SparkChild", "SparkRun", "SparkTasks", "missing_dependencies"]
 
@@ -65,7 +65,7 @@ class SparkTasks:
 
     Args:
         app: The app, whose name and settings the session gets.
-        reporter: Creates the reporter that stores a job's progress.
+        job_client: Creates the client that stores a job's progress.
         renew_lock: Renews a job's lock; returns False if the lock is lost. It is called from another thread.
         close_child: Stops the child after its jobs, if its JVM has died: a process can start only one JVM.
     """
@@ -73,11 +73,11 @@ class SparkTasks:
     def __init__(
         self,
         app: App,
-        reporter: Callable[[RunningJob], Reporter],
+        job_client: Callable[[RunningJob], JobClient],
         renew_lock: Callable[[RunningJob, str], bool],
         close_child: Callable[[], None],
     ) -> None:
-        self._app, self._reporter, self._renew_lock, self._close_child = app, reporter, renew_lock, close_child
+        self._app, self._job_client, self._renew_lock, self._close_child = app, job_client, renew_lock, close_child
         self._child: SparkChild | None = None
         # The app was imported before the fork, so a context that it has created belongs to the supervisor. Spark
         # Connect's thin client has no such class, and starts no JVM.
@@ -100,13 +100,13 @@ class SparkTasks:
         """
 
         def report(progress: codec.Json) -> None:
-            reporter.send("progress", codec.encode(progress, what=f"progress of job {job.id}"))
+            job_client.send("progress", codec.encode(progress, what=f"progress of job {job.id}"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._spark_child(job.name).run(run):
                 return function(*args, **kwargs)
 
-        reporter = self._reporter(job)
+        job_client = self._job_client(job)
         run = SparkRun(
             job_id=job.id,
             task=job.name,

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 PAGE = ROOT / "docs" / "reference" / "differences.md"
 ELSEWHERE = {
-    "test_keep_last_if_active_adds_the_stored_job_as_bullmq_does": "tests/hazard/test_structures.py",
+    "test_keep_last_if_active_adds_the_stored_job_as_bullmq_does": "tests/mixed_versions/test_structures.py",
     "test_a_revoked_waiting_job_fails_in_node_and_can_be_retried": "tests/interop/test_revoke.py",
     "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",

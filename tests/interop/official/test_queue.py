@@ -192,7 +192,7 @@ def test_the_official_obliterate_with_force_raises(mail: InteropQueue, queue: Qu
 
 @FIXED_IN_3
 def test_the_official_resume_loses_jobs_that_bullmq_6_left_in_wait(mail: InteropQueue, queue: Queue) -> None:
-    """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/hazard uses that client."""
+    """BullMQ 6 pauses with the flag alone and leaves the jobs in ``wait``; tests/mixed_versions uses that client."""
 
     def left_after(resume: Callable[[], object]) -> int:
         before = {queue.add("echo").id for _ in range(3)}

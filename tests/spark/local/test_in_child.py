@@ -54,7 +54,7 @@ def child(spark: SparkSession) -> Iterator[SparkInChild]:
     signal.signal(signal.SIGINT, handler)
 
 
-def no_reporter(_: RunningJob) -> Any:
+def no_job_client(_: RunningJob) -> Any:
     return None
 
 
@@ -193,7 +193,7 @@ def test_a_lost_lock_cancels_the_spark_jobs_of_the_job(context: SparkContext, ch
 
 def test_a_session_created_before_the_fork_is_rejected_with_advice(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
-    tasks = SparkTasks(app, no_reporter, lambda *_: True, lambda: None)
+    tasks = SparkTasks(app, no_job_client, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"get a session in the task, with bulltask\.spark\.current_session"):
         tasks.wrap(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
 

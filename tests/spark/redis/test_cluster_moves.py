@@ -26,7 +26,7 @@ from bulltask.transport.endpoint import Endpoint
 from bulltask.transport.inspect import STATES
 from bulltask.transport.scripts.job import job_fields
 from bulltask.transport.scripts.queue import scan_queues, state_size
-from bulltask.transport.scripts.stream import span_end
+from bulltask.transport.scripts.stream import last_id_of_range
 from bulltask.transport.transaction import atomic
 from tests.conftest import FLAVOUR
 from tests.support.cluster_and_sentinel import allow_cluster
@@ -180,7 +180,7 @@ def test_a_script_is_loaded_on_the_new_node_while_a_slot_moves(
 ) -> None:
     with Connection(options.config) as connection, moving_slot(cluster, "mail") as target:
         cluster.clients[target].script_flush()
-        assert connection.run(span_end(options.keys("mail"), "0-0", "+", 5)).count == 5
+        assert connection.run(last_id_of_range(options.keys("mail"), "0-0", "+", 5)).count == 5
 
 
 def test_a_transaction_that_waits_too_long_names_the_moving_slot(

@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from bulltask.testing.wait import wait_until
-from tests.hazard.page import NEWEST_6, PAGE, PYTHON_6
 from tests.interop.interop_queue import InteropQueue
+from tests.mixed_versions.page import NEWEST_6, PAGE, PYTHON_6
 from tests.support.worker import Worker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

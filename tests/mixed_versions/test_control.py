@@ -13,10 +13,10 @@ from bulltask.errors import QueueActiveError
 from bulltask.queue import FlowJob, QueueEvents
 from bulltask.queue import events as types
 from bulltask.testing.wait import wait_until
-from tests.hazard.conftest import Clients
-from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
+from tests.mixed_versions.conftest import Clients
+from tests.mixed_versions.page import NEWEST_5, NEWEST_6, PINNED
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

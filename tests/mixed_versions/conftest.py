@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bulltask.testing.server import RedisServer
-from tests.hazard.page import NEWEST_5, NEWEST_6, PINNED, PYTHON_6, VERSIONS, documented_outcomes
 from tests.interop.conftest import node_client, open_interop_queue  # noqa: F401 - a fixture
 from tests.interop.interop_queue import InteropQueue
 from tests.interop.node_bridge import NodeBridge
 from tests.interop.official.bridge import OfficialPython
+from tests.mixed_versions.page import NEWEST_5, NEWEST_6, PINNED, PYTHON_6, VERSIONS, documented_outcomes
 
 PACKAGES = {PINNED: "bullmq", NEWEST_5: "bullmq-5-newest", NEWEST_6: "bullmq-6-newest"}
 

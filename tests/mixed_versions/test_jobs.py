@@ -12,9 +12,9 @@ import pytest
 
 from bulltask.jobs.states import JobState
 from bulltask.testing.wait import wait_until
-from tests.hazard.conftest import PACKAGES
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeBridge
+from tests.mixed_versions.conftest import PACKAGES
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 

@@ -8,7 +8,7 @@ from typing import Any
 from bulltask.config.config import Config
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.options import check_together
-from bulltask.registry.context import ReportKind
+from bulltask.registry.context import JobCommand
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
@@ -16,16 +16,16 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.flow import children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
-__all__ = ["JobReporter"]
+__all__ = ["RedisJobClient"]
 
 
-class JobReporter:
-    """Sends the progress, log lines and data of one running job; implements ``registry.context.Reporter``.
+class RedisJobClient:
+    """Executes commands on one running job; implements ``registry.context.JobClient``.
 
     Args:
         job: The job.
         keys: Its queue.
-        pool: Sync clients; a task may report from threads that it starts.
+        pool: Sync clients; a task may call methods of its context in threads that it starts.
         aclient: Returns the async client of the child's event loop.
         config: The limits of a job's size and of its log.
     """
@@ -40,17 +40,17 @@ class JobReporter:
     ) -> None:
         self._job, self._keys, self._pool, self._aclient, self._config = job, keys, pool, aclient, config
 
-    def send(self, kind: ReportKind, value: bytes | str = b"") -> Any:
-        """Send a report on a connection of the pool."""
-        return self._pool.run(self._call(kind, value))
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command on a connection of the pool."""
+        return self._pool.run(self._call(command, value))
 
-    async def asend(self, kind: ReportKind, value: bytes | str = b"") -> Any:
-        """Send a report on the child's event loop."""
-        return await self._aclient().run(self._call(kind, value))
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command on the child's event loop."""
+        return await self._aclient().run(self._call(command, value))
 
-    def _call(self, kind: ReportKind, value: Any) -> Call[Any]:
+    def _call(self, command: JobCommand, value: Any) -> Call[Any]:
         keys, job = self._keys, self._job
-        match kind:
+        match command:
             case "progress":
                 return update_progress(keys, job.id, value)
             case "log":

@@ -11,10 +11,10 @@ import pytest
 from bulltask.jobs.states import JobState
 from bulltask.queue import Queue
 from bulltask.testing.wait import wait_until
-from tests.hazard.conftest import Clients
-from tests.hazard.page import PINNED, PauseSequence, pause_sequences
 from tests.interop.conftest import open_interop_queue
 from tests.interop.interop_queue import InteropQueue
+from tests.mixed_versions.conftest import Clients
+from tests.mixed_versions.page import PINNED, PauseSequence, pause_sequences
 from tests.support.manual_worker import ManualWorker
 
 pytestmark = [pytest.mark.interop, pytest.mark.process]

@@ -12,10 +12,10 @@ from bulltask.errors import InvalidNameError
 from bulltask.jobs.states import JobState
 from bulltask.queue import FlowJob
 from bulltask.testing.wait import wait_until
-from tests.hazard.conftest import Clients
-from tests.hazard.page import NEWEST_5, PINNED
 from tests.interop.interop_queue import InteropQueue, recorded_ids
 from tests.interop.node_bridge import NodeError
+from tests.mixed_versions.conftest import Clients
+from tests.mixed_versions.page import NEWEST_5, PINNED
 from tests.support.manual_worker import ManualWorker
 from tests.support.streams import Stream
 from tests.support.worker import Worker

@@ -12,8 +12,9 @@ import pytest
 from bulltask.jobs.states import JobState
 from bulltask.lua import loader
 from bulltask.queue import Queue
-from tests.hazard.conftest import PACKAGES, Clients
-from tests.hazard.page import (
+from tests.interop.interop_queue import InteropQueue
+from tests.mixed_versions.conftest import PACKAGES, Clients
+from tests.mixed_versions.page import (
     CLIENTS,
     NEWEST_6,
     PAGE,
@@ -24,7 +25,6 @@ from tests.hazard.page import (
     installed,
     pause_sequences,
 )
-from tests.interop.interop_queue import InteropQueue
 from tests.support.manual_worker import ManualWorker
 from tests.support.programs import ROOT
 
