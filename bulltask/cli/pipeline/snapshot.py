@@ -44,5 +44,5 @@ def command(
     spark = open_session(master, conf)
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
-    report = snapshot(spark, Layout(root), source.texts, states=parse_names(states, "--states"), since=since)
-    click.echo(f"{pluralize(report.rows, 'job')} written to bronze.jobs, ingest_id {report.ingest}")
+    result = snapshot(spark, Layout(root), source.texts, states=parse_names(states, "--states"), since=since)
+    click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs, ingest_id {result.ingest}")

@@ -14,13 +14,13 @@ from bulltask.lake.tables import SNAPSHOTS
 from bulltask.spark.connector.session import register
 from bulltask.spark.tables.lake_tables import append, day_of, ingest_of
 
-__all__ = ["FINISHED", "SnapshotReport", "snapshot"]
+__all__ = ["FINISHED", "SnapshotResult", "snapshot"]
 
 FINISHED = ("completed", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotReport:
+class SnapshotResult:
     """The result of a snapshot.
 
     Attributes:
@@ -41,7 +41,7 @@ def snapshot(
     *,
     states: Sequence[str] = FINISHED,
     since: datetime | None = None,
-) -> SnapshotReport:
+) -> SnapshotResult:
     """Write the jobs that are in Redis to ``bronze.jobs``.
 
     Args:
@@ -56,7 +56,7 @@ def snapshot(
     ingest = ingest_of("snapshot", snapshot_at)
     rows = _jobs(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
     rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
-    return SnapshotReport(ingest, append(rows, SNAPSHOTS, layout, ingest), snapshot_at)
+    return SnapshotResult(ingest, append(rows, SNAPSHOTS, layout, ingest), snapshot_at)
 
 
 def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None) -> DataFrame:
