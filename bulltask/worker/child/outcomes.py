@@ -160,7 +160,7 @@ def release_reason(outcome: RequestedOutcome) -> str:
         case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
         case WaitingForChildrenOutcome():
-            return "it waits for its children"
+            return "it waits for its child jobs"
 
 
 def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:

@@ -131,7 +131,7 @@ class ChildPool:
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
     def kill_run(self, killed_run: KilledRun) -> None:
-        """Kill the child to end a run."""
+        """Kill the child to cancel an attempt."""
         child = self._children[self.index_of(killed_run.token)]
         child.killed_runs[killed_run.token] = killed_run
         _send(child.pid, signal.SIGKILL)
