@@ -29,9 +29,9 @@ PID, CONNECTION, RECONNECTS = range(3)
 HEAD = 3
 # Cells of each queue, after the head; then one for each failure reason, then the histograms.
 COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
-FAILURE_REASONS = ("transient_exhausted", "permanent", "unclassified", "revoked", "crashed", "task_not_registered")
+FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed", "task_not_registered")
 """Why a job failed: the category of its error, or another reason."""
-TRANSIENT_EXHAUSTED, PERMANENT, UNCLASSIFIED, REVOKED, CRASHED, TASK_NOT_REGISTERED = FAILED = range(6, 12)
+TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED, TASK_NOT_REGISTERED = FAILED = range(6, 12)
 HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
 DURATIONS, LOCK_RENEWALS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
 QUEUE_CELLS = LOCK_RENEWALS + HISTOGRAM_CELLS
@@ -40,7 +40,7 @@ CELL = 8  # bytes
 _BY_CATEGORY = {
     "transient": TRANSIENT_EXHAUSTED,
     "permanent": PERMANENT,
-    "unknown": UNCLASSIFIED,
+    "unknown": UNKNOWN,
     states.REVOKED: REVOKED,
 }
 
@@ -235,7 +235,7 @@ class MetricsListener:
         bus.subscribe(events.JobCompleted, lambda e: block.attempt(e.queue, COMPLETED, e.duration_ms))
         bus.subscribe(
             events.JobFailed,
-            lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNCLASSIFIED), e.duration_ms),
+            lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNKNOWN), e.duration_ms),
         )
         bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
         # The job never ran, so it has no duration. This event replaces JobFailed or JobRetried.

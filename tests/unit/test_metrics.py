@@ -72,7 +72,7 @@ def test_every_counter_is_zero_before_the_first_job() -> None:
             assert samples["bullmq_jobs_processed_total", (("queue", queue), ("status", status))] == 0
         assert samples["bullmq_job_duration_seconds_count", (("queue", queue),)] == 0
         assert samples["bullmq_stalled_jobs_total", (("queue", queue),)] == 0
-        for reason in ("transient_exhausted", "permanent", "unclassified"):
+        for reason in ("transient_exhausted", "permanent", "unknown"):
             assert samples["bullmq_jobs_failed_total", (("queue", queue), ("reason", reason))] == 0
 
 
@@ -111,7 +111,7 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     assert counted == {
         "transient_exhausted": 1,
         "permanent": 2,
-        "unclassified": 2,
+        "unknown": 2,
         "revoked": 1,
         "crashed": 1,
         "task_not_registered": 1,
