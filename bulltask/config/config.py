@@ -85,7 +85,7 @@ class Config:
 
     @property
     def renew_ms(self) -> int:
-        """Locks are renewed every half of this time. Half of ``lock_duration`` unless set."""
+        """Locks are renewed at half this interval. Half of ``lock_duration`` unless set."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
 
     @property

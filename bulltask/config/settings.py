@@ -175,7 +175,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "lock_renew_ms",
             optional(duration(100)),
             None,
-            "locks are renewed every half of this time; none: half of lock_duration",
+            "locks are renewed at half this interval; none: half of lock_duration",
         ),
         _S("stalled_interval", "stalled_interval_ms", duration(1_000), 30, "interval of the check for stalled jobs"),
         _S(

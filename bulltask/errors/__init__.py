@@ -247,7 +247,7 @@ class LockMissingError(JobError):
 
 
 class JobStateError(JobError):
-    """The job is not in the state that the operation needs."""
+    """The job is in another state than the operation needs; ``get_state()`` returns it."""
 
 
 class PendingChildrenError(JobError):
@@ -259,11 +259,11 @@ class ParentNotFoundError(JobError):
 
 
 class LockMismatchError(JobError):
-    """The job's lock is held by another worker."""
+    """Another worker holds the job's lock. Only that worker can finish or move the job."""
 
 
 class ParentConflictError(JobError):
-    """The job already belongs to another parent."""
+    """The job already belongs to another parent. A job has one parent: add a job with another id."""
 
 
 class SchedulerJobError(JobError):
@@ -275,11 +275,11 @@ class FailedChildrenError(JobError):
 
 
 class SchedulerCollisionError(JobError):
-    """The job that the scheduler would add already exists."""
+    """The job that the scheduler would add already exists: remove that job first."""
 
 
 class SchedulerBusyError(JobError):
-    """The scheduler's current and next iterations both already have a job."""
+    """The scheduler's current and next times both have a job already: try again after one of them has run."""
 
 
 class NoPendingChildrenError(JobError):

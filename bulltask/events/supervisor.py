@@ -36,7 +36,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobStalled(Event):
-    """An active job had no lock and was released."""
+    """An active job had no lock; the stalled check has made it wait again."""
 
     job_id: str
     queue: str
@@ -47,7 +47,7 @@ class JobStalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobRecovered(Event):
-    """The job of a dead child was released."""
+    """The child that ran the job died; the job waits again."""
 
     job_id: str
     queue: str

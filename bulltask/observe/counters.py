@@ -246,7 +246,7 @@ class MetricsListener:
         bus.subscribe(events.CrashLimitExceeded, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
-        # A recovered job is a stalled job that the supervisor has released before the stalled check.
+        # A recovered job is a stalled job that the supervisor has found before the stalled check.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))

@@ -67,7 +67,7 @@ class MetricsCollector(Collector):
         ):
             yield _histograms(name, help_text, {queue: part(total) for queue, total in totals.items()})
         for name, help_text, value in (
-            ("bullmq_stalled_jobs_total", "Jobs that were released after their worker died", attrgetter("stalled")),
+            ("bullmq_stalled_jobs_total", "Jobs that were recovered after their process died", attrgetter("stalled")),
             ("bullmq_heartbeat_success_total", "Locks renewed", attrgetter("heartbeats")),
             ("bullmq_heartbeat_failure_total", "Locks that could not be renewed", attrgetter("heartbeat_failures")),
             (

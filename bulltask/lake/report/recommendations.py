@@ -83,8 +83,8 @@ def expectations(recommendation: Recommendation) -> ReportTable:
     """Return a table of the effect of the recommended concurrency, and of slightly higher and lower ones."""
     columns = [
         ReportColumn("concurrency", "Concurrency", Unit.COUNT),
-        ReportColumn("in_time", "In time", Unit.FRACTION),
-        ReportColumn("utilisation", "Busy slots", Unit.FRACTION),
+        ReportColumn("in_time", "Within the target", Unit.FRACTION),
+        ReportColumn("utilisation", "Utilisation", Unit.FRACTION),
     ]
     return ReportTable(
         columns, [[choice.concurrency, choice.in_time, choice.utilisation] for choice in recommendation.choices]
