@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -79,10 +80,16 @@ def test_every_malformed_job_fails_with_a_reason_and_every_valid_job_completes(
     worker = harness.worker(TASKS, children=2, settings=settings)
     outcomes = Outcomes(raw, harness.keys)
     wait_until(lambda: not outcomes.unfinished(), 60, "the outcomes of all jobs")
-    # An iteration whose successor cannot be added is delayed and retried, as in Node.
-    delayed_again = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
-    settled = outcomes.with_event("completed", "failed") | (outcomes.members("delayed") & delayed_again)
-    assert [(job.state, job.defects) for job in malformed if job.id not in settled] == []
+
+    def unsettled() -> list[tuple[str, list[str]]]:
+        # An iteration whose successor cannot be added is delayed and retried, as in Node.
+        logged = {line["job_id"].encode("utf-8", "surrogateescape") for line in worker.logged("Scheduling failed")}
+        settled = outcomes.with_event("completed", "failed") | (outcomes.members("delayed") & logged)
+        return [(job.state, job.defects) for job in malformed if job.id not in settled]
+
+    with suppress(TimeoutError):  # the log is a moment behind Redis
+        wait_until(lambda: not unsettled(), 10, "the log lines of all jobs")
+    assert unsettled() == []
     assert set(good) <= outcomes.with_event("completed")
     assert all(raw.hget(harness.keys.base.encode() + job, "failedReason") for job in outcomes.members("failed"))
     for event in ("Child died", "Service failed", "Lock lost", "Redis error reply"):

@@ -53,21 +53,21 @@ def test_a_retention_setting_may_be_a_flag_a_count_or_limits(name: str, value: o
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (-1, "must be true, false, a number of jobs, or .*, not -1"),
-        ("many", "must be true, false, a number of jobs, or .*, not 'many'"),
-        ("age=soon", "must be true, false, a number of jobs"),
-        ("age", "must be true, false, a number of jobs"),
-        (1.5, "must be true, false, a number of jobs"),
-        (2**53, "must be an integer"),
-        ({"age": -1}, "must be a finite duration"),
-        ({"count": -1}, "must be an integer of 0 or more"),
-        ({"count": True}, "must be an integer of 0 or more"),
-        ({"age": 1, "limit": 5}, "has no key 'limit'; use age, count"),
-        ("limit=5", "has no key 'limit'; use age, count"),
+        (-1, " must be true, false, a number of jobs, or .*, not -1"),
+        ("many", " must be true, false, a number of jobs, or .*, not 'many'"),
+        ("age=soon", " must be true, false, a number of jobs"),
+        ("age", " must be true, false, a number of jobs"),
+        (1.5, " must be true, false, a number of jobs"),
+        (2**53, ".count must be an integer"),
+        ({"age": -1}, ".age must be a finite duration"),
+        ({"count": -1}, ".count must be an integer of 0 or more"),
+        ({"count": True}, ".count must be an integer of 0 or more"),
+        ({"age": 1, "limit": 5}, " has no key 'limit'; use age, count"),
+        ("limit=5", " has no key 'limit'; use age, count"),
     ],
 )
 def test_an_invalid_retention_setting_is_rejected_with_the_reason(name: str, value: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} {message}"):
+    with pytest.raises(ConfigError, match=f"{name}{message}"):
         setting(name, value)
 
 
