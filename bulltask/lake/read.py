@@ -91,9 +91,7 @@ class TableReader:
                 continue
             except (pa.ArrowException, OSError) as exc:
                 raise LakeError(f"{self._layout.table(table)} cannot be read: {exc}") from exc
-        raise LakeError(
-            f"{self._layout.table(table)} cannot be read: its files are being replaced, try again"
-        )
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced, try again")
 
     def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
         """Return the number of rows in some days, from the files' metadata; some may be superseded.
@@ -107,9 +105,7 @@ class TableReader:
                 return int(self._dataset(table, day_list, queue).count_rows())
             except FileNotFoundError:
                 continue
-        raise LakeError(
-            f"{self._layout.table(table)} cannot be read: its files are being replaced, try again"
-        )
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced, try again")
 
     def _batches(
         self, table: Table, days: list[date], queue: str | None, where: Any, columns: Sequence[str] | None
