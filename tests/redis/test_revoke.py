@@ -11,7 +11,7 @@ import pytest
 
 from bulltask import App, AsyncResult, TaskError, TaskRevokedError
 from bulltask.config.config import Settings
-from bulltask.errors import SchedulerJobError
+from bulltask.errors import LockMismatchError, SchedulerJobError
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.lua import loader, wrappers
@@ -347,7 +347,7 @@ def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
         claim = FetchOptions(token, 30_000, "manual")
         return finish_revoked(KEYS, move_to_finished(KEYS, job.id, claim, failed, fetch_next=False, now_ms=7))
 
-    with pytest.raises(Exception, match="held by another"):
+    with pytest.raises(LockMismatchError):
         client.run(ending("foreign"))
     assert redis_client.zrange(KEYS.revoked, 0, -1) == [job.id]
     client.run(ending(manual_worker.token))
