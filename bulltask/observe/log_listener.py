@@ -318,7 +318,7 @@ class LogListener:
         self._log.error(
             "Redis disconnected",
             error=_shorten(event.error, ERROR_CHARS),
-            hint="The worker reconnects automatically, and running jobs continue. Otherwise check Redis and the URL",
+            hint="The worker reconnects, and running jobs continue. If this persists, check Redis and the URL",
         )
 
     def _reconnecting(self, event: events.RedisReconnecting) -> None:
