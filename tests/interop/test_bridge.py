@@ -24,7 +24,7 @@ def has_name(name: str) -> Callable[[dict[str, Any]], bool]:
     return lambda args: bool(args["name"] == name)
 
 
-def test_node_adds_a_job_and_node_completes_it(node: NodeBridge) -> None:
+def test_a_job_is_added_and_completed_in_node(node: NodeBridge) -> None:
     node.call("events.start", queue="mail")
     job = node.call("queue.add", queue="mail", name="send", data={"to": "ä😀"}, opts={"attempts": 2})
     node.call("worker.start", queue="mail", processor="echo")
@@ -49,14 +49,14 @@ def test_every_field_of_a_job_is_returned_even_if_it_is_empty(node: NodeBridge) 
     assert node.call("queue.getJob", queue="mail", job="missing") is None
 
 
-def test_no_event_after_the_start_of_listening_is_missed(node: NodeBridge) -> None:
+def test_no_event_is_missed_once_the_listener_has_started(node: NodeBridge) -> None:
     for queue in map(str, range(1_000, 1_020)):
         node.call("events.start", queue=queue)
         node.call("queue.add", queue=queue, name=queue, data={})
         node.wait_event("added", has_name(queue))
 
 
-def test_events_are_received_until_listening_ends(node: NodeBridge) -> None:
+def test_events_are_received_until_the_listener_stops(node: NodeBridge) -> None:
     node.call("queue.add", queue="mail", name="early", data={})
     events = node.call("events.start", queue="mail")
     first = node.call("queue.add", queue="mail", name="now", data={})
@@ -230,6 +230,6 @@ def test_a_node_process_that_does_not_exit_is_killed(node: NodeBridge) -> None:
     assert has_exited(node.pid)
 
 
-def test_the_exit_operation_ends_node(node: NodeBridge) -> None:
+def test_the_exit_operation_ends_the_node_process(node: NodeBridge) -> None:
     node.call("exit")
     wait_until(lambda: has_exited(node.pid), what="the end of Node")

@@ -59,7 +59,7 @@ def test_the_board_counts_and_lists_jobs_in_every_state(board: Board, harness: W
     assert ids(shown["jobs"]) == queue.get_job_ids(["paused"])
 
 
-def test_the_pages_of_the_board_have_every_job_once(board: Board, harness: WorkerHarness) -> None:
+def test_each_job_is_on_exactly_one_page_of_the_board(board: Board, harness: WorkerHarness) -> None:
     queue = queue_of(harness)
     queue.add_bulk([{"name": "greet", "data": {"n": n}} for n in range(25)])
     pages = [board.queue(QUEUE, "waiting", page=page) for page in (1, 2, 3)]
@@ -123,7 +123,7 @@ def test_the_board_shows_progress_and_log_of_a_running_job(board: Board, harness
     assert board.job(QUEUE, job.id)["returnValue"] == progress
 
 
-def test_the_board_shows_a_flow_from_each_of_its_jobs(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_the_same_flow_for_each_of_its_jobs(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     queue = harness.app.queue("parts")
     children = [
@@ -219,6 +219,6 @@ def test_a_read_only_board_shows_everything_and_changes_nothing(board: Board, ha
     assert state_counts(board, read_only) == {"delayed": 1}
 
 
-def test_the_pages_of_the_board_are_served(board: Board) -> None:
+def test_the_board_serves_its_html_pages(board: Board) -> None:
     for path in ("/", "/queue/%7Bdefault%7D", "/job-schedulers"):
         assert "<title>Bull Dashboard</title>" in board.page(path)

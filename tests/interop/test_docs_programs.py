@@ -40,7 +40,7 @@ def node_program(code: str, url: str, directory: Path) -> Iterator[subprocess.Po
             process.kill()
 
 
-def test_the_pages_node_sender_gets_the_result_of_the_python_task(
+def test_the_documented_node_sender_gets_the_result_of_the_python_task(
     node_client: None, broker_url: str, tmp_path: Path
 ) -> None:
     sender, _ = blocks("js")
@@ -54,7 +54,7 @@ def test_the_pages_node_sender_gets_the_result_of_the_python_task(
         worker.close()
 
 
-def test_the_pages_node_worker_runs_jobs_of_the_python_sender(
+def test_the_documented_node_worker_runs_jobs_of_the_python_sender(
     node_client: None, broker_url: str, tmp_path: Path
 ) -> None:
     _, runner = blocks("js")

@@ -328,7 +328,7 @@ FLOWS = {
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-def test_bulltask_and_node_store_the_same_flow(
+def test_bulltask_and_node_store_a_flow_in_the_same_form(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis, flow: str
 ) -> None:
     session_node.call("flow.add", flow=FLOWS[flow], prefix="of-node")
@@ -356,7 +356,7 @@ def shape(node: FlowNode[Job] | dict[str, Any] | None) -> Any:
     return (node.job.id, sorted(shape(child) for child in node.children))
 
 
-def test_bulltask_and_node_read_each_others_flows(
+def test_bulltask_and_node_can_read_each_others_flows(
     session_node: NodeBridge, broker_url: str, redis_client: redis.Redis
 ) -> None:
     flow = FLOWS["four levels"]

@@ -37,7 +37,7 @@ def wait_for_stalled_checks(side: InteropQueue, count: int) -> None:
 
 
 @pytest.mark.parametrize("sent_by", ["bulltask", "Node"])
-def test_the_job_of_a_killed_node_worker_runs_in_bulltask(mail: InteropQueue, sent_by: str) -> None:
+def test_a_bulltask_worker_runs_the_job_of_a_killed_node_worker(mail: InteropQueue, sent_by: str) -> None:
     mail.listen()
     job = mail.send("echo", value=1).id if sent_by == "bulltask" else mail.add("echo", {"value": 1})
     acquire_and_kill(mail, job)
@@ -60,7 +60,7 @@ def test_a_job_that_stalls_too_often_fails_with_bullmqs_reason(mail: InteropQueu
 
 
 @pytest.mark.parametrize("sent_by", ["bulltask", "Node"])
-def test_the_job_of_a_killed_bulltask_worker_runs_in_node(mail: InteropQueue, sent_by: str) -> None:
+def test_a_node_worker_runs_the_job_of_a_killed_bulltask_worker(mail: InteropQueue, sent_by: str) -> None:
     mail.listen()
     worker = mail.worker(lock_duration=1, stalled_interval=1)  # one check per interval for all, so Node's counts too
     job = mail.send("hold", gate="gate").id if sent_by == "bulltask" else mail.add("hold", {"gate": "gate"})
@@ -87,7 +87,7 @@ def test_a_node_worker_does_not_run_the_long_job_of_a_live_bulltask_worker(mail:
     assert worker.warnings() == []
 
 
-def test_a_job_released_by_a_cold_shutdown_runs_immediately_in_node(mail: InteropQueue) -> None:
+def test_a_node_worker_immediately_runs_a_job_released_by_a_cold_shutdown(mail: InteropQueue) -> None:
     worker = mail.worker()
     job = mail.send("hold", gate="gate")
     mail.wait_for_start(job.id)
@@ -99,7 +99,7 @@ def test_a_job_released_by_a_cold_shutdown_runs_immediately_in_node(mail: Intero
     assert worker.wait() == 0
 
 
-def test_node_runs_the_remaining_jobs_of_a_stopped_bulltask_worker(mail: InteropQueue) -> None:
+def test_a_node_worker_runs_the_remaining_jobs_of_a_stopped_bulltask_worker(mail: InteropQueue) -> None:
     worker = mail.worker()
     running = mail.send("hold", gate="gate")
     mail.wait_for_start(running.id)

@@ -60,7 +60,7 @@ def is_in(side: InteropQueue, job: str, state: str) -> bool:
     return states_of(side, job) == {state}
 
 
-def test_malformed_jobs_that_node_loses_finish_in_bulltask(mail: InteropQueue) -> None:
+def test_bulltask_finishes_malformed_jobs_that_a_node_worker_loses(mail: InteropQueue) -> None:
     add_malformed_jobs(mail)
     worker = mail.node_worker(lockDuration=1_000, stalledInterval=1_000, runRetryDelay=20)
     wait_until(lambda: not any(states_of(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")

@@ -34,7 +34,7 @@ def any_bull(
         yield migration
 
 
-def test_finished_jobs_keep_their_fields_of_bull(any_bull: MigrationHarness) -> None:
+def test_finished_jobs_keep_the_fields_that_bull_stored(any_bull: MigrationHarness) -> None:
     bull = any_bull.bull
     done = bull.add("send", {"value": {"to": "ü", "n": [1, None]}, "log": "sent", "progress": {"done": 3}}, attempts=4)
     failed = bull.add("send", {"fail": 'no "x"'}, attempts=3, backoff={"type": "fixed", "delay": 20}, removeOnFail=9)
@@ -83,7 +83,7 @@ def test_a_job_that_waits_for_a_retry_keeps_its_remaining_attempts(migration: Mi
     assert migration.node_job(job)["attemptsMade"] == 3
 
 
-def test_jobs_run_in_bulls_order_and_without_priority_first(
+def test_migrated_jobs_run_in_bulls_order_but_those_without_priority_first(
     any_bull: MigrationHarness, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     add = any_bull.bull.add
@@ -134,7 +134,7 @@ def test_node_generates_new_ids_after_a_migration(migration: MigrationHarness) -
     assert sorted(migration.all_ids(), key=int) == ["1", "2", "3", "4", "5", "41", "42"]
 
 
-def test_bulltasks_worker_runs_migrated_jobs(migration: MigrationHarness, tmp_path: Path) -> None:
+def test_a_bulltask_worker_runs_migrated_jobs(migration: MigrationHarness, tmp_path: Path) -> None:
     from tests.support.worker import Worker  # noqa: PLC0415 - one test only
 
     waiting = migration.bull.add("echo", {"value": "from Bull"})

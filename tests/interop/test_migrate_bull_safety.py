@@ -231,7 +231,7 @@ def test_ids_that_exist_in_the_target_are_not_overwritten(migration: MigrationHa
     assert bulls == ["1", "2"]
 
 
-def test_jobs_whose_ids_are_names_of_bullmq_keys_are_skipped(migration: MigrationHarness) -> None:
+def test_jobs_whose_ids_equal_names_of_bullmq_keys_are_skipped(migration: MigrationHarness) -> None:
     for name in ("events", "marker", "prioritized", "meta"):
         migration.bull.add("n", jobId=name)
     migration.bull.add("n", priority=1)

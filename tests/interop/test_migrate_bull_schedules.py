@@ -54,7 +54,7 @@ def test_a_pattern_without_a_time_zone_gets_that_of_the_app(migration: Migration
     assert schedulers(migration)["yearly"]["tz"] == "UTC"
 
 
-def test_a_series_continues_in_nodes_worker_up_to_bulls_limit(
+def test_a_migrated_schedule_runs_in_a_node_worker_up_to_bulls_limit(
     migration: MigrationHarness, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     repeat(migration, "tick", {}, {"every": 700, "limit": 5})
@@ -127,7 +127,7 @@ def test_a_repeated_migration_does_not_create_a_scheduler_again(migration: Migra
     assert migration.counts() == {"delayed": 1}
 
 
-def test_a_finished_series_creates_no_scheduler(migration: MigrationHarness) -> None:
+def test_a_repeatable_job_that_has_ended_creates_no_scheduler(migration: MigrationHarness) -> None:
     repeat(migration, "tick", {}, {"every": 300, "limit": 1})
     migration.bull.work(1)
     report = migration.migrate()

@@ -62,7 +62,7 @@ def test_a_flow_of_three_levels_over_two_queues_runs(mail: InteropQueue) -> None
     assert sorted(values(mail, middle_id).values()) == [10, 11]
 
 
-def test_a_parent_runs_in_bulltask_after_its_children_ran_in_node(mail: InteropQueue) -> None:
+def test_a_bulltask_worker_runs_a_parent_whose_children_ran_in_a_node_worker(mail: InteropQueue) -> None:
     mail.worker()
     child = node_of("anything", {"n": 1}, queue="{parts}")
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": 2}, child, queue="{mail}"))

@@ -15,7 +15,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_node_job_runs_in_bulltask_and_node_gets_its_result(any_mail: InteropQueue) -> None:
+def test_node_gets_the_result_of_a_job_that_a_bulltask_worker_ran(any_mail: InteropQueue) -> None:
     any_mail.worker()
     job = any_mail.add("add", {"x": 1, "y": 2})
     assert any_mail.node_result(job) == 3
@@ -70,7 +70,7 @@ def test_data_that_does_not_match_the_task_fails_without_a_retry(mail: InteropQu
         assert mail.node_job(job)["attemptsMade"] == 1
 
 
-def test_a_delayed_job_of_node_runs_when_it_is_due(any_mail: InteropQueue) -> None:
+def test_a_delayed_node_job_runs_when_it_is_due(any_mail: InteropQueue) -> None:
     any_mail.worker().wait_for_line("Child started")
     job = any_mail.add("echo", {"value": "later"}, delay=2_000)
     assert any_mail.node_job(job)["state"] == "delayed"
@@ -95,7 +95,7 @@ def test_node_jobs_without_a_priority_run_before_those_with_one(any_mail: Intero
     assert recorded_ids(file) == [jobs[index] for index in (2, 6, 3, 7, 1, 4, 0, 5)]
 
 
-def test_a_lifo_job_of_node_runs_before_the_waiting_jobs(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_lifo_node_job_runs_before_the_waiting_jobs(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     first, second = (mail.add("record", {"file": file}) for _ in range(2))
     last = mail.add("record", {"file": file}, lifo=True)
@@ -113,7 +113,7 @@ def test_a_lifo_job_of_node_runs_before_the_waiting_jobs(mail: InteropQueue, tmp
         (None, []),
     ],
 )
-def test_a_job_of_node_is_retried_after_nodes_backoff_delays(
+def test_a_node_job_is_retried_after_the_delays_of_its_backoff(
     any_mail: InteropQueue, backoff: object, delays: list[int]
 ) -> None:
     any_mail.worker()
@@ -133,7 +133,7 @@ def test_a_job_of_node_is_retried_after_nodes_backoff_delays(
     ]
 
 
-def test_the_jitter_of_node_only_shortens_the_delay(mail: InteropQueue) -> None:
+def test_the_jitter_of_a_node_job_only_shortens_the_delay(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.add("fail_until", {"attempt": 3}, attempts=3, backoff={"type": "fixed", "delay": 400, "jitter": 0.5})
     mail.node_result(job)
@@ -142,7 +142,7 @@ def test_the_jitter_of_node_only_shortens_the_delay(mail: InteropQueue) -> None:
     assert all(200 - scale_to_load(90) <= wait <= 410 for wait in waits), waits
 
 
-def test_an_unknown_backoff_strategy_of_node_is_applied_as_exponential(mail: InteropQueue) -> None:
+def test_an_unknown_backoff_strategy_of_a_node_job_counts_as_exponential(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.add("fail_until", {"attempt": 4}, attempts=4, backoff={"type": "mine", "delay": 100})
     mail.node_result(job)
@@ -153,12 +153,12 @@ def test_an_unknown_backoff_strategy_of_node_is_applied_as_exponential(mail: Int
 
 
 @pytest.mark.parametrize("error", ["ValueError", "ConnectionError"])
-def test_every_error_in_a_job_of_node_is_retried(mail: InteropQueue, error: str) -> None:
+def test_every_error_in_a_node_job_is_retried(mail: InteropQueue, error: str) -> None:
     mail.worker()
     assert mail.node_result(mail.add("fail_until", {"attempt": 3, "error": error}, attempts=3)) == 2
 
 
-def test_a_permanent_error_in_a_job_of_node_is_not_retried(mail: InteropQueue) -> None:
+def test_a_permanent_error_in_a_node_job_is_not_retried(mail: InteropQueue) -> None:
     mail.worker()
     mail.listen()
     job = mail.add("fail", {"error": "PermanentError", "message": "no such address"}, attempts=5, backoff=10)
@@ -169,7 +169,7 @@ def test_a_permanent_error_in_a_job_of_node_is_not_retried(mail: InteropQueue) -
     assert mail.node_events("retries-exhausted", job) == []
 
 
-def test_node_reads_why_a_job_failed_in_bulltask(any_mail: InteropQueue) -> None:
+def test_node_reads_why_a_job_failed_in_a_bulltask_worker(any_mail: InteropQueue) -> None:
     any_mail.worker()
     any_mail.listen()
     job = any_mail.add("fail", {"message": 'ünfit "{}" 😀', "error": "ValueError"}, attempts=2)
@@ -187,7 +187,7 @@ def test_node_reads_why_a_job_failed_in_bulltask(any_mail: InteropQueue) -> None
     assert any_mail.counts() == {"failed": 1}
 
 
-def test_nodes_stack_trace_limit_limits_the_stored_tracebacks(mail: InteropQueue) -> None:
+def test_the_option_stack_trace_limit_limits_the_stored_tracebacks(mail: InteropQueue) -> None:
     mail.worker()
     for limit, kept in [(0, []), (1, ["3"]), (2, ["2", "3"]), (9, ["1", "2", "3"])]:
         job = mail.add("fail_until", {"attempt": 4}, attempts=4, stackTraceLimit=limit)
@@ -196,7 +196,7 @@ def test_nodes_stack_trace_limit_limits_the_stored_tracebacks(mail: InteropQueue
 
 
 @pytest.mark.parametrize("task", ["report", "areport"])
-def test_node_reads_progress_and_logs_of_a_run_in_bulltask(any_mail: InteropQueue, task: str) -> None:
+def test_node_reads_progress_and_logs_written_by_a_bulltask_worker(any_mail: InteropQueue, task: str) -> None:
     steps: list[Any] = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True, None]
     any_mail.worker()
     any_mail.listen()
@@ -208,7 +208,7 @@ def test_node_reads_progress_and_logs_of_a_run_in_bulltask(any_mail: InteropQueu
     assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
 
 
-def test_nodes_keep_logs_limits_the_stored_log_lines(mail: InteropQueue) -> None:
+def test_the_option_keep_logs_limits_the_stored_log_lines(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.add("report", {"steps": [1, 2, 3, 4]}, keepLogs=2)
     mail.node_result(job)
@@ -218,7 +218,7 @@ def test_nodes_keep_logs_limits_the_stored_log_lines(mail: InteropQueue) -> None
 @pytest.mark.parametrize(
     ("task", "option", "ends"), [("echo", "removeOnComplete", "completed"), ("fail", "removeOnFail", "failed")]
 )
-def test_finished_jobs_of_node_are_removed_by_nodes_options(
+def test_finished_node_jobs_are_removed_as_their_options_require(
     mail: InteropQueue, task: str, option: str, ends: str
 ) -> None:
     mail.worker()
@@ -232,7 +232,7 @@ def test_finished_jobs_of_node_are_removed_by_nodes_options(
         assert mail.is_gone(jobs[-1]) is (keep is True)
 
 
-def test_finished_jobs_of_node_are_removed_by_age(mail: InteropQueue) -> None:
+def test_finished_node_jobs_are_removed_by_age(mail: InteropQueue) -> None:
     old, kept = mail.add("echo"), mail.add("echo")
     mail.worker()
     mail.node_result(kept)
@@ -243,7 +243,7 @@ def test_finished_jobs_of_node_are_removed_by_age(mail: InteropQueue) -> None:
     assert [mail.is_gone(job) for job in (old, kept, new)] == [True, False, False]
 
 
-def test_a_second_job_of_node_with_the_same_id_does_not_run(mail: InteropQueue) -> None:
+def test_a_second_node_job_with_the_same_id_does_not_run(mail: InteropQueue) -> None:
     mail.listen()
     assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
     assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
@@ -254,7 +254,7 @@ def test_a_second_job_of_node_with_the_same_id_does_not_run(mail: InteropQueue) 
     assert mail.counts() == {"completed": 1}
 
 
-def test_a_second_job_of_node_with_the_same_deduplication_id_does_not_run(mail: InteropQueue) -> None:
+def test_a_second_node_job_with_the_same_deduplication_id_does_not_run(mail: InteropQueue) -> None:
     mail.worker()
     gate = mail.add("hold", {"gate": "gate"}, deduplication={"id": "report"})
     mail.wait_for_start(gate)

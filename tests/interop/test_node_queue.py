@@ -69,7 +69,7 @@ def test_node_and_bulltask_export_the_same_prometheus_metrics(any_mail: InteropQ
     assert f'bullmq_job_count{{queue="{any_mail.name}", state="paused", env="test"}} 2' in from_node.splitlines()
 
 
-def test_nodes_pause_stops_a_bulltask_worker_and_resume_wakes_it(any_mail: InteropQueue) -> None:
+def test_pausing_in_node_stops_a_bulltask_worker_and_resuming_wakes_it(any_mail: InteropQueue) -> None:
     any_mail.worker(drain_delay=60)  # only the marker can wake it
     any_mail.send("echo").get(timeout=60)
     any_mail.call("pause")
@@ -81,7 +81,7 @@ def test_nodes_pause_stops_a_bulltask_worker_and_resume_wakes_it(any_mail: Inter
         any_mail.wait_for_event("completed", job)
 
 
-def test_a_running_job_ends_after_nodes_pause_and_the_next_job_waits(mail: InteropQueue) -> None:
+def test_a_running_job_ends_when_node_pauses_the_queue_and_the_next_waits(mail: InteropQueue) -> None:
     mail.worker()
     running = mail.send("hold", gate="gate")
     mail.wait_for_start(running.id)
@@ -108,7 +108,7 @@ def test_a_retry_in_a_paused_queue_waits_until_it_is_resumed(mail: InteropQueue)
     assert job.get(timeout=60) == 1
 
 
-def test_nodes_global_concurrency_limits_bulltasks_workers(mail: InteropQueue) -> None:
+def test_a_global_concurrency_set_by_node_limits_bulltask_workers(mail: InteropQueue) -> None:
     mail.call("setGlobalConcurrency", 1)
     mail.worker(children=2)
     mail.worker(children=1)
@@ -150,7 +150,7 @@ def test_a_bulltask_worker_starts_a_job_soon_after_a_node_worker_closes(mail: In
     assert started - ended <= scale_to_load(1_500)
 
 
-def test_nodes_global_rate_limit_limits_bulltasks_workers(mail: InteropQueue) -> None:
+def test_a_global_rate_limit_set_by_node_limits_bulltask_workers(mail: InteropQueue) -> None:
     mail.call("setGlobalRateLimit", 2, 400)
     mail.worker(children=2)
     jobs = [mail.send("echo") for _ in range(6)]
@@ -162,7 +162,7 @@ def test_nodes_global_rate_limit_limits_bulltasks_workers(mail: InteropQueue) ->
     assert starts[-1] - starts[0] < scale_to_load(3_000)
 
 
-def test_a_manual_rate_limit_of_node_stops_a_bulltask_worker(mail: InteropQueue) -> None:
+def test_a_manual_rate_limit_set_by_node_stops_a_bulltask_worker(mail: InteropQueue) -> None:
     mail.call("setGlobalRateLimit", 1_000, 1)  # BullMQ checks the limit only if a maximum is set
     mail.worker()
     mail.send("echo").get(timeout=60)
@@ -246,7 +246,7 @@ def test_a_bulltask_job_that_node_removes_does_not_run(mail: InteropQueue, tmp_p
     assert recorded_ids(file) == [kept.id]
 
 
-def test_node_cannot_remove_a_job_that_runs_in_bulltask(mail: InteropQueue) -> None:
+def test_node_cannot_remove_a_job_that_a_bulltask_worker_runs(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.send("hold", gate="gate")
     mail.wait_for_start(job.id)

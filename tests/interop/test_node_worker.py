@@ -15,7 +15,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.redis]
 
 
-def test_a_bulltask_job_runs_in_node_and_get_returns_its_result(any_mail: InteropQueue) -> None:
+def test_get_returns_the_result_of_a_job_that_a_node_worker_ran(any_mail: InteropQueue) -> None:
     any_mail.node_worker("echo")
     job = any_mail.send("add", x=1, y=2)
     assert job.get(timeout=60) == {"x": 1, "y": 2}
@@ -28,7 +28,7 @@ def test_a_bulltask_job_runs_in_node_and_get_returns_its_result(any_mail: Intero
     assert any_mail.counts() == {"completed": 1}
 
 
-def test_jobs_sent_in_one_call_all_run_in_node(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_node_worker_runs_all_jobs_sent_in_one_call(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file}, concurrency=5)
     task: Any = mail.app.tasks["record"]
@@ -37,14 +37,14 @@ def test_jobs_sent_in_one_call_all_run_in_node(mail: InteropQueue, tmp_path: Pat
     assert sorted(recorded_ids(file)) == sorted(job.id for job in jobs)
 
 
-async def test_async_code_waits_for_a_job_that_node_runs(mail: InteropQueue) -> None:
+async def test_async_code_waits_for_a_job_that_a_node_worker_runs(mail: InteropQueue) -> None:
     mail.node_worker("echo")
     job = await mail.app.asend_task("echo", kwargs={"value": "ä😀"})
     assert await job.aget(timeout=60) == {"value": "ä😀"}
     assert await mail.result(job.id) == {"value": "ä😀"}
 
 
-def test_positional_arguments_and_defaults_reach_node_as_an_object(mail: InteropQueue) -> None:
+def test_positional_arguments_and_defaults_reach_a_node_worker_as_an_object(mail: InteropQueue) -> None:
     task: Any = mail.app.tasks["add"]
     assert mail.node_job(task.delay(1).id)["data"] == {"x": 1}
     assert mail.node_job(task.delay(1, 2).id)["data"] == {"x": 1, "y": 2}
@@ -52,7 +52,7 @@ def test_positional_arguments_and_defaults_reach_node_as_an_object(mail: Interop
     assert mail.node_job(mail.app.send_task("only-in-node").id)["data"] == {}
 
 
-def test_a_delayed_bulltask_job_runs_in_node_when_it_is_due(any_mail: InteropQueue) -> None:
+def test_a_node_worker_runs_a_delayed_bulltask_job_when_it_is_due(any_mail: InteropQueue) -> None:
     any_mail.node_worker("echo")
     job = any_mail.send("echo", options={"countdown": 2})
     assert (job.state, any_mail.node_job(job.id)["state"]) == (JobState.DELAYED, "delayed")
@@ -63,7 +63,7 @@ def test_a_delayed_bulltask_job_runs_in_node_when_it_is_due(any_mail: InteropQue
     assert (seen["delay"], seen["opts"]["delay"]) == (0, 2_000)
 
 
-def test_an_eta_is_a_delay_for_node(mail: InteropQueue) -> None:
+def test_an_eta_is_stored_as_a_delay_that_node_reads(mail: InteropQueue) -> None:
     moment = datetime.now(UTC) + timedelta(hours=1)
     seen = mail.node_job(mail.send("echo", options={"eta": moment}).id)
     assert seen["state"] == "delayed"
@@ -82,7 +82,7 @@ def test_bulltask_jobs_without_a_priority_run_before_those_with_one(any_mail: In
     assert recorded_ids(file) == [jobs[index].id for index in (2, 6, 3, 7, 1, 4, 0, 5)]
 
 
-def test_a_lifo_bulltask_job_runs_in_node_before_the_waiting_jobs(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_node_worker_runs_a_lifo_bulltask_job_before_the_waiting_jobs(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     first, second = (mail.send("record", file=file) for _ in range(2))
     last = mail.send("record", options={"lifo": True}, file=file)
@@ -91,7 +91,7 @@ def test_a_lifo_bulltask_job_runs_in_node_before_the_waiting_jobs(mail: InteropQ
     assert recorded_ids(file) == [last.id, first.id, second.id]
 
 
-def test_node_applies_attempts_and_backoff_of_a_bulltask_job(any_mail: InteropQueue) -> None:
+def test_a_node_worker_applies_attempts_and_backoff_of_a_bulltask_job(any_mail: InteropQueue) -> None:
     app = any_mail.sender(task_max_retries=3, task_retry_backoff=0.1)
     any_mail.node_worker("fail-n", {"n": 3})
     job = app.send_task("echo")
@@ -109,7 +109,7 @@ def test_node_applies_attempts_and_backoff_of_a_bulltask_job(any_mail: InteropQu
     ), waits
 
 
-def test_node_applies_a_fixed_retry_delay(mail: InteropQueue) -> None:
+def test_a_node_worker_applies_a_fixed_retry_delay(mail: InteropQueue) -> None:
     mail.app.task(name="patient", max_retries=2, retry_backoff=False, default_retry_delay=0.15)(print)
     mail.node_worker("fail-n", {"n": 2})
     job = mail.app.send_task("patient")
@@ -119,7 +119,7 @@ def test_node_applies_a_fixed_retry_delay(mail: InteropQueue) -> None:
     assert all(150 - scale_to_load(90) <= wait <= 160 for wait in waits), waits
 
 
-def test_an_unrecoverable_error_in_node_fails_a_bulltask_job(mail: InteropQueue) -> None:
+def test_an_unrecoverable_error_in_a_node_worker_fails_a_bulltask_job(mail: InteropQueue) -> None:
     mail.node_worker("fail", {"message": "no such address", "unrecoverable": True})
     job = mail.send("fail")
     with pytest.raises(TaskError, match="no such address"):
@@ -128,7 +128,7 @@ def test_an_unrecoverable_error_in_node_fails_a_bulltask_job(mail: InteropQueue)
     assert (seen["opts"]["attempts"], seen["attemptsMade"], seen["state"]) == (3, 1, "failed")
 
 
-def test_get_raises_the_error_of_node_with_its_stack(any_mail: InteropQueue) -> None:
+def test_get_raises_the_javascript_error_with_its_stack(any_mail: InteropQueue) -> None:
     any_mail.node_worker("fail", {"message": "no such address ½ 😀"})
     job = any_mail.send("fail", options={"max_retries": 0})
     with pytest.raises(TaskError) as failure:
@@ -142,7 +142,7 @@ def test_get_raises_the_error_of_node_with_its_stack(any_mail: InteropQueue) -> 
     assert any_mail.counts() == {"failed": 1}
 
 
-def test_node_emits_retries_exhausted_for_a_bulltask_job(mail: InteropQueue) -> None:
+def test_a_node_worker_emits_retries_exhausted_for_a_bulltask_job(mail: InteropQueue) -> None:
     app = mail.sender(task_max_retries=1, task_retry_backoff=0.01)
     mail.listen()
     mail.node_worker("fail")
@@ -153,7 +153,7 @@ def test_node_emits_retries_exhausted_for_a_bulltask_job(mail: InteropQueue) -> 
     assert job.snapshot().attempts_made == len(job.snapshot().stacktrace) == 2
 
 
-def test_bulltask_reads_progress_and_logs_of_a_run_in_node(any_mail: InteropQueue) -> None:
+def test_bulltask_reads_progress_and_logs_written_by_a_node_worker(any_mail: InteropQueue) -> None:
     steps = [10, 33.5, {"sent": 3, "left": []}, "half ½ 😀", True]
     any_mail.listen()
     any_mail.node_worker("progress", {"steps": steps})
@@ -166,7 +166,7 @@ def test_bulltask_reads_progress_and_logs_of_a_run_in_node(any_mail: InteropQueu
     assert len(any_mail.node_job(job.id)["logs"]) == len(steps)
 
 
-def test_bulltask_reads_progress_while_the_job_runs_in_node(mail: InteropQueue) -> None:
+def test_bulltask_reads_progress_while_a_node_worker_runs_the_job(mail: InteropQueue) -> None:
     mail.listen()
     mail.node_worker("progress", {"steps": [{"sent": 3}], "then_ms": 60_000})
     job = mail.send("echo")
@@ -175,7 +175,9 @@ def test_bulltask_reads_progress_while_the_job_runs_in_node(mail: InteropQueue) 
 
 
 @pytest.mark.parametrize(("processor", "ends"), [("echo", "completed"), ("fail", "failed")])
-def test_node_applies_the_retention_of_bulltask_jobs(mail: InteropQueue, processor: str, ends: str) -> None:
+def test_a_node_worker_applies_the_retention_options_of_bulltask_jobs(
+    mail: InteropQueue, processor: str, ends: str
+) -> None:
     mail.node_worker(processor)
     mail.listen()
     which = "result_expires" if ends == "completed" else "result_failure_expires"
@@ -195,7 +197,7 @@ def test_node_applies_the_retention_of_bulltask_jobs(mail: InteropQueue, process
     assert [mail.is_gone(job.id) for job in (old, kept, new)] == [True, False, False]
 
 
-def test_get_returns_the_value_of_a_job_that_node_finished_and_removed(mail: InteropQueue) -> None:
+def test_get_returns_the_result_of_a_job_that_a_node_worker_removed(mail: InteropQueue) -> None:
     mail.node_worker("echo")
     mail.listen()
     job = mail.sender(result_expires=0).send_task("echo", kwargs={"value": "ä"})
@@ -221,7 +223,7 @@ def test_a_second_bulltask_job_with_the_same_id_does_not_run(mail: InteropQueue)
     assert mail.counts() == {"completed": 2}
 
 
-def test_node_keeps_and_ignores_the_options_that_only_bulltask_has(mail: InteropQueue) -> None:
+def test_a_node_worker_keeps_and_ignores_options_that_only_bulltask_has(mail: InteropQueue) -> None:
     mail.node_worker("echo")
     job = mail.send("echo", options={"expires": 0, "headers": {"trace": [1, {}]}}, value=1)
     assert job.get(timeout=60) == {"value": 1}, "a Node worker does not know expires"

@@ -71,19 +71,19 @@ def names_in_table(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_table_lists_exactly_the_members_of_nodes_class(node_client: None, name: str) -> None:
+def test_the_table_lists_exactly_the_members_of_bullmqs_class(node_client: None, name: str) -> None:
     declared_names = {member for file, declaring in CLASSES[name] for member in declared(file, declaring)}
     assert len(declared_names) >= 5, "the declarations could not be read"
     assert names_in_table(name) == declared_names
 
 
-def test_every_option_of_nodes_queue_is_in_the_table(node_client: None) -> None:
+def test_every_option_of_bullmqs_queue_is_in_the_table(node_client: None) -> None:
     declared_names = options("interfaces/queue-options.d.ts", "QueueBaseOptions", "QueueOptions")
     assert "defaultJobOptions" in declared_names
     assert names_in_table("QueueOptions") == declared_names
 
 
-def test_every_option_of_nodes_jobs_is_supported_or_in_the_table(node_client: None) -> None:
+def test_every_job_option_of_bullmq_is_supported_or_in_the_table(node_client: None) -> None:
     declared_names = options("interfaces/base-job-options.d.ts", "DefaultJobOptions", "BaseJobOptions")
     declared_names |= options("types/job-options.d.ts", "CompressableJobOptions")
     assert {"attempts", "deduplication", "failParentOnFailure"} <= declared_names
@@ -93,7 +93,7 @@ def test_every_option_of_nodes_jobs_is_supported_or_in_the_table(node_client: No
     )
 
 
-def test_the_table_lists_the_scheduler_options_of_node_and_bulltask(node_client: None) -> None:
+def test_the_table_lists_the_scheduler_options_of_bullmq_and_bulltask(node_client: None) -> None:
     declared_names = options("interfaces/repeat-options.d.ts", "RepeatOptions")
     declared_names |= options("../../../cron-parser/types/common.d.ts", "ParserOptions") - {"iterator"}
     assert {"pattern", "tz"} <= declared_names
@@ -103,7 +103,7 @@ def test_the_table_lists_the_scheduler_options_of_node_and_bulltask(node_client:
 
 
 @pytest.mark.parametrize("name", BULLTASK_CLASSES)
-def test_the_table_lists_exactly_the_names_of_bulltask(name: str) -> None:
+def test_the_table_lists_exactly_the_members_of_bulltasks_class(name: str) -> None:
     kind = BULLTASK_CLASSES[name]
     named = {word for row in rows(name) for word in re.findall(r"`([a-z_]+)[`(]", row[1])}
     same = {word for row in rows(name) if row[1].strip(" |") == "the same" for word in re.findall(r"`(\w+)`", row[0])}

@@ -85,7 +85,7 @@ def test_progress_of_a_node_job_is_received(any_mail: InteropQueue, events: Queu
     assert [event.data for event in received if isinstance(event, types.Progress)] == steps
 
 
-def test_events_of_nodes_queue_methods_are_received(any_mail: InteropQueue, events: QueueEvents) -> None:
+def test_events_of_changes_made_by_a_node_queue_are_received(any_mail: InteropQueue, events: QueueEvents) -> None:
     any_mail.call("pause")
     any_mail.call("resume")
     assert [type(event) for event in until(events, types.Resumed)] == [types.Paused, types.Resumed]
@@ -116,7 +116,7 @@ def test_events_of_a_node_flow_are_received(any_mail: InteropQueue, events: Queu
     assert [event.prev for event in received if isinstance(event, types.Waiting)] == [None, "waiting-children"]
 
 
-def test_a_custom_event_reaches_node(any_mail: InteropQueue, events: QueueEvents) -> None:
+def test_a_custom_event_reaches_a_node_listener(any_mail: InteropQueue, events: QueueEvents) -> None:
     any_mail.listen()
     entry_id = events.publish("invoice-paid", {"jobId": "7", "total": 12.5})
     assert any_mail.wait_for_event("invoice-paid") == {"jobId": "7", "total": "12.5"}

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 @pytest.mark.parametrize("queue", ["emails", "{emails}", "{a}-b", "e-mails.v2", "ünïcode 😀", "a/b#c"])
 @pytest.mark.parametrize("hash_tag", [True, False])
-def test_a_queue_has_a_hash_tag_in_node_unless_its_name_has_braces_or_it_is_off(
+def test_a_queue_name_gets_a_hash_tag_unless_it_has_braces_or_the_setting_is_off(
     mail: InteropQueue, queue: str, hash_tag: bool
 ) -> None:
     app = App("names", mail.url, queue_hash_tag=hash_tag)
@@ -25,7 +25,7 @@ def test_a_queue_has_a_hash_tag_in_node_unless_its_name_has_braces_or_it_is_off(
     app.close()
 
 
-def test_a_name_with_and_without_a_hash_tag_names_two_queues(mail: InteropQueue) -> None:
+def test_a_name_with_and_without_a_hash_tag_means_two_different_queues(mail: InteropQueue) -> None:
     mail.worker()
     mail.node.call("queue.add", queue="mail", name="echo", data={})
     assert mail.node_result(mail.add("echo", {"value": 1})) == 1

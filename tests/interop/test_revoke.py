@@ -16,7 +16,7 @@ def wait_until_no_request(side: InteropQueue) -> None:
     wait_until(lambda: not side.redis.exists(side.keys.revoked), 40, "the removal of the request")
 
 
-def test_a_revoked_waiting_job_fails_in_node_and_can_be_retried(any_mail: InteropQueue) -> None:
+def test_node_sees_a_revoked_waiting_job_as_failed_and_can_retry_it(any_mail: InteropQueue) -> None:
     any_mail.listen()
     job = any_mail.add("echo", {"value": 7}, attempts=3)
     assert any_mail.result(job).revoke() == "revoked"
@@ -34,7 +34,7 @@ def test_a_revoked_waiting_job_fails_in_node_and_can_be_retried(any_mail: Intero
     assert any_mail.node_job(job)["state"] == "completed"
 
 
-def test_node_revokes_a_job_that_bulltask_runs_and_can_retry_it(any_mail: InteropQueue) -> None:
+def test_node_revokes_a_job_that_a_bulltask_worker_runs_and_can_retry_it(any_mail: InteropQueue) -> None:
     any_mail.listen()
     any_mail.worker()
     job = any_mail.add("hold", {"gate": "gate"}, attempts=5)
@@ -67,7 +67,7 @@ def test_node_revokes_a_waiting_job(mail: InteropQueue, options: dict[str, int])
     wait_until_no_request(mail)
 
 
-def test_a_run_in_nodes_worker_continues_and_its_request_is_removed(mail: InteropQueue) -> None:
+def test_a_revoked_job_in_a_node_worker_continues_and_its_request_is_removed(mail: InteropQueue) -> None:
     mail.listen()
     mail.node_worker("hold", {"gate": "node"})
     job = mail.add("echo", {})
@@ -79,7 +79,7 @@ def test_a_run_in_nodes_worker_continues_and_its_request_is_removed(mail: Intero
     wait_until_no_request(mail)
 
 
-def test_a_revoked_job_that_fails_in_nodes_worker_is_not_retried(mail: InteropQueue) -> None:
+def test_a_revoked_job_that_fails_in_a_node_worker_is_not_retried(mail: InteropQueue) -> None:
     mail.listen()
     mail.node_worker("fail")
     job = mail.add("echo", {}, attempts=5, backoff=3_600_000)

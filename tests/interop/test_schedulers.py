@@ -44,7 +44,9 @@ def assert_regular(due: list[int], every_ms: int) -> None:
 
 
 @pytest.mark.parametrize("task", ["record", "arecord"])
-def test_a_series_of_node_continues_in_bulltasks_workers(any_mail: InteropQueue, tmp_path: Path, task: str) -> None:
+def test_bulltask_workers_run_a_job_scheduler_that_node_has_created(
+    any_mail: InteropQueue, tmp_path: Path, task: str
+) -> None:
     file = str(tmp_path / "runs")
     schedule(any_mail, "often", {"every": 300}, task, {"file": file})
     any_mail.worker(children=2)
@@ -56,7 +58,7 @@ def test_a_series_of_node_continues_in_bulltasks_workers(any_mail: InteropQueue,
     assert known["template"]["data"] == {"file": file}
 
 
-def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: InteropQueue, tmp_path: Path) -> None:
+def test_bulltask_workers_run_a_cron_pattern_set_by_node_every_second(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     schedule(mail, "seconds", {"pattern": "* * * * * *", "tz": "Europe/Berlin"}, "record", {"file": file})
     mail.worker(children=2)
@@ -66,7 +68,7 @@ def test_a_cron_pattern_of_node_fires_every_second_in_bulltasks_workers(mail: In
     assert due[0] % 1000 == 0
 
 
-def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_limit_set_by_node_ends_a_schedule_after_its_last_iteration(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     schedule(mail, "thrice", {"every": 100, "limit": 3}, "record", {"file": file})
@@ -74,7 +76,7 @@ def test_a_limit_of_node_ends_the_series_after_its_last_iteration(mail: InteropQ
     assert len(moments(file, "thrice")) == 3
 
 
-def test_an_end_date_of_node_ends_the_series(mail: InteropQueue, tmp_path: Path) -> None:
+def test_an_end_date_set_by_node_ends_a_schedule(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.send("echo").get(timeout=60)
@@ -86,14 +88,14 @@ def test_an_end_date_of_node_ends_the_series(mail: InteropQueue, tmp_path: Path)
     assert due[-1] <= end < due[-1] + 1000
 
 
-def test_iterations_that_fail_or_are_retried_do_not_end_the_series(mail: InteropQueue) -> None:
+def test_iterations_that_fail_or_are_retried_do_not_end_a_schedule(mail: InteropQueue) -> None:
     schedule(mail, "failing", {"every": 200}, "fail", {"error": "PermanentError"})
     mail.worker()
     wait_until(lambda: mail.counts().get("failed", 0) >= 4, 60, "four failures")
     assert mail.call("getJobScheduler", "failing")["iterationCount"] >= 4
 
 
-def test_a_repeatable_job_of_node_continues_in_bulltasks_worker(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_bulltask_worker_runs_a_repeatable_job_that_node_has_added(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     mail.worker()
     mail.add("record", {"file": file}, repeat={"every": 250, "limit": 4})
@@ -229,7 +231,9 @@ def schedulers(mail: InteropQueue) -> JobSchedulers:
     return mail.app.queue("mail").schedulers
 
 
-def test_nodes_worker_runs_bulltasks_schedulers(mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path) -> None:
+def test_a_node_worker_runs_job_schedulers_of_bulltask(
+    mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path
+) -> None:
     file = str(tmp_path / "runs")
     mail.node_worker("record", {"file": file})
     schedulers.upsert("often", every=0.3, name="record", data={"file": file})
@@ -244,7 +248,7 @@ def test_nodes_worker_runs_bulltasks_schedulers(mail: InteropQueue, schedulers: 
 
 
 @pytest.mark.parametrize("maker", ["bulltask", "Node"])
-def test_workers_of_both_kinds_share_a_series_and_run_each_tick_once(
+def test_node_and_bulltask_workers_share_a_schedule_and_run_each_tick_once(
     mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path, maker: str
 ) -> None:
     file = str(tmp_path / "runs")
@@ -267,7 +271,7 @@ def workers(file: str) -> list[str]:
     return [line.split()[1] for line in Path(file).read_text().splitlines()] if Path(file).exists() else []
 
 
-def test_node_reads_bulltasks_schedulers(mail: InteropQueue, schedulers: JobSchedulers) -> None:
+def test_node_reads_job_schedulers_that_bulltask_has_created(mail: InteropQueue, schedulers: JobSchedulers) -> None:
     scheduler = schedulers.upsert(
         "nightly", cron="0 3 * * *", tz="Europe/Berlin", limit=9, name="clean", data={"days": 7}, options={"lifo": True}
     )
@@ -291,7 +295,9 @@ def test_node_reads_bulltasks_schedulers(mail: InteropQueue, schedulers: JobSche
     assert schedulers.get("nightly") is None
 
 
-def test_bulltask_and_node_store_the_same_schedulers(mail: InteropQueue, schedulers: JobSchedulers) -> None:
+def test_bulltask_and_node_store_a_job_scheduler_in_the_same_form(
+    mail: InteropQueue, schedulers: JobSchedulers
+) -> None:
     """The same upserts of both clients create equal schedulers and jobs, except times, ids and the key ``bulltask``."""
     start, end = 4_000_000_000_000, 4_100_000_000_000
     rules: dict[str, tuple[dict[str, Any], Rule]] = {

@@ -32,7 +32,7 @@ def history(mail: InteropQueue, job_id: str) -> dict[str, Any]:
 # ---- limiter --------------------------------------------------------------------------------------------------------
 
 
-def test_workers_of_node_and_bulltask_share_a_rate_limit(mail: InteropQueue) -> None:
+def test_node_and_bulltask_workers_share_a_rate_limit(mail: InteropQueue) -> None:
     mail.worker(limiter="2/600ms", worker_name="bulltask").wait_for_line("Worker started")
     mail.app.send_task("echo").get(timeout=60)  # the worker is running
     # The worker that acquires the first job of a window stays busy, so the other worker gets the second.
@@ -46,7 +46,7 @@ def test_workers_of_node_and_bulltask_share_a_rate_limit(mail: InteropQueue) -> 
     assert {mail.redis.hget(mail.keys.job(job), "pb").partition("@")[0] for job in jobs} == {"node", "bulltask"}
 
 
-def test_a_task_that_rate_limits_the_queue_stops_nodes_worker(mail: InteropQueue) -> None:
+def test_a_task_that_rate_limits_the_queue_stops_a_node_worker(mail: InteropQueue) -> None:
     mail.worker(limiter="1000/s")
     first = mail.send("busy", duration=LIMIT_MS / 1000)
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first.id, prev="active")[0].ms
@@ -57,7 +57,7 @@ def test_a_task_that_rate_limits_the_queue_stops_nodes_worker(mail: InteropQueue
     mail.node.call("worker.close", worker=handle)
 
 
-def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: InteropQueue) -> None:
+def test_a_node_processor_that_rate_limits_the_queue_stops_a_bulltask_worker(mail: InteropQueue) -> None:
     mail.node_worker("busy", {"ms": LIMIT_MS, "connection": {"url": mail.url}}, limiter=AMPLE)
     first = mail.add("echo", {"value": 1})
     limited_ms = mail.stream.wait_for(timeout=60, event="waiting", jobId=first, prev="active")[0].ms
@@ -68,7 +68,7 @@ def test_a_node_processor_that_rate_limits_the_queue_stops_bulltask(mail: Intero
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: InteropQueue, limited: bool) -> None:
+def test_a_job_that_rate_limits_its_queue_emits_the_same_events_as_in_node(mail: InteropQueue, limited: bool) -> None:
     options: dict[str, Any] = {"limiter": AMPLE} if limited else {}
     handle = mail.node_worker("busy", {"ms": 300, "connection": {"url": mail.url}}, **options)
     node_id = mail.add("busy", {"duration": 0.3}, attempts=1)
@@ -100,7 +100,7 @@ def test_a_job_that_rate_limits_its_queue_emits_the_events_of_node(mail: Interop
         (None, "none", [None, True, None]),
     ],
 )
-def test_retention_keeps_the_same_jobs_as_in_node(
+def test_both_workers_keep_the_same_jobs_with_the_same_retention_option(
     mail: InteropQueue, task: str, option: Any, setting: str, job_options: list[Any]
 ) -> None:
     node_option, bulltask_setting = (
@@ -142,7 +142,7 @@ def node_metrics(mail: InteropQueue, kind: str) -> Metrics:
 
 @pytest.mark.parametrize("kind", ["completed", "failed"])
 @pytest.mark.parametrize("max_points", [3, 100])
-def test_bulltasks_worker_writes_the_metrics_of_node(mail: InteropQueue, kind: str, max_points: int) -> None:
+def test_both_workers_write_the_same_metrics(mail: InteropQueue, kind: str, max_points: int) -> None:
     key = mail.keys.metrics_completed if kind == "completed" else mail.keys.metrics_failed
     task = "echo" if kind == "completed" else "fail"
 

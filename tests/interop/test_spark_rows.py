@@ -18,7 +18,7 @@ DATA: list[dict[str, Any]] = [{"n": n, "text": "ünï 😀", "none": None, "list
 ROWS = [("add" if data["n"] else "echo", encode(data).decode()) for data in DATA]
 
 
-def test_rows_run_in_node_and_return_its_results(any_mail: InteropQueue) -> None:
+def test_a_node_worker_runs_the_jobs_of_rows_and_stores_their_results(any_mail: InteropQueue) -> None:
     any_mail.node_worker("echo", concurrency=5)
     ids = write_rows(any_mail, ROWS)
     assert [any_mail.result(job_id).get(timeout=60) for job_id in ids] == DATA
@@ -27,7 +27,7 @@ def test_rows_run_in_node_and_return_its_results(any_mail: InteropQueue) -> None
     assert (seen["id"], seen["name"], seen["data"], seen["state"]) == (ids[1], "add", DATA[1], "completed")
 
 
-def test_the_options_of_a_write_apply_in_node(mail: InteropQueue) -> None:
+def test_a_node_worker_applies_the_job_options_of_a_write(mail: InteropQueue) -> None:
     opts = {"attempts": 2, "backoff": 0, "remove_on_fail": False, "priority": 3}
     ids = write_rows(mail, [("fail", '{"n":1}'), ("fail", '{"n":2}')], jobOpts=json.dumps(opts))
     assert mail.counts() == {"prioritized": 2}
@@ -39,7 +39,7 @@ def test_the_options_of_a_write_apply_in_node(mail: InteropQueue) -> None:
         assert mail.node_job(job_id)["attemptsMade"] == 2
 
 
-def test_rows_that_node_has_run_and_removed_do_not_run_again(mail: InteropQueue) -> None:
+def test_rows_whose_jobs_a_node_worker_has_removed_do_not_run_again(mail: InteropQueue) -> None:
     mail.node_worker("echo")
     [job_id] = write_rows(mail, ROWS[:1], jobOpts='{"remove_on_complete":true}')
     mail.stream.wait_for(1, event="completed", jobId=job_id)

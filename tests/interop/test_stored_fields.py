@@ -49,20 +49,22 @@ def test_a_bulltask_job_has_the_fields_of_a_node_job(pair: tuple[dict[str, str],
     assert -CLOCK_TOLERANCE_MS <= int(of_node["timestamp"]) - int(of_bulltask["timestamp"]) < scale_to_load(5_000)
 
 
-def test_stored_options_are_those_of_node_and_the_key_bulltask(pair: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_stored_options_equal_those_of_a_node_job_plus_the_key_bulltask(
+    pair: tuple[dict[str, str], dict[str, str]],
+) -> None:
     of_bulltask, of_node = (json.loads(fields["opts"]) for fields in pair)
     assert of_bulltask.pop("bulltask") == {"v": 1}
     assert (of_bulltask.pop("jobId"), of_node.pop("jobId")) == ("bulltask", "node")
     assert of_bulltask == of_node
 
 
-def test_stored_jobs_without_options_differ_by_bulltasks_defaults(mail: InteropQueue) -> None:
+def test_jobs_without_options_are_stored_with_bulltasks_defaults(mail: InteropQueue) -> None:
     of_bulltask, of_node = mail.send("echo"), mail.add("echo")
     assert stored(mail, of_node) == {"attempts": 0}
     assert stored(mail, of_bulltask.id) == DEFAULTS
 
 
-def test_each_setting_is_stored_as_an_option_of_node(mail: InteropQueue) -> None:
+def test_each_setting_is_stored_as_a_bullmq_option(mail: InteropQueue) -> None:
     """Each setting becomes an option; all but ``bulltask`` and ``maxDelay`` are BullMQ's."""
     table: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"task_max_retries": 0}, {"attempts": 1}),
@@ -80,7 +82,7 @@ def test_each_setting_is_stored_as_an_option_of_node(mail: InteropQueue) -> None
         assert stored(mail, job.id) == {name: value for name, value in expected.items() if value is not None}, settings
 
 
-def test_a_fixed_retry_delay_is_stored_like_in_node(mail: InteropQueue) -> None:
+def test_a_fixed_retry_delay_is_stored_in_bullmqs_format(mail: InteropQueue) -> None:
     mail.app.task(name="patient", retry_backoff=False, default_retry_delay=7)(print)
     of_bulltask = mail.app.send_task("patient")
     of_node = mail.add("patient", {}, backoff=7_000)
@@ -110,7 +112,9 @@ def test_options_that_only_bulltask_has_are_stored_under_its_key(mail: InteropQu
         ({"priority": 1}, {"marker", "prioritized", "pc"}),
     ],
 )
-def test_a_send_writes_the_same_keys_as_nodes_add(mail: InteropQueue, options: dict[str, Any], keys: set[str]) -> None:
+def test_a_send_writes_the_same_keys_as_the_add_method_of_node(
+    mail: InteropQueue, options: dict[str, Any], keys: set[str]
+) -> None:
     opts = {"delay": 60_000} if "countdown" in options else options
     of_bulltask = mail.send("echo", options=options)
     written = keys_by_type(mail, of_bulltask.id)

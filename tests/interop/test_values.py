@@ -86,7 +86,7 @@ def test_values_from_node_to_bulltask_and_back_are_unchanged(mail: InteropQueue,
         assert same(mail.result(job["id"]).get(timeout=60), value)
 
 
-def test_data_is_stored_byte_for_byte_like_in_node(mail: InteropQueue) -> None:
+def test_data_is_stored_byte_for_byte_as_by_node(mail: InteropQueue) -> None:
     """Floats are not compared, because the two languages write a few of them differently."""
     for value in VALUES:
         if isinstance(value, float):
@@ -137,7 +137,7 @@ def test_a_return_value_that_cannot_be_encoded_fails_the_job(mail: InteropQueue)
             assert mail.redis.hget(mail.keys.job(job.id), "returnvalue") is None
 
 
-def test_a_number_of_node_beyond_2_53_cannot_be_returned(mail: InteropQueue) -> None:
+def test_a_large_number_received_from_node_cannot_be_returned(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.result(mail.add("add", {"x": 1e16, "y": 1}))  # Node writes 10000000000000000
     with pytest.raises(TaskError, match="is the integer 10000000000000001, beyond"):

@@ -48,19 +48,19 @@ def ioredis() -> set[str]:
 # ---- Worker ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_lists_exactly_the_members_of_nodes_worker(node_client: None) -> None:
+def test_the_table_lists_exactly_the_members_of_bullmqs_worker(node_client: None) -> None:
     declared_names = declared("worker", "Worker") | declared("queue-base", "QueueBase")
     assert {"pause", "resume", "isPaused", "close", "run"} <= declared_names
     assert names_in_table(WORKERS, "Worker") == declared_names
 
 
-def test_the_table_lists_exactly_the_events_of_nodes_worker(node_client: None) -> None:
+def test_the_table_lists_exactly_the_events_of_bullmqs_worker(node_client: None) -> None:
     declared_names = listener_events("classes/worker.d.ts", "WorkerListener") | ioredis()
     assert {"completed", "stalled", "ready"} <= declared_names
     assert names_in_table(WORKERS, "WorkerListener") == declared_names
 
 
-def test_the_table_lists_exactly_the_options_of_nodes_worker(node_client: None) -> None:
+def test_the_table_lists_exactly_the_options_of_bullmqs_worker(node_client: None) -> None:
     declared_names = options("interfaces/worker-options.d.ts", "WorkerOptions")
     declared_names |= options("interfaces/sandboxed-options.d.ts", "SandboxedOptions")
     declared_names |= options("interfaces/queue-options.d.ts", "QueueBaseOptions")
@@ -68,7 +68,7 @@ def test_the_table_lists_exactly_the_options_of_nodes_worker(node_client: None) 
     assert names_in_table(WORKERS, "WorkerOptions") == declared_names
 
 
-def test_settings_events_methods_and_signals_in_the_tables_exist() -> None:
+def test_settings_events_methods_and_signals_named_in_the_tables_exist() -> None:
     cells = [right for name in ("Worker", "WorkerListener", "WorkerOptions") for _, right in rows(WORKERS, name)]
     words = {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
     classes = {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)}
@@ -88,7 +88,7 @@ def test_settings_events_methods_and_signals_in_the_tables_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["WorkerOptions", "Worker"])
-def test_rows_that_are_not_available_give_a_reason(name: str) -> None:
+def test_every_row_marked_as_not_available_gives_a_reason(name: str) -> None:
     lines = [right for _, right in rows(WORKERS, name) if right.startswith("not available")]
     assert lines
     assert all(re.match(r"not available: .{10}", line) for line in lines)
@@ -97,7 +97,7 @@ def test_rows_that_are_not_available_give_a_reason(name: str) -> None:
 # ---- QueueEvents ----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_lists_exactly_the_members_of_nodes_queue_events(node_client: None) -> None:
+def test_the_table_lists_exactly_the_members_of_bullmqs_queue_events(node_client: None) -> None:
     declared_names = declared("queue-events", "QueueEvents")
     assert {"on", "run", "close"} <= declared_names
     assert names_in_table(EVENTS, "QueueEvents") == declared_names
@@ -106,7 +106,7 @@ def test_the_table_lists_exactly_the_members_of_nodes_queue_events(node_client: 
     assert names_in_table(EVENTS, "QueueEventsOptions") == declared_names
 
 
-def test_every_event_of_nodes_queue_events_has_a_class_or_a_row(node_client: None) -> None:
+def test_every_event_of_bullmqs_queue_events_has_a_class_or_a_row(node_client: None) -> None:
     declared_names = listener_events("classes/queue-events.d.ts", "QueueEventsListener") | ioredis()
     text = EVENTS.read_text().partition("## Event types")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]

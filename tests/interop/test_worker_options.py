@@ -28,7 +28,7 @@ def outcome(mail: InteropQueue, job: str) -> dict[str, Any]:
     return {**counters, "traces": len(json.loads(fields["stacktrace"])), "ends": ends}
 
 
-def test_max_started_attempts_fails_a_job_like_in_node(mail: InteropQueue) -> None:
+def test_max_started_attempts_fails_a_job_as_a_node_worker_does(mail: InteropQueue) -> None:
     handle = mail.node_worker("fail", {}, maxStartedAttempts=2)
     node_job = mail.add("fail", {"message": "it failed"}, **RETRIED)
     node_outcome = outcome(mail, node_job)
@@ -41,7 +41,7 @@ def test_max_started_attempts_fails_a_job_like_in_node(mail: InteropQueue) -> No
 
 
 @pytest.mark.parametrize("max_stalled", [0, 1])
-def test_max_stalled_count_fails_a_job_like_in_node(mail: InteropQueue, max_stalled: int) -> None:
+def test_max_stalled_count_fails_a_job_as_a_node_worker_does(mail: InteropQueue, max_stalled: int) -> None:
     def add_and_stall() -> str:
         """Add a job that stalls once more than allowed; the worker that acquires it again finds it stalled first."""
         job = mail.add("echo", {"value": 1}, **RETRIED)

@@ -113,7 +113,7 @@ def test_finish_intents_keeps_the_new_files_of_a_running_swap(tmp_path: Path) ->
     assert not new.exists()
 
 
-def test_a_swap_waits_until_no_reader_holds_swaps(tmp_path: Path) -> None:
+def test_a_swap_waits_until_every_reader_has_released_its_lock(tmp_path: Path) -> None:
     layout, day = Layout(tmp_path), tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     waits, done = threading.Event(), threading.Event()
@@ -134,7 +134,7 @@ def test_a_swap_waits_until_no_reader_holds_swaps(tmp_path: Path) -> None:
     assert not day.exists()
 
 
-def test_the_swap_of_a_killed_command_is_completed_before_a_reader_holds_swaps(tmp_path: Path) -> None:
+def test_a_reader_completes_the_swap_of_a_killed_command_first(tmp_path: Path) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)
     run_killed(KILLED_SWAP, str(tmp_path), "moved-away")

@@ -177,7 +177,7 @@ def test_observed_busy_slots_are_a_mean_and_a_maximum_over_the_minutes() -> None
     assert (result.observed_mean, result.observed_peak) == (2.0, 6)
 
 
-def test_nouns_after_one_are_singular() -> None:
+def test_nouns_are_singular_after_the_number_one() -> None:
     observed = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_slots": 1.0, "peak_slots": 1}]
     result = recommend([minute(0, 1, 60_000)], observed, target=0.01, within=timedelta(days=1), peak_factor=1)
     assert result is not None

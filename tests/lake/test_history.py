@@ -102,7 +102,7 @@ def test_a_job_id_in_several_queues_requires_a_queue(lake: LakeBuilder) -> None:
     assert (record.incarnations, len(record.attempts)) == ((), 1)
 
 
-def test_an_unknown_job_is_none_but_an_unknown_queue_is_an_error(lake: LakeBuilder) -> None:
+def test_an_unknown_job_returns_none_but_an_unknown_queue_raises_an_error(lake: LakeBuilder) -> None:
     add_retried_job(lake)
     assert history(lake).job("9") is None
     assert history(lake).job("9", "mail") is None
@@ -117,7 +117,9 @@ def test_days_and_queues_with_jobs_are_listed(lake: LakeBuilder) -> None:
     assert history(lake).queues() == ["mail", "{a}"]
 
 
-def test_jobs_are_counted_once_over_several_passes(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_counted_once_when_they_are_read_in_several_passes(
+    lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_stats, "_ROWS_PER_PASS", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
@@ -183,7 +185,7 @@ def test_percentiles_are_accurate_to_one_percent(lake: LakeBuilder) -> None:
             assert abs(seconds * 1000 - exact) <= 0.01 * exact + 0.5, percentile
 
 
-def test_percentiles_of_the_whole_period_are_a_single_point(lake: LakeBuilder) -> None:
+def test_percentiles_of_the_whole_period_are_one_data_point(lake: LakeBuilder) -> None:
     rows = attempts(lake)
     (point,) = history(lake).latency("wait", (50,), every=None, queue="mail", since=date(2026, 11, 20))
     waits = [row["wait_ms"] for row in rows if row["wait_ms"] is not None and row["queue"] == "mail"]

@@ -17,7 +17,7 @@ from tests.support.lake import LakeBuilder
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "history.md"
 
 
-def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_on_the_history_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     now = datetime.now(UTC)
     failed = {"job_id": "a", "name": "mail.send", "state": "failed", "finished_at": now, "final_reason": "Timed out"}
@@ -31,7 +31,7 @@ def test_the_program_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "percentiles={50: 0.993, 95: 0.993}" in output
 
 
-def test_the_page_documents_every_filter() -> None:
+def test_the_history_page_documents_every_filter() -> None:
     table = PAGE.read_text().partition("| filter | meaning |")[2].partition("\n\n")[0]
     first = " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 1)
     assert set(re.findall(r"`(\w+)`", first)) == set(JobFilter.__annotations__)

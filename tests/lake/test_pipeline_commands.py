@@ -87,7 +87,7 @@ def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
     assert "cannot connect to Redis at redis://127.0.0.1:1" in status(tmp_path)
 
 
-def test_a_lake_of_another_version_is_a_one_line_error(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
+def test_a_lake_of_another_version_is_reported_in_one_line(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
     head = lake.layout.internal("head.json")
     head.parent.mkdir()
     head.write_text('{"version": 2, "ingest": "3f0c2a91-00000000"}')
@@ -116,13 +116,13 @@ def test_doctor_reports_an_unreachable_redis() -> None:
         (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
     ],
 )
-def test_an_invalid_time_is_a_one_line_error(run: Run, args: list[str], message: str) -> None:
+def test_an_invalid_time_is_reported_in_one_line(run: Run, args: list[str], message: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_each_option_has_a_metavar_and_each_duration_a_default() -> None:
+def test_every_option_has_a_metavar_and_every_duration_option_a_default() -> None:
     """The help of the command group describes the format of durations."""
     text = " ".join(CliRunner().invoke(main, ["pipeline", "-h"]).output.split())
     assert "DURATION is 90 (seconds), 10s, 15m, 12h or 7d." in text
@@ -143,7 +143,7 @@ def test_each_option_has_a_metavar_and_each_duration_a_default() -> None:
         (["--before", "2027-01-01", "--tables", "silver.job"], "did you mean 'silver.jobs'"),
     ],
 )
-def test_an_invalid_argument_is_a_one_line_error(run: Run, args: list[str], message: str) -> None:
+def test_an_invalid_argument_is_reported_in_one_line(run: Run, args: list[str], message: str) -> None:
     result = run("expire", *args)
     assert result.exit_code in {1, 2}
     assert message in result.output

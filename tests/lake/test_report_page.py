@@ -126,7 +126,7 @@ def test_a_page_loads_no_other_resources(lake: LakeBuilder) -> None:
     assert [attrs for tag, attrs in page.tags if loading & attrs.keys() or tag in {"link", "base", "iframe"}] == []
 
 
-def test_the_security_policy_allows_only_the_script_of_the_page(lake: LakeBuilder) -> None:
+def test_the_security_policy_allows_only_the_script_of_the_report(lake: LakeBuilder) -> None:
     page = ParsedPage(html(full_report(lake)))
     [policy] = [attrs["content"] or "" for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs]
     kinds = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]
@@ -228,7 +228,9 @@ def test_a_page_can_be_created_without_attempts(lake: LakeBuilder) -> None:
 
 
 @pytest.mark.parametrize("make", [html, markdown])
-def test_the_page_of_a_day_without_data_contains_only_advice(make: Callable[[Report], str], lake: LakeBuilder) -> None:
+def test_a_report_about_a_day_without_data_contains_only_advice(
+    make: Callable[[Report], str], lake: LakeBuilder
+) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     text = make(build_report(lake, "2026-11-25"))
     assert "No jobs on 25 November 2026" in text

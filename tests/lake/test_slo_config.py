@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_is_equivalent_to_code(tmp_path: Path) -> None:
+def test_a_configuration_file_is_equivalent_to_python_code(tmp_path: Path) -> None:
     text = """
         price_per_hour = { images = 0.9, "*" = 0.1 }
         capacity = 16
@@ -51,7 +51,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
 @pytest.mark.parametrize(
     "example", [(module.__doc__ or "").partition("::")[2], PAGE.partition("```toml\n")[2].partition("```")[0]]
 )
-def test_the_examples_of_the_module_and_of_the_page_are_valid(tmp_path: Path, example: str) -> None:
+def test_the_examples_in_the_docstring_and_in_the_docs_are_valid(tmp_path: Path, example: str) -> None:
     config = read_slo_config(write(tmp_path / "slo.toml", example))
     assert config.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
     assert (config.prices, config.capacities) == ({"*": Decimal("0.12")}, {"*": 16})

@@ -175,7 +175,7 @@ def fill(mail: InteropQueue) -> dict[str, str]:
     return ids
 
 
-def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: InteropQueue, documented: str) -> None:
+def test_remove_orphaned_jobs_keeps_bulltask_jobs(mail: InteropQueue, documented: str) -> None:
     """``removeOrphanedJobs`` deletes unknown keys with the queue's prefix; bulltask's additional keys have another."""
     ids = fill(mail)
     worker = mail.worker()
@@ -189,7 +189,7 @@ def test_remove_orphaned_jobs_keeps_jobs_of_bulltask(mail: InteropQueue, documen
     assert documented == "safe"
 
 
-def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
+def test_remove_orphaned_jobs_keeps_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
     """BullMQ mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_remove_orphaned_jobs_and_the_metrics_of_failed_jobs(mail: InteropQueue,
     assert ("safe" if mail.redis.exists(key) else "differs") == documented, CHANGED
 
 
-def test_remove_orphaned_jobs_after_a_resume_has_lost_jobs(
+def test_remove_orphaned_jobs_keeps_jobs_that_a_resume_has_lost(
     mail: InteropQueue, documented: str, clients: Clients
 ) -> None:
     """As T1: the hash of a job that a resume has lost exists until ``removeOrphanedJobs`` is called."""

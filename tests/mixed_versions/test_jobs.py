@@ -27,7 +27,7 @@ RETRIED = {"attempts": 30, "backoff": {"type": "fixed", "delay": 300}}
 """Enough attempts that some remain when the failing worker has stopped."""
 
 
-def test_jobs_of_bulltask_run_in_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
+def test_bulltask_jobs_run_in_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
     calls: list[dict[str, Any]] = [{}, {"priority": 3}, {"countdown": 0.15}, {"lifo": True}, {"job_id": "custom"}]
     jobs = [mail.send("echo", options=options, value=VALUES) for options in calls]
     mail.node_worker("echo")
@@ -36,7 +36,7 @@ def test_jobs_of_bulltask_run_in_a_bullmq_worker(mail: InteropQueue, documented:
     assert documented == "safe"
 
 
-def test_jobs_of_bullmq_run_in_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
+def test_bullmq_jobs_run_in_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
     jobs = [mail.add("echo", {"value": VALUES}, **options) for options in [*KINDS, {"jobId": "custom"}]]
     mail.worker()
     assert [mail.node_result(job) for job in jobs] == [VALUES] * len(jobs)
@@ -183,7 +183,7 @@ def test_failed_jobs_are_retried_by_the_other_client(mail: InteropQueue, documen
     assert documented == "safe"
 
 
-def test_bullmq_preserves_options_of_bulltask_when_it_changes_a_job(mail: InteropQueue, documented: str) -> None:
+def test_bullmq_preserves_bulltask_options_when_it_changes_a_job(mail: InteropQueue, documented: str) -> None:
     """BullMQ preserves headers and ``expires`` when it changes a job."""
     job = mail.send("echo", options={"headers": {"tenant": "a"}, "expires": 600, "countdown": 60}, value=1).id
     before = json.loads(mail.redis.hget(mail.keys.job(job), "opts"))

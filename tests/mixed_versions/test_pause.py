@@ -80,7 +80,7 @@ def shared_queue(clients: Clients, broker_url: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.mark.parametrize(("row", "client"), CELLS)
-def test_each_sequence_loses_the_documented_number_of_jobs(
+def test_each_pause_sequence_loses_the_documented_number_of_jobs(
     shared_queue: SharedQueue, row: PauseSequence, client: str
 ) -> None:
     shared_queue.add(PINNED, BEFORE)
@@ -95,7 +95,7 @@ def test_each_sequence_loses_the_documented_number_of_jobs(
     assert outcome == row.outcomes[client], f"docs/reference/mixed-versions.md, {row.label}, {client}: update the table"
 
 
-def test_a_worker_runs_every_job_of_t1_to_t7_if_bulltask_resumes(shared_queue: SharedQueue) -> None:
+def test_sequences_t1_to_t7_lose_no_job_if_bulltask_resumes_the_queue(shared_queue: SharedQueue) -> None:
     worker = shared_queue.side.worker()
     worker.wait_for_line("Worker started")
     for done, row in enumerate(T1_TO_T7, 1):
@@ -114,6 +114,6 @@ def test_a_worker_runs_every_job_of_t1_to_t7_if_bulltask_resumes(shared_queue: S
     assert shared_queue.side.counts() == {"completed": len(shared_queue.added)}
 
 
-def test_t1_to_t7_are_documented_as_safe_if_bulltask_resumes() -> None:
+def test_sequences_t1_to_t7_are_documented_as_safe_if_bulltask_resumes() -> None:
     assert [row.label for row in T1_TO_T7] == ["T1", "T2", "T3", "T4", "T5", "T6", "T7"]
     assert {row.outcomes[BULLTASK] for row in T1_TO_T7} == {"safe"}

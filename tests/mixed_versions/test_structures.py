@@ -31,7 +31,7 @@ def node_of(name: str, data: object = None, *children: dict[str, Any], **opts: o
     return {"name": name, "data": data or {}, "queueName": "{mail}", "opts": opts, "children": list(children)}
 
 
-def test_a_flow_of_bullmq_runs_in_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
+def test_a_bullmq_flow_runs_in_a_bulltask_worker(mail: InteropQueue, documented: str) -> None:
     leaf = node_of("add", {"x": 1})
     flow = mail.node.call("flow.add", flow=node_of("echo", {"value": "top"}, node_of("add", {"x": 2}, leaf), leaf))
     failing = node_of("fail", {"error": "PermanentError"}, failParentOnFailure=True)
@@ -46,7 +46,7 @@ def test_a_flow_of_bullmq_runs_in_a_bulltask_worker(mail: InteropQueue, document
     assert documented == "safe"
 
 
-def test_a_flow_of_bulltask_runs_in_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
+def test_a_bulltask_flow_runs_in_a_bullmq_worker(mail: InteropQueue, documented: str) -> None:
     with mail.app.flows() as flows:
         children = [FlowJob("echo", "mail", {"n": n}) for n in range(2)]
         top = flows.add(FlowJob("echo", "mail", {"top": True}, {}, children)).job.id
@@ -65,7 +65,7 @@ def iterations(file: str) -> int:
     return len(set(recorded_ids(file))) if Path(file).exists() else 0
 
 
-def test_a_scheduler_of_bullmq_continues_in_a_bulltask_worker(
+def test_a_bullmq_job_scheduler_continues_in_a_bulltask_worker(
     mail: InteropQueue, documented: str, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "runs")
@@ -80,7 +80,7 @@ def test_a_scheduler_of_bullmq_continues_in_a_bulltask_worker(
     assert documented == "safe"
 
 
-def test_a_scheduler_of_bulltask_continues_in_a_bullmq_worker(
+def test_a_bulltask_job_scheduler_continues_in_a_bullmq_worker(
     mail: InteropQueue, documented: str, tmp_path: Path
 ) -> None:
     file = str(tmp_path / "runs")
@@ -96,7 +96,7 @@ def test_a_scheduler_of_bulltask_continues_in_a_bullmq_worker(
     assert documented == "safe"
 
 
-def test_one_scheduler_is_upserted_by_both_clients(mail: InteropQueue, documented: str) -> None:
+def test_both_clients_can_upsert_the_same_job_scheduler(mail: InteropQueue, documented: str) -> None:
     """The last call takes effect, and there is one next iteration."""
     template = {"name": "bullmq", "data": {}, "opts": {}}
     with mail.app.queue("mail") as queue:
@@ -132,7 +132,7 @@ def test_repeatable_jobs_of_an_older_bullmq_continue(
         wait_until(lambda: iterations(file) >= before + 3, 20, "three iterations in bulltask's worker")
 
 
-def test_jobs_of_both_clients_are_deduplicated_together(mail: InteropQueue, documented: str) -> None:
+def test_deduplication_applies_across_both_clients(mail: InteropQueue, documented: str) -> None:
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
 
     def add_with_bulltask(**deduplication: Any) -> str:
@@ -171,7 +171,7 @@ def die():
 
 
 @pytest.mark.parametrize("task", ["echo", "aecho"])
-def test_keep_last_if_active_with_a_bulltask_worker(mail: InteropQueue, documented: str, task: str) -> None:
+def test_keep_last_if_active_works_in_a_bulltask_worker(mail: InteropQueue, documented: str, task: str) -> None:
     """The last job added during a run follows it. BullMQ stores it, and no script of 5.62 would add it."""
     first = mail.add(task, {"value": 1}, deduplication=KEEP)
     with mail.app.queue("mail") as queue:
@@ -190,7 +190,7 @@ def test_keep_last_if_active_with_a_bulltask_worker(mail: InteropQueue, document
 
 
 @pytest.mark.parametrize("version", [NEWEST_5])
-def test_keep_last_if_active_with_a_job_that_crashes_its_children(mail: InteropQueue, tmp_path: Path) -> None:
+def test_keep_last_if_active_works_for_a_job_that_crashes_its_children(mail: InteropQueue, tmp_path: Path) -> None:
     first = mail.add("die", deduplication=KEEP)
     with mail.app.queue("mail") as queue:
         job = queue.get_next_job("manual")
@@ -268,7 +268,7 @@ def test_keep_last_if_active_adds_the_stored_job_as_bullmq_does(
     assert mail.redis.zrange("bull:{bulltask}:marker", 0, -1) == ["1"] * ("delay" in options)
 
 
-def test_keep_last_if_active_with_a_bullmq_worker(mail: InteropQueue, documented: str, tmp_path: Path) -> None:
+def test_keep_last_if_active_works_in_a_bullmq_worker(mail: InteropQueue, documented: str, tmp_path: Path) -> None:
     gate = str(tmp_path)
     mail.node_worker("hold", {"gate": gate})
     first = mail.add("a", {"n": 1}, deduplication=KEEP)

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 MANIFEST = json.loads((ROOT / "bulltask/lua/manifest.json").read_text())
 
 
-def test_every_row_of_the_page_has_a_test_and_every_test_a_row() -> None:
+def test_every_documented_row_has_a_test_and_every_test_a_row() -> None:
     tests = [
         name
         for file in Path(__file__).parent.glob("test_*.py")
@@ -43,7 +43,7 @@ def test_every_row_of_the_page_has_a_test_and_every_test_a_row() -> None:
     assert sorted(rows) == sorted(tests)
 
 
-def test_the_cells_of_the_page_have_values_that_tests_compare() -> None:
+def test_documented_outcomes_have_only_values_that_the_tests_know() -> None:
     for row in documented_outcomes().values():
         assert {row[version] for version in VERSIONS} <= {"safe", "differs", "unsafe"}, row
         assert row["Note"] or {row[version] for version in VERSIONS} == {"safe"}, f"a note is missing: {row}"
@@ -52,7 +52,7 @@ def test_the_cells_of_the_page_have_values_that_tests_compare() -> None:
         assert list(sequence.outcomes) == [*PACKAGES, PYTHON_6, "bulltask"]
 
 
-def test_the_page_names_the_versions_that_the_tests_run(node_client: None) -> None:
+def test_the_documentation_names_the_versions_that_the_tests_run(node_client: None) -> None:
     for version, package in PACKAGES.items():
         assert installed(package) == version
     text = " ".join(PAGE.read_text().split())
@@ -62,7 +62,7 @@ def test_the_page_names_the_versions_that_the_tests_run(node_client: None) -> No
     assert named == {*PACKAGES, PYTHON_6, MANIFEST["source"].partition("==")[2]}
 
 
-def test_the_page_names_every_script_that_differs_from_the_tested_version(node_client: None) -> None:
+def test_the_documentation_lists_every_script_that_differs_from_the_tested_one(node_client: None) -> None:
     folder = CLIENTS / "node_modules" / "bullmq" / "dist" / "cjs" / "scripts"
     official = {
         path.stem.rpartition("-")[0]: re.findall(
@@ -92,7 +92,7 @@ def program() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [NEWEST_6])
-def test_the_program_of_the_page_recovers_only_lost_jobs(
+def test_the_documented_program_recovers_only_lost_jobs(
     mail: InteropQueue, clients: Clients, program: dict[str, Any]
 ) -> None:
     pinned = clients[PINNED]

@@ -15,7 +15,7 @@ from tests.support.worker import Worker
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_worker_warns_once_of_a_client_of_bullmq_6(mail: InteropQueue, version: str) -> None:
+def test_a_worker_warns_once_about_a_bullmq_6_client(mail: InteropQueue, version: str) -> None:
     mail.call("count")
     wait_until(lambda: mail.redis.hget(mail.keys.meta, "version") == f"bullmq:{version}")
     worker = mail.worker(children=2)
@@ -36,7 +36,9 @@ def test_the_official_python_client_does_not_store_its_version(mail: InteropQueu
     assert mail.redis.hgetall(mail.keys.meta).keys() == {"opts.maxLenEvents", "paused"}
 
 
-def test_a_worker_warns_only_of_bullmq_6_and_newer(redis_client: redis.Redis, broker_url: str, tmp_path: Path) -> None:
+def test_a_worker_warns_only_about_bullmq_6_and_newer(
+    redis_client: redis.Redis, broker_url: str, tmp_path: Path
+) -> None:
     """Versions of the Pro edition are numbered differently."""
     queues = {"five": "bullmq:5.62.0", "pro": "bullmq-pro:7.40.0", "ten": "bullmq:10.0.0", "odd": "nonsense"}
     for queue, version in queues.items():

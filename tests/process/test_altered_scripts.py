@@ -33,7 +33,7 @@ def install_altered(directory: Path, file: str) -> Path:
 
 
 @pytest.mark.parametrize("file", ["official/moveToFinished-14.lua", "bulltask/wakeNext-2.lua"])
-def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
+def test_a_worker_with_a_modified_script_names_the_file_and_runs_no_job(
     harness: WorkerHarness, tmp_path: Path, file: str
 ) -> None:
     script = install_altered(tmp_path / "altered", file)
@@ -58,7 +58,7 @@ def test_a_worker_with_an_altered_script_names_the_file_and_runs_no_job(
         ("official/addStandardJob-9.lua", ["-c", "import bulltask; bulltask.App('a', '{url}').send_task('t')"]),
     ],
 )
-def test_a_command_and_a_sender_name_the_altered_script(
+def test_commands_and_senders_name_the_modified_script(
     harness: WorkerHarness, tmp_path: Path, file: str, command: list[str]
 ) -> None:
     script = install_altered(tmp_path / "altered", file)

@@ -58,7 +58,7 @@ def all_completed(jobs: Sequence[AsyncResult[float]], seconds: float = 0.1) -> b
 
 
 @pytest.mark.parametrize(("poison", "method"), [("poison", "fork"), ("poison_sync", "fork"), ("poison", "spawn")])
-def test_one_poison_pill_among_fifty_jobs_crashes_three_times_and_fails_alone(
+def test_one_poison_pill_among_fifty_jobs_crashes_three_times_and_only_it_fails(
     harness: WorkerHarness, poison: str, method: str
 ) -> None:
     before, bad, after = send_naps(harness, 25), harness.app.send_task(poison), send_naps(harness, 25)

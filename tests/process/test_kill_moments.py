@@ -61,7 +61,7 @@ def test_a_child_killed_before_it_receives_its_job_leaves_no_active_job(harness:
     assert harness.redis.llen(harness.keys.active) == 0
 
 
-def test_a_child_killed_after_settling_neither_repeats_nor_loses_a_job(
+def test_a_child_killed_after_writing_the_outcome_repeats_and_loses_no_job(
     harness: WorkerHarness,
 ) -> None:
     proxy = harness.proxy()
@@ -83,7 +83,7 @@ def test_a_child_killed_after_settling_neither_repeats_nor_loses_a_job(
     assert len(harness.events.all(event="completed", jobId=first.id)) == 1
 
 
-def test_the_job_of_a_child_killed_before_settling_runs_once_more(harness: WorkerHarness) -> None:
+def test_the_job_of_a_child_killed_before_writing_the_outcome_runs_once_more(harness: WorkerHarness) -> None:
     proxy = harness.proxy()
     child = start_warm_worker(harness, proxy)
     job = harness.hold()

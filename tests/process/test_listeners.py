@@ -142,7 +142,7 @@ def test_each_child_and_its_replacement_emit_ready_and_closing(harness: WorkerHa
 
 
 @METHODS
-def test_a_listener_that_raises_or_exits_breaks_no_job_and_is_logged_once(harness: WorkerHarness, method: str) -> None:
+def test_a_listener_that_raises_or_exits_fails_no_job_and_is_logged_once(harness: WorkerHarness, method: str) -> None:
     worker = harness.worker(BREAKS, children=1, settings={"worker_start_method": method})
     jobs = [harness.app.send_task("quick") for _ in range(20)]
     for job in jobs:

@@ -63,7 +63,7 @@ def load_on(harness: WorkerHarness) -> Iterator[Load]:
             thread.join()
 
 
-def test_a_crash_of_redis_under_load_loses_no_acknowledged_job(
+def test_a_crash_of_redis_under_load_loses_no_job_that_it_has_acknowledged(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])

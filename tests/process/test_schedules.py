@@ -121,7 +121,7 @@ def test_missed_ticks_add_one_job(harness: WorkerHarness, schedulers: JobSchedul
     assert schedulers.count() == 1
 
 
-def test_a_worker_updates_schedules_of_queues_that_it_does_not_serve(
+def test_a_worker_updates_schedules_of_queues_that_it_does_not_consume(
     harness: WorkerHarness,
 ) -> None:
     report_schedulers = harness.app.queue("reports").schedulers

@@ -16,7 +16,7 @@ def send(harness: WorkerHarness, queue: str, count: int) -> list[AsyncResult[Non
     return [harness.app.send_task("quick", queue=queue) for _ in range(count)]
 
 
-def test_a_full_queue_does_not_starve_another(harness: WorkerHarness) -> None:
+def test_a_full_queue_does_not_starve_another_queue(harness: WorkerHarness) -> None:
     full, few = send(harness, "full", 300), send(harness, "few", 10)
     harness.worker(children=1, options=["-Q", "full,few"])
     for job in (*full, *few):
@@ -49,7 +49,7 @@ def test_a_job_in_any_queue_wakes_an_idle_worker(harness: WorkerHarness) -> None
         assert send(harness, queue, 1)[0].get(timeout=20) is None
 
 
-def test_a_worker_respects_a_global_rate_limit_set_by_node(harness: WorkerHarness) -> None:
+def test_a_worker_respects_a_global_rate_limit_set_by_bullmq(harness: WorkerHarness) -> None:
     # As after setGlobalRateLimit(5, 1000).
     harness.redis.hset(harness.keys.meta, mapping={"max": 5, "duration": 1000})
     worker = harness.worker(children=2)

@@ -205,7 +205,7 @@ def test_a_worker_that_waits_for_redis_can_be_restarted_and_stopped(harness: Wor
     assert worker.logged("Worker started") == []
 
 
-def test_a_worker_whose_terminal_is_closed_shuts_down_warm(harness: WorkerHarness) -> None:
+def test_closing_the_terminal_of_a_worker_is_a_warm_shutdown(harness: WorkerHarness) -> None:
     master, slave = pty.openpty()
     worker = harness.worker(TASKS, prefix=["setsid", "--ctty"], stdin=slave)
     os.close(slave)
@@ -221,7 +221,7 @@ def test_a_worker_whose_terminal_is_closed_shuts_down_warm(harness: WorkerHarnes
     assert worker.warnings() == []
 
 
-def test_a_worker_that_cannot_log_to_its_closed_terminal_shuts_down_warm(
+def test_a_warm_shutdown_works_although_the_closed_terminal_rejects_log_lines(
     harness: WorkerHarness,
 ) -> None:
     to_terminal = ["setsid", "--ctty", "sh", "-c", 'exec "$@" >/dev/tty 2>&1', "sh"]
@@ -238,7 +238,7 @@ def test_a_worker_that_cannot_log_to_its_closed_terminal_shuts_down_warm(
     assert [harness.start_count(job) for job in running] == [1, 1]
 
 
-def test_the_only_user_of_an_embedded_server_has_its_jobs_after_a_restart(
+def test_the_only_worker_on_an_embedded_server_keeps_its_jobs_over_a_restart(
     harness: WorkerHarness, tmp_path: Path
 ) -> None:
     # The server exits with its last user, and between the old and the new program it has none.

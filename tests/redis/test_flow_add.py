@@ -85,7 +85,7 @@ def hash_of(client: redis.Redis, job_id: str, queue: str = "q") -> dict[str, str
 # ---- stored flows ----------------------------------------------------------------------------------------------------
 
 
-def test_a_flow_is_added_level_by_level_like_in_node(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_flow_is_added_level_by_level_as_by_node(flows: FlowProducer, redis_client: redis.Redis) -> None:
     tree = flows.add(job("root", job("a", job("a1", job("a1x")), job("a2")), job("b", job("b1"), job("b2")), job("c")))
     assert ids_in_events(redis_client, "added") == ["root", "a", "b", "c", "a1", "a2", "b1", "b2", "a1x"]
     assert ids_in_events(redis_client, "waiting-children") == ["root", "a", "b", "a1"]
@@ -241,7 +241,7 @@ def test_a_chain_may_be_longer_than_pythons_stack(flows: FlowProducer, redis_cli
     assert redis_client.zcard("bull:{q}:waiting-children") == 3_000
 
 
-def test_a_producer_returns_jobs_of_its_own_kind(broker_url: str, redis_client: redis.Redis) -> None:
+def test_sync_and_async_producers_return_sync_and_async_jobs(broker_url: str, redis_client: redis.Redis) -> None:
     with FlowProducer(broker_url) as flows:
         tree = flows.add(anonymous("root", anonymous("child", queue="parts")))
         assert isinstance(tree.job, Job)
@@ -380,7 +380,7 @@ def test_a_flow_with_a_deduplicated_root_adds_nothing(flows: FlowProducer, redis
 # ---- atomicity -------------------------------------------------------------------------------------------------------
 
 
-def test_no_client_sees_half_a_flow_while_scripts_are_flushed_every_20_ms(
+def test_no_client_sees_part_of_a_flow_while_scripts_are_flushed_every_20_ms(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     done, seen = threading.Event(), set[int]()

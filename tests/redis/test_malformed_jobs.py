@@ -133,7 +133,7 @@ def events_of(emitted: list[Event], kind: type[Event]) -> list[Any]:
     ],
     ids=lambda opts: json.dumps(opts)[:40],
 )
-def test_a_supervisor_settles_a_job_with_huge_numbers_in_its_options(
+def test_a_supervisor_fails_a_job_with_huge_numbers_in_its_options(
     app: App, emitted: list[Event], acquire: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
 ) -> None:
     assert recover(acquire("large", opts=json.dumps(opts))) == 0
@@ -228,7 +228,7 @@ def test_an_invalid_repeat_rule_delays_its_job_and_crashes_no_child(
     assert len(events_of(emitted, SchedulingFailed)) + len(events_of(emitted, JobCompleted)) == 2
 
 
-def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_like_in_node(
+def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_as_by_node(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     redis_client.hset(
@@ -262,7 +262,7 @@ def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     assert "malformed job: WRONGTYPE" in failures["failedReason"]
 
 
-def test_a_malformed_stalled_job_is_not_lost_and_hides_no_other_job(
+def test_a_malformed_stalled_job_is_not_lost_and_blocks_no_other_job(
     keys: QueueKeys,
     put: Put,
     child: Child,
@@ -287,7 +287,7 @@ def test_a_malformed_stalled_job_is_not_lost_and_hides_no_other_job(
     assert failures == {"b-opts", "c-list", "d-text"}
 
 
-def test_a_malformed_lock_hides_no_job_of_a_dead_child(
+def test_a_malformed_lock_does_not_prevent_recovery_of_a_dead_childs_jobs(
     keys: QueueKeys, acquire: Callable[..., str], recover: Callable[..., int], redis_client: Any
 ) -> None:
     redis_client.lpush(keys.active, "other")

@@ -273,7 +273,7 @@ def test_a_malformed_backoff_is_reported_before_anything_is_written(queue: Queue
 
 
 @pytest.mark.parametrize("ending", ["move_to_completed", "move_to_failed", "move_to_delayed", "move_to_wait"])
-def test_only_the_holder_of_the_lock_can_settle_the_job(queue: Queue, redis_client: redis.Redis, ending: str) -> None:
+def test_only_the_holder_of_the_lock_can_finish_the_job(queue: Queue, redis_client: redis.Redis, ending: str) -> None:
     queue.add("a")
     job = acquire(queue)
     arguments = [] if ending == "move_to_wait" else [1 if ending == "move_to_delayed" else "x"]
@@ -284,7 +284,7 @@ def test_only_the_holder_of_the_lock_can_settle_the_job(queue: Queue, redis_clie
         getattr(job, ending)(*arguments)
 
 
-def test_settling_a_job_that_was_only_read_needs_the_token(queue: Queue) -> None:
+def test_finishing_a_job_that_was_only_read_requires_the_token(queue: Queue) -> None:
     added = queue.add("a")
     acquire(queue, "mine")
     read = queue.get_job(added.id)

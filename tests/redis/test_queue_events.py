@@ -187,7 +187,7 @@ ROWS: list[tuple[str, dict[str, str], type[QueueEvent], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("event", "fields", "kind", "attributes"), ROWS)
-def test_each_event_of_the_protocol_has_its_class(
+def test_each_event_of_bullmq_has_its_class(
     broker: Broker, redis_client: redis.Redis, event: str, fields: dict[str, Any], kind: Any, attributes: dict[str, Any]
 ) -> None:
     with QueueEvents("mail", broker=lambda: broker) as events:
@@ -202,7 +202,7 @@ def test_every_event_that_bullmqs_scripts_write_has_a_class() -> None:
     assert {name: kind.event for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
-def test_a_listener_receives_events_from_its_opening_on(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_receives_events_added_after_it_was_opened(listen: Listen, redis_client: redis.Redis) -> None:
     add_many(redis_client, 3)
     events = listen()
     ids = add_many(redis_client, 2)
@@ -222,7 +222,7 @@ def test_a_listener_of_a_queue_that_does_not_exist_yet_receives_its_first_event(
     assert abs(added.timestamp_ms - broker.clock.now_ms()) < 5_000
 
 
-def test_a_listener_from_the_start_receives_all_events(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_from_the_start_receives_all_remaining_events(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     redis_client.xtrim(STREAM, 8, approximate=False)
     assert [event.id for event in receive(listen("0"), 8)] == ids[2:], (
@@ -230,7 +230,7 @@ def test_a_listener_from_the_start_receives_all_events(listen: Listen, redis_cli
     )
 
 
-def test_a_listener_starts_after_an_id(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_listener_can_start_after_an_event_id(listen: Listen, redis_client: redis.Redis) -> None:
     ids = add_many(redis_client, 10)
     first = listen("0")
     receive(first, 4)
@@ -298,7 +298,7 @@ def test_an_invalid_start_is_rejected(broker: Broker, start: Any) -> None:
         QueueEvents("ma:il", broker=lambda: broker)
 
 
-def test_the_connection_has_the_name_that_node_expects_of_listeners(listen: Listen, redis_client: redis.Redis) -> None:
+def test_the_connection_has_the_name_that_bullmq_gives_to_listeners(listen: Listen, redis_client: redis.Redis) -> None:
     listen()
     clients: Any = redis_client.client_list()
     name = f"bull:{base64.b64encode(b'{mail}').decode()}:qe"
@@ -583,7 +583,9 @@ def cut(proxy: FlakyProxy) -> None:
     proxy.reset()
 
 
-def test_the_first_connection_must_succeed(listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker) -> None:
+def test_opening_a_listener_fails_if_redis_is_unavailable(
+    listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker
+) -> None:
     proxy.refuse()
     events = listen(on=unreliable_broker, opened=False)
     with pytest.raises(BrokerUnavailableError):
@@ -640,7 +642,7 @@ def test_next_times_out_on_time_while_the_server_is_unavailable(
 
 
 @pytest.mark.usefixtures("short_block")
-def test_a_half_open_connection_is_detected(
+def test_a_listener_detects_a_half_open_connection(
     listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker, redis_client: redis.Redis
 ) -> None:
     events = listen(on=unreliable_broker)

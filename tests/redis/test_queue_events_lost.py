@@ -333,13 +333,13 @@ def number(entry_id: str) -> tuple[int, ...]:
 
 
 class TestServerWithoutCounters:
-    def test_a_new_stream_counts_as_complete(self, broker: Broker) -> None:
+    def test_a_new_stream_has_no_gap_when_read_from_its_newest_entry(self, broker: Broker) -> None:
         server = OldServer(NEWEST, broker)
         assert server.read() == EventPage([])
         server.add("5-0", "6-0")
         assert (len((page := server.read()).entries), page.gap) == (2, None)
 
-    def test_the_start_counts_as_complete(self, broker: Broker) -> None:
+    def test_a_stream_has_no_gap_when_read_from_its_beginning(self, broker: Broker) -> None:
         server = OldServer(BEGINNING, broker)
         server.add("5-0", "6-0")
         assert (len((page := server.read()).entries), page.gap) == (2, None)

@@ -48,7 +48,7 @@ def test_jobs_are_returned_in_the_order_of_their_state(queue: Queue, asc: bool, 
 
 
 @pytest.mark.parametrize("asc", [True, False])
-def test_remaining_jobs_are_returned_once_while_others_come_and_go(
+def test_jobs_are_returned_once_while_others_are_added_and_removed(
     queue: Queue, manual_worker: ManualWorker, asc: bool
 ) -> None:
     sent = fill(queue, 100)

@@ -189,7 +189,7 @@ def test_an_invalid_option_raises_an_error_before_anything_is_sent(
     ],
     ids=["call", "flow", "scheduler", "default"],
 )
-def test_an_unknown_backoff_type_is_rejected_by_every_way_to_send_a_job(
+def test_an_unknown_backoff_type_is_rejected_by_every_method_that_sends_a_job(
     app: App, redis_client: redis.Redis, send: Callable[[App, Any], object]
 ) -> None:
     with pytest.raises(ConfigError, match="unknown backoff type 'Fixed'"):
@@ -221,7 +221,7 @@ def test_the_warning_about_a_long_backoff_names_the_line_of_the_task(app: App, n
     assert warned[0].filename == __file__
 
 
-def test_a_job_id_may_have_two_colons_like_in_node(queue: Queue) -> None:
+def test_a_job_id_may_have_two_colons_as_in_bullmq(queue: Queue) -> None:
     assert queue.add("n", job_id="repeat:mine:1").id == "repeat:mine:1"
 
 

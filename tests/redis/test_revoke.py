@@ -144,13 +144,13 @@ def test_a_running_job_continues_unless_terminate_is_set(
     assert job.get_state() is JobState.COMPLETED
 
 
-def test_revoking_an_unknown_job_stores_no_request(queue: Queue, redis_client: Any) -> None:
+def test_revoking_an_unknown_job_stores_no_revocation_request(queue: Queue, redis_client: Any) -> None:
     redis_client.zadd(KEYS.revoked, {"gone": 1})
     assert queue.revoke("gone", terminate=True) == "unknown"
     assert not redis_client.exists(KEYS.revoked)
 
 
-def test_a_job_in_no_list_is_not_changed(queue: Queue, redis_client: Any) -> None:
+def test_a_job_that_is_in_no_list_is_not_changed(queue: Queue, redis_client: Any) -> None:
     redis_client.hset(KEYS.job("lost"), mapping={"name": "n", "opts": "{}"})
     assert queue.revoke("lost") == "unknown"
     assert lists_with(redis_client, "lost") == []
@@ -290,7 +290,7 @@ def client(app: App) -> Any:
     client.close()
 
 
-def test_requests_for_active_and_waiting_jobs_are_kept_and_others_removed(
+def test_revocation_requests_are_kept_only_for_active_and_waiting_jobs(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     running, done, waiting = (queue.add("n").id for _ in range(3))
@@ -306,7 +306,7 @@ def test_requests_for_active_and_waiting_jobs_are_kept_and_others_removed(
     )  # the older request has expired after a day
 
 
-def test_only_the_newest_ten_thousand_requests_are_kept(
+def test_only_the_newest_ten_thousand_revocation_requests_are_kept(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n")
@@ -335,7 +335,7 @@ def test_only_the_newest_ten_thousand_requests_are_kept(
     assert (again.next_skipped, len(again.unlocked)) == (999, 999), "one request was removed"
 
 
-def test_settling_a_revoked_run_removes_its_request_in_the_same_step(
+def test_writing_the_outcome_of_a_revoked_run_also_removes_its_request(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n", attempts=5)
@@ -371,7 +371,7 @@ def test_all_keys_of_a_call_are_in_one_slot_of_a_cluster() -> None:
         assert {str(key).partition("{")[2].partition("}")[0] for key in keys} == {"mail"}
 
 
-def test_both_scripts_contain_bullmqs_script_unchanged() -> None:
+def test_both_revocation_scripts_contain_bullmqs_script_unchanged() -> None:
     official = loader.official_script("moveToFinished").body
     for name in ("revoke", "finishRevoked"):
         script = wrappers.with_finish(name)
@@ -382,7 +382,7 @@ def test_both_scripts_contain_bullmqs_script_unchanged() -> None:
         assert script.key_count == 14 + loader.bulltask_script(name).key_count
 
 
-def test_reading_requests_takes_one_exists_if_there_are_none(
+def test_without_revocation_requests_a_check_is_one_exists_command(
     app: App, client: Client, redis_client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     app.queue("mail").add_bulk([{"name": "n"}] * 2_000)

@@ -109,7 +109,7 @@ async def test_a_dead_connection_delays_an_asyncio_send_by_half_its_limit(
     await app.aclose()
 
 
-def test_a_job_that_was_given_up_is_stored_once_if_it_is_sent_again(
+def test_a_job_whose_send_timed_out_is_stored_once_if_it_is_sent_again(
     app: App, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     app.send_task("work")
@@ -135,7 +135,7 @@ def test_the_limit_applies_to_each_round_trip_of_many_jobs(proxy: FlakyProxy, re
     app.close()
 
 
-def test_the_error_of_many_jobs_names_the_first_and_the_last(app: App, proxy: FlakyProxy) -> None:
+def test_the_error_of_a_bulk_send_names_the_first_and_the_last_job(app: App, proxy: FlakyProxy) -> None:
     work = app.task(name="work")(lambda n: None)
     calls = [work.s(n).set(job_id=f"n-{n}") for n in range(3)]
     proxy.blackhole()
@@ -143,7 +143,7 @@ def test_the_error_of_many_jobs_names_the_first_and_the_last(app: App, proxy: Fl
     assert "Gave up sending 3 jobs, n-0 to n-2, after" in message
 
 
-def test_without_a_limit_each_attempt_may_take_as_long_as_a_command(proxy: FlakyProxy) -> None:
+def test_without_publish_timeout_each_attempt_has_the_timeout_of_a_command(proxy: FlakyProxy) -> None:
     url = f"redis://127.0.0.1:{proxy.port}/0"
     app = App("sender", url, broker_publish_timeout=None, broker_publish_retries=2, redis_socket_timeout=0.3)
     app.send_task("work")

@@ -35,7 +35,7 @@ def fill(redis_client: redis.Redis, count: int, *, per_millisecond: int = 10) ->
 
 
 @pytest.mark.parametrize("max_entries", [1, 499, 500, 501, 1_000, 1_499])
-def test_a_range_ends_at_the_requested_number_of_entries(
+def test_a_stream_range_has_at_most_the_requested_number_of_entries(
     client: Client, redis_client: redis.Redis, max_entries: int
 ) -> None:
     ids = fill(redis_client, 1_500)
@@ -45,7 +45,7 @@ def test_a_range_ends_at_the_requested_number_of_entries(
     assert (end.last, end.count) == (ids[max_entries - 1], max_entries)
 
 
-def test_a_span_excludes_its_start_and_includes_its_end(client: Client, redis_client: redis.Redis) -> None:
+def test_a_stream_range_excludes_its_start_and_includes_its_end(client: Client, redis_client: redis.Redis) -> None:
     fill(redis_client, 1_500)
 
     bounded = client.run(last_id_of_range(KEYS, "2-4", "3-1", 100))
@@ -57,7 +57,7 @@ def test_a_span_excludes_its_start_and_includes_its_end(client: Client, redis_cl
     assert (nothing.last, nothing.count) == ("", 0)
 
 
-def test_a_span_of_an_empty_stream_is_empty(client: Client) -> None:
+def test_a_range_of_an_empty_stream_is_empty(client: Client) -> None:
     assert client.run(last_id_of_range(KEYS, "0-0", "+", 5)).count == 0
 
 

@@ -129,7 +129,7 @@ def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None
     assert worker.lock_ttl_ms(job_id, 1) > 20_000
 
 
-def test_the_lock_of_a_job_fetched_while_settling_another_is_renewed(worker: Supervised) -> None:
+def test_the_lock_of_a_job_fetched_while_another_finishes_is_renewed(worker: Supervised) -> None:
     worker.slot.activate(0, "has-ended", mono_ms())
     worker.slot.settle(mono_ms() - LONG_AGO_MS)
     job_id = worker.acquire(worker.slot, 1)

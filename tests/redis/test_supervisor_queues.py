@@ -73,7 +73,7 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     assert job.get_state() == "waiting"
 
 
-def test_jobs_of_a_dead_child_are_settled_although_another_queue_is_broken(
+def test_jobs_of_a_dead_child_are_recovered_although_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]

@@ -579,7 +579,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_forms_return_and_do_the_same(
+def test_sync_and_async_methods_do_and_return_the_same(
     sides: tuple[ApiForm, ApiForm], case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, expected = CASES[case]
@@ -599,7 +599,7 @@ def members(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_the_scenarios_cover_exactly_the_methods_with_two_forms() -> None:
+def test_the_scenarios_cover_every_method_that_is_both_sync_and_async() -> None:
     """A member that both forms share is one function, which does not access Redis."""
     twice = {
         f"{name}.{member}"
@@ -655,13 +655,13 @@ STATEMENTS: Final[dict[str, tuple[Callable[[str], str], Callable[[str], Coroutin
 
 
 @pytest.mark.parametrize("kind", STATEMENTS)
-def test_with_and_for_work_in_both_forms(broker_url: str, kind: str) -> None:
+def test_with_and_for_statements_work_sync_and_async(broker_url: str, kind: str) -> None:
     plain, awaitable, expected = STATEMENTS[kind]
     assert plain(broker_url) == expected
     assert asyncio.run(awaitable(broker_url)) == expected
 
 
-def test_every_class_that_supports_with_or_for_is_tested() -> None:
+def test_every_class_that_supports_with_or_for_statements_is_tested() -> None:
     pairs = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
     with_statements = {name for name, (kind, _) in TWINS.items() if any(hasattr(kind, method) for method in pairs)}
     assert with_statements == STATEMENTS.keys()

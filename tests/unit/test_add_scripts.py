@@ -35,13 +35,13 @@ def new_job(options: JobOptions, **fields: Any) -> NewJob:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("chosen", [False, True])
-def test_options_packed_once_are_correct_for_every_job(options: JobOptions, chosen: bool) -> None:
+def test_job_options_packed_once_are_correct_for_every_job_of_a_bulk(options: JobOptions, chosen: bool) -> None:
     for job_id in ("s1", "s" * 200, "ä"):
         job = new_job(options, id=job_id, has_custom_id=chosen)
         assert packed_opts(job) == job.opts(NOW_MS)
 
 
-def test_other_options_or_another_time_are_packed_again() -> None:
+def test_other_options_or_another_time_are_packed_separately() -> None:
     first, second = JobOptions(delay_ms=10, expires_in_ms=10), JobOptions(delay_ms=20, expires_in_ms=20)
     for options, now_ms in [(first, 1), (second, 1), (first, 1), (first, 2), (second, 2), (second, 1)]:
         job = new_job(options, has_custom_id=True)

@@ -166,7 +166,7 @@ def test_arguments_are_stored_by_parameter_name(
         (defaults, {"a": 5}, (5,), {}),
     ],
 )
-def test_data_of_other_clients_matches_by_name_or_position(
+def test_job_data_of_other_clients_is_matched_by_name_or_position(
     function: Callable[..., Any], data: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert arguments(function).unbind(data) == (args, kwargs)
@@ -183,7 +183,7 @@ def test_data_of_other_clients_matches_by_name_or_position(
         (mixed, {"b": 2}, "missing a required argument: 'a'"),
     ],
 )
-def test_mismatched_data_is_rejected_with_the_task_signature_and_argument(
+def test_data_that_does_not_match_is_rejected_with_signature_and_argument(
     function: Callable[..., Any], data: Any, message: str
 ) -> None:
     with pytest.raises(InvalidJobError, match=message) as caught:

@@ -108,7 +108,7 @@ def child() -> Iterator[Child]:
     fake.loop.drain()
 
 
-def test_a_slot_is_free_again_when_its_job_is_settled(child: Child) -> None:
+def test_a_slot_is_free_again_when_the_outcome_of_its_job_is_written(child: Child) -> None:
     child.gate.clear()
     slots = {child.start_job(), child.start_job()}
     assert len(slots) == 2
@@ -132,7 +132,7 @@ def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:
     assert child.has_free_slot()
 
 
-def test_an_outcome_is_kept_during_an_outage_and_written_afterwards(child: Child) -> None:
+def test_an_outcome_is_written_after_an_outage_of_redis(child: Child) -> None:
     child.replies = [CONNECTION_LOST, CONNECTION_LOST]
     child.start_job()
     child.finish()

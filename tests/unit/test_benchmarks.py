@@ -178,7 +178,7 @@ def test_a_small_run_counts_every_job_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 @NEEDS_NODE
-def test_a_small_run_with_two_settings_of_bullmq_counts_every_job_and_reports(
+def test_a_small_run_with_two_configurations_of_bullmq_counts_every_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Each of its six settings needs one to three processes of Node.js; two settings reach all code.

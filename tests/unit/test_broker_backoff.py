@@ -81,7 +81,7 @@ def test_default_delays_are_at_most_four_seconds(exc: BrokerError) -> None:
     assert max(queue_backoff.record_failure(0, exc) for _ in range(40)) <= 4_000
 
 
-def test_jobs_with_the_same_error_wait_together_and_count_as_one_attempt() -> None:
+def test_jobs_with_the_same_error_share_a_delay_and_count_as_one_attempt() -> None:
     reconnect, events = backoff(broker_reconnect_delay=1)
     waits = [reconnect.record_shared_failure(BrokerUnavailableError("reset")) for _ in range(100)]
     assert max(waits) <= 1_000 * MAX_JITTER
@@ -91,7 +91,7 @@ def test_jobs_with_the_same_error_wait_together_and_count_as_one_attempt() -> No
     assert reconnect.record_shared_failure(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
 
 
-def test_an_error_reply_and_its_end_are_reported_once() -> None:
+def test_an_error_of_redis_and_its_end_are_reported_once() -> None:
     reconnect, events = backoff()
     delays(reconnect, BrokerOutOfMemoryError("full"), 5)
     reconnect.reset()
@@ -143,7 +143,7 @@ def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
 
 
 @pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
-def test_server_errors_do_not_concern_a_queue(exc: BrokerError) -> None:
+def test_errors_of_the_server_are_not_errors_of_a_queue(exc: BrokerError) -> None:
     assert not QueueBackoff.concerns_queue(exc)
     assert QueueBackoff.concerns_queue(BrokerError("WRONGTYPE"))
     assert QueueBackoff.concerns_queue(BrokerAuthError("NOPERM"))

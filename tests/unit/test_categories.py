@@ -522,7 +522,7 @@ def test_an_unreachable_redis_is_transient(closed_address: str) -> None:
         (errors.TaskError("failed"), U),
     ],
 )
-def test_errors_of_bulltask_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
+def test_bulltask_errors_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
@@ -850,7 +850,7 @@ def test_transient_error_and_permanent_error_set_the_category() -> None:
     assert categorize_error(PermanentError("insufficient funds")) is P
 
 
-def test_an_explicit_category_counts_anywhere_in_the_chain_of_causes() -> None:
+def test_an_explicit_category_applies_anywhere_in_the_chain_of_causes() -> None:
     assert categorize_error(from_cause(TransientError(), ValueError())) is T
     assert categorize_error(from_cause(ValueError(), TransientError())) is T
     assert categorize_error(from_cause(PermanentError(), ConnectionError())) is P
@@ -969,7 +969,7 @@ def test_an_asyncio_task_group_is_categorized_by_its_members(closed_address: str
     assert categorize_error(catch(lambda: asyncio.run(fetch_both()))) is T
 
 
-def test_a_group_that_causes_one_of_its_members_is_unknown() -> None:
+def test_a_group_that_is_the_cause_of_one_of_its_members_is_unknown() -> None:
     member = BusinessError()
     group = ExceptionGroup("circle", [member, ConnectionError()])
     member.__cause__ = group

@@ -211,7 +211,7 @@ def test_load_tasks_imports_included_and_discovered_modules(write: Write) -> Non
     assert app.load_tasks() == ["stock", "more", "shop.tasks", "mail.jobs"]
 
 
-def test_the_apps_settings_may_still_change_while_tasks_are_imported(write: Write) -> None:
+def test_settings_of_the_app_may_change_while_tasks_are_imported(write: Write) -> None:
     write(shop=f"{APP}app = App('wanted', include=['late'])", late="from shop import app\napp.conf.max_crashes = 9")
     app = find_app("shop", App)
     app.load_tasks()

@@ -346,7 +346,7 @@ def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
 
 
-def test_the_page_of_requirements_has_reasons_and_current_defaults() -> None:
+def test_the_requirements_page_states_reasons_and_current_defaults() -> None:
     page = ROOT / "docs/explanation/requirements.md"
     table = [row for row in rows(page, "Differences from the requirements") if not row[0].startswith("**")]
     assert [row for row in table if len(row) != 3 or not all(row)] == []

@@ -108,7 +108,7 @@ def test_listeners_are_called_in_the_order_of_their_subscriptions() -> None:
     assert received == ["first", "second", "third"]
 
 
-def test_a_bus_wants_only_events_with_a_listener() -> None:
+def test_an_event_bus_wants_only_events_that_have_a_listener() -> None:
     bus = Bus()
     assert not bus.wants(JobStarted)
     bus.subscribe(JobStarted, lambda _: None)

@@ -236,7 +236,7 @@ def test_a_failing_listener_is_logged_once_with_its_traceback() -> None:
 # ---- levels ----
 
 
-def test_a_bus_wants_no_events_below_the_log_level() -> None:
+def test_an_event_bus_wants_no_events_below_the_log_level() -> None:
     wanted = {
         level: {kind for kind in KINDS if Log(level=level).bus.wants(kind)}
         for level in ("debug", "info", "warning", "error", "critical")

@@ -117,7 +117,7 @@ def test_a_script_is_read_once() -> None:
     ("folder", "file", "advice"),
     [("official", "addLog-2.lua", "pip install -e"), ("bulltask", "addDeferred-11.lua", "to accept your change")],
 )
-def test_one_altered_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, advice: str) -> None:
+def test_one_modified_byte_fails_the_load(copied_scripts: Path, folder: str, file: str, advice: str) -> None:
     find, name = getattr(loader, f"{folder}_script"), file.partition("-")[0]
     assert f"{name}-{find(name).key_count}.lua" == file
     loader.all_scripts()
@@ -180,14 +180,14 @@ def test_a_wheel_contains_the_official_scripts_and_their_licence(source_tree: Pa
     assert any(name.endswith("licenses/THIRD_PARTY_NOTICES.md") for name in files)
 
 
-def test_one_altered_byte_fails_the_build(source_tree: Path, bullmq: Path) -> None:
+def test_one_modified_byte_fails_the_build(source_tree: Path, bullmq: Path) -> None:
     flip_bit(bullmq / "bullmq" / "commands" / "pause-7.lua")
     run = build(source_tree, bullmq)
     assert run.returncode != 0
     assert "altered: pause-7.lua" in run.stderr
 
 
-def test_an_altered_manifest_fails_the_build(source_tree: Path, bullmq: Path) -> None:
+def test_a_modified_manifest_fails_the_build(source_tree: Path, bullmq: Path) -> None:
     manifest = source_tree / "bulltask" / "lua" / "manifest.json"
     pin = MANIFEST["scripts"]["pause-7.lua"]
     manifest.write_text(manifest.read_text().replace(pin, pin[::-1]))

@@ -89,7 +89,7 @@ def test_the_delay_of_a_retry_is_computed_from_the_jobs_score() -> None:
     assert converted_hash(job, "delayed")["delay"] == b"600"
 
 
-def test_the_stalled_counter_is_kept_and_fields_of_bull_are_removed() -> None:
+def test_the_stalled_counter_is_kept_and_fields_only_bull_uses_are_removed() -> None:
     hash_ = converted_hash(bull_job(stalledCounter="1", retriedOn="5", id="7", progress="{", custom="kept"))
     assert hash_["stc"] == b"1"
     assert not {"stalledCounter", "retriedOn", "id", "progress"} & hash_.keys()

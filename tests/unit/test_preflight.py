@@ -81,7 +81,7 @@ def test_an_eviction_policy_is_reported(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("described", "count"), [("bullmq:5.99.0", 0), ("bullmq:6.0.0", 1), ("bullmq:10.1.0", 1)])
-def test_a_queue_of_bullmq_6_is_reported(server: Server, described: str, count: int) -> None:
+def test_a_queue_used_by_bullmq_6_is_reported(server: Server, described: str, count: int) -> None:
     server.described = described
     assert len(warnings(server)) == count
 

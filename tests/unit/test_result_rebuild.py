@@ -262,7 +262,7 @@ JS = (
 
 
 @pytest.mark.parametrize("trace", [JS, JS.replace("Error:", "TypeError:"), JS.replace("Error:", "ValueError:")])
-def test_an_error_of_node_becomes_a_task_error_with_its_stack(trace: str) -> None:
+def test_a_javascript_error_becomes_a_task_error_with_its_stack(trace: str) -> None:
     rebuilt = task_error("boom", trace)
     assert "worker.js:5:11" in str(rebuilt)
     assert rebuilt.remote_traceback == trace

@@ -105,7 +105,9 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
     ],
     ids=repr,
 )
-def test_categories_apply_only_to_jobs_of_bulltask(error: BaseException, bulltask: bool, bullmq: bool) -> None:
+def test_error_categories_apply_only_to_jobs_sent_by_bulltask(
+    error: BaseException, bulltask: bool, bullmq: bool
+) -> None:
     assert is_retried(decide(error)) is bulltask
     assert is_retried(decide(error, BULLMQ_OPTS)) is bullmq
 
@@ -125,7 +127,7 @@ def test_categories_apply_only_to_jobs_of_bulltask(error: BaseException, bulltas
     ],
     ids=repr,
 )
-def test_a_task_may_add_and_exclude_retried_errors(
+def test_a_task_may_add_and_exclude_errors_that_are_retried(
     opts: dict[str, Any], error: Exception, options: dict[str, Any], expected: bool
 ) -> None:
     assert is_retried(decide(error, opts, **options)) is expected
@@ -193,7 +195,7 @@ def test_max_retries_of_a_retry_may_only_lower_the_attempts_of_the_job(
 
 
 @pytest.mark.parametrize(("failures", "delay_ms"), [(0, 1_000), (1, 2_000), (2, 4_000), (20, 3_600_000)])
-def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(failures: int, delay_ms: int) -> None:
+def test_the_retry_delay_of_a_bulltask_job_doubles_up_to_the_maximum(failures: int, delay_ms: int) -> None:
     assert delay_of(decide(TransientError("x"), failures=failures, attempts=100)) == delay_ms
 
 
@@ -209,7 +211,9 @@ def test_the_delay_of_jobs_of_bulltask_doubles_up_to_the_maximum(failures: int, 
         ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
     ],
 )
-def test_the_delay_of_jobs_of_other_clients_is_that_of_bullmq(backoff: object, failures: int, delay_ms: int) -> None:
+def test_the_retry_delay_of_a_job_of_another_client_is_computed_as_in_bullmq(
+    backoff: object, failures: int, delay_ms: int
+) -> None:
     opts = {} if backoff is None else {"backoff": backoff}
     assert delay_of(decide(TransientError("x"), opts, failures=failures, attempts=100)) == delay_ms
 
@@ -330,7 +334,7 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     assert "bulltask/worker" not in outcome.trace
 
 
-def test_an_error_of_bulltask_has_a_traceback_in_pythons_format() -> None:
+def test_an_error_raised_by_bulltask_has_a_traceback_in_pythons_format() -> None:
     assert trace_of(InvalidJobError("x")) == "Traceback (most recent call last):\nbulltask.errors.InvalidJobError: x\n"
 
 

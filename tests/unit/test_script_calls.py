@@ -77,7 +77,7 @@ def test_a_malformed_job_of_another_worker_does_not_fail() -> None:
         fail_malformed_call().parse_reply(-6)
 
 
-def test_only_malformed_changes_one_argument_of_the_fail_malformed_script() -> None:
+def test_the_option_only_malformed_changes_one_argument_of_the_script() -> None:
     always, only_malformed = fail_malformed_call().args, fail_malformed_call(only_malformed=True).args
     assert [pair for pair in zip(always, only_malformed, strict=True) if pair[0] != pair[1]] == [("", "1")]
 
@@ -170,7 +170,7 @@ def test_a_producer_connects_before_reading_the_servers_clock() -> None:
     assert added == [NOW_MS]
 
 
-def test_served_queues_are_read_from_the_names_of_worker_connections() -> None:
+def test_the_queues_of_workers_are_read_from_their_connection_names() -> None:
     lines = [
         "id=1 name=bull:bWFpbA== db=0",
         "id=2 name=bull:c21z:w:worker db=0",
@@ -224,7 +224,7 @@ def test_a_pool_keeps_ten_idle_clients() -> None:
     assert pool._check_out(None) not in lent
 
 
-def test_a_malformed_job_counts_as_in_its_first_attempt() -> None:
+def test_a_malformed_job_is_treated_as_in_its_first_attempt() -> None:
     broken = RunningJob.placeholder("mail", "7", "no name")
     assert (broken.attempts_started, broken.attempts_made, broken.malformed) == (1, 0, True)
 
@@ -237,7 +237,7 @@ def test_a_malformed_job_counts_as_in_its_first_attempt() -> None:
         (ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
     ],
 )
-def test_only_a_cross_slot_error_is_explained_as_cross_slot(error: ResponseError, cross_slot: bool) -> None:
+def test_only_a_cross_slot_error_gets_advice_about_hash_tags(error: ResponseError, cross_slot: bool) -> None:
     assert (CROSS_SLOT in str(reply_error(error, "redis://server"))) == cross_slot
 
 
@@ -249,7 +249,7 @@ def test_a_gap_is_counted_unless_the_stream_was_replaced(counted: int, missing: 
     assert gap == StreamGap("1-0", "8-0", missing)
 
 
-def test_a_reply_in_another_protocol_is_marked_as_answered() -> None:
+def test_a_reply_in_another_protocol_means_that_the_server_has_answered() -> None:
     error = connection_error(InvalidResponse("HTTP/1.1 400"), "redis://server", connecting=True)
     assert isinstance(error, BrokerUnavailableError)
     assert error.answered
@@ -259,12 +259,12 @@ def budget(**settings: Any) -> RetryBudget:
     return RetryBudget(replace(CONFIG, **settings), [NewJob("mail", "7", "send", b"{}", JobOptions())])
 
 
-def test_an_attempt_gets_half_of_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_to_send_gets_half_of_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bulltask.transport.produce.mono_ms", lambda: 1_000)
     assert budget(publish_timeout_ms=8_000).next_deadline_ms() == 5_000
     assert budget(publish_timeout_ms=8_000, publish_retries=0).next_deadline_ms() == 9_000
 
 
-def test_pauses_are_not_shortened_without_a_publish_timeout() -> None:
+def test_pauses_between_sends_are_not_shortened_without_a_publish_timeout() -> None:
     unlimited = budget(publish_timeout_ms=None, reconnect_delay_ms=100, reconnect_delay_max_ms=100)
     assert 80 <= unlimited.pause_ms(UNREACHABLE) <= 120

@@ -66,7 +66,7 @@ def acquired() -> AcquiredJob:
         (RescheduledByWorkerOutcome(5), "moveToDelayed"),
     ],
 )
-def test_each_outcome_is_settled_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
+def test_each_outcome_is_written_by_its_script(settler: Settler, outcome: Outcome, script: str) -> None:
     call = settler._call(acquired(), outcome, fetch_next=True)
     assert call.script is not None
     assert call.script.name == script

@@ -159,7 +159,7 @@ def test_an_unfinished_write_leaves_only_the_token() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_never_reads_a_mixture_of_two_writes(child_pids: list[int]) -> None:
+def test_a_slot_is_never_read_as_a_mixture_of_two_writes(child_pids: list[int]) -> None:
     slot = one_slot()
     slot.activate(0, "0", 0)
     pid = os.fork()
@@ -191,7 +191,7 @@ def test_every_slot_of_every_child_has_a_unique_token() -> None:
     assert slots.per_child == 50
 
 
-def test_a_reset_block_is_empty() -> None:
+def test_a_block_of_slots_is_empty_after_a_reset() -> None:
     block = new_slots().children[0]
     slot = block.slots()[0]
     slot.activate(1, "job-1", 5)
@@ -203,7 +203,7 @@ def test_a_reset_block_is_empty() -> None:
     assert block.run_state is ProcessState.INIT
 
 
-def test_a_block_stores_the_state_of_its_child() -> None:
+def test_a_block_of_slots_stores_the_state_of_its_child() -> None:
     block = new_slots().children[0]
     assert block.run_state is ProcessState.INIT
     for state in ProcessState:
@@ -211,7 +211,7 @@ def test_a_block_stores_the_state_of_its_child() -> None:
         assert block.run_state is state
 
 
-def test_the_parent_reads_the_writes_of_a_forked_child() -> None:
+def test_the_supervisor_reads_what_a_forked_child_writes_to_its_slot() -> None:
     block = new_slots().children[0]
     slot = block.slots()[0]
     pid = os.fork()

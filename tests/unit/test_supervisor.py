@@ -124,6 +124,6 @@ def test_children_are_added_up_to_the_maximum() -> None:
     assert [event.signal for event in worker.events_of(SignalIgnored)] == ["SIGTTIN"]
 
 
-def test_a_worker_exits_after_the_jobs_of_its_children_are_settled() -> None:
+def test_a_worker_exits_after_the_jobs_of_its_children_have_ended() -> None:
     worker = Worker("warm_shutdown", rounds_of_recovery=3)
     assert worker.waits.count(Recovery.interval_ms) == 3

@@ -130,7 +130,7 @@ def test_every_interval_is_a_tick_or_a_missed_tick(time: Time, interval_ms: int,
         assert 0 < ticker.wait_ms(10_000) <= interval_ms
 
 
-def test_the_ticker_is_exhausted_after_too_many_reconnects(time: Time) -> None:
+def test_the_ticker_stops_retrying_after_too_many_reconnects(time: Time) -> None:
     backoff = ReconnectBackoff(Bus(), Settings({"broker_connection_max_retries": 1}, {}).freeze())
     ticker = Ticker([], backoff, Bus())
     backoff.record_failure(BrokerUnavailableError())

@@ -47,7 +47,7 @@ def wakeup_pipe() -> Iterator[WakeupPipe]:
 # ---- SignalQueue -----------------------------------------------------------------------------------------------------
 
 
-def test_signals_are_popped_as_methods_in_their_order(wakeup_pipe: WakeupPipe) -> None:
+def test_signals_are_popped_in_the_order_of_their_arrival(wakeup_pipe: WakeupPipe) -> None:
     queue = SignalQueue()
     queue.install(wakeup_pipe)
     for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):

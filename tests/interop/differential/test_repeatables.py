@@ -45,7 +45,7 @@ def form(request: pytest.FixtureRequest) -> Form:
     return cast("Form", request.param)
 
 
-def test_repeatable_jobs_are_listed_as_in_node(pair: Pair, form: Form) -> None:
+def test_repeatable_jobs_are_listed_as_by_node(pair: Pair, form: Form) -> None:
     outcome = pair.run([do("repeatables")], form, node_setup=NODE_SETUP)
     assert not outcome.report()
     assert [name for _, name, _ in outcome.bulltask_results[0]["ok"]] == ["tick", "keyed", "night", "night", "end"]
@@ -71,14 +71,12 @@ def test_schedulers_are_not_listed_as_repeatable_jobs(pair: Pair, form: Form) ->
     ],
     ids=lambda step: json.dumps(step)[:70],
 )
-def test_removing_a_repeatable_job_leaves_the_same_state_as_in_node(
-    pair: Pair, form: Form, step: dict[str, Any]
-) -> None:
+def test_removing_a_repeatable_job_leaves_the_same_state_as_node(pair: Pair, form: Form, step: dict[str, Any]) -> None:
     outcome = pair.run([step, step], form, node_setup=NODE_SETUP)
     assert not outcome.report()
 
 
-def test_a_running_series_can_be_removed(pair: Pair, form: Form) -> None:
+def test_a_repeatable_job_can_be_removed_while_an_iteration_is_active(pair: Pair, form: Form) -> None:
     steps = [do("wait", ms=2 * HOUR), acquire(), remove_repeatable("tick", {"every": HOUR}), do("repeatables")]
     outcome = pair.run(steps, form, node_setup=NODE_SETUP[:1])
     assert not outcome.report()
@@ -102,7 +100,7 @@ def store_oldest_format(pair: Pair, key: str, job_id: str) -> None:
     [remove_repeatable("tick", {"every": HOUR, "tz": "UTC"}), do("remove_repeatable_by_key", key=OLDEST)],
     ids=["by its rule", "by its key"],
 )
-def test_a_series_of_the_oldest_format_is_removed_with_its_next_job(
+def test_a_repeatable_job_in_the_oldest_format_is_removed_with_its_next_job(
     pair: Pair, form: Form, step: dict[str, Any]
 ) -> None:
     job_id = f"repeat:{md5('tick' + md5(OLDEST))}:{START_MS + HOUR}"
@@ -114,7 +112,7 @@ def test_a_series_of_the_oldest_format_is_removed_with_its_next_job(
     assert "delayed" not in outcome.bulltask_state
 
 
-def test_a_key_of_the_oldest_format_is_parsed(pair: Pair, form: Form) -> None:
+def test_a_repeatable_key_in_the_oldest_format_is_parsed(pair: Pair, form: Form) -> None:
     end = START_MS + 1000 * HOUR
     key = f"tick:mine:{end}:Europe/Berlin:0 3 * * *"
     outcome = pair.run([do("repeatables")], form, node_setup=[], prepare=lambda: store_oldest_format(pair, key, "x"))

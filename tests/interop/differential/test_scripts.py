@@ -457,7 +457,7 @@ ELSEWHERE: Final = {"updateRepeatableJobMillis", "removeRepeatable"}
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("script", CASES)
-def test_the_script_leaves_the_same_state_as_in_node(pair: Pair, script: str, form: Form) -> None:
+def test_each_script_leaves_the_same_state_in_redis_as_node(pair: Pair, script: str, form: Form) -> None:
     outcome = pair.run(CASES[script], form)
     report = outcome.report()
     assert not report, f"\n{report}"
@@ -480,7 +480,7 @@ def scripts_in_source() -> set[str]:
 ALL_SCRIPTS: Final = {name.rpartition("-")[0] for name in loader._official_hashes()}
 
 
-def test_both_sides_use_the_clock_of_the_steps(pair: Pair) -> None:
+def test_node_and_bulltask_use_the_same_simulated_clock(pair: Pair) -> None:
     outcome = pair.run([add(), do("wait", ms=HOUR), add()])
     for state in (outcome.node_state, outcome.bulltask_state):
         assert [state[job]["value"]["timestamp"] for job in ("#1", "#2")] == [

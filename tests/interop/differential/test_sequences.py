@@ -27,7 +27,7 @@ COUNT = int(os.environ.get("BULLTASK_TEST_SEQUENCES", "500"))
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(steps=sequences(), form=st.sampled_from(FORMS))
-def test_any_sequence_of_steps_leaves_the_same_state_as_in_node(
+def test_any_sequence_of_steps_leaves_the_same_state_in_redis_as_node(
     pair: Pair, steps: list[dict[str, Any]], form: Form
 ) -> None:
     outcome = pair.run(steps, form)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.redis]
 PAGE = ROOT / "docs" / "reference" / "differences.md"
 ELSEWHERE = {
     "test_keep_last_if_active_adds_the_stored_job_as_bullmq_does": "tests/mixed_versions/test_structures.py",
-    "test_a_revoked_waiting_job_fails_in_node_and_can_be_retried": "tests/interop/test_revoke.py",
+    "test_node_sees_a_revoked_waiting_job_as_failed_and_can_retry_it": "tests/interop/test_revoke.py",
     "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
     "test_a_parent_waits_for_new_children_although_its_first_child_is_completed": "tests/redis/test_flow_add.py",
@@ -56,7 +56,7 @@ def defaults(session_node: NodeBridge, broker_url: str) -> Any:
         yield queue
 
 
-def test_default_job_options_are_bulltasks(pair: Pair, defaults: Queue) -> None:
+def test_default_job_options_differ(pair: Pair, defaults: Queue) -> None:
     node_value = opts(pair.run([add()], intended=False))[0]
     job = defaults.add("a")
     bulltask_value = json.loads(str(pair.redis.hget(f"{defaults.qualified_name}:{job.id}", "opts")))
@@ -69,7 +69,7 @@ def test_default_job_options_are_bulltasks(pair: Pair, defaults: Queue) -> None:
     }
 
 
-def test_every_job_has_the_option_bulltask(pair: Pair) -> None:
+def test_every_job_has_an_option_named_bulltask(pair: Pair) -> None:
     node_value, bulltask_value = opts(pair.run([add()], intended=False))
     assert bulltask_value.pop("bulltask") == {"v": 1}
     assert node_value == bulltask_value
@@ -197,7 +197,9 @@ def test_invalid_flows_are_rejected(pair: Pair) -> None:
         assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
 
 
-def test_job_times_are_those_of_the_server(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
+def test_job_times_come_from_the_clock_of_the_redis_server(
+    pair: Pair, session_node: NodeBridge, defaults: Queue
+) -> None:
     """bulltask uses the time of Redis; Node uses that of its machine."""
     job = defaults.add("a")
     seconds, micros = pair.redis.time()
@@ -206,10 +208,10 @@ def test_job_times_are_those_of_the_server(pair: Pair, session_node: NodeBridge,
     assert both(outcome, "#1", "value", "timestamp")[0] == str(START_MS)
 
 
-def test_the_page_and_this_module_name_the_same_tests() -> None:
+def test_the_documentation_and_this_module_list_the_same_tests() -> None:
     named = set(re.findall(r"`(test_[a-z_]+)`", PAGE.read_text()))
     tests = set(re.findall(r"^def (test_[a-z_]+)\(", Path(__file__).read_text(), re.MULTILINE))
-    tests.remove("test_the_page_and_this_module_name_the_same_tests")
+    tests.remove("test_the_documentation_and_this_module_list_the_same_tests")
     for name, file in ELSEWHERE.items():
         assert f"def {name}(" in (ROOT / file).read_text()
     assert named == tests | ELSEWHERE.keys()

@@ -41,7 +41,7 @@ def program(name: str, url: str, directory: Path) -> Iterator[subprocess.Popen[s
             process.kill()
 
 
-def test_the_pages_sender_gets_the_same_from_the_worker_and_the_task(broker_url: str, tmp_path: Path) -> None:
+def test_the_documented_sender_gets_the_same_results_from_both_workers(broker_url: str, tmp_path: Path) -> None:
     expected = re.findall(r"print\(.*\)  # (.*)$", block("py", "send.py"), re.MULTILINE)
     settings = {"broker_url": broker_url, "task_default_queue": "emails", "queue_hash_tag": "0"}
     # The module's app replaces the app at the beginning of the test's module.
@@ -56,7 +56,7 @@ def test_the_pages_sender_gets_the_same_from_the_worker_and_the_task(broker_url:
         assert sender.communicate(timeout=30)[0].splitlines() == expected
 
 
-def test_the_pages_worker_runs_jobs_of_bulltask(broker_url: str, tmp_path: Path) -> None:
+def test_the_documented_official_worker_runs_bulltask_jobs(broker_url: str, tmp_path: Path) -> None:
     app = App("sender", broker_url, queue_hash_tag=False)
     with program("worker.py", broker_url, tmp_path):
         job = app.send_task("send", kwargs={"to": "ada@example.com"}, queue="emails")

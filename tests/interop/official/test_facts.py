@@ -27,7 +27,7 @@ HERE = ROOT / "tests/interop/official"
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_every_row_of_the_page_names_an_existing_test() -> None:
+def test_every_documented_row_names_an_existing_test() -> None:
     text = PAGE.read_text()
     files = "".join(path.read_text() for path in HERE.glob("test_*.py"))
     rows = [line for line in text.splitlines() if line.startswith("| ") and "`test_" in line]
@@ -43,7 +43,7 @@ def test_every_row_of_the_page_names_an_existing_test() -> None:
 
 
 @SAME_IN_3
-def test_the_page_counts_nodes_methods_correctly(mail: InteropQueue, node_client: None) -> None:
+def test_the_documented_counts_of_methods_match_the_packages(mail: InteropQueue, node_client: None) -> None:
     names = mail.node.call("names")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
     column = {"2.16.2": 2, "3.4.4": 3}[names["version"][0]]
@@ -59,7 +59,7 @@ def test_the_page_counts_nodes_methods_correctly(mail: InteropQueue, node_client
 
 
 @SAME_IN_3
-def test_neither_version_has_the_missing_methods(mail: InteropQueue) -> None:
+def test_both_versions_lack_the_documented_methods(mail: InteropQueue) -> None:
     present = mail.node.call("names")
     missing = {
         "Queue": "getWorkers getMetrics getDependencies getPrioritizedCount removeDeduplicationKey",
@@ -71,7 +71,7 @@ def test_neither_version_has_the_missing_methods(mail: InteropQueue) -> None:
 
 
 @SAME_IN_3
-def test_only_version_three_has_the_added_methods(mail: InteropQueue) -> None:
+def test_only_version_3_has_the_methods_documented_as_added(mail: InteropQueue) -> None:
     present = mail.node.call("names")
     added = {
         "bullmq": "QueueEvents JobScheduler AbortSignal",
@@ -84,7 +84,7 @@ def test_only_version_three_has_the_added_methods(mail: InteropQueue) -> None:
 
 
 @SAME_IN_3
-def test_the_official_client_is_asyncio_only_and_has_no_types(mail: InteropQueue) -> None:
+def test_the_official_client_is_asyncio_only_and_has_no_type_hints(mail: InteropQueue) -> None:
     present = mail.node.call("names")
     assert {"add", "addBulk", "getJobs", "close"} <= set(present["awaited"])
     assert "py.typed" not in present["files"]
@@ -97,7 +97,7 @@ def test_the_official_client_is_asyncio_only_and_has_no_types(mail: InteropQueue
 
 @pytest.mark.parametrize(("client", "min_calls", "max_calls"), [("official", 2.0, 2.2), ("bulltask", 0.1, 1.1)])
 @SAME_IN_3
-def test_workers_call_the_stated_number_of_scripts_for_each_job(
+def test_workers_call_the_documented_number_of_scripts_per_job(
     mail: InteropQueue, client: str, min_calls: float, max_calls: float
 ) -> None:
     task: Any = mail.app.tasks["echo"]

@@ -82,7 +82,7 @@ def test_a_mixed_fleet_runs_each_of_1200_jobs_once(mail: InteropQueue, tmp_path:
 
 
 @pytest.mark.parametrize("sent_by", ["bulltask", "official"])
-def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: InteropQueue, sent_by: str) -> None:
+def test_a_bulltask_worker_runs_the_jobs_of_a_killed_official_worker(mail: InteropQueue, sent_by: str) -> None:
     jobs = [
         mail.send("echo", value=n).id if sent_by == "bulltask" else mail.add("echo", {"value": n}) for n in range(3)
     ]
@@ -101,7 +101,7 @@ def test_the_jobs_of_a_killed_official_worker_run_in_bulltask(mail: InteropQueue
 
 
 @pytest.mark.parametrize("sent_by", ["bulltask", "official"])
-def test_the_job_of_a_killed_bulltask_worker_runs_in_an_official_worker(mail: InteropQueue, sent_by: str) -> None:
+def test_an_official_worker_runs_the_job_of_a_killed_bulltask_worker(mail: InteropQueue, sent_by: str) -> None:
     worker = mail.worker(lock_duration=1, stalled_interval=1)
     job = mail.send("hold", gate="gate").id if sent_by == "bulltask" else mail.add("hold", {"gate": "gate"})
     mail.wait_for_start(job)
@@ -173,7 +173,7 @@ def test_a_job_stalls_after_a_forced_close_of_an_official_worker(mail: InteropQu
 
 
 @FIXED_IN_3
-def test_an_idle_official_worker_stops_only_after_its_wait(mail: InteropQueue) -> None:
+def test_an_idle_official_worker_stops_only_when_its_blocking_wait_ends(mail: InteropQueue) -> None:
     official_worker = mail.node_worker("echo", drainDelay=5)
     mail.send("echo").get(timeout=60)
     wait_until(lambda: waits_for_the_marker(mail), what="the official worker's wait")
@@ -194,7 +194,7 @@ def waits_for_the_marker(mail: InteropQueue) -> bool:
 
 
 @FIXED_IN_3
-def test_the_local_pause_of_an_official_worker_does_not_pause_it(mail: InteropQueue) -> None:
+def test_pausing_an_official_worker_locally_has_no_effect(mail: InteropQueue) -> None:
     official_worker = mail.node_worker("echo", drainDelay=1)
     mail.send("echo").get(timeout=60)
     mail.node.call("worker.call", worker=official_worker, method="pause")

@@ -103,7 +103,7 @@ def test_jobs_of_the_official_queue_are_retried_after_their_backoff(mail: Intero
         ]
 
 
-def test_the_official_job_reads_why_it_failed_in_bulltask(mail: InteropQueue) -> None:
+def test_the_official_client_reads_why_a_job_failed_in_a_bulltask_worker(mail: InteropQueue) -> None:
     mail.worker()
     job = mail.add("fail", {"message": 'ünfit "{}" 😀', "error": "ValueError"})
     with pytest.raises(ValueError, match="ünfit"):
@@ -114,7 +114,7 @@ def test_the_official_job_reads_why_it_failed_in_bulltask(mail: InteropQueue) ->
     assert mail.job_call(job, "isFailed") is True
 
 
-def test_the_official_job_reads_progress_and_logs_of_a_run_in_bulltask(mail: InteropQueue) -> None:
+def test_the_official_client_reads_progress_and_logs_of_a_bulltask_worker(mail: InteropQueue) -> None:
     steps: list[Any] = [10, {"sent": 3, "left": []}, "half ½ 😀", None]
     mail.worker()
     job = mail.add("report", {"steps": steps})
@@ -209,7 +209,7 @@ def test_failure_options_of_children_have_no_effect_in_official_flows(mail: Inte
 
 
 @FIXED_IN_3
-def test_jobs_that_the_official_flow_producer_returns_have_no_state(mail: InteropQueue) -> None:
+def test_jobs_returned_by_the_official_flow_producer_have_an_unknown_state(mail: InteropQueue) -> None:
     flow = {"name": "echo", "queueName": mail.name, "data": {}, "children": []}
     job = mail.node.call("flow.state", flow=flow)
     assert job["state"] == "unknown"
@@ -242,7 +242,7 @@ def test_a_lost_reply_adds_two_official_jobs_and_one_bulltask_job(mail: InteropQ
 
 
 @SAME_IN_3
-def test_the_official_queue_rejects_less_than_bulltasks_queue(mail: InteropQueue) -> None:
+def test_the_official_queue_accepts_values_that_bulltasks_queue_rejects(mail: InteropQueue) -> None:
     with pytest.raises(NodeError, match="Out of range float"):
         mail.add("echo", {"value": float("nan")})
     mail.add("echo", {"value": 2**53}, priority=-1, attempts=-1, jobId="7", nonsense=1)

@@ -147,7 +147,7 @@ def test_the_official_lists_of_waiting_and_active_jobs_raise(mail: InteropQueue,
 
 
 @FIXED_IN_3
-def test_the_official_list_of_failed_jobs_has_the_completed_jobs(mail: InteropQueue, queue: Queue) -> None:
+def test_the_official_list_of_failed_jobs_returns_completed_jobs(mail: InteropQueue, queue: Queue) -> None:
     [job] = add_failed_jobs(mail, queue, 1)
     mail.node_worker("echo")
     done = queue.add("echo")
@@ -173,7 +173,7 @@ def test_the_official_counts_omit_prioritized_jobs_by_default(mail: InteropQueue
 
 
 @FIXED_IN_3
-def test_the_official_change_of_a_priority_does_not_find_the_job(mail: InteropQueue, queue: Queue) -> None:
+def test_changing_a_priority_with_the_official_client_does_not_find_the_job(mail: InteropQueue, queue: Queue) -> None:
     job = queue.add("echo", priority=3)
     with pytest.raises(NodeError, match="Missing key for job"):
         mail.job_call(job.id, "changePriority", {"priority": 1})

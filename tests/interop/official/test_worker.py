@@ -168,7 +168,7 @@ def test_a_child_that_fails_in_the_official_worker_fails_its_parent(mail: Intero
 
 
 @FIXED_IN_3
-def test_a_series_ends_after_one_iteration_in_the_official_worker(mail: InteropQueue, tmp_path: Path) -> None:
+def test_a_schedule_ends_after_one_iteration_in_the_official_worker(mail: InteropQueue, tmp_path: Path) -> None:
     file = str(tmp_path / "runs")
     with mail.app.queue("mail") as queue:
         queue.schedulers.upsert("often", every=0.2, name="record", data={"file": file})

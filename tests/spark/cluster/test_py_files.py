@@ -32,7 +32,7 @@ def wheel_as_zip(archive: Path) -> Path:
     return archive
 
 
-def test_nodes_without_bulltask_use_the_zip_of_spark_submit(
+def test_executors_without_bulltask_use_the_zip_passed_to_spark_submit(
     cluster: SparkCluster, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     python, archive = environment(tmp_path / "node", SITE_PACKAGES), wheel_as_zip(tmp_path / "bulltask.zip")

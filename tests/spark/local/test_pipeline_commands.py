@@ -177,7 +177,7 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
          "E: 2"),
     ],
 )  # fmt: skip
-def test_a_failed_query_is_reported_by_the_line_of_its_cause(text: str, line: str) -> None:
+def test_a_failed_query_is_reported_with_the_error_message_of_its_cause(text: str, line: str) -> None:
     assert run_command._first_line(text) == line
 
 

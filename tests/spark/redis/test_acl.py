@@ -129,7 +129,7 @@ def test_a_writer_needs_each_of_its_commands(user: MakeUser, redis_client: redis
 
 
 @pytest.mark.parametrize(("grants", "work"), [(READER, read_everything), (WRITER, write_everything)])
-def test_a_user_needs_access_to_the_keys_of_bullmq_and_of_bulltask(
+def test_a_user_needs_access_to_the_keys_of_both_bullmq_and_bulltask(
     user: MakeUser, job_ids: list[str], redis_client: redis.Redis, grants: Grants, work: Callable[..., None]
 ) -> None:
     for keys in (f"{grants.access}bull:*", f"{grants.access}bulltask:*"):

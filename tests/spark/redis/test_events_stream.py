@@ -58,7 +58,9 @@ def test_random_limits_restarts_and_new_queues_read_every_event_once(
     assert {name: query.events(name) for name in ids} == ids
 
 
-def test_a_query_starts_with_the_next_event_if_set_to_latest(broker_url: str, redis_client: redis.Redis) -> None:
+def test_a_query_with_starting_offsets_latest_starts_with_the_next_event(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
     fill(redis_client, 5)
     query = FakeQuery(broker_url, startingOffsets="latest")
 

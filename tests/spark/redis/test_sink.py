@@ -140,7 +140,7 @@ def test_rows_are_equal_if_their_json_is_equal_when_sent(writer: Make, redis_cli
     assert sent == [same[0], *others]
 
 
-def test_rows_may_have_id_and_queue_columns(writer: Make, broker_url: str, redis_client: Any) -> None:
+def test_rows_may_have_columns_for_job_id_and_queue(writer: Make, broker_url: str, redis_client: Any) -> None:
     prepared = writer(schema("name", "data", "id"))
     assert write(prepared, rows(0, 1, id="order-1"), rows(1, 2, id="order-2")) == WriteCounts(2, 2, 0)
     assert ids(redis_client) == ["order-1", "order-2"]
