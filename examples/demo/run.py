@@ -36,7 +36,7 @@ def main() -> int:
     install_signal_handlers()
     try:
         with temporary_server() as server:
-            problems, log = play(screen, server, jobs)
+            problems, log = run_scenes(screen, server, jobs)
     except Interrupted as signal:
         screen.note("\nStopped the worker and the server; removed all temporary files.")
         return 128 + signal.number
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def play(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[str], list[str]]:
+def run_scenes(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[str], list[str]]:
     """Run the scenes and check the jobs; return the problems and the end of the worker's log."""
     # Imported here, because the app of tasks.py reads the broker's URL from the environment when it is created.
     import scenes  # noqa: PLC0415

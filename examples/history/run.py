@@ -66,7 +66,7 @@ def main() -> int:
         with server_of(args.url) as (url, server):
             if args.url and not args.resume:
                 remove_jobs(url)
-            return play(plan, url, server, args)
+            return run_steps(plan, url, server, args)
     except Interrupted as signal:
         print("\nStopped; server, worker and Spark have ended. The lake is incomplete.")
         return 128 + signal.number
@@ -122,23 +122,23 @@ def remove_jobs(url: str) -> None:
             queue.obliterate(force=True)
 
 
-def play(plan: Plan, url: str, server: str, args: argparse.Namespace) -> int:
+def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> int:
     """Run all steps; return the exit code."""
     start, problems = time.perf_counter(), list[str]()
     # Before Spark, because a process with threads should not fork.
     worker = None if args.no_worker else DemoWorker(HERE, QUEUES)
     try:
         # Imported here: the app of tasks.py reads the broker URL from the environment.
-        from story import Story  # noqa: PLC0415
+        from steps import DemoSteps  # noqa: PLC0415
 
         conf = dict(word.split("=", 1) for word in args.conf)
-        with Story(url, server, args.root, args.master, conf) as story:
-            story.start_pipeline()
-            story.send(plan.jobs, plan.write_id)
-            story.watch(plan.jobs)
-            story.build()
-            problems += story.check(plan.jobs)
-            story.report()
+        with DemoSteps(url, server, args.root, args.master, conf) as steps:
+            steps.start_pipeline()
+            steps.send(plan.jobs, plan.write_id)
+            steps.watch(plan.jobs)
+            steps.build()
+            problems += steps.check(plan.jobs)
+            steps.report()
     finally:
         ignore_signals()  # the cleanup must not be interrupted
         code = 0 if worker is None else worker.stop()

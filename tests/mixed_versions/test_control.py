@@ -189,7 +189,7 @@ def test_remove_orphaned_jobs_keeps_bulltask_jobs(mail: InteropQueue, documented
     assert documented == "safe"
 
 
-def test_remove_orphaned_jobs_keeps_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
+def test_remove_orphaned_jobs_deletes_the_metrics_of_failed_jobs(mail: InteropQueue, documented: str) -> None:
     """BullMQ mistakes the key ``metrics:failed`` for the ``failed`` key of a job with the id ``metrics``."""
     mail.node_worker("fail", {}, metrics={"maxDataPoints": 15})
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_remove_orphaned_jobs_keeps_the_metrics_of_failed_jobs(mail: InteropQueu
     assert ("safe" if mail.redis.exists(key) else "differs") == documented, CHANGED
 
 
-def test_remove_orphaned_jobs_keeps_jobs_that_a_resume_has_lost(
+def test_remove_orphaned_jobs_deletes_jobs_that_a_resume_has_lost(
     mail: InteropQueue, documented: str, clients: Clients
 ) -> None:
     """As T1: the hash of a job that a resume has lost exists until ``removeOrphanedJobs`` is called."""

@@ -28,7 +28,7 @@ CONF = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
 TASKS = tuple(QUEUES)
 
 
-class Story:
+class DemoSteps:
     """The steps of the demo, with its Spark session and pipeline.
 
     Args:
