@@ -119,15 +119,15 @@ class Settings:
         for name, value in _environment(os.environ if environ is None else environ).items():
             self.override(name, value)
 
-    def update(self, *given: Mapping[str, object], **more: object) -> None:
+    def update(self, *mappings: Mapping[str, object], **settings: object) -> None:
         """Set several settings, from mappings or keywords.
 
         Raises:
             ConfigError: A name is unknown, a value is invalid, or the settings are frozen.
         """
-        settings = wrap_broker_url({**dict(pair for part in given for pair in part.items()), **more})
-        given, more = (), {}
-        for name, value in settings.items():
+        updates = wrap_broker_url({**dict(pair for part in mappings for pair in part.items()), **settings})
+        mappings, settings = (), {}
+        for name, value in updates.items():
             setattr(self, name, value)
 
     def override(self, name: str, value: object) -> None:

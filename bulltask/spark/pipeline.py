@@ -179,8 +179,8 @@ class Pipeline:
             ConfigError: ``until`` is not later than ``since``.
             LakeError: There is no lake.
         """
-        where = self._broker_options()
-        return backfill(self.spark, self.layout, where, since=since, until=until, queues=queues)
+        source = self._broker_options()
+        return backfill(self.spark, self.layout, source, since=since, until=until, queues=queues)
 
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.errors import ConfigError
 from bulltask.lake.atomic_swap import AtomicSwap, hold_swaps
@@ -95,45 +95,45 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
     read, except where rows with the same key can have different start times: incarnations and attempts whose start
     is unknown. One more day on either side allows for clocks that differ.
     """
-    before, after = str(span.first - _DAY), fn.lit(span.end + _DAY)
+    before, after = str(span.first - _DAY), F.lit(span.end + _DAY)
 
     def rows(table: Table, started: str, ended_at: Column) -> DataFrame:
-        is_snapshot, is_near = fn.col("source") == "snapshot", fn.col("dt") >= before
+        is_snapshot, is_near = F.col("source") == "snapshot", F.col("dt") >= before
         if backfilled_days := days_in_gaps(layout, (day for day in layout.days(table) if str(day) < before)):
-            is_near |= fn.col("dt").isin(*map(str, backfilled_days)) & is_snapshot
-        starts_early = fn.col(started).isNull() | (fn.col(started) < after)
-        known = starts_early | is_snapshot | fn.col("incarnation").isNull()
+            is_near |= F.col("dt").isin(*map(str, backfilled_days)) & is_snapshot
+        starts_early = F.col(started).isNull() | (F.col(started) < after)
+        known = starts_early | is_snapshot | F.col("incarnation").isNull()
         return latest(read_table(spark, layout, table).where(is_near & known), table).where(
-            (ended_at >= fn.lit(span.start)) & _starts_before(fn.col(started), span)
+            (ended_at >= F.lit(span.start)) & _starts_before(F.col(started), span)
         )
 
-    days = fn.col("dt").between(str(span.first), str(span.last))
-    added = read_table(spark, layout, EVENTS).where(days & (fn.col("event") == "added"))
+    days = F.col("dt").between(str(span.first), str(span.last))
+    added = read_table(spark, layout, EVENTS).where(days & (F.col("event") == "added"))
     return GoldInputs(
         added.select("queue", "name", "event_at"),
-        rows(ATTEMPTS, "started_at", fn.coalesce("ended_at", "started_at")).select(*_ATTEMPT_COLUMNS),
-        rows(JOBS, "created_at", fn.coalesce("finished_at", "as_of")).select(*_JOB_COLUMNS),
+        rows(ATTEMPTS, "started_at", F.coalesce("ended_at", "started_at")).select(*_ATTEMPT_COLUMNS),
+        rows(JOBS, "created_at", F.coalesce("finished_at", "as_of")).select(*_JOB_COLUMNS),
         _gaps(read_table(spark, layout, GAPS), span),
     )
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the gaps that touch some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
-    ends_late = fn.greatest(fn.coalesce("first_at_after", "detected_at"), "last_at_before") >= fn.lit(span.start)
-    starts_early = fn.col("last_at_before").isNull() | (fn.col("last_at_before") < fn.lit(span.end))
+    ends_late = F.greatest(F.coalesce("first_at_after", "detected_at"), "last_at_before") >= F.lit(span.start)
+    starts_early = F.col("last_at_before").isNull() | (F.col("last_at_before") < F.lit(span.end))
     touching = gaps.where(ends_late & starts_early)
-    return gaps.where(fn.lit(False)) if touching.isEmpty() else touching
+    return gaps.where(F.lit(False)) if touching.isEmpty() else touching
 
 
 def _starts_before(started: Column, span: DaySpan) -> Column:
-    return started.isNull() | (started < fn.lit(span.end))
+    return started.isNull() | (started < F.lit(span.end))
 
 
 def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
     """Build ``gold.task_minute`` of some days."""
     facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
     minutes = task_minutes(facts, inputs.gaps, span)
-    return as_table(minutes.withColumn("dt", day_of(fn.col("minute"))), TASK_MINUTE)
+    return as_table(minutes.withColumn("dt", day_of(F.col("minute"))), TASK_MINUTE)
 
 
 def derived_tables(
@@ -149,7 +149,7 @@ def derived_tables(
     """
     attempts, jobs, gaps = inputs.attempts, inputs.jobs, inputs.gaps
     capacity = capacity_minutes(minutes, attempts, span, slo_config.capacities).withColumn(
-        "dt", day_of(fn.col("minute"))
+        "dt", day_of(F.col("minute"))
     )
     return {
         CAPACITY_MINUTE: as_table(capacity, CAPACITY_MINUTE),

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.lake.slo_config import EVERY, Metric, Objective
 from bulltask.spark.gold.facts import DAY_MS, DaySpan, gap_steps
@@ -30,23 +30,23 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
         span: The days.
     """
     keys = ("dt", "queue", "name", "error_fingerprint")
-    failures = attempts.where((fn.col("outcome") == "failed") & span.holds(fn.col("ended_at"))).withColumn(
-        "dt", day_of(fn.col("ended_at"))
+    failures = attempts.where((F.col("outcome") == "failed") & span.holds(F.col("ended_at"))).withColumn(
+        "dt", day_of(F.col("ended_at"))
     )
-    newest = Window.partitionBy(*keys).orderBy(fn.desc("ended_at"), "job_id", "incarnation")
-    sample = fn.when(fn.col("rank") <= _SAMPLES, fn.struct("rank", "job_id"))
+    newest = Window.partitionBy(*keys).orderBy(F.desc("ended_at"), "job_id", "incarnation")
+    sample = F.when(F.col("rank") <= _SAMPLES, F.struct("rank", "job_id"))
     by_task = Window.partitionBy("dt", "queue", "name")
     return (
-        failures.withColumn("rank", fn.row_number().over(newest))
+        failures.withColumn("rank", F.row_number().over(newest))
         .groupBy(*keys)
         .agg(
-            fn.count("*").alias("count"),
-            fn.min("ended_at").alias("first_seen"),
-            fn.max("ended_at").alias("last_seen"),
-            fn.min_by("reason", "rank").alias("sample_reason"),
-            fn.array_sort(fn.collect_list(sample))["job_id"].alias("sample_job_ids"),
+            F.count("*").alias("count"),
+            F.min("ended_at").alias("first_seen"),
+            F.max("ended_at").alias("last_seen"),
+            F.min_by("reason", "rank").alias("sample_reason"),
+            F.array_sort(F.collect_list(sample))["job_id"].alias("sample_job_ids"),
         )
-        .withColumn("fraction", fn.col("count") / fn.sum("count").over(by_task))
+        .withColumn("fraction", F.col("count") / F.sum("count").over(by_task))
     )
 
 
@@ -63,19 +63,19 @@ def slo_days(
         objectives: The objectives; without objectives there are no rows.
     """
     objectives = list(objectives)
-    durations = _durations(attempts, jobs, span).where(fn.lit(bool(objectives)))
-    targets = fn.filter(fn.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
-    is_good = (fn.col("ms") <= fn.col("threshold_ms")) & fn.col("may_be_good")
-    total, good = fn.count("*"), fn.count_if(is_good)
-    missed = 1 - fn.col("attainment")
+    durations = _durations(attempts, jobs, span).where(F.lit(bool(objectives)))
+    targets = F.filter(F.array(*_targets(objectives)), lambda target: target["target"].isNotNull())
+    is_good = (F.col("ms") <= F.col("threshold_ms")) & F.col("may_be_good")
+    total, good = F.count("*"), F.count_if(is_good)
+    missed = 1 - F.col("attainment")
     return (
-        durations.select("*", fn.inline(targets))
+        durations.select("*", F.inline(targets))
         .groupBy("dt", "queue", "name", "metric", "threshold_ms", "target")
         .agg(total.alias("total"), good.alias("good"))
-        .withColumn("attainment", fn.col("good") / fn.col("total"))
-        .withColumn("error_budget_remaining", 1 - missed / (1 - fn.col("target")))
+        .withColumn("attainment", F.col("good") / F.col("total"))
+        .withColumn("error_budget_remaining", 1 - missed / (1 - F.col("target")))
         .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", fn.col("has_gap").isNull())
+        .withColumn("complete", F.col("has_gap").isNull())
     )
 
 
@@ -83,15 +83,15 @@ def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame
     """Return all measured durations: ``queue``, ``name``, ``dt``, ``metric``, ``ms``, ``may_be_good``."""
 
     def select_durations(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
-        ms = fn.col(f"{metric}_ms")
-        return rows.where(span.holds(fn.col(at)) & ms.isNotNull()).select(
-            "queue", "name", day_of(fn.col(at)).alias("dt"), fn.lit(metric.value).alias("metric"),
+        ms = F.col(f"{metric}_ms")
+        return rows.where(span.holds(F.col(at)) & ms.isNotNull()).select(
+            "queue", "name", day_of(F.col(at)).alias("dt"), F.lit(metric.value).alias("metric"),
             ms.alias("ms"), good.alias("may_be_good"),
         )  # fmt: skip
 
-    waits = select_durations(attempts.where("attempt = 1"), Metric.WAIT, "started_at", fn.lit(True))
-    runs = select_durations(attempts, Metric.RUN, "ended_at", fn.lit(True))
-    totals = select_durations(jobs, Metric.TOTAL, "finished_at", fn.col("state") == "completed")
+    waits = select_durations(attempts.where("attempt = 1"), Metric.WAIT, "started_at", F.lit(True))
+    runs = select_durations(attempts, Metric.RUN, "ended_at", F.lit(True))
+    totals = select_durations(jobs, Metric.TOTAL, "finished_at", F.col("state") == "completed")
     return waits.unionByName(runs).unionByName(totals)
 
 
@@ -100,28 +100,26 @@ def _targets(objectives: Iterable[Objective]) -> list[Column]:
     targets: dict[tuple[str, int], list[Column]] = {}
     for objective in objectives:
         applies = (
-            (fn.col("metric") == str(objective.metric))
+            (F.col("metric") == str(objective.metric))
             & _matches("queue", objective.queue)
             & _matches("name", objective.name)
         )
         targets.setdefault((objective.metric, objective.within_ms), []).append(
-            fn.when(applies, fn.lit(float(objective.target)))
+            F.when(applies, F.lit(float(objective.target)))
         )
     structs = [
-        fn.struct(fn.lit(ms).cast("long").alias("threshold_ms"), fn.coalesce(*target_columns).alias("target"))
+        F.struct(F.lit(ms).cast("long").alias("threshold_ms"), F.coalesce(*target_columns).alias("target"))
         for (_, ms), target_columns in targets.items()
     ]
-    null_struct = fn.struct(
-        fn.lit(None).cast("long").alias("threshold_ms"), fn.lit(None).cast("double").alias("target")
-    )
+    null_struct = F.struct(F.lit(None).cast("long").alias("threshold_ms"), F.lit(None).cast("double").alias("target"))
     return [*structs, null_struct]
 
 
 def _matches(column: str, pattern: str) -> Column:
     if pattern == EVERY:  # matches even rows without a name
-        return fn.lit(True)
+        return F.lit(True)
     regex = ".*".join(map(re.escape, pattern.split(EVERY)))
-    return fn.coalesce(fn.col(column).rlike(rf"(?s)\A{regex}\z"), fn.lit(False))
+    return F.coalesce(F.col(column).rlike(rf"(?s)\A{regex}\z"), F.lit(False))
 
 
 def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mapping[str, Decimal]) -> DataFrame:
@@ -133,32 +131,32 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
         span: The days.
         prices: The price of a slot per hour, by queue and ``*``; other queues have no costs.
     """
-    ended = reduce(Column.__add__, map(fn.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
-    cost = fn.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / fn.lit(_HOUR_MS)
-    jobs = fn.nullif(fn.col("jobs"), fn.lit(0))
+    ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
+    cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)
+    jobs = F.nullif(F.col("jobs"), F.lit(0))
     return (
-        minutes.groupBy("queue", "name", day_of(fn.col("minute")).alias("dt"))
+        minutes.groupBy("queue", "name", day_of(F.col("minute")).alias("dt"))
         .agg(
-            fn.sum("finished").alias("jobs"),
-            fn.sum(ended).alias("attempts"),
-            fn.sum("busy_ms").alias("busy_ms"),
-            fn.sum("wasted_ms").alias("wasted_ms"),
+            F.sum("finished").alias("jobs"),
+            F.sum(ended).alias("attempts"),
+            F.sum("busy_ms").alias("busy_ms"),
+            F.sum("wasted_ms").alias("wasted_ms"),
         )
         .where("jobs > 0 or attempts > 0 or busy_ms > 0")
         .withColumns(
             {
-                "busy_s": fn.col("busy_ms") / 1000,
-                "wasted_s": fn.col("wasted_ms") / 1000,
+                "busy_s": F.col("busy_ms") / 1000,
+                "wasted_s": F.col("wasted_ms") / 1000,
                 "cost": cost.cast("decimal(18,6)"),
                 "cost_per_job": (cost / jobs).cast("decimal(18,6)"),
             }
         )
         .join(_days_with_gaps(gaps, span), ["queue", "dt"], "left")
-        .withColumn("complete", fn.col("has_gap").isNull())
+        .withColumn("complete", F.col("has_gap").isNull())
     )
 
 
 def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the days of each queue that gaps touch."""
-    day = day_of(fn.timestamp_millis("step"))
-    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), fn.lit(True).alias("has_gap")).distinct()
+    day = day_of(F.timestamp_millis("step"))
+    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()

@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.lake.log_histogram import GROWTH, ZERO
 
@@ -72,7 +72,7 @@ class DaySpan:
 
     def holds(self, at: Column) -> Column:
         """Return a column: whether a time is in these days."""
-        return (at >= fn.lit(self.start)) & (at < fn.lit(self.end))
+        return (at >= F.lit(self.start)) & (at < F.lit(self.end))
 
 
 def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
@@ -93,8 +93,8 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
     ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
     all_facts = [
         _flatten(_attempt_facts(attempts, span)),
-        _flatten(added.where(span.holds(fn.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
-        _flatten(jobs.where(span.holds(fn.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
+        _flatten(added.where(span.holds(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
+        _flatten(jobs.where(span.holds(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
         # A minute with lost events has a row even if all its events are lost.
         _flatten(
             gap_steps(gaps, span, MINUTE_MS)

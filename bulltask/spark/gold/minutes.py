@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as fn
+from pyspark.sql import functions as F
 
 from bulltask.lake.log_histogram import GROWTH, ZERO
 from bulltask.lake.slo_config import EVERY
@@ -27,13 +27,13 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
         gaps: Rows of ``bronze.gaps``.
         span: The days.
     """
-    lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", fn.col("step").alias("minute"))
+    lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", F.col("step").alias("minute"))
     summed = _sum_facts(facts, ("queue", "name", "minute"))
     return (
-        summed.join(lost.agg(fn.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
-        .withColumn("complete", fn.col("events_lost").isNull())
-        .withColumn("events_lost", fn.coalesce("events_lost", fn.lit(0)))
-        .withColumn("minute", fn.timestamp_millis("minute"))
+        summed.join(lost.agg(F.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
+        .withColumn("complete", F.col("events_lost").isNull())
+        .withColumn("events_lost", F.coalesce("events_lost", F.lit(0)))
+        .withColumn("minute", F.timestamp_millis("minute"))
     )
 
 
@@ -57,7 +57,7 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
     nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
     flags = f"array({_fact_sql('minute', '0')}, {_fact_sql('incomplete', 'if(complete, 0, 1)')})"
     facts = minutes.select(
-        *by, fn.date_trunc(unit, "minute").alias("since"), fn.expr(f"inline(concat({nonzero}, {flags}))")
+        *by, F.date_trunc(unit, "minute").alias("since"), F.expr(f"inline(concat({nonzero}, {flags}))")
     )
     return _sum_facts(facts, (*by, "since"), "sum(if(kind = 'incomplete', amount, 0)) = 0 as complete")
 
@@ -69,14 +69,14 @@ def _fact_sql(kind: str, amount: str, bucket: str = "null") -> str:
 
 def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
     """Aggregate facts to a row for each key: counters, histograms, and percentiles."""
-    summed = facts.groupBy(*keys, "kind", "bucket").agg(fn.sum("amount").alias("amount"))
+    summed = facts.groupBy(*keys, "kind", "bucket").agg(F.sum("amount").alias("amount"))
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
         f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(bucket, amount), null))))"
         f" as {column}_counts"
         for column, kind in _HISTOGRAM_KINDS.items()
     ]
-    rows = summed.groupBy(*keys).agg(*map(fn.expr, [*sums, *counts, *others]))
+    rows = summed.groupBy(*keys).agg(*map(F.expr, [*sums, *counts, *others]))
     percentiles = [
         f"{percentile(f'{column}_counts', quantile)} as {column}_{name}"
         for column in _HISTOGRAM_KINDS
@@ -109,13 +109,13 @@ def capacity_minutes(
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     configured = by_queue(capacities, "bigint")
-    observed = fn.expr("nullif(max(peak_slots) over (partition by queue, to_date(minute)), 0)")
+    observed = F.expr("nullif(max(peak_slots) over (partition by queue, to_date(minute)), 0)")
     joined = queues.join(_peaks(attempts, span), ["queue", "minute"], "left").selectExpr(
         "*", "finished + removed as finished_or_removed",
         "added - finished - removed as backlog_delta", f"busy_ms / {MINUTE_MS} as busy_slots",
         "coalesce(peak, 0L) as peak_slots",
     )  # fmt: skip
-    return joined.withColumn("capacity", fn.coalesce(configured, observed)).selectExpr(
+    return joined.withColumn("capacity", F.coalesce(configured, observed)).selectExpr(
         "*", "busy_slots / capacity as utilisation"
     )
 
@@ -131,13 +131,13 @@ def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
         .where("piece.from < piece.to")
         .selectExpr("queue", "piece.step as step", ends)
         .selectExpr("queue", "step", running)
-        .groupBy("queue", fn.expr("timestamp_millis(step)").alias("minute"))
-        .agg(fn.max("running").alias("peak"))
+        .groupBy("queue", F.expr("timestamp_millis(step)").alias("minute"))
+        .agg(F.max("running").alias("peak"))
     )
 
 
 def by_queue(values: Mapping[str, Any], kind: str) -> Column:
     """Return the value of a row's queue, where ``*`` stands for all other queues; null if there is no value."""
-    cases = [fn.when(fn.col("queue") == queue, fn.lit(value)) for queue, value in values.items() if queue != EVERY]
-    default = [fn.lit(values[EVERY])] if EVERY in values else []
-    return reduce(fn.coalesce, [*cases, *default, fn.lit(None)]).cast(kind)
+    cases = [F.when(F.col("queue") == queue, F.lit(value)) for queue, value in values.items() if queue != EVERY]
+    default = [F.lit(values[EVERY])] if EVERY in values else []
+    return reduce(F.coalesce, [*cases, *default, F.lit(None)]).cast(kind)

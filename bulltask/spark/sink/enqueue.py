@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, TypedDict, Unpack, cast
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql import functions as fn
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -113,7 +112,7 @@ def enqueue(
     name: str | Column,
     data: Column | Sequence[str],
     job_id: Column | None = None,
-    **more: Unpack[EnqueueOptions],
+    **options: Unpack[EnqueueOptions],
 ) -> EnqueueResult:
     """Add a job to a queue for each row of a DataFrame, each exactly once, however often Spark runs a task.
 
@@ -127,7 +126,7 @@ def enqueue(
         data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or names of columns,
             which become an object.
         job_id: A column with the ids, as strings. BullMQ rejects ids that are numbers or contain a ``:``.
-        more: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
+        options: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
 
     Returns:
         The number of added jobs, and other counts.
@@ -138,14 +137,14 @@ def enqueue(
             which are not allowed.
     """
     start_ms = mono_ms()
-    check_option_names(more, EnqueueOptions)
+    check_option_names(options, EnqueueOptions)
     if df.isStreaming:
         raise ConfigError("enqueue sends the rows of a table; use enqueue_stream for a streaming DataFrame")
     rows = standard_rows(df, name, data, job_id)
     rows = number_duplicates(
-        rows, ["name", "data"] if job_id is None else ["id"], more.get("on_duplicate_rows", "collapse")
+        rows, ["name", "data"] if job_id is None else ["id"], options.get("on_duplicate_rows", "collapse")
     )
-    sender = _sender(rows.drop(NUMBER).schema, queue, more)
+    sender = _sender(rows.drop(NUMBER).schema, queue, options)
 
     part = F.spark_partition_id().alias("part")
     outcomes = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["outcome"].alias("outcome"))
@@ -242,9 +241,9 @@ def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> Dat
     return rows
 
 
-def _sender(schema: StructType, queue: str, more: EnqueueOptions) -> RowSender:
-    options = read_options(WriteOptions, write_options(queue, more))
-    shared = check_job_options(more.get("opts", {}), options.config)
+def _sender(schema: StructType, queue: str, arguments: EnqueueOptions) -> RowSender:
+    options = read_options(WriteOptions, write_options(queue, arguments))
+    shared = check_job_options(arguments.get("opts", {}), options.config)
     columns = check_columns(schema, queue=queue, id_column=None)
     builder = JobBuilder(
         options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
@@ -252,15 +251,15 @@ def _sender(schema: StructType, queue: str, more: EnqueueOptions) -> RowSender:
     return RowSender(builder, columns, options.batch, options.idempotency_ttl_ms)
 
 
-def write_options(queue: str, more: WriteArguments) -> dict[str, str]:
+def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     """Return the options of ``format("bulltask")`` that correspond to the arguments of ``enqueue``, except ``opts``."""
     options = {
-        **broker_options(more),
+        **broker_options(arguments),
         "queue": queue,
-        "batch": str(more.get("batch", 500)),
-        "idempotencyTtl": f"{max(1, to_ms(more.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
+        "batch": str(arguments.get("batch", 500)),
+        "idempotencyTtl": f"{max(1, to_ms(arguments.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
     }
-    write_id = more.get("write_id")
+    write_id = arguments.get("write_id")
     return options if write_id is None else {**options, "writeId": write_id}
 
 
@@ -282,7 +281,7 @@ class FileColumns:
 
 
 def enqueue_file(
-    spark: SparkSession, path: str, queue: str, names: FileColumns, **more: Unpack[EnqueueOptions]
+    spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
 ) -> EnqueueResult:
     """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
 
@@ -291,7 +290,7 @@ def enqueue_file(
         path: The file.
         queue: The queue's name.
         names: The use of the columns.
-        more: The options of ``enqueue``.
+        options: The options of ``enqueue``.
 
     Raises:
         ConfigError: A column does not exist, or as for ``enqueue``.
@@ -304,10 +303,10 @@ def enqueue_file(
     return enqueue(
         rows,
         queue,
-        name=fn.col(names.name_column) if names.name_column is not None else str(names.name),
+        name=F.col(names.name_column) if names.name_column is not None else str(names.name),
         data=list(names.data),
-        job_id=None if names.id_column is None else fn.col(names.id_column).cast("string"),
-        **more,
+        job_id=None if names.id_column is None else F.col(names.id_column).cast("string"),
+        **options,
     )
 
 

@@ -70,7 +70,7 @@ def map_dataframe(
     task: AnyTask[Any, Any],
     df: DataFrame,
     columns: Sequence[str] | Mapping[str, str | Column] | None = None,
-    **more: Unpack[MapOptions],
+    **settings: Unpack[MapOptions],
 ) -> DataFrame:
     """Call a task for each row of a DataFrame, and return the rows with the results of their jobs.
 
@@ -84,7 +84,7 @@ def map_dataframe(
         columns: The columns with the arguments: column names that equal the task's parameters, or a mapping from
             parameters to names or columns; default: all columns of ``df``. Values are converted with ``to_json``: a
             timestamp becomes a string, and null becomes ``None``.
-        more: The options of :class:`MapOptions`.
+        settings: The options of :class:`MapOptions`.
 
     Returns:
         The columns of ``df``, and ``id``, ``state`` (``completed``, ``failed``, ``unfinished``; ``missing`` if Redis no
@@ -95,20 +95,20 @@ def map_dataframe(
         ConfigError: An option is invalid, a column has the name of a result, ``df`` is a streaming DataFrame, or
             the task keeps no results. Nothing was sent in these cases.
     """
-    check_option_names(more, MapOptions)
+    check_option_names(settings, MapOptions)
     if df.isStreaming:
         raise ConfigError("map_dataframe needs the rows of a table; for a streaming DataFrame, call it in foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
-    plan = _plan(task, config, more.get("options", {}))
-    prefix = _check_column_names(df, more.get("result_prefix", ""))
-    timeout, poll_ms = more.get("timeout"), max(1, to_ms(more.get("poll", 2.0), "poll"))
+    plan = _plan(task, config, settings.get("options", {}))
+    prefix = _check_column_names(df, settings.get("result_prefix", ""))
+    timeout, poll_ms = settings.get("timeout"), max(1, to_ms(settings.get("poll", 2.0), "poll"))
     wait_ms = math.inf if timeout is None else to_ms(timeout, "timeout")
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
-    sender = _sender(plan, config, more)
+    sender = _sender(plan, config, settings)
 
     data = as_json(F.struct(*arguments)) if arguments else F.lit("{}")
     rows = df.withColumn(_DATA, data)
-    rows = number_duplicates(rows, [_DATA], more.get("on_duplicate_rows", "collapse"))
+    rows = number_duplicates(rows, [_DATA], settings.get("on_duplicate_rows", "collapse"))
     fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
     with resume_hint_on_error(sender):
         # Keep exactly these rows: if they were computed again, rows from rand() or from a growing table would differ.
@@ -162,14 +162,14 @@ def _arguments(
     return {name: F.col(column) if isinstance(column, str) else column for name, column in columns.items()}
 
 
-def _sender(plan: JobPlan, config: Config, more: MapOptions) -> RowSender:
-    write_id = check_write_id(more.get("write_id") or new_write_id())
+def _sender(plan: JobPlan, config: Config, settings: MapOptions) -> RowSender:
+    write_id = check_write_id(settings.get("write_id") or new_write_id())
     builder = JobBuilder(config, write_id, plan.queue, SharedOptions(plan.options, plan.timestamp_ms), has_ids=False)
-    batch = more.get("batch", 500)
+    batch = settings.get("batch", 500)
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
         raise ConfigError(f"batch must be an integer from 1 to 10000, not {batch!r}")
     return RowSender(
-        builder, RowColumns("", ""), batch, max(1, to_ms(more.get("idempotency_ttl", WEEK), "idempotency_ttl"))
+        builder, RowColumns("", ""), batch, max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl"))
     )
 
 

@@ -60,7 +60,7 @@ class GatherOptions(TypedDict, total=False):
 
 
 def gather(
-    ids: DataFrame | EnqueueResult, queue: str, *, wait: Duration | None = None, **more: Unpack[GatherOptions]
+    ids: DataFrame | EnqueueResult, queue: str, *, wait: Duration | None = None, **options: Unpack[GatherOptions]
 ) -> DataFrame:
     """Return the results of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
 
@@ -73,16 +73,17 @@ def gather(
         queue: The queue's name.
         wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
             default: do not wait.
-        more: The options of :class:`GatherOptions`.
+        options: The options of :class:`GatherOptions`.
 
     Raises:
         TypeError: An option is unknown.
         ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job of the write.
     """
-    check_option_names(more, GatherOptions)
-    options = _options(queue, more)
+    check_option_names(options, GatherOptions)
+    source = _source_options(queue, options)
     deadline_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
-    lookup = JobLookup(options.config, options.keys(queue), deadline_ms, max(1, to_ms(more.get("poll", 2.0), "poll")))
+    poll_ms = max(1, to_ms(options.get("poll", 2.0), "poll"))
+    lookup = JobLookup(source.config, source.keys(queue), deadline_ms, poll_ms)
     rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueResult) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of strings; the rows have {rows.schema.simpleString()}")
@@ -169,8 +170,8 @@ def _number(raw: bytes | None) -> int | None:
         return None
 
 
-def _options(queue: str, more: GatherOptions) -> WriteOptions:
-    return read_options(WriteOptions, {**broker_options(more), "queue": queue})
+def _source_options(queue: str, options: GatherOptions) -> WriteOptions:
+    return read_options(WriteOptions, {**broker_options(options), "queue": queue})
 
 
 def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:

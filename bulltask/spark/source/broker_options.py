@@ -32,19 +32,19 @@ class BrokerOptions(TypedDict, total=False):
     queue_hash_tag: bool | None
 
 
-def broker_options(where: Mapping[str, Any]) -> dict[str, str]:
+def broker_options(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the options ``url``, ``prefix`` and ``queueHashTag`` of ``format("bulltask")``.
 
     Args:
-        where: The arguments of a function, including `BrokerOptions`; missing options come from bulltask's settings.
+        arguments: The arguments of a function, including `BrokerOptions`; other values come from bulltask's settings.
 
     Raises:
         ConfigError: An option is invalid.
     """
     settings = {
-        "broker_url": where.get("url"),
-        "prefix": where.get("prefix"),
-        "queue_hash_tag": where.get("queue_hash_tag"),
+        "broker_url": arguments.get("url"),
+        "prefix": arguments.get("prefix"),
+        "queue_hash_tag": arguments.get("queue_hash_tag"),
     }
     config = resolve_config(settings)
     return {
