@@ -151,7 +151,11 @@ def measure(options: argparse.Namespace, directory: Path) -> int:
         while any(not client.exists(f"bull:{{{queue}}}:events") for queue in QUEUES):
             stop.wait(0.05)
         pipeline = Pipeline(
-            spark, directory / "lake", url=server.url, trigger=options.trigger, max_events_per_trigger=options.batch
+            spark,
+            directory / "lake",
+            url=server.url,
+            trigger=options.trigger,
+            max_events_per_trigger=options.max_events_per_trigger,
         )
         ledger, query = Ledger(pipeline.layout), pipeline.run()
         watch = Watch(ledger, client, time.monotonic())
@@ -200,7 +204,9 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=40, help="seconds before it, for the JIT compiler (40)")
     parser.add_argument("--rate", type=int, default=20_000, help="events/s (20000)")
     parser.add_argument("--max-events", type=int, default=100_000, help="length of each queue's stream (100000)")
-    parser.add_argument("--batch", type=int, default=200_000, help="maximum events of a batch (200000)")
+    parser.add_argument(
+        "--max-events-per-trigger", type=int, default=200_000, help="maximum events of a batch (200000)"
+    )
     parser.add_argument("--trigger", default="5 seconds", help="interval of batches (5 seconds)")
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         return measure(parser.parse_args(), Path(directory))

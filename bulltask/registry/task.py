@@ -150,7 +150,7 @@ class AnyTask(Generic[P, R]):
             df: The rows.
             columns: The columns with the arguments; default: all columns of ``df``.
             map_options: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``,
-                ``batch``, ``idempotency_ttl``.
+                ``chunk_size``, ``idempotency_ttl``.
 
         Returns:
             The columns of ``df``, and ``id``, ``state``, ``return_value`` (JSON), ``failed_reason``.

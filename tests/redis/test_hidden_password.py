@@ -141,7 +141,7 @@ def test_sparks_options_have_the_password_but_do_not_show_it() -> None:
     assert options["url"] == url_to("127.0.0.1")
     assert SECRET not in repr(options)
     with pytest.raises(BulltaskError) as caught:
-        read_options(EventsOptions, {"table": "events", "queue": "mail", "url": url_to("127.0.0.1"), "batch": "-1"})
+        read_options(EventsOptions, {"table": "events", "queue": "mail", "url": url_to("127.0.0.1"), "fetchSize": "-1"})
     assert leaks(caught.value) == []
 
 

@@ -55,7 +55,9 @@ class Requirement:
 @click.option(
     "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."
 )
-@click.option("--batch", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Duration of a batch.")
+@click.option(
+    "--batch-duration", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Duration of a batch."
+)
 @click.option(
     "--outage",
     type=seconds,
@@ -72,7 +74,7 @@ def command(
     /,
     *,
     trigger: float,
-    batch: float,
+    batch_duration: float,
     outage: float,
     show_sizes: bool,
     as_json: bool,
@@ -81,15 +83,15 @@ def command(
     """Check that all requirements are met and that the queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
-    has read them are lost. So a stream should keep the events of twice the trigger and batch time, and of the longest
-    outage.
+    has read them are lost. So a stream should keep the events of twice the trigger interval and batch duration, and of
+    the longest outage.
 
     Exit codes: 0 all checks passed, 1 something is missing or too small, or a queue cannot be recorded.
     """
     if show_sizes:
         click.echo(_sizes())
         return
-    need = RetentionNeed(trigger, batch, outage)
+    need = RetentionNeed(trigger, batch_duration, outage)
     source = source_of(ctx, connection)
     requirements = [_java(), *map(_package, _PACKAGES)]
     redis, streams, skipped = _check_redis(source)
@@ -186,7 +188,7 @@ def _lines(
             for item in requirements
         ],
     )
-    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: max(2 x (trigger + batch), outage)."
+    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: max(2 x (trigger + batch duration), outage)."
     if not streams:
         if requirements[-1].version is not None:  # Redis is available
             yield "No queues found."

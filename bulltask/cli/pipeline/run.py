@@ -65,7 +65,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     help="Time without events after which an open job times out.",
 )
 @click.option(
-    "--max-events",
+    "--max-events-per-trigger",
     type=click.IntRange(1),
     default=200_000,
     show_default=True,
@@ -131,7 +131,7 @@ def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, options
         trigger=f"{round(options['trigger'] * 1000)} milliseconds",
         on_loss=on_loss,
         open_job_timeout=options["open_job_timeout"],
-        max_events_per_trigger=options["max_events"],
+        max_events_per_trigger=options["max_events_per_trigger"],
         starting=options["starting"],
         **metrics,
     )

@@ -53,14 +53,14 @@ class WriteArguments(TypedDict, total=False):
     Attributes:
         opts: The options of every job, as for ``Queue.add``.
         write_id: Makes the write repeatable: the same rows with the same id add no job twice. Default: a new id.
-        batch: The number of jobs in one round trip; default: 500.
+        chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
     """
 
     opts: AddOptions
     write_id: str
-    batch: int
+    chunk_size: int
     idempotency_ttl: Duration
     url: str | SecretUrl
     prefix: str
@@ -248,7 +248,7 @@ def _sender(schema: StructType, queue: str, arguments: EnqueueOptions) -> RowSen
     builder = JobBuilder(
         options.config, check_write_id(options.write_id or new_write_id()), queue, shared, bool(columns.id)
     )
-    return RowSender(builder, columns, options.batch, options.idempotency_ttl_ms)
+    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms)
 
 
 def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
@@ -256,7 +256,7 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
     options = {
         **broker_options(arguments),
         "queue": queue,
-        "batch": str(arguments.get("batch", 500)),
+        "chunkSize": str(arguments.get("chunk_size", 500)),
         "idempotencyTtl": f"{max(1, to_ms(arguments.get('idempotency_ttl', WEEK), 'idempotency_ttl')) / 1000:.3f}s",
     }
     write_id = arguments.get("write_id")

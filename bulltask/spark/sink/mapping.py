@@ -52,7 +52,7 @@ class MapOptions(TypedDict, total=False):
         on_duplicate_rows: Whether rows with equal arguments become one job with one result (``collapse``, the default),
             one job each (``keep``), or are rejected before anything is sent (``error``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
-        batch: The number of jobs in one round trip; default: 500.
+        chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
     """
 
@@ -62,7 +62,7 @@ class MapOptions(TypedDict, total=False):
     write_id: str
     on_duplicate_rows: Literal["collapse", "keep", "error"]
     result_prefix: str
-    batch: int
+    chunk_size: int
     idempotency_ttl: Duration
 
 
@@ -165,12 +165,11 @@ def _arguments(
 def _sender(plan: JobPlan, config: Config, settings: MapOptions) -> RowSender:
     write_id = check_write_id(settings.get("write_id") or new_write_id())
     builder = JobBuilder(config, write_id, plan.queue, SharedOptions(plan.options, plan.timestamp_ms), has_ids=False)
-    batch = settings.get("batch", 500)
-    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= 10_000:
-        raise ConfigError(f"batch must be an integer from 1 to 10000, not {batch!r}")
-    return RowSender(
-        builder, RowColumns("", ""), batch, max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl"))
-    )
+    chunk_size = settings.get("chunk_size", 500)
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or not 1 <= chunk_size <= 10_000:
+        raise ConfigError(f"chunk_size must be an integer from 1 to 10000, not {chunk_size!r}")
+    ttl_ms = max(1, to_ms(settings.get("idempotency_ttl", WEEK), "idempotency_ttl"))
+    return RowSender(builder, RowColumns("", ""), chunk_size, ttl_ms)
 
 
 def _keys(config: Config, queue: str) -> QueueKeys:

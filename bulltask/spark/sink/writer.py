@@ -144,7 +144,7 @@ def _sender(options: WriteOptions, schema: StructType, write_id: str) -> RowSend
     columns = check_columns(schema, queue=options.queue, id_column=options.id_column)
     shared = check_job_options(options.job_opts, options.config)
     builder = JobBuilder(options.config, check_write_id(write_id), options.queue, shared, bool(columns.id))
-    return RowSender(builder, columns, options.batch, options.idempotency_ttl_ms if options.idempotent else None)
+    return RowSender(builder, columns, options.chunk_size, options.idempotency_ttl_ms if options.idempotent else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +170,14 @@ class RowSender:
     Attributes:
         builder: The builder of the jobs.
         columns: The columns with ids and queues.
-        batch: The number of jobs in one round trip.
+        chunk_size: The number of jobs in one round trip.
         idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not, and every row counts as
             added.
     """
 
     builder: JobBuilder
     columns: RowColumns
-    batch: int
+    chunk_size: int
     idempotency_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
@@ -205,7 +205,7 @@ class RowSender:
                 new_jobs = map(self.builder.build, *column_values(batch, self.columns))
                 results: list[SendResult] = []
                 with gc_paused():
-                    while jobs_ := list(islice(new_jobs, self.batch)):
+                    while jobs_ := list(islice(new_jobs, self.chunk_size)):
                         results += self._send(broker, jobs_)
                         rows += len(jobs_)
                 yield results

@@ -23,7 +23,7 @@ from bulltask.spark.source.offsets import EventGap
 from bulltask.spark.source.schemas import EVENT_FIELDS, GAP_EVENT, JOB_FIELDS
 from bulltask.transport.scripts.stream import RawEntry
 
-__all__ = ["count_batch", "event_batch", "gap_entry", "hash_fields", "job_batch"]
+__all__ = ["count_record_batch", "event_record_batch", "gap_entry", "hash_fields", "job_record_batch"]
 
 _EXISTENCE_FIELDS: Final = ("name", "timestamp")
 """Fields that every job has. If they and the requested fields are all missing, the job does not exist."""
@@ -47,10 +47,10 @@ def hash_fields(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 @gc_paused()
-def job_batch(
+def job_record_batch(
     schema: pa.Schema, constants: Mapping[str, str], ids: Sequence[str], replies: Sequence[Raw]
 ) -> pa.RecordBatch:
-    """Return a batch of jobs.
+    """Return jobs as an Arrow record batch.
 
     Args:
         schema: The requested columns.
@@ -76,8 +76,8 @@ def job_batch(
 
 
 @gc_paused()
-def event_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-    """Return a batch of events of ``queue``, in the order of ``entries``.
+def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
+    """Return events of ``queue`` as an Arrow record batch, in the order of ``entries``.
 
     Entries with the same fields are converted together. BullMQ's scripts write events of a dozen kinds, so thousands of
     entries form a few groups, and no mapping per entry is needed.
@@ -144,7 +144,7 @@ def _id_part(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def gap_entry(gap: EventGap) -> RawEntry:
-    """Return the entry that represents lost events in a batch. It has the id before the gap."""
+    """Return the entry that represents lost events among the events. It has the id before the gap."""
     fields: dict[str, object] = {
         "event": GAP_EVENT,
         "lost": gap.lost,
@@ -156,8 +156,8 @@ def gap_entry(gap: EventGap) -> RawEntry:
     return str(gap.last_id_before).encode(), [str(word).encode() for pair in fields.items() for word in pair]
 
 
-def count_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:
-    """Return a batch with the number of jobs of ``queue``, one row for each state."""
+def count_record_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:
+    """Return the number of jobs of ``queue`` as an Arrow record batch, one row for each state."""
     columns = {"queue": [queue] * len(counts), "state": list(counts), "jobs": list(counts.values())}
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from bulltask.errors import EventsLostError
-from bulltask.spark.source.columns import count_batch, event_batch
+from bulltask.spark.source.columns import count_record_batch, event_record_batch
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import StreamState
 from bulltask.spark.source.options import CountsOptions, EventsOptions
@@ -71,7 +71,7 @@ class EventsReader(DataSourceReader):
         return list[InputPartition](result) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, in batches. Runs in another process than :meth:`partitions`.
+        """Read one range as Arrow record batches. Runs in another process than :meth:`partitions`.
 
         Raises:
             EventsLostError: Entries of the range were trimmed after it was planned.
@@ -82,9 +82,9 @@ class EventsReader(DataSourceReader):
         span, count = partition.span, 0
         keys = QueueKeys(self._options.config.prefix, span.queue, partition.queue)
         with Connection(self._options.config) as connection:
-            for entries in read_pages(connection, keys, span.after, span.upto, self._options.batch):
+            for entries in read_pages(connection, keys, span.after, span.upto, self._options.fetch_size):
                 count += len(entries)
-                yield event_batch(self._schema, partition.queue, entries)
+                yield event_record_batch(self._schema, partition.queue, entries)
         gap = span.gap(count)
         if gap is not None:
             raise EventsLostError(gap.message)
@@ -120,7 +120,7 @@ class CountsReader(DataSourceReader):
             queues = select_queues(connection, self._options, self._filters)
             numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
         for keys in queues:
-            yield count_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
+            yield count_record_batch(self._schema, keys.queue, {state: next(numbers) for state in STATES})
 
 
 class PushdownCountsReader(CountsReader):

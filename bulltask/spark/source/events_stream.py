@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from bulltask.errors import EventsLostError
-from bulltask.spark.source.columns import event_batch, gap_entry
+from bulltask.spark.source.columns import event_record_batch, gap_entry
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.offsets import (
     BEGINNING,
@@ -89,7 +89,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit that ``maxEventsPerTrigger`` sets."""
-        max_entries = self._options.max_events
+        max_entries = self._options.max_events_per_trigger
         return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -147,7 +147,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one piece, in batches. Runs in another process than all other methods.
+        """Read one piece as Arrow record batches. Runs in another process than all other methods.
 
         Raises:
             EventsLostError: Entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
@@ -155,13 +155,13 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, StreamPartition)
         piece, count, page, remaining_first = partition.piece, 0, BEGINNING, None
         if isinstance(piece, EventGap):
-            yield event_batch(self._schema, partition.queue, [gap_entry(piece)])
+            yield event_record_batch(self._schema, partition.queue, [gap_entry(piece)])
             return
         keys = QueueKeys(self._options.config.prefix, piece.queue, partition.queue)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
-            for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.batch):
+            for entries in read_pages(connection, keys, piece.after, piece.upto, self._options.fetch_size):
                 count, page = count + len(entries), StreamId.parse(entries[0][0].decode())
-                yield event_batch(self._schema, partition.queue, entries)
+                yield event_record_batch(self._schema, partition.queue, entries)
             if piece.missing(count):
                 remaining_first = _first_entry(connection, keys)
         # Trims remove from the beginning: missing entries were before the last page, or after it if nothing is left.
@@ -169,7 +169,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if gap is not None:
             self._fail_for([gap])
             if self._options.gap_rows:
-                yield event_batch(self._schema, partition.queue, [gap_entry(gap)])
+                yield event_record_batch(self._schema, partition.queue, [gap_entry(gap)])
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: BullMQ trims the streams."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from bulltask.spark.source.columns import hash_fields, job_batch
+from bulltask.spark.source.columns import hash_fields, job_record_batch
 from bulltask.spark.source.connection import Connection
 from bulltask.spark.source.options import JobsOptions
 from bulltask.spark.source.pushdown import PushedFilters
@@ -80,7 +80,7 @@ class JobsReader(DataSourceReader):
         return result or [JobsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition, in batches. Runs in another process than :meth:`partitions`."""
+        """Read one partition as Arrow record batches. Runs in another process than :meth:`partitions`."""
         assert isinstance(partition, JobsPartition)
         if not partition.queue:
             return
@@ -89,10 +89,10 @@ class JobsReader(DataSourceReader):
         names = hash_fields(self._schema.names)
         with Connection(self._options.config) as connection:
             ids = _ids(connection, keys, partition)
-            for start in range(0, len(ids), self._options.batch):
-                page = ids[start : start + self._options.batch]
+            for start in range(0, len(ids), self._options.fetch_size):
+                page = ids[start : start + self._options.fetch_size]
                 replies = connection.run_many([job_fields(keys, job_id, names) for job_id in page])
-                yield job_batch(self._schema, constants, page, replies)
+                yield job_record_batch(self._schema, constants, page, replies)
 
     def _plan(self, connection: Connection, keys: QueueKeys) -> list[JobsPartition]:
         states = [state for state in self._options.states if self._filters.allows_state(state)]

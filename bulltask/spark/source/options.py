@@ -184,12 +184,19 @@ OPTIONS: Final = (
     _O("numPartitions", "partitions", _JOBS, optional(integer(1, 10_000)), None, "max. tasks; default: 2 per core"),
     _O("minRowsPerPartition", "min_rows", _JOBS, integer(1), 1_000, "minimum number of jobs per task"),
     _O("pushdown", "pushdown", _BATCH, flag, False, "Redis applies filters; only for one query per load()"),
-    _O("batch", "batch", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip"),
-    _O("batch", "batch", _EVENTS, integer(1, 100_000), 5_000, "events per round trip"),
-    _O("batch", "batch", _WRITES, integer(1, 10_000), 500, "jobs per round trip"),
+    _O("fetchSize", "fetch_size", _JOBS, integer(1, 100_000), 1_000, "jobs per round trip to Redis"),
+    _O("fetchSize", "fetch_size", _EVENTS, integer(1, 100_000), 5_000, "events per round trip to Redis"),
+    _O("chunkSize", "chunk_size", _WRITES, integer(1, 10_000), 500, "jobs per round trip to Redis"),
     _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per task"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
-    _O("maxEventsPerTrigger", "max_events", _STREAM, optional(integer(1)), 200_000, "batch limit; none: no limit"),
+    _O(
+        "maxEventsPerTrigger",
+        "max_events_per_trigger",
+        _STREAM,
+        optional(integer(1)),
+        200_000,
+        "batch limit; none: no limit",
+    ),
     _O("alignQueues", "align", _STREAM, flag, True, "read no queue beyond the time of the slowest queue"),
     _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if not failing, emit a row 'bulltask.gap' for lost events"),
@@ -253,7 +260,7 @@ class JobsOptions(ReadOptions):
     states: tuple[str, ...]
     partitions: int | None
     min_rows: int
-    batch: int
+    fetch_size: int
     pushdown: bool
 
 
@@ -270,7 +277,7 @@ class EventsOptions(ReadOptions):
     """A batch read of events."""
 
     use: ClassVar[Use] = Use.EVENTS
-    batch: int
+    fetch_size: int
     per_partition: int
     pushdown: bool
 
@@ -280,10 +287,10 @@ class StreamOptions(ReadOptions):
     """A streaming read of events."""
 
     use: ClassVar[Use] = Use.STREAM
-    batch: int
+    fetch_size: int
     per_partition: int
     starting: Literal["earliest", "latest"] | Mapping[str, StreamId]
-    max_events: int | None
+    max_events_per_trigger: int | None
     align: bool
     fail_on_loss: bool
     gap_rows: bool
@@ -306,7 +313,7 @@ class WriteOptions(SourceOptions):
 
     use: ClassVar[Use] = Use.WRITE
     queue: str | None
-    batch: int
+    chunk_size: int
     write_id: str | None
     id_column: str | None
     idempotent: bool

@@ -24,7 +24,7 @@ from bulltask.lake.layout import Layout
 from bulltask.lake.read import TableReader
 from bulltask.lake.tables import JOBS, SNAPSHOTS
 from bulltask.spark.sink.enqueue import vectorized_udf
-from bulltask.spark.source.columns import hash_fields, job_batch
+from bulltask.spark.source.columns import hash_fields, job_record_batch
 from bulltask.spark.source.connection import Connection, broker_of
 from bulltask.spark.source.options import WriteOptions, read_options
 from bulltask.spark.tables.lake_tables import latest, read_table
@@ -274,7 +274,9 @@ class HashLookup:
                 for start in range(0, len(calls), _JOBS_PER_ROUND_TRIP):
                     replies += connection.run_many(calls[start : start + _JOBS_PER_ROUND_TRIP])
                 existing = [number for number, reply in enumerate(replies) if any(part is not None for part in reply)]
-                batch = job_batch(_ARROW, {}, [rows[n]["job_id"] for n in existing], [replies[n] for n in existing])
+                batch = job_record_batch(
+                    _ARROW, {}, [rows[n]["job_id"] for n in existing], [replies[n] for n in existing]
+                )
                 positions = {number: position for position, number in enumerate(existing)}
                 yield batch.to_struct_array().take(pa.array([positions.get(n) for n in range(len(rows))], pa.int64()))
 

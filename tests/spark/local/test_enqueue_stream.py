@@ -107,7 +107,7 @@ def test_a_stream_continues_from_its_checkpoint(
         ({"opts": {"expires": datetime(2030, 1, 1, tzinfo=UTC)}}, ConfigError, "the same for every batch"),
         ({"write_id": "a b"}, ConfigError, "write id 'a b'"),
         ({"data": "n"}, ConfigError, r"\['n'\], not 'n'"),
-        ({"batch": 0}, ConfigError, "OPTION_INVALID.*batch"),
+        ({"chunk_size": 0}, ConfigError, "OPTION_INVALID.*chunkSize"),
         ({"trigger": -1}, ConfigError, "trigger must be"),
     ],
 )

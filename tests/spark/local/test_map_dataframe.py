@@ -120,7 +120,7 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
         (["value"], {"options": {"remove_on_complete": True}}, ConfigError, "half keeps no results"),
         (["value"], {"options": {"remove_on_complete": 0}}, ConfigError, "half keeps no results"),
         (["value"], {"write_id": "a b"}, ConfigError, "write id"),
-        (["value"], {"batch": 0}, ConfigError, "batch must be"),
+        (["value"], {"chunk_size": 0}, ConfigError, "chunk_size must be"),
         (["value"], {"timeout": -1}, ConfigError, "timeout must be"),
         (["value"], {"on_duplicate_rows": "drop"}, ConfigError, "on_duplicate_rows must be"),
         (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),

@@ -59,7 +59,7 @@ def write(url: str, queues: list[str], first: int, last: int, **options: str) ->
         for n in range(first, last)
         for name in queues
     ]
-    writer = JobsWriter(read_options(WriteOptions, {"url": url, "batch": "7", **options}), COLUMNS, overwrite=False)
+    writer = JobsWriter(read_options(WriteOptions, {"url": url, "chunkSize": "7", **options}), COLUMNS, overwrite=False)
     commit = writer.write(iter([pa.RecordBatch.from_pylist(rows)]))
     assert isinstance(commit, TaskCommit)
     return commit.counts
@@ -74,7 +74,7 @@ def by_queue(rows: list[dict[str, Any]], column: str = "id") -> dict[str, list[s
 
 @pytest.mark.parametrize("named", [True, False])
 def test_jobs_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]], named: bool) -> None:
-    rows = read(queue=",".join(filled) if named else "*", state="wait,completed", batch="3")
+    rows = read(queue=",".join(filled) if named else "*", state="wait,completed", fetchSize="3")
     assert {name: sorted(ids) for name, ids in by_queue(rows).items()} == filled
 
 
@@ -102,7 +102,7 @@ def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], fille
 
 def test_a_query_reads_every_event_of_all_nodes_once(broker_url: str, queues: list[str]) -> None:
     rng = random.Random(3)
-    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", fetchSize="4")
     for number in range(10):
         chosen = rng.sample(queues, 3)
         write(broker_url, chosen, 10 * number, 10 * number + rng.randrange(1, 6))

@@ -221,7 +221,7 @@ def test_a_scan_finds_a_queue_that_moves_to_a_node_already_scanned(
 
 def test_every_event_is_read_once_while_slots_move(cluster: Cluster, broker_url: str) -> None:
     slot = cluster.slot("mail")
-    query = FakeQuery(broker_url, queue="*", batch="5", eventsPerPartition="9")
+    query = FakeQuery(broker_url, queue="*", fetchSize="5", eventsPerPartition="9")
     for number in range(6):
         write(broker_url, 10 * number, 10 * (number + 1))
         end = query.plan(max_rows=15)

@@ -38,7 +38,7 @@ def proxy(redis_server: RedisServer) -> Iterator[FlakyProxy]:
 def reader(queue: Queue, proxy: FlakyProxy, make_reader: Callable[..., DataSourceReader]) -> DataSourceReader:
     """A reader of 20 jobs, through the proxy."""
     add(queue, 20)
-    return make_reader(url=f"redis://127.0.0.1:{proxy.port}/0", state="wait", batch="5")
+    return make_reader(url=f"redis://127.0.0.1:{proxy.port}/0", state="wait", fetchSize="5")
 
 
 @pytest.mark.parametrize("match", ["EXEC", "HMGET"])

@@ -84,7 +84,7 @@ class History:
         self.streams, self._connection, self._url = RandomStreams(client, self.rng), connection, url
         for queue in ("a", "b")[: self.rng.randrange(3)]:
             self.streams.create_queue(queue)
-        size = {name: str(self.rng.randrange(2, 9)) for name in ("batch", "eventsPerPartition")}
+        size = {name: str(self.rng.randrange(2, 9)) for name in ("fetchSize", "eventsPerPartition")}
         align = str(self.rng.random() < 0.5).lower()
         self._options = {"queue": "*", "alignQueues": align, **size}
         found = self.streams.current()

@@ -81,7 +81,7 @@ def fill(client: redis.Redis, count: int) -> None:
     pipeline.execute()
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": "7", "eventsPerPartition": "20"}])
+@pytest.mark.parametrize("options", [{}, {"fetchSize": "7", "eventsPerPartition": "20"}])
 def test_events_are_the_entries_of_the_stream_in_order(
     read: Read, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis, options: dict[str, str]
 ) -> None:

@@ -27,7 +27,7 @@ STREAM = "bull:{mail}:events"
 def test_events_of_real_jobs_are_read_once_and_in_order(
     broker_url: str, queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    query = FakeQuery(broker_url, maxEventsPerTrigger="7", batch="3", eventsPerPartition="4")
+    query = FakeQuery(broker_url, maxEventsPerTrigger="7", fetchSize="3", eventsPerPartition="4")
     for number in range(10):
         queue.add("send", {"n": number})
         query.batch()
@@ -45,7 +45,7 @@ def test_random_limits_restarts_and_new_queues_read_every_event_once(
 ) -> None:
     rng = random.Random(7)
     ids: dict[str, list[str]] = {"a": fill(redis_client, 40, "a"), "b": fill(redis_client, 5, "b")}
-    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", batch="4")
+    query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", fetchSize="4")
     for number in range(30):
         name = rng.choice("ab" if number < 10 else "abc")
         ids.setdefault(name, []).extend(fill(redis_client, rng.randrange(20), name))

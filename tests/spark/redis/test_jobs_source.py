@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from bulltask.errors import BrokerError
 from bulltask.queue import FlowJob, FlowProducer, Queue
-from bulltask.spark.source.columns import hash_fields, job_batch
+from bulltask.spark.source.columns import hash_fields, job_record_batch
 from bulltask.spark.source.jobs_source import JobsPartition
 from bulltask.spark.source.schemas import JOB_FIELDS, JOBS, arrow_schema
 from tests.support.manual_worker import ManualWorker
@@ -26,7 +26,7 @@ from tests.support.queue_contents import BASE, EVERY_STATE, add, age_jobs, ids_i
 
 pytestmark = pytest.mark.redis
 
-SMALL_PARTITIONS = {"minRowsPerPartition": "5", "numPartitions": "4", "batch": "3"}
+SMALL_PARTITIONS = {"minRowsPerPartition": "5", "numPartitions": "4", "fetchSize": "3"}
 TIMES = ("created_at", "processed_at", "finished_at")
 NUMBERS = ("delay_ms", "priority", "attempts_made", "attempts_started", "stalled_count")
 
@@ -316,7 +316,7 @@ def test_columns_are_built_from_any_fields(replies: list[list[bytes | None]]) ->
     assert len(hash_fields(schema.names)) == 16
     stored = [reply for reply in replies if any(value is not None for value in reply)]
 
-    batch = job_batch(schema, {"queue": "q", "state": "wait"}, [str(n) for n in range(len(replies))], replies)
+    batch = job_record_batch(schema, {"queue": "q", "state": "wait"}, [str(n) for n in range(len(replies))], replies)
 
     assert batch.schema == schema
     assert batch.num_rows == len(stored)

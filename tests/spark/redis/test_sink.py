@@ -100,7 +100,7 @@ def test_delays_and_expiry_start_when_a_row_is_sent(writer: Make, redis_client: 
 
 def test_a_task_that_runs_again_adds_the_missing_jobs(writer: Make, redis_client: Any) -> None:
     """The first attempt has sent 400 rows before it failed; half of those jobs have run and were removed."""
-    prepared = writer(batch="100")
+    prepared = writer(chunkSize="100")
     assert write(prepared, rows(0, 400)) == WriteCounts(400, 400, 0)
     removed = ids(redis_client)[:200]
     redis_client.delete(*(f"bull:{{mail}}:{job_id}" for job_id in removed))
@@ -230,7 +230,7 @@ def test_the_error_of_an_interrupted_write_reports_the_sent_rows(writer: Make, r
         raise RuntimeError("the rows end here")
 
     with pytest.raises(RuntimeError) as caught:
-        writer(writeId="w1", batch="10").write(batches())
+        writer(writeId="w1", chunkSize="10").write(batches())
     [note] = caught.value.__notes__
     assert "[BULLTASK_WRITE_ABORTED] The write w1 has failed" in note
     assert "This attempt had sent 20 rows" in note

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bulltask.lake.ledger import QueueRecord
-from bulltask.spark.source.columns import event_batch
+from bulltask.spark.source.columns import event_record_batch
 from bulltask.spark.source.schemas import EVENTS, arrow_schema
 from bulltask.spark.tables.bronze import _lifecycle_events, _queue_records
 
@@ -40,6 +40,6 @@ def test_first_and_last_ids_of_a_batch_are_redis_stream_ids(
 
 def write_events(directory: Path, ids: Sequence[str]) -> None:
     entries = [(entry_id.encode(), [b"event", b"added", b"jobId", b"j"]) for entry_id in ids]
-    rows = pa.Table.from_batches([event_batch(arrow_schema(EVENTS), "mail", entries)])
+    rows = pa.Table.from_batches([event_record_batch(arrow_schema(EVENTS), "mail", entries)])
     directory.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows.drop(["queue"]), directory / "part-0.parquet")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bulltask.spark.source.columns import event_batch, hash_fields, job_batch
+from bulltask.spark.source.columns import event_record_batch, hash_fields, job_record_batch
 from bulltask.spark.source.connection import gc_paused
 from bulltask.spark.source.schemas import EVENT_FIELDS, EVENTS, JOBS, arrow_schema
 
@@ -82,7 +82,7 @@ def row_of(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
 
 @given(pages())
 def test_event_rows_equal_the_rows_of_single_entries(page: list[tuple[bytes, list[bytes]]]) -> None:
-    batch = event_batch(arrow_schema(EVENTS), "mail", page)
+    batch = event_record_batch(arrow_schema(EVENTS), "mail", page)
 
     assert batch.to_pylist() == [row_of(*entry) for entry in page]
     batch.validate(full=True)
@@ -93,7 +93,7 @@ def test_numbers_of_a_job_are_parsed_as_in_python(values: list[bytes | None]) ->
     names = hash_fields(JOBS.fieldNames())
     replies = [[b"send" if name == "name" else value for name in names] for value in values]
 
-    batch = job_batch(
+    batch = job_record_batch(
         arrow_schema(JOBS), {"queue": "q", "state": "wait"}, [str(n) for n in range(len(values))], replies
     )
 

@@ -50,19 +50,19 @@ def test_a_batch_read_requires_only_a_queue() -> None:
     options = jobs(queue="emails")
     assert (options.queues, options.every, options.table) == (("emails",), False, "jobs")
     assert options.states == ("completed", "failed")
-    assert (options.partitions, options.min_rows, options.batch, options.pushdown) == (None, 1_000, 1_000, False)
+    assert (options.partitions, options.min_rows, options.fetch_size, options.pushdown) == (None, 1_000, 1_000, False)
     assert options.config.broker_url == "redis://localhost:6379/0"
 
 
 def test_a_stream_limits_batches_aligns_queues_and_fails_on_data_loss() -> None:
     options = stream()
-    assert (options.starting, options.max_events, options.per_partition) == ("earliest", 200_000, 100_000)
-    assert (options.align, options.fail_on_loss, options.gap_rows, options.batch) == (True, True, False, 5_000)
+    assert (options.starting, options.max_events_per_trigger, options.per_partition) == ("earliest", 200_000, 100_000)
+    assert (options.align, options.fail_on_loss, options.gap_rows, options.fetch_size) == (True, True, False, 5_000)
 
 
 def test_a_write_requires_no_option_and_is_idempotent_for_a_week() -> None:
     options = write()
-    assert (options.queue, options.write_id, options.id_column, options.batch) == (None, None, None, 500)
+    assert (options.queue, options.write_id, options.id_column, options.chunk_size) == (None, None, None, 500)
     assert (options.idempotent, options.idempotency_ttl_ms, options.job_opts) == (True, 7 * 86_400_000, {})
 
 
@@ -146,7 +146,7 @@ def test_options_of_spark_itself_are_accepted() -> None:
         (JobsOptions, "numPartitions", "0"),
         (JobsOptions, "numPartitions", "two"),
         (JobsOptions, "minRowsPerPartition", "-1"),
-        (JobsOptions, "batch", "1e3"),
+        (JobsOptions, "fetchSize", "1e3"),
         (JobsOptions, "pushdown", "maybe"),
         (JobsOptions, "table", "events_"),
         (JobsOptions, "prefix", "a\nb"),
@@ -197,7 +197,7 @@ def test_a_stream_starts_at_an_id_or_a_time_given_for_a_queue() -> None:
 
 
 def test_the_batch_limit_of_a_stream_can_be_disabled() -> None:
-    assert stream(maxEventsPerTrigger="none").max_events is None
+    assert stream(maxEventsPerTrigger="none").max_events_per_trigger is None
 
 
 def test_redis_keys_follow_prefix_and_hash_tag_options() -> None:
