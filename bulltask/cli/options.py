@@ -18,9 +18,9 @@ __all__ = [
     "day",
     "days",
     "job_lake_option",
+    "lake_option",
     "moment",
     "redis_options",
-    "root_option",
     "seconds",
     "time_or_age",
 ]
@@ -87,10 +87,10 @@ def redis_options(function: F) -> F:
     return app_options(tag(click.option("--prefix", help="Prefix of all Redis keys (default: bull).")(function)))
 
 
-def root_option(function: F) -> F:
-    """Add ``--root``, the lake of a pipeline command."""
+def lake_option(function: F) -> F:
+    """Add ``--lake`` to a pipeline command."""
     return click.option(
-        "--root",
+        "--lake",
         required=True,
         envvar="BULLTASK_LAKE",
         type=_LakeDirectory(file_okay=False, resolve_path=True, path_type=Path),
@@ -99,13 +99,13 @@ def root_option(function: F) -> F:
 
 
 def job_lake_option(*, required: bool) -> Callable[[F], F]:
-    """Add ``--lake``, the lake of a job command."""
+    """Add ``--lake`` to a job command."""
     return click.option(
         "--lake",
         required=required,
         envvar="BULLTASK_LAKE",
         type=_LakeDirectory(file_okay=False, path_type=Path),
-        help="Directory of the lake: --root of 'bulltask pipeline' (or set BULLTASK_LAKE).",
+        help="Directory of the lake that 'bulltask pipeline' writes (or set BULLTASK_LAKE).",
     )
 
 

@@ -2,10 +2,10 @@
 
 ::
 
-    ROOT/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
-    ROOT/silver/jobs/dt=…/queue=…/ingest_id=…/
-    ROOT/gold/task_minute/dt=…/
-    ROOT/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
+    LAKE/bronze/events/dt=2026-11-22/queue=emails/ingest_id=3f0c2a91-00000017/part-*.parquet
+    LAKE/silver/jobs/dt=…/queue=…/ingest_id=…/
+    LAKE/gold/task_minute/dt=…/
+    LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
 ``ingest_id`` identifies the write that created the files, so that a repeated write can remove files of an earlier
 attempt.
@@ -85,7 +85,7 @@ class Layout:
         """
         if not any((self.root / name).is_dir() for name in ("bronze", "silver", "gold", _INTERNAL)):
             raise LakeError(
-                f"there is no lake in {self.root} (no bronze/ or silver/): use the --root of 'bulltask pipeline run', "
+                f"there is no lake in {self.root} (no bronze/ or silver/): use the --lake of 'bulltask pipeline run', "
                 "which creates the tables"
             )
 

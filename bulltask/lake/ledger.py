@@ -2,9 +2,9 @@
 
 ::
 
-    ROOT/_pipeline/head.json                the last committed batch
-    ROOT/_pipeline/batches/<ingest>.json    the last committed batches
-    ROOT/_pipeline/publishing.json          the batch whose files are being moved into the tables
+    LAKE/_pipeline/head.json                the last committed batch
+    LAKE/_pipeline/batches/<ingest>.json    the last committed batches
+    LAKE/_pipeline/publishing.json          the batch whose files are being moved into the tables
 
 A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
 before anything else is written. A committed batch that Spark repeats, because it was killed before it stored that the

@@ -42,15 +42,15 @@ class Plan:
     jobs: int
     write_id: str
 
-    def store(self, root: Path) -> None:
-        (root / PLAN_FILE).write_text(json.dumps(asdict(self)))
+    def store(self, lake: Path) -> None:
+        (lake / PLAN_FILE).write_text(json.dumps(asdict(self)))
 
     @classmethod
-    def load(cls, root: Path) -> Plan:
+    def load(cls, lake: Path) -> Plan:
         try:
-            return cls(**json.loads((root / PLAN_FILE).read_text()))
+            return cls(**json.loads((lake / PLAN_FILE).read_text()))
         except (OSError, ValueError):
-            sys.exit(f"There is nothing to resume: {root} is not the lake of a demo that was started with --url")
+            sys.exit(f"There is nothing to resume: {lake} is not the lake of a demo that was started with --url")
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
     args = arguments()
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         sys.exit("The demo needs Java 17: apt-get install default-jre-headless, or set JAVA_HOME")
-    plan = Plan.load(args.root) if args.resume else start_plan(args.root, max(100, args.jobs))
+    plan = Plan.load(args.lake) if args.resume else start_plan(args.lake, max(100, args.jobs))
     clear_settings()
     os.environ["BULLTASK_PREFIX"] = PREFIX
     install_signal_handlers()
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
         description="Send jobs from a DataFrame; store their history as tables and as a report."
     )
     parser.add_argument("--jobs", type=int, default=100_000, metavar="N", help="number of jobs (100000)")
-    parser.add_argument("--root", type=Path, default=Path("history-demo"), help="directory of the lake (history-demo)")
+    parser.add_argument("--lake", type=Path, default=Path("history-demo"), help="directory of the lake (history-demo)")
     parser.add_argument("--url", help=f"your server, instead of a temporary one; the demo's keys begin with {PREFIX}")
     parser.add_argument("--resume", action="store_true", help="with --url: continue a demo that was killed")
     parser.add_argument("--no-worker", action="store_true", help="with --url: you start the workers")
@@ -92,15 +92,15 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def start_plan(root: Path, jobs: int) -> Plan:
+def start_plan(lake: Path, jobs: int) -> Plan:
     """Create an empty directory; only the directory of an earlier demo is removed."""
-    if (root / PLAN_FILE).exists():
-        shutil.rmtree(root)
-    if root.exists() and any(root.iterdir()):
-        sys.exit(f"The demo needs an empty directory, and {root} is not empty: choose another --root DIR")
-    root.mkdir(parents=True, exist_ok=True)
+    if (lake / PLAN_FILE).exists():
+        shutil.rmtree(lake)
+    if lake.exists() and any(lake.iterdir()):
+        sys.exit(f"The demo needs an empty directory, and {lake} is not empty: choose another --lake DIR")
+    lake.mkdir(parents=True, exist_ok=True)
     plan = Plan(jobs, f"demo-{secrets.token_hex(4)}")
-    plan.store(root)
+    plan.store(lake)
     return plan
 
 
@@ -132,7 +132,7 @@ def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> in
         from steps import DemoSteps  # noqa: PLC0415
 
         conf = dict(word.split("=", 1) for word in args.conf)
-        with DemoSteps(url, server, args.root, args.master, conf) as steps:
+        with DemoSteps(url, server, args.lake, args.master, conf) as steps:
             steps.start_pipeline()
             steps.send(plan.jobs, plan.write_id)
             steps.watch(plan.jobs)

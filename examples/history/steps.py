@@ -34,13 +34,13 @@ class DemoSteps:
     Args:
         url: The server's URL.
         server: The server's description.
-        root: The directory of the lake.
+        lake: The directory of the lake.
         master: Spark's master.
         conf: Further settings of Spark.
     """
 
-    def __init__(self, url: str, server: str, root: Path, master: str, conf: Mapping[str, str]) -> None:
-        self._url, self._server, self._root, self._start = url, server, root, time.perf_counter()
+    def __init__(self, url: str, server: str, lake: Path, master: str, conf: Mapping[str, str]) -> None:
+        self._url, self._server, self._lake, self._start = url, server, lake, time.perf_counter()
         self._master, self._conf = master, {**CONF, **conf}
         self._first_day = datetime.now(UTC).date()
 
@@ -48,12 +48,12 @@ class DemoSteps:
         print(f"\n   server  {self._server}")
         for queue in set(QUEUES.values()):
             app.queue(queue).set_meta({"opts.maxLenEvents": MAX_EVENTS})
-        with redirect_jvm_log(self._root / "spark.log"):
+        with redirect_jvm_log(self._lake / "spark.log"):
             self._spark: SparkSession = bulltask.spark.session("demo", self._master, conf=self._conf)
-        self._pipeline = Pipeline(self._spark, self._root, url=self._url, trigger="3 seconds")
+        self._pipeline = Pipeline(self._spark, self._lake, url=self._url, trigger="3 seconds")
         where = "in this process" if self._master.startswith("local") else f"on {self._master}"
         print(f"   Spark   {self._spark.version} {where}, after {time.perf_counter() - self._start:.0f} s")
-        print(f"   lake    {self._root}")
+        print(f"   lake    {self._lake}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,7 +61,7 @@ class DemoSteps:
 
     def start_pipeline(self) -> None:
         """Start the pipeline that writes events to the lake during all further steps."""
-        print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, root).run()", flush=True)
+        print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, lake).run()", flush=True)
         self._query = self._pipeline.run()
         self._query.processAllAvailable()  # wait until the query has started; there are events only in a resumed demo
 
@@ -105,7 +105,7 @@ class DemoSteps:
 
     def build(self) -> None:
         """Build and show the gold tables."""
-        print('\n4. Build the gold tables\n   >>> Pipeline(spark, root).build("gold", days=[today])')
+        print('\n4. Build the gold tables\n   >>> Pipeline(spark, lake).build("gold", days=[today])')
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold/task_minute").where("name IS NOT NULL")
@@ -131,15 +131,15 @@ class DemoSteps:
             # If your server was killed, the worker has released its jobs, which adds attempts.
             if {**actual, "retry": min(actual["retry"], retried)} != expected:
                 problems.append(f"{name}: silver has {actual}, and should have {expected}")
-        if (self._root / "bronze/gaps").exists():
+        if (self._lake / "bronze/gaps").exists():
             problems.append(f"events were lost: {self._table('bronze/gaps').collect()}")
         return problems
 
     def report(self) -> None:
         """Write the report."""
-        page = self._root / "report.html"
+        page = self._lake / "report.html"
         days = f"{self._first_day}..{datetime.now(UTC).date()}"
-        words = ["pipeline", "report", "--root", str(self._root), "--days", days, "-o", str(page)]
+        words = ["pipeline", "report", "--lake", str(self._lake), "--days", days, "-o", str(page)]
         print(f"5. Write a report\n   $ bulltask {' '.join(words)}", flush=True)
         subprocess.run([sys.executable, "-m", "bulltask", *words], check=True, stdout=subprocess.DEVNULL)
         print(f"   Open {page} in a browser.\n")
@@ -148,7 +148,7 @@ class DemoSteps:
         return self._table(name).groupBy("name", by).count().collect()
 
     def _table(self, name: str) -> DataFrame:
-        return self._spark.read.parquet(str(self._root / name))
+        return self._spark.read.parquet(str(self._lake / name))
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def test_find_gaps_raises_an_error_without_a_lake(tmp_path: Path) -> None:
 
 def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
     def run_command(queues: str) -> Result:
-        return CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(lake.layout.root), "--queues", queues])
+        return CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(lake.layout.root), "--queues", queues])
 
     result = run_command("othr")
     assert result.exit_code == 1
@@ -124,12 +124,12 @@ def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
 def test_one_gap_is_printed_in_the_singular(tmp_path: Path) -> None:
     lost = {"lost": 1, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     LakeBuilder(tmp_path).gaps([{"last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
-    result = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path)])
+    result = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path)])
     assert result.output.endswith("\n1 gap, 1 event lost\n")
 
 
 def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path: Path) -> None:
-    args = ["pipeline", "gaps", "--root", str(tmp_path)]
+    args = ["pipeline", "gaps", "--lake", str(tmp_path)]
     result = CliRunner().invoke(main, args)
     assert result.exit_code == 3
     assert "2 gaps, 8 events lost" in result.output
@@ -141,9 +141,9 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
     complete = CliRunner().invoke(main, [*args, "--since", "2026-11-23"])
     assert (complete.exit_code, complete.output) == (0, "No gaps: every event up to the last batch was read.\n")
     Ledger(Layout(tmp_path / "new")).announce("3f0c2a91-00000000")  # its first batch was stopped
-    empty = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "new")])
+    empty = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "new")])
     assert (empty.exit_code, empty.output) == (0, "No gaps, and no events: no batch has been published yet.\n")
-    missing = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path / "missing")])
+    missing = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "missing")])
     assert missing.exit_code == 1
     assert "there is no lake" in missing.output
 

@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     def invoke(command: str, *args: str) -> Result:
-        return CliRunner().invoke(main, ["pipeline", command, "--root", str(tmp_path), *args])
+        return CliRunner().invoke(main, ["pipeline", command, "--lake", str(tmp_path), *args])
 
     return invoke
 
@@ -72,7 +72,7 @@ def test_expire_is_a_dry_run_without_yes(lake: LakeBuilder, run: Run) -> None:
 )
 def test_every_command_fails_and_creates_nothing_without_a_lake(tmp_path: Path, args: list[str]) -> None:
     missing = tmp_path / "missing"
-    result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *args, "--root", str(missing)])
+    result = CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", *args, "--lake", str(missing)])
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: there is no lake in {missing} (no bronze/ or silver/)")
     assert not missing.exists()
@@ -80,7 +80,7 @@ def test_every_command_fails_and_creates_nothing_without_a_lake(tmp_path: Path, 
 
 def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
     def status(root: Path) -> str:
-        return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--root", str(root)]).output
+        return CliRunner().invoke(main, ["-b", "redis://127.0.0.1:1", "pipeline", "status", "--lake", str(root)]).output
 
     assert f"lake          {tmp_path / 'x'}, does not exist yet: 'bulltask pipeline run'" in status(tmp_path / "x")
     assert f"lake          {tmp_path}\n" in status(tmp_path)
@@ -153,7 +153,7 @@ def test_an_invalid_argument_is_reported_in_one_line(run: Run, args: list[str], 
 def test_the_error_without_pyarrow_names_the_smallest_extra(tmp_path: Path) -> None:
     program = (
         "import sys\nsys.modules['pyarrow'] = None\nfrom bulltask.cli.main import main\n"
-        f"main(['pipeline', 'compact', '--root', {str(tmp_path)!r}, '--before', '2026-11-22'])"
+        f"main(['pipeline', 'compact', '--lake', {str(tmp_path)!r}, '--before', '2026-11-22'])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
     assert run.returncode == 1
@@ -164,7 +164,7 @@ def test_the_error_of_a_spark_command_names_the_spark_extra(tmp_path: Path) -> N
     program = (
         "import sys\nfor name in ('pyarrow', 'pyspark'): sys.modules[name] = None\n"
         "from bulltask.cli.main import main\n"
-        f"main(['-b', 'redis://127.0.0.1:1', 'pipeline', 'run', '--root', {str(tmp_path)!r}])"
+        f"main(['-b', 'redis://127.0.0.1:1', 'pipeline', 'run', '--lake', {str(tmp_path)!r}])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
     assert run.returncode == 1
@@ -190,8 +190,8 @@ def test_a_root_that_is_a_url_is_rejected_and_creates_no_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for args in (
-        ["pipeline", "run", "--root", root],
-        ["pipeline", "gaps", "--root", root],
+        ["pipeline", "run", "--lake", root],
+        ["pipeline", "gaps", "--lake", root],
         ["job", "list", "--lake", root],
     ):
         result = CliRunner().invoke(main, args)

@@ -313,7 +313,7 @@ def test_an_alert_lists_days_without_gold_with_the_command_to_build_them(lake: L
     lake.attempts([{"job_id": "1", "outcome": "completed", "ended_at": at("2026-11-21 10:00")}])
     [alert] = build_report(lake, period("2026-11-20..2026-11-22")).alerts
     assert (alert.kind, alert.title) == ("unbuilt", "Not included: 2026-11-21")
-    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
+    assert f"bulltask pipeline build gold --lake {lake.layout.root} --days 2026-11-20..2026-11-22" in alert.text
 
 
 def test_an_alert_lists_only_the_first_days_without_gold(lake: LakeBuilder) -> None:

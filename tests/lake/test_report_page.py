@@ -238,7 +238,7 @@ def test_a_report_about_a_day_without_data_contains_only_advice(
     assert "Throughput" not in text
     lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # on 25 November
     text = make(build_report(lake, "2026-11-25"))
-    assert f"bulltask pipeline build gold --root {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
+    assert f"bulltask pipeline build gold --lake {lake.layout.root} --days 2026-11-25" in text.replace("&#95;", "_")
 
 
 def test_a_page_without_gaps_has_no_alert(lake: LakeBuilder) -> None:

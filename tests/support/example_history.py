@@ -34,7 +34,7 @@ def run_example(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[
 
     The JVM has the fast-start options of the other tests. Apart from that, Spark has the settings of the example.
     """
-    command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--root", str(root), "--no-worker", *words]
+    command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *words]
     java = {"SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options(root.parent)}
     environ = {**os.environ, **java}
     with (

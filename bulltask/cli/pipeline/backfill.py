@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bulltask.cli.options import moment, root_option
+from bulltask.cli.options import lake_option, moment
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.lake.formatting import pluralize
 
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 
 @click.command("backfill", short_help="Add jobs whose events were lost, from Redis and snapshots.")
-@root_option
+@lake_option
 @source_options
 @click.option(
     "--since", type=moment, metavar="TIME", required=True, help="Only gaps that end at this time (UTC) or later."
@@ -28,7 +28,7 @@ def command(
     ctx: click.Context,
     /,
     *,
-    root: Path,
+    lake: Path,
     since: datetime,
     until: datetime,
     master: str | None,
@@ -46,7 +46,7 @@ def command(
     source = source_of(ctx, connection)
     if until <= since:
         raise click.UsageError("--until must be later than --since")
-    layout = Layout(root)
+    layout = Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from bulltask.cli.options import days, root_option, seconds
+from bulltask.cli.options import days, lake_option, seconds
 from bulltask.cli.pipeline.options import open_session, spark_options
 from bulltask.lake.formatting import pluralize
 
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 @click.command("build", short_help="Build silver or gold tables for some days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
-@root_option
+@lake_option
 @click.option(
     "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last day."
 )
@@ -37,7 +37,7 @@ __all__ = ["command"]
 def command(
     *,
     layer: str,
-    root: Path,
+    lake: Path,
     build_days: list[date],
     slo_config: Path | None,
     open_job_timeout: float,
@@ -52,7 +52,7 @@ def command(
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow
 
-    config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(root)
+    config, layout = None if slo_config is None else read_slo_config(slo_config), Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     if layer == "gold":

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
-from bulltask.cli.options import day, root_option
+from bulltask.cli.options import day, lake_option
 from bulltask.cli.terminal import as_table
 
 __all__ = ["command"]
 
 
 @click.command("compact", short_help="Rewrite past days into few files.")
-@root_option
+@lake_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
 @click.option(
     "--table",
@@ -26,7 +26,7 @@ __all__ = ["command"]
 )
 @click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
+def command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
     """Rewrite past days into few files, and drop superseded rows of silver tables.
 
     The command can be killed and repeated at any moment, and can run at the same time as 'run'. Needs no Java.
@@ -34,7 +34,7 @@ def command(*, root: Path, before: date, tables: tuple[str, ...], target_mb: flo
     from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    layout = Layout(root)
+    layout = Layout(lake)
     results = [compact(layout, table, before=before, target_mb=target_mb) for table in tables or COMPACTED]
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results], indent=2))

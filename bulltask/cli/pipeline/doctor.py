@@ -188,7 +188,8 @@ def _lines(
             for item in requirements
         ],
     )
-    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: max(2 x (trigger + batch duration), outage)."
+    formula = "max(2 x (trigger + batch duration), outage)"
+    yield f"\nAn event stream should keep events for {need.seconds:,.0f} s: {formula}."
     if not streams:
         if requirements[-1].version is not None:  # Redis is available
             yield "No queues found."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bulltask.cli.options import day, root_option
+from bulltask.cli.options import day, lake_option
 from bulltask.cli.terminal import as_table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 
 @click.command("expire", short_help="Remove old days from tables.")
-@root_option
+@lake_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Remove days (UTC) before this one.")
 @click.option(
     "--tables",
@@ -30,7 +30,7 @@ __all__ = ["command"]
 )
 @click.option("--yes", is_flag=True, help="Remove the days; without it, nothing is removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
+def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
     """Remove old days from tables; a dry run without --yes.
 
     The checkpoint of 'run' and the events of open jobs are always kept. If a finished
@@ -41,7 +41,7 @@ def command(*, root: Path, before: date, tables: str, yes: bool, as_json: bool) 
     from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    expired = expire(Layout(root), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
+    expired = expire(Layout(lake), find_tables(parse_names(tables, "--tables")), before=before, dry_run=not yes)
     if as_json:
         rows = [
             {"table": day_.table, "day": f"{day_.day}", "files": day_.files, "bytes": day_.size} for day_ in expired

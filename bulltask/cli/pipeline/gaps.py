@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bulltask.cli.options import moment, root_option
+from bulltask.cli.options import lake_option, moment
 from bulltask.cli.pipeline.options import EXIT_LOST
 from bulltask.cli.terminal import as_table
 from bulltask.lake.formatting import pluralize
@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 
 @click.command("gaps", short_help="List lost events.")
-@root_option
+@lake_option
 @click.option("--queues", default="*", show_default=True, help="Names of queues, comma-separated, or * for all.")
 @click.option("--since", type=moment, metavar="TIME", help="Only gaps that end at this time (UTC) or later.")
 @click.option("--until", type=moment, metavar="TIME", help="Only gaps that begin before this time.")
@@ -32,7 +32,7 @@ def command(
     ctx: click.Context,
     /,
     *,
-    root: Path,
+    lake: Path,
     queues: str,
     since: datetime | None,
     until: datetime | None,
@@ -55,11 +55,11 @@ def command(
     )
     from bulltask.lake.tables import EVENTS, GAPS  # noqa: PLC0415
 
-    layout, names = Layout(root), None
+    layout, names = Layout(lake), None
     if queues.strip() != "*":
         known = known_queues(TableReader(layout))
         names = [normalize_queue(queue, known) for queue in parse_names(queues, "--queues")]
-        check_queues(root, names, known)
+        check_queues(lake, names, known)
     gap_rows = find_gaps(layout, since=since, until=until, queues=names)
     if as_json:
         click.echo(json.dumps([asdict(gap) for gap in gap_rows], indent=2, default=datetime.isoformat))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.options import root_option
+from bulltask.cli.options import lake_option
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.cli.terminal import as_table
 from bulltask.lake.formatting import pluralize
@@ -21,7 +21,7 @@ _CELL_WIDTH = 60
 
 
 @click.command("replay", short_help="Send finished jobs again.")
-@root_option
+@lake_option
 @source_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition on silver.jobs.")
 @click.option("--queue", help="Only jobs of this queue (default: all queues).")
@@ -33,7 +33,7 @@ def command(
     ctx: click.Context,
     /,
     *,
-    root: Path,
+    lake: Path,
     condition: str,
     queue: str | None,
     limit: int | None,
@@ -51,7 +51,7 @@ def command(
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
 
-    source, layout = source_of(ctx, connection), Layout(root)
+    source, layout = source_of(ctx, connection), Layout(lake)
     layout.check()  # check before starting a JVM
     spark = open_session(master, conf)
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow

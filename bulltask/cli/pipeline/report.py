@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from bulltask.cli.options import day, days, root_option, seconds
+from bulltask.cli.options import day, days, lake_option, seconds
 from bulltask.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 
 @click.command("report", short_help="Write a report from the gold tables.")
 @click.argument("topic", type=click.Choice(_TOPICS), required=False)
-@root_option
+@lake_option
 @click.option(
     "--day", "one_day", type=day, metavar="DAY", help="Day (UTC) of the report (default: the last day in the lake)."
 )
@@ -69,7 +69,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 def command(
     *,
     topic: str | None,
-    root: Path,
+    lake: Path,
     one_day: date | None,
     day_range: list[date] | None,
     queues: str | None,
@@ -93,7 +93,7 @@ def command(
         from bulltask.lake.report.period import Period  # noqa: PLC0415
         from bulltask.lake.report.recommendations import CapacityTarget  # noqa: PLC0415
 
-        layout = Layout(root)
+        layout = Layout(lake)
         report_days = day_range or [one_day or _last_day(layout)]
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
         report = make_report(

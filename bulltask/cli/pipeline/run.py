@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bulltask.cli.options import root_option, seconds
+from bulltask.cli.options import lake_option, seconds
 from bulltask.cli.pipeline.options import (
     EXIT_LOST,
     EXIT_LOST_FAIL,
@@ -36,7 +36,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
 
 
 @click.command("run", short_help="Copy events into the bronze and silver tables.")
-@root_option
+@lake_option
 @source_options
 @click.option("--once", is_flag=True, help="Read the currently available events, and exit.")
 @click.option(
@@ -81,14 +81,14 @@ def command(
     ctx: click.Context,
     /,
     *,
-    root: Path,
+    lake: Path,
     once: bool,
     on_loss: str,
     master: str | None,
     conf: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Copy the queues' events into the bronze and silver tables in --root, each event exactly once.
+    """Copy the queues' events into the bronze and silver tables of the lake, each event exactly once.
 
     TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
     continues from the last committed batch.
@@ -103,12 +103,12 @@ def command(
     spark = open_session(master, conf)
     # After the session has been opened, as Spark installs its own handler for INT.
     with _stop_signals() as stop:
-        ledger = Ledger(Layout(root))
+        ledger = Ledger(Layout(lake))
         before = _lost(ledger.head())
-        pipeline = _pipeline(spark, root, source, on_loss, options)
+        pipeline = _pipeline(spark, lake, source, on_loss, options)
         progress = _Progress(ledger)
         query = pipeline.run(available_now=once)
-        click.echo(f"writing the events of queues {source.queues} to {root}", err=True)
+        click.echo(f"writing the events of queues {source.queues} to {lake}", err=True)
         while query.isActive and not stop.acquire(timeout=_POLL_S):
             progress.print_new()
         _end(query, stop)
@@ -116,14 +116,14 @@ def command(
     ctx.exit(_exit_code(query, _lost(ledger.head()) - before))
 
 
-def _pipeline(spark: Any, root: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
+def _pipeline(spark: Any, lake: Path, source: QueueSource, on_loss: Any, options: Mapping[str, Any]) -> Any:
     from bulltask.spark import Pipeline  # noqa: PLC0415 - slow
 
     port = options["metrics_port"]
     metrics: Any = {} if port is None else {"metrics_port": port, "metrics_host": options["metrics_host"]}
     return Pipeline(
         spark,
-        root,
+        lake,
         queues=source.queues,
         url=source.url,
         prefix=source.prefix,

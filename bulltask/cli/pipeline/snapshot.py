@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bulltask.cli.options import moment, root_option
+from bulltask.cli.options import lake_option, moment
 from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
 from bulltask.lake.formatting import pluralize
 
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 
 @click.command("snapshot", short_help="Save the jobs that are in Redis.")
-@root_option
+@lake_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
 @click.option("--since", type=moment, metavar="TIME", help="Only jobs that finished at this time (UTC) or later.")
@@ -26,7 +26,7 @@ def command(
     ctx: click.Context,
     /,
     *,
-    root: Path,
+    lake: Path,
     states: str,
     since: datetime | None,
     master: str | None,
@@ -44,5 +44,5 @@ def command(
     spark = open_session(master, conf)
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
-    result = snapshot(spark, Layout(root), source.texts, states=parse_names(states, "--states"), since=since)
+    result = snapshot(spark, Layout(lake), source.texts, states=parse_names(states, "--states"), since=since)
     click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs, ingest_id {result.ingest}")

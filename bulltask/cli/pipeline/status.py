@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.options import root_option
+from bulltask.cli.options import lake_option
 from bulltask.cli.pipeline.options import source_of, source_options
 from bulltask.cli.terminal import as_table
 from bulltask.errors import LakeError
@@ -25,18 +25,18 @@ __all__ = ["command", "skipped_queue_lines"]
 
 
 @click.command("status", short_help="Show how far the lake is behind the queues.")
-@root_option
+@lake_option
 @source_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def command(ctx: click.Context, /, *, root: Path, as_json: bool, **connection: Any) -> None:
+def command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: Any) -> None:
     """Show how far the lake is behind the queues, and how long Redis keeps unread events.
 
     Needs no Java.
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(Layout(root), source_of(ctx, connection).texts)
+    status = pipeline_status(Layout(lake), source_of(ctx, connection).texts)
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:

@@ -265,7 +265,7 @@ def make_report(
         period = _with_lake_names(layout, period)
     data = read(layout, period)
     recommendations = recommend_concurrency(*busiest_day(layout, data), target or CapacityTarget())
-    build = f"bulltask pipeline build gold --root {shlex.quote(str(layout.root))} --days {period}"
+    build = f"bulltask pipeline build gold --lake {shlex.quote(str(layout.root))} --days {period}"
     return _report(data, recommendations, created_at or datetime.now(UTC), build=build)
 
 

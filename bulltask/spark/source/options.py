@@ -4,9 +4,8 @@ Spark passes options as strings, and the case of their names does not matter. An
 missing option is a ``ConfigError`` whose message begins with a code: an option that is silently ignored would read the
 wrong rows.
 
-The location of Redis and the names of queues are settings of bulltask. Options override the environment
-(``BULLTASK_BROKER_URL`` …), because a read may use a replica while a write must not. Both are resolved where the query
-is planned, and are sent to the executors with the plan.
+Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
+while a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
 """
 
 from __future__ import annotations
@@ -170,6 +169,7 @@ _EVENTS = frozenset({Use.EVENTS, Use.STREAM})
 _STREAM = frozenset({Use.STREAM})
 _WRITES = frozenset({Use.WRITE, Use.WRITE_STREAM})
 
+_COUNT = optional(integer(1))
 _O = Option
 OPTIONS: Final = (
     _O("url", "url", _ALL, optional(url), None, "URL of Redis; default: BULLTASK_BROKER_URL"),
@@ -189,14 +189,7 @@ OPTIONS: Final = (
     _O("chunkSize", "chunk_size", _WRITES, integer(1, 10_000), 500, "jobs per round trip to Redis"),
     _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per task"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
-    _O(
-        "maxEventsPerTrigger",
-        "max_events_per_trigger",
-        _STREAM,
-        optional(integer(1)),
-        200_000,
-        "batch limit; none: no limit",
-    ),
+    _O("maxEventsPerTrigger", "max_events_per_trigger", _STREAM, _COUNT, 200_000, "events per batch; none: no limit"),
     _O("alignQueues", "align", _STREAM, flag, True, "read no queue beyond the time of the slowest queue"),
     _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if not failing, emit a row 'bulltask.gap' for lost events"),

@@ -111,7 +111,7 @@ def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
     if other is not None:
         return (
             f"{_printable(other.name)} has the name {_printable(keys.queue)!r} in the lake; use --no-queue-hash-tag "
-            "and another --root to record queues under BullMQ's names"
+            "and another --lake to record queues under BullMQ's names"
         )
     try:
         check_queue_name(keys.queue)

@@ -15,7 +15,7 @@ from tests.support.spark_jvm import spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 
-DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs", "400", "--root", "lake"]
+DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs", "400", "--lake", "lake"]
 
 
 def run(directory: Path, spark: Path) -> tuple[int, str]:
@@ -56,5 +56,5 @@ def test_the_demo_does_not_change_a_directory_that_it_has_not_created(tmp_path: 
     (tmp_path / "lake" / "mine").touch()
     code, output = run(tmp_path, spark_directory)
     assert code == 1
-    assert "lake is not empty: choose another --root DIR" in output
+    assert "lake is not empty: choose another --lake DIR" in output
     assert (tmp_path / "lake" / "mine").exists()

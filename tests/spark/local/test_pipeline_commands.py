@@ -97,7 +97,7 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(
 
     stopper = threading.Thread(target=scrape_and_stop)
     stopper.start()
-    printed = output_of(run("run", "--root", root, "--trigger", "0.2s", "--metrics-port", str(port), *CONF))
+    printed = output_of(run("run", "--lake", root, "--trigger", "0.2s", "--metrics-port", str(port), *CONF))
     stopper.join()
     assert 'bulltask_pipeline_lag_events{queue="mail"} 0.0' in scraped[0]
     assert "10 events" in printed
@@ -106,12 +106,12 @@ def test_a_stopped_run_ends_after_its_batch_and_the_next_run_continues(
     for _ in range(30):
         redis_client.xadd(events, {"event": "paused"})
     redis_client.xtrim(events, maxlen=20, approximate=False)
-    assert "10 LOST" in output_of(run("run", "--root", root, "--once", *CONF), 3)
-    assert "1 gap, 10 events lost" in output_of(run("gaps", "--root", root), 3)
-    output_of(run("run", "--root", root, "--once", *CONF))
+    assert "10 LOST" in output_of(run("run", "--lake", root, "--once", *CONF), 3)
+    assert "1 gap, 10 events lost" in output_of(run("gaps", "--lake", root), 3)
+    output_of(run("run", "--lake", root, "--once", *CONF))
     redis_client.xadd(events, {"event": "paused"})
     redis_client.xtrim(events, maxlen=0, approximate=False)
-    failed = output_of(run("run", "--root", root, "--once", "--on-loss", "fail", *CONF), 4)
+    failed = output_of(run("run", "--lake", root, "--once", "--on-loss", "fail", *CONF), 4)
     assert "Error: [BULLTASK_EVENTS_LOST] queue={mail}" in failed
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -120,12 +120,12 @@ def test_skipped_queues_do_not_block_other_queues(run: Run, tmp_path: Path, redi
     root = tmp_path / "lake"
     fill(redis_client, 20, "mail")
     write_skipped_queues(redis_client)
-    output_of(run("run", "--root", str(root), "--once", *CONF))
+    output_of(run("run", "--lake", str(root), "--once", *CONF))
     fill(redis_client, 20, "mail")
-    output_of(run("run", "--root", str(root), "--once", *CONF))
+    output_of(run("run", "--lake", str(root), "--once", *CONF))
     redis_client.hset("bull:{mail}:1", mapping={"name": "send", "timestamp": "1760000000000"})
     redis_client.zadd("bull:{mail}:completed", {"1": 1760000000000})
-    assert "1 job written to bronze.jobs" in output_of(run("snapshot", "--root", str(root), *CONF))
+    assert "1 job written to bronze.jobs" in output_of(run("snapshot", "--lake", str(root), *CONF))
     head = Ledger(Layout(root)).head()
     assert head is not None
     assert (head.queues["mail"].events, list(head.last_ids), head.lost) == (20, ["mail"], {})
@@ -141,15 +141,15 @@ def test_snapshot_replay_and_backfill_print_summaries(
     manual_worker.fail("no")
     manual_worker.complete()
     LakeBuilder(tmp_path).jobs([])
-    assert "2 jobs written to bronze.jobs" in output_of(run("snapshot", "--root", str(tmp_path), *CONF))
-    words = ("replay", "--root", str(tmp_path), "--where", "state = 'failed'", *CONF)
+    assert "2 jobs written to bronze.jobs" in output_of(run("snapshot", "--lake", str(tmp_path), *CONF))
+    words = ("replay", "--lake", str(tmp_path), "--where", "state = 'failed'", *CONF)
     assert "0 finished jobs selected" in output_of(run(*words))
     summary = output_of(
-        run("backfill", "--root", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF)
+        run("backfill", "--lake", str(tmp_path), "--since", "2026-01-01", "--until", "2036-01-01", *CONF)
     )
     assert summary.startswith("0 gaps")
     assert "must be later" in output_of(
-        run("backfill", "--root", str(tmp_path), "--since", "2026-01-02", "--until", "2026-01-01"), 2
+        run("backfill", "--lake", str(tmp_path), "--since", "2026-01-02", "--until", "2026-01-01"), 2
     )
 
 
@@ -160,7 +160,7 @@ def test_days_are_rebuilt_unless_their_events_have_expired(run: Run, tmp_path: P
         [{"job_id": "1", "name": "send", "outcome": "completed", "started_at": at("2026-11-20 09:59"),
           "ended_at": at("2026-11-20 10:00"), "run_ms": 60_000}]
     )  # fmt: skip
-    words = ("--root", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
+    words = ("--lake", str(tmp_path), "--days", "2026-11-19..2026-11-20", *CONF)
     assert "built gold for 2 days, 2026-11-19 to 2026-11-20" in output_of(run("build", "gold", *words))
     assert date(2026, 11, 20) in lake.layout.days(TASK_MINUTE)
     assert "events that it is derived from have expired" in output_of(run("build", "silver", *words), 1)
@@ -184,7 +184,7 @@ def test_a_failed_query_is_reported_with_the_error_message_of_its_cause(text: st
 def test_invalid_settings_and_missing_java_are_reported_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "must be NAME=VALUE" in output_of(run("snapshot", "--root", str(tmp_path), "--conf", "nonsense"), 2)
+    assert "must be NAME=VALUE" in output_of(run("snapshot", "--lake", str(tmp_path), "--conf", "nonsense"), 2)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert "Spark needs Java 17 or newer" in output_of(run("snapshot", "--root", str(tmp_path)), 1)
+    assert "Spark needs Java 17 or newer" in output_of(run("snapshot", "--lake", str(tmp_path)), 1)

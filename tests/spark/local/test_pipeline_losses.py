@@ -70,7 +70,7 @@ def test_rows_and_gaps_account_for_all_added_events(
     for _ in range(2):  # the second run reads recreated streams
         pipeline.run(available_now=True).awaitTermination()
 
-    result = CliRunner().invoke(main, ["pipeline", "gaps", "--root", str(tmp_path), "--json"])
+    result = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path), "--json"])
     assert result.exit_code == 3, result.output
     gaps = {gap["queue"]: gap for gap in json.loads(result.output)}
     assert {queue: (gap["reason"], gap["lost"], gap["exact"]) for queue, gap in gaps.items()} == {
@@ -105,7 +105,7 @@ def test_a_batch_with_missing_files_fails_and_the_next_run_writes_it(
 ) -> None:
     root = tmp_path / "lake"
     conf = ("--conf", "spark.sql.shuffle.partitions=2")  # as in the shared session
-    run = ("-b", broker_url, "pipeline", "run", "--once", "--root", str(root), *conf)
+    run = ("-b", broker_url, "pipeline", "run", "--once", "--lake", str(root), *conf)
     layout, added = Layout(root), {"late": 0, "mail": 0}
     for hidden, missing in (("*", "late"), ("mail", "mail")):  # all files of the first batch, then some of a later one
         for queue in added:

@@ -27,7 +27,7 @@ Status = Callable[..., Result]
 @pytest.fixture
 def status(broker_url: str, tmp_path: Path) -> Status:
     def invoke(*words: str, url: str = broker_url) -> Result:
-        return CliRunner().invoke(main, ["-b", url, "pipeline", "status", "--root", str(tmp_path), *words])
+        return CliRunner().invoke(main, ["-b", url, "pipeline", "status", "--lake", str(tmp_path), *words])
 
     return invoke
 
@@ -122,7 +122,7 @@ def test_skipped_queues_are_listed_with_their_reasons(
 ) -> None:
     write(redis_client, 10)
     write_skipped_queues(redis_client)
-    words = ["-b", broker_url, "pipeline", command, *(["--root", str(tmp_path)] if command == "status" else [])]
+    words = ["-b", broker_url, "pipeline", command, *(["--lake", str(tmp_path)] if command == "status" else [])]
 
     as_json, as_table = (CliRunner().invoke(main, [*words, *more]) for more in (["--json"], []))
 

@@ -88,7 +88,7 @@ def test_missing_packages_of_spark_connect_are_reported_in_one_line(tmp_path: Pa
     program = tmp_path / "program.py"  # a file, because Spark mistakes `python -c` for its own tests
     program.write_text(
         WITHOUT_SPARK.format(heavy={"pandas"}) + "from bulltask.cli.main import main\n"
-        "main('-b redis://127.0.0.1:1 pipeline snapshot --root /nowhere --master sc://127.0.0.1:1'.split())\n"
+        "main('-b redis://127.0.0.1:1 pipeline snapshot --lake /nowhere --master sc://127.0.0.1:1'.split())\n"
     )
     environ = {"PATH": "/nowhere", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
