@@ -93,13 +93,13 @@ def _batch_metrics(head: BatchRecord) -> Iterator[Metric]:
     batches.add_metric((), head.number)
     yield batches
     steps = GaugeMetricFamily(
-        "bulltask_pipeline_batch_seconds", "Duration of the steps of the last batch", labels=("step",)
+        "bulltask_pipeline_last_batch_seconds", "Duration of the steps of the last batch", labels=("step",)
     )
     for step, ms in head.steps_ms.items():
         steps.add_metric((step,), ms / 1000)
     yield steps
     events = sum(queue.events for queue in head.queues.values())
-    yield _gauge("batch_events", "Events that the last batch read", events)
+    yield _gauge("last_batch_events", "Events that the last batch read", events)
     yield _gauge("open_job_events", "Events of open jobs, which the next batch reads", head.open_job_events)
     yield _gauge("last_batch_timestamp_seconds", "Time at which the last batch was written", head.written_ms / 1000)
 

@@ -51,9 +51,9 @@ def test_metrics_show_lag_loss_and_the_last_batch(metrics: PipelineMetrics) -> N
         f'bulltask_pipeline_lag_seconds{{queue="{EVENTS[0].queue}"}} {lag_s}',
         f'bulltask_pipeline_events_lost_total{{queue="{EVENTS[0].queue}"}} 7.0',
         "bulltask_pipeline_batches_total 3.0",
-        "bulltask_pipeline_batch_events 40.0",
-        'bulltask_pipeline_batch_seconds{step="bronze"} 1.5',
-        'bulltask_pipeline_batch_seconds{step="derive"} 0.25',
+        "bulltask_pipeline_last_batch_events 40.0",
+        'bulltask_pipeline_last_batch_seconds{step="bronze"} 1.5',
+        'bulltask_pipeline_last_batch_seconds{step="derive"} 0.25',
         "bulltask_pipeline_last_batch_timestamp_seconds 1.7600000005e+09",
         "bulltask_pipeline_redis_up 1.0",
     }
