@@ -151,11 +151,11 @@ class Ledger:
         stored = _read(self._publishing)
         return None if stored is None else str(stored["ingest"])
 
-    def announce(self, ingest: str) -> None:
+    def begin_publishing(self, ingest: str) -> None:
         """Record that the files of a batch will be moved into the tables."""
         _write(self._publishing, {"ingest": ingest})
 
-    def finish(self, record: BatchRecord) -> None:
+    def commit(self, record: BatchRecord) -> None:
         """Commit a batch."""
         _write(self._file(record.ingest), record.to_json())
         _write(self._head, record.to_json())

@@ -28,7 +28,7 @@ def finish(ledger: Ledger, query: str, batches: range) -> None:
         head = ledger.head() or BatchRecord("", number=0)
         ingest = ingest_id(query, number)
         queries = {**head.queries, query[:8]: number}
-        ledger.finish(BatchRecord(ingest, previous=head.ingest or None, number=head.number + 1, queries=queries))
+        ledger.commit(BatchRecord(ingest, previous=head.ingest or None, number=head.number + 1, queries=queries))
 
 
 def records_in(root: Path) -> int:
@@ -77,19 +77,19 @@ def test_a_record_is_read_back_with_the_records_of_its_queues(ledger: Ledger) ->
     record = BatchRecord(
         ingest_id(QUERY, 0), queues=queues, last_ids={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2
     )
-    ledger.finish(record)
+    ledger.commit(record)
     assert ledger.head() == ledger.get(record.ingest) == record
 
 
 def test_a_batch_is_being_published_until_the_head_is_written(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.publishing() is None
     ingest = ingest_id(QUERY, 0)
-    ledger.announce(ingest)
+    ledger.begin_publishing(ingest)
     assert ledger.publishing() == ingest
     head = Layout(tmp_path).internal("head.json")
     head.mkdir()  # makes writing the head fail, as a power failure would
     with pytest.raises(IsADirectoryError):
-        ledger.finish(BatchRecord(ingest))
+        ledger.commit(BatchRecord(ingest))
     head.rmdir()
     assert ledger.publishing() == ingest, "its files must not count yet"
     finish(ledger, QUERY, range(1))

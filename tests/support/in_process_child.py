@@ -15,7 +15,7 @@ from bulltask.worker.child.attempt import Attempts
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.spark_tasks import SparkTasks
+from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
 from bulltask.worker.slots import Slots
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -42,7 +42,7 @@ class Child:
         block.reset()
         (self.slot,) = block.slots()
         self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
-        spark = SparkTasks(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
+        spark = SparkTaskRunner(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
         attempts = Attempts(app, cast("Any", None), spark, Cancellation(block, spark.interrupt, lambda: None))
         settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)

@@ -47,14 +47,14 @@ def interrupted_step(layout: Layout) -> tuple[str, str]:
     """Return the step of `STEPS` that a dead driver was in, and the evidence."""
     left = Ledger(layout).publishing()
     if left is None or batch_of(left)[1] <= _last(layout.checkpoint / "commits"):
-        return _in_spark(layout)  # the announcement is of an earlier kill; the next batch replaces it
+        return _in_spark(layout)  # publishing.json is from an earlier kill; the next batch replaces it
     return _in_tables(layout, left)
 
 
 def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
     head = Ledger(layout).head()
     if head is not None and head.ingest == left:
-        return "ledger", "the head is written, the announcement is not removed"
+        return "ledger", "the head is written, publishing.json is not removed"
     if Ledger(layout).get(left) is not None:
         return "ledger", "the record is written, the head is not"
     written = sum(1 for table in (EVENTS, GAPS, ATTEMPTS, JOBS) for _ in layout.written_directories(table, left))

@@ -28,7 +28,7 @@ from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.spark_tasks import SparkTasks
+from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.slots import Slots
 
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}
@@ -322,7 +322,7 @@ def test_a_job_with_too_deeply_nested_data_fails_permanently() -> None:
 
 
 def test_the_traceback_begins_with_the_users_code() -> None:
-    spark = SparkTasks(app, fail_on_report, lambda *_: True, lambda: None)
+    spark = SparkTaskRunner(app, fail_on_report, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
     attempts = Attempts(app, fail_on_report, spark, cancellation)

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from bulltask.lake.slo_config import EVERY, Metric, Objective
-from bulltask.spark.gold.facts import DAY_MS, DaySpan, gap_steps
+from bulltask.spark.gold.facts import DAY_MS, DaySpan, gap_periods
 from bulltask.spark.gold.minutes import by_queue
 from bulltask.spark.tables.lake_tables import day_of
 
@@ -158,5 +158,5 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
 
 def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
     """Return the days of each queue that gaps touch."""
-    day = day_of(F.timestamp_millis("step"))
-    return gap_steps(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()
+    day = day_of(F.timestamp_millis("period"))
+    return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()

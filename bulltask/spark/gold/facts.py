@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from bulltask.lake.log_histogram import GROWTH, ZERO
 
-__all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "DaySpan", "gap_steps", "minute_facts", "split_steps"]
+__all__ = ["COUNTERS", "DAY_MS", "MINUTE_MS", "DaySpan", "gap_periods", "minute_facts", "split_by_period"]
 
 MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
@@ -97,9 +97,9 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
         _flatten(jobs.where(span.holds(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
         # A minute with lost events has a row even if all its events are lost.
         _flatten(
-            gap_steps(gaps, span, MINUTE_MS)
+            gap_periods(gaps, span, MINUTE_MS)
             .where("creates_rows")
-            .selectExpr("queue", "cast(null as string) as name", f"{_fact_sql('step', _quote('gap'), '0')} as fact")
+            .selectExpr("queue", "cast(null as string) as name", f"{_fact_sql('period', _quote('gap'), '0')} as fact")
         ),
     ]
     return reduce(DataFrame.unionByName, all_facts)
@@ -120,7 +120,9 @@ def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
         _fact_sql(at_end, "if(run_ms is not null, 'ran', null)", "1", _bucket_sql("run_ms")),
     ])  # fmt: skip
     is_wanted = f"fact.kind is not null and fact.minute between {span.start_ms} and {span.end_ms - 1}"
-    busy, wasted = (_fact_sql("piece.step", _quote(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms"))
+    busy, wasted = (
+        _fact_sql("piece.period", _quote(kind), "piece.to - piece.from") for kind in ("busy_ms", "wasted_ms")
+    )
     facts = f"""concat(
         filter(array({single}), fact -> {is_wanted}),
         transform(pieces, piece -> {busy}),
@@ -130,48 +132,50 @@ def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
         "queue", "name", "outcome", "wait_ms", "run_ms", "unix_millis(started_at) as started",
         "unix_millis(ended_at) as ended",
     )  # fmt: skip
-    split = timed.selectExpr("*", f"{split_steps('started', 'ended', span, MINUTE_MS)} as pieces")
+    split = timed.selectExpr("*", f"{split_by_period('started', 'ended', span, MINUTE_MS)} as pieces")
     return split.selectExpr("queue", "name", f"explode({facts}) as fact")
 
 
-def split_steps(started: str, ended: str, span: DaySpan, step_ms: int) -> str:
+def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> str:
     """Return SQL that splits the time between two moments (milliseconds) at the minutes or days of a span.
 
     Returns:
-        An array of ``step`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
+        An array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
         moment is unknown or the time does not touch the span.
     """
-    first = f"greatest({_floor_sql(started, step_ms)}, {span.start_ms}L)"
-    last = f"least({_floor_sql(ended, step_ms)}, {span.end_ms - step_ms}L)"
+    first = f"greatest({_floor_sql(started, period_ms)}, {span.start_ms}L)"
+    last = f"least({_floor_sql(ended, period_ms)}, {span.end_ms - period_ms}L)"
     # sequence() would also count backwards, and greatest() and least() ignore nulls.
     overlaps = f"{started} is not null and {ended} is not null and {first} <= {last}"
-    steps = f"if({overlaps}, sequence({first}, greatest({first}, {last}), {step_ms}L), cast(array() as array<bigint>))"
-    piece = f"'step', step, 'from', greatest({started}, step), 'to', least({ended}, step + {step_ms}L)"
-    return f"transform({steps}, step -> named_struct({piece}))"
+    periods = (
+        f"if({overlaps}, sequence({first}, greatest({first}, {last}), {period_ms}L), cast(array() as array<bigint>))"
+    )
+    piece = f"'period', period, 'from', greatest({started}, period), 'to', least({ended}, period + {period_ms}L)"
+    return f"transform({periods}, period -> named_struct({piece}))"
 
 
-def gap_steps(gaps: DataFrame, span: DaySpan, step_ms: int) -> DataFrame:
+def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
     """Return the minutes or days of a span that gaps touch.
 
     A gap without a known end touches all minutes up to its detection. A gap without a known beginning touches all
     minutes before its end, but creates rows (``creates_rows``) only from its end on.
 
     Returns:
-        ``queue``, ``step`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and step.
+        ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and period.
     """
     ends = gaps.selectExpr(
         "queue", "lost", "unix_millis(last_at_before) as since",
         # Redis' clock may be ahead of the pipeline's.
         "unix_millis(greatest(coalesce(first_at_after, detected_at), last_at_before)) as until",
     )  # fmt: skip
-    touched = split_steps("coalesce(since, 0L)", "until", span, step_ms)
+    touched = split_by_period("coalesce(since, 0L)", "until", span, period_ms)
     rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")
-    creates_rows = f"since is not null or {_floor_sql('until', step_ms)} = piece.step"
-    return rows.selectExpr("queue", "piece.step as step", "lost", f"{creates_rows} as creates_rows")
+    creates_rows = f"since is not null or {_floor_sql('until', period_ms)} = piece.period"
+    return rows.selectExpr("queue", "piece.period as period", "lost", f"{creates_rows} as creates_rows")
 
 
-def _floor_sql(ms: str, step_ms: int) -> str:
-    return f"({ms} - {ms} % {step_ms}L)"
+def _floor_sql(ms: str, period_ms: int) -> str:
+    return f"({ms} - {ms} % {period_ms}L)"
 
 
 def _minute_sql(ms: str) -> str:

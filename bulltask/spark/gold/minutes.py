@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from bulltask.lake.log_histogram import GROWTH, ZERO
 from bulltask.lake.slo_config import EVERY
-from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, DaySpan, gap_steps, split_steps
+from bulltask.spark.gold.facts import COUNTERS, MINUTE_MS, DaySpan, gap_periods, split_by_period
 
 __all__ = ["by_queue", "capacity_minutes", "merge_minutes", "percentile", "task_minutes"]
 
@@ -27,7 +27,7 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
         gaps: Rows of ``bronze.gaps``.
         span: The days.
     """
-    lost = gap_steps(gaps, span, MINUTE_MS).groupBy("queue", F.col("step").alias("minute"))
+    lost = gap_periods(gaps, span, MINUTE_MS).groupBy("queue", F.col("period").alias("minute"))
     summed = _sum_facts(facts, ("queue", "name", "minute"))
     return (
         summed.join(lost.agg(F.sum("lost").alias("events_lost")), ["queue", "minute"], "left")
@@ -122,16 +122,16 @@ def capacity_minutes(
 
 def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Return the maximum number of running attempts in each minute."""
-    ran = split_steps("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
+    ran = split_by_period("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
     ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
     # A worker may acquire the next job in the millisecond in which it finishes one: ends come first.
-    running = "sum(more) over (partition by queue, step order by at, more) as running"
+    running = "sum(more) over (partition by queue, period order by at, more) as running"
     return (
         attempts.selectExpr("queue", f"explode({ran}) as piece")
         .where("piece.from < piece.to")
-        .selectExpr("queue", "piece.step as step", ends)
-        .selectExpr("queue", "step", running)
-        .groupBy("queue", F.expr("timestamp_millis(step)").alias("minute"))
+        .selectExpr("queue", "piece.period as period", ends)
+        .selectExpr("queue", "period", running)
+        .groupBy("queue", F.expr("timestamp_millis(period)").alias("minute"))
         .agg(F.max("running").alias("peak"))
     )
 

@@ -267,7 +267,7 @@ class _Fold:
         else:
             self._end(event)
         self._queue_up(event)
-        self._settle(event)
+        self._update_job(event)
         self._last = event
 
     def _begin(self, event: LifecycleEvent, started_ms: int | None) -> None:
@@ -309,7 +309,7 @@ class _Fold:
         elif event.event != "stalled":  # `stalled` does not change when the job began to wait
             self._queued_ms = None
 
-    def _settle(self, event: LifecycleEvent) -> None:
+    def _update_job(self, event: LifecycleEvent) -> None:
         job = self.job
         if event.event == "removed" and job.state in FINISHED:
             return

@@ -120,8 +120,8 @@ class QueueProgress:
         return self.target_offset.ordinal - self.end.ordinal
 
     @property
-    def watermark_ms(self) -> int | None:
-        """The time in ms that other queues must not pass; ``None`` if this queue has no later entries."""
+    def cutoff_ms(self) -> int | None:
+        """The time in ms at which this queue is cut off, and that no queue may pass; ``None`` if it has no later entries."""
         if self.target_offset is not None and not self.recreated:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.recreated):
@@ -159,15 +159,15 @@ class QueueProgress:
     def _reconcile(self, state: StreamState | None) -> None:
         """Adjust ``end`` to the current stream, but do not pass the target."""
         self.state = state
-        settled, gap = reconcile(self.queue, self.end, state)
-        if settled.generation != self.start.generation:
-            self.end, self.loss = replace(settled, lost=self.start.lost + self.seen_count), gap
+        reconciled, gap = reconcile(self.queue, self.end, state)
+        if reconciled.generation != self.start.generation:
+            self.end, self.loss = replace(reconciled, lost=self.start.lost + self.seen_count), gap
             return
         self.seen_count = max(self.seen_count, with_stream_end(self.start, state).pending)
         if self.target_offset is None or self.start.id >= self.target_offset.id:
             self.end = self.start  # this batch reads no entries of the queue, so nothing is missing yet
-        elif settled.id <= self.target_offset.id:
-            self.end, self.loss = with_stream_end(settled, state), gap or self.loss
+        elif reconciled.id <= self.target_offset.id:
+            self.end, self.loss = with_stream_end(reconciled, state), gap or self.loss
         else:
             self._skip_to_target(self.target_offset)
 
@@ -324,7 +324,7 @@ def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, m
 
 def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
     """Move queues back that passed the time at which the slowest queue with more entries was cut off."""
-    times = [time for progress in all_progress if (time := progress.watermark_ms) is not None]
+    times = [time for progress in all_progress if (time := progress.cutoff_ms) is not None]
     if not times:
         return
     bound = StreamId(min(times), LAST_SEQ)

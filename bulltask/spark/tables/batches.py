@@ -111,10 +111,10 @@ class _BatchRun:
             check_complete(self._layout, self._ingest, read.queues, hash_tag=self._writer.hash_tag)
         counts = self._derive(read) if read.events else {}
         with self._step("publish"):
-            self._ledger.announce(self._ingest)
+            self._ledger.begin_publishing(self._ingest)
             self._staging.publish(_TABLES)
             self._publish_open_jobs()
-        self._ledger.finish(self._record(read, counts))
+        self._ledger.commit(self._record(read, counts))
         self._staging.clear()
         for old in list_directories(self._layout.open_jobs):
             if old.name != self._open_jobs_ingest:

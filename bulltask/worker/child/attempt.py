@@ -30,7 +30,7 @@ from bulltask.worker.child.outcomes import (
     requested_outcome,
 )
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
-from bulltask.worker.child.spark_tasks import SparkTasks
+from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.slots import Deadlines, Slot
 
 __all__ = ["Attempt", "Attempts"]
@@ -63,7 +63,11 @@ class Attempts:
     """
 
     def __init__(
-        self, app: App, job_client: Callable[[RunningJob], JobClient], spark: SparkTasks, cancellation: Cancellation
+        self,
+        app: App,
+        job_client: Callable[[RunningJob], JobClient],
+        spark: SparkTaskRunner,
+        cancellation: Cancellation,
     ) -> None:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._pid = cancellation, os.getpid()

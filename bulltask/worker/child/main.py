@@ -29,7 +29,7 @@ from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.spark_tasks import SparkTasks
+from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.stacks import StackDumper
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
 from bulltask.worker.exit_codes import ExitCode
@@ -136,7 +136,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
-    spark = SparkTasks(app, job_client, renew, fetcher.close)
+    spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     attempts = Attempts(app, job_client, spark, cancellation)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)

@@ -19,7 +19,7 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context, JobClient
 
-__all__ = ["SparkChild", "SparkRun", "SparkTasks", "missing_dependencies"]
+__all__ = ["SparkChild", "SparkRun", "SparkTaskRunner", "missing_dependencies"]
 
 _SPARK_MODULE: Final = "bulltask.spark.tasks.in_child"
 """Module of the :class:`SparkChild`. It is imported by name, because it is in a higher layer and needs an extra."""
@@ -52,7 +52,7 @@ class SparkChild(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Cancel the Spark jobs of the running job; see :meth:`SparkTasks.interrupt`."""
+        """Cancel the Spark jobs of the running job; see :meth:`SparkTaskRunner.interrupt`."""
         ...
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class SparkChild(Protocol):
         ...
 
 
-class SparkTasks:
+class SparkTaskRunner:
     """Runs tasks with ``spark=True``. Create it in the child, before the first task.
 
     Args:

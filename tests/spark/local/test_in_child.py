@@ -22,7 +22,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
-from bulltask.worker.child.spark_tasks import SparkRun, SparkTasks
+from bulltask.worker.child.spark_tasks import SparkRun, SparkTaskRunner
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -193,7 +193,7 @@ def test_a_lost_lock_cancels_the_spark_jobs_of_the_job(context: SparkContext, ch
 
 def test_a_session_created_before_the_fork_is_rejected_with_advice(spark: SparkSession, broker_url: str) -> None:
     app = App("tested", broker_url)
-    tasks = SparkTasks(app, no_job_client, lambda *_: True, lambda: None)
+    tasks = SparkTaskRunner(app, no_job_client, lambda *_: True, lambda: None)
     with pytest.raises(PermanentError, match=r"get a session in the task, with bulltask\.spark\.current_session"):
         tasks.wrap(RunningJob.placeholder("mail", "1", ""), "token", lambda: None, None)()
 

@@ -33,7 +33,7 @@ def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> Pipel
     record = BatchRecord(
         "a-0", number=3, written_ms=1_760_000_000_500, queues=read, last_ids=last_ids, lost={queue: 7}, steps_ms=steps
     )
-    Ledger(layout).finish(record)
+    Ledger(layout).commit(record)
     source = {"url": broker_url, "queue": "*"}
     return PipelineMetrics(Ledger(layout), lambda: pipeline_status(layout, source))
 

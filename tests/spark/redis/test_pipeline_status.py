@@ -36,7 +36,7 @@ def status(broker_url: str, tmp_path: Path) -> Status:
 def ledger(tmp_path: Path) -> Ledger:
     """A ledger of one batch, with the first 300 events of ``mail``; 7 events of ``gone`` were lost."""
     ledger = Ledger(Layout(tmp_path))
-    ledger.finish(
+    ledger.commit(
         BatchRecord(
             "3f0c2a91-00000000",
             written_ms=START_MS + 60_000,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bulltask import App, ConfigError
-from bulltask.worker.child.spark_tasks import SparkTasks, missing_dependencies
+from bulltask.worker.child.spark_tasks import SparkTaskRunner, missing_dependencies
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_spark_connect_cannot_run_tasks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_worker_with_only_the_spark_connect_client_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", ModuleType("pyspark"))
     unused: Any = None
-    SparkTasks(App("tested"), unused, unused, unused).close()
+    SparkTaskRunner(App("tested"), unused, unused, unused).close()
 
 
 def test_java_is_found_by_java_home_and_path_as_in_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
