@@ -121,7 +121,7 @@ class QueueProgress:
 
     @property
     def cutoff_ms(self) -> int | None:
-        """The time in ms at which this queue is cut off, and that no queue may pass; ``None`` if it has no later entries."""
+        """The time in ms at which this queue is cut off; ``None`` if it has no later entries. No queue may pass it."""
         if self.target_offset is not None and not self.recreated:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.recreated):
