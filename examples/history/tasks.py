@@ -1,4 +1,4 @@
-"""Five tasks of a shop. The outcome of a job follows from its order number, so the demo can check every table."""
+"""Five tasks of a shop. The order number determines the outcome of a job, so the demo can check every table."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def test_a_queue_name_gets_a_hash_tag_unless_it_has_braces_or_the_setting_is_off
     job = app.send_task("echo", queue=queue)
     name = f"{{{queue}}}" if hash_tag and "{" not in queue else queue
     assert mail.node.call("queue.getJob", queue=name, job=job.id)["name"] == "echo"
-    of_node = mail.node.call("queue.add", queue=name, name="echo", data={})
-    assert app.result(of_node["id"], queue).state.value == "waiting"
+    from_node = mail.node.call("queue.add", queue=name, name="echo", data={})
+    assert app.result(from_node["id"], queue).state.value == "waiting"
     app.close()
 
 

@@ -194,7 +194,7 @@ def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: InteropQueue) -
         mail.call("upsertJobScheduler", f"bulltask-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     worker = mail.worker()
     wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "bulltask's next iterations")
-    of_bulltask = {scheduler: following(mail, f"bulltask-{scheduler}") for scheduler in repeats}
+    from_bulltask = {scheduler: following(mail, f"bulltask-{scheduler}") for scheduler in repeats}
     for scheduler in repeats:
         mail.call("removeJobScheduler", f"bulltask-{scheduler}")
     worker.stop()
@@ -202,8 +202,8 @@ def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: InteropQueue) -
         mail.call("upsertJobScheduler", f"node-{scheduler}", repeat, {"name": "echo", "data": {}, "opts": options})
     mail.node_worker()
     wait_until(lambda: mail.counts() == {"delayed": 3}, 60, "Node's next iterations")
-    of_node = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
-    assert of_bulltask == of_node
+    from_node = {scheduler: following(mail, f"node-{scheduler}") for scheduler in repeats}
+    assert from_bulltask == from_node
 
 
 def following(sides: InteropQueue, scheduler: str) -> dict[str, Any]:

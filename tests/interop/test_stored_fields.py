@@ -42,26 +42,26 @@ def pair(request: pytest.FixtureRequest, any_mail: InteropQueue) -> tuple[dict[s
 
 
 def test_a_bulltask_job_has_the_fields_of_a_node_job(pair: tuple[dict[str, str], dict[str, str]]) -> None:
-    of_bulltask, of_node = pair
-    assert of_bulltask.keys() == of_node.keys() == {"name", "data", "opts", "timestamp", "delay", "priority"}
+    from_bulltask, from_node = pair
+    assert from_bulltask.keys() == from_node.keys() == {"name", "data", "opts", "timestamp", "delay", "priority"}
     for field in ("name", "data", "delay", "priority"):
-        assert of_bulltask[field] == of_node[field], field
-    assert -CLOCK_TOLERANCE_MS <= int(of_node["timestamp"]) - int(of_bulltask["timestamp"]) < scale_to_load(5_000)
+        assert from_bulltask[field] == from_node[field], field
+    assert -CLOCK_TOLERANCE_MS <= int(from_node["timestamp"]) - int(from_bulltask["timestamp"]) < scale_to_load(5_000)
 
 
 def test_stored_options_equal_those_of_a_node_job_plus_the_key_bulltask(
     pair: tuple[dict[str, str], dict[str, str]],
 ) -> None:
-    of_bulltask, of_node = (json.loads(fields["opts"]) for fields in pair)
-    assert of_bulltask.pop("bulltask") == {"v": 1}
-    assert (of_bulltask.pop("jobId"), of_node.pop("jobId")) == ("bulltask", "node")
-    assert of_bulltask == of_node
+    from_bulltask, from_node = (json.loads(fields["opts"]) for fields in pair)
+    assert from_bulltask.pop("bulltask") == {"v": 1}
+    assert (from_bulltask.pop("jobId"), from_node.pop("jobId")) == ("bulltask", "node")
+    assert from_bulltask == from_node
 
 
 def test_jobs_without_options_are_stored_with_bulltasks_defaults(mail: InteropQueue) -> None:
-    of_bulltask, of_node = mail.send("echo"), mail.add("echo")
-    assert stored(mail, of_node) == {"attempts": 0}
-    assert stored(mail, of_bulltask.id) == DEFAULTS
+    from_bulltask, from_node = mail.send("echo"), mail.add("echo")
+    assert stored(mail, from_node) == {"attempts": 0}
+    assert stored(mail, from_bulltask.id) == DEFAULTS
 
 
 def test_each_setting_is_stored_as_a_bullmq_option(mail: InteropQueue) -> None:
@@ -84,10 +84,10 @@ def test_each_setting_is_stored_as_a_bullmq_option(mail: InteropQueue) -> None:
 
 def test_a_fixed_retry_delay_is_stored_in_bullmqs_format(mail: InteropQueue) -> None:
     mail.app.task(name="patient", retry_backoff=False, default_retry_delay=7)(print)
-    of_bulltask = mail.app.send_task("patient")
-    of_node = mail.add("patient", {}, backoff=7_000)
-    assert stored(mail, of_node)["backoff"] == {"type": "fixed", "delay": 7_000}
-    assert stored(mail, of_bulltask.id)["backoff"] == {
+    from_bulltask = mail.app.send_task("patient")
+    from_node = mail.add("patient", {}, backoff=7_000)
+    assert stored(mail, from_node)["backoff"] == {"type": "fixed", "delay": 7_000}
+    assert stored(mail, from_bulltask.id)["backoff"] == {
         "type": "fixed",
         "delay": 7_000,
         "jitter": 0,
@@ -116,23 +116,21 @@ def test_a_send_writes_the_same_keys_as_the_add_method_of_node(
     mail: InteropQueue, options: dict[str, Any], keys: set[str]
 ) -> None:
     opts = {"delay": 60_000} if "countdown" in options else options
-    of_bulltask = mail.send("echo", options=options)
-    written = keys_by_type(mail, of_bulltask.id)
+    from_bulltask = mail.send("echo", options=options)
+    written = keys_by_type(mail, from_bulltask.id)
     mail.redis.flushdb()
     mail.node.reset()  # Node writes meta once for each Queue
-    of_node = mail.add("echo", {}, **opts)
-    assert written == keys_by_type(mail, of_node)
+    from_node = mail.add("echo", {}, **opts)
+    assert written == keys_by_type(mail, from_node)
     assert written.keys() == {"events", "id", "meta", "JOB", *keys}
 
 
 def test_a_send_writes_the_same_queue_metadata_as_node(mail: InteropQueue) -> None:
     mail.send("echo")
-    of_bulltask = mail.redis.hgetall(mail.keys.meta)
+    written = mail.redis.hgetall(mail.keys.meta)
     mail.redis.flushdb()
     mail.add("echo")
-    assert (
-        of_bulltask == mail.redis.hgetall(mail.keys.meta) == {"opts.maxLenEvents": "10000", "version": "bullmq:5.62.0"}
-    )
+    assert written == mail.redis.hgetall(mail.keys.meta) == {"opts.maxLenEvents": "10000", "version": "bullmq:5.62.0"}
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Mutation testing: change the code in one place, run the tests that reach the place, and expect one to fail.
+"""Mutation testing: change one expression, run the tests that execute its line, and expect one of them to fail.
 
 A mutant that no test detects has survived: either a test is missing, or the mutant is equivalent, because no caller can
 observe the change. `equivalent.txt` lists equivalent mutants with the reason; they do not count.

@@ -117,11 +117,11 @@ def test_a_quarantined_job_waits_until_its_child_is_empty_and_keeps_its_lock(har
 
 def test_jobs_run_concurrently_again_when_the_quarantined_jobs_are_done(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 30, "max_crashes": 1})
-    suspects = send_naps(harness, 2, 0.3)
+    quarantined = send_naps(harness, 2, 0.3)
     harness.journal.wait_for(2, what="start")
     os.kill(worker.children[0], signal.SIGKILL)
     others = send_naps(harness, 20, 0.3)
-    assert all_completed([*suspects, *others], 0.3)
+    assert all_completed([*quarantined, *others], 0.3)
     assert max(int(harness.wait_for_start(job)["others"]) for job in others) >= 10
     assert worker.stop() == 0
 

@@ -41,27 +41,27 @@ Recovery.recover = lambda *_: None
 def test_the_job_of_a_killed_child_runs_again_within_a_second(harness: WorkerHarness, start_method: str) -> None:
     worker = harness.worker(children=3, settings={"lock_duration": 30, "worker_start_method": start_method})
     harness.wait_until_idle(3)
-    victim, other = harness.hold("a"), harness.hold("b")
-    first, untouched = harness.wait_for_start(victim), harness.wait_for_start(other)
+    interrupted, other = harness.hold("a"), harness.hold("b")
+    first, untouched = harness.wait_for_start(interrupted), harness.wait_for_start(other)
     assert first["pid"] != untouched["pid"]
     lock = harness.redis.get(harness.keys.lock(other.id))
 
     killed_ms = server_ms(harness.redis)
     os.kill(int(first["pid"]), signal.SIGKILL)
-    took_ms = harness.wait_for_event("active", victim, 2).ms - killed_ms
+    took_ms = harness.wait_for_event("active", interrupted, 2).ms - killed_ms
     harness.report(active_again_ms=took_ms)
 
     assert took_ms <= scale_to_load(1000)
-    assert harness.wait_for_start(victim, 2)["pid"] not in {first["pid"], untouched["pid"]}
+    assert harness.wait_for_start(interrupted, 2)["pid"] not in {first["pid"], untouched["pid"]}
     assert harness.redis.get(harness.keys.lock(other.id)) == lock
     worker.wait_for_line("Child started", count=4)
     assert len(worker.children) == 3
     harness.open_gate("a")
     harness.open_gate("b")
-    assert victim.get(timeout=60) == "a"
+    assert interrupted.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
-    assert (harness.start_count(victim), harness.start_count(other)) == (2, 1)
-    assert harness.field(victim, "atm") == "1", "a crash is not counted as an attempt"
+    assert (harness.start_count(interrupted), harness.start_count(other)) == (2, 1)
+    assert harness.field(interrupted, "atm") == "1", "a crash is not counted as an attempt"
     assert harness.events.all(event="stalled") == []
     assert worker.stop() == 0
 
@@ -70,23 +70,23 @@ def test_twenty_killed_children_lose_no_job_and_release_each_within_a_second(
     harness: WorkerHarness,
 ) -> None:
     worker = harness.worker(children=4, settings={"lock_duration": 30, "max_crashes": 100})
-    victim, other = harness.hold("a"), harness.hold("b")
+    interrupted, other = harness.hold("a"), harness.hold("b")
     harness.wait_for_start(other)
     waits_ms = []
     for number in range(1, 21):
-        start = harness.wait_for_start(victim, number)
+        start = harness.wait_for_start(interrupted, number)
         killed_ms = server_ms(harness.redis)
         os.kill(int(start["pid"]), signal.SIGKILL)
-        waiting = harness.events.wait_for(number, event="waiting", jobId=victim.id, prev="active")[-1]
+        waiting = harness.events.wait_for(number, event="waiting", jobId=interrupted.id, prev="active")[-1]
         waits_ms.append(waiting.ms - killed_ms)
     harness.report(back_in_wait_ms=sorted(waits_ms))
 
     harness.open_gate("a", 2)  # a task that was killed at the gate may have consumed one
     harness.open_gate("b")
-    assert victim.get(timeout=60) == "a"
+    assert interrupted.get(timeout=60) == "a"
     assert other.get(timeout=60) == "b"
     assert max(waits_ms) <= scale_to_load(1000)
-    assert (harness.start_count(victim), harness.start_count(other)) == (21, 1)
+    assert (harness.start_count(interrupted), harness.start_count(other)) == (21, 1)
     assert len(worker.wait_for_line("Child died", count=20)) == 20
     worker.wait_for_line("Child started", count=24)
     assert worker.stop() == 0
@@ -133,9 +133,9 @@ def test_a_worker_whose_children_cannot_start_exits_with_boot_failed(harness: Wo
 
 def test_without_recovery_the_job_of_a_killed_child_does_not_run_again(harness: WorkerHarness) -> None:
     worker = harness.worker(NO_RECOVERY, children=3, settings={"lock_duration": 30})
-    victim = harness.hold()
-    os.kill(int(harness.wait_for_start(victim)["pid"]), signal.SIGKILL)
+    interrupted = harness.hold()
+    os.kill(int(harness.wait_for_start(interrupted)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Child died")
     harness.app.send_task("quick", countdown=1.5).get(timeout=60)
-    assert harness.start_count(victim) == 1, "the tests with recovery could not fail"
-    assert harness.redis.lrange(harness.keys.active, 0, -1) == [victim.id]
+    assert harness.start_count(interrupted) == 1, "the tests with recovery could not fail"
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [interrupted.id]

@@ -110,7 +110,7 @@ def test_a_child_that_receives_its_job_after_the_lock_expired_does_not_run_it(
     harness.wait_until_idle(1)
     proxy.latency(0.5)
     job = harness.app.send_task("quick")
-    harness.wait_for_event("active", job)  # the reply is still on its way
+    harness.wait_for_event("active", job)  # the child has not received the reply yet
     child = worker.children[0]
     os.kill(child, signal.SIGSTOP)
     harness.worker(children=1, settings=short)

@@ -12,15 +12,15 @@ pytestmark = pytest.mark.process
 def test_a_job_runs_although_the_outcome_sent_with_its_fetch_was_rejected(harness: WorkerHarness) -> None:
     # One child serves two queues: it finishes a job of one and fetches a job of the other in one round trip.
     worker = harness.worker(children=1, options=["-Q", "default,other"], settings={"lock_duration": 30})
-    victim = harness.hold()
-    harness.wait_for_start(victim)
+    lost = harness.hold()
+    harness.wait_for_start(lost)
     following = harness.app.send_task("quick", queue="other")
-    harness.redis.set(harness.keys.lock(victim.id), "another worker's")
+    harness.redis.set(harness.keys.lock(lost.id), "another worker's")
     harness.open_gate()
 
     harness.wait_for_start(following, timeout=20)
     assert following.get(timeout=20) is None
-    assert worker.wait_for_line("Lock lost")[0]["job_id"] == victim.id
+    assert worker.wait_for_line("Lock lost")[0]["job_id"] == lost.id
     assert harness.start_count(following) == 1
     assert harness.redis.llen(harness.keys_of("other").active) == 0
     assert worker.stop() == 0

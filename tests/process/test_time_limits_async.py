@@ -131,21 +131,21 @@ def test_an_async_task_is_cancelled_at_the_hard_limit_and_fails(harness: WorkerH
 def test_a_child_with_an_async_task_that_ignores_cancellation_is_killed(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1)
     short = [harness.app.send_task("nap", kwargs={"seconds": 0.05}) for _ in range(10)]
-    culprit = harness.app.send_task("ignores", soft_time_limit=0.2, time_limit=0.5, max_retries=0)
+    hung = harness.app.send_task("ignores", soft_time_limit=0.2, time_limit=0.5, max_retries=0)
     long = [harness.app.send_task("nap", kwargs={"seconds": 12}) for _ in range(10)]
 
-    reason = reason_of(harness, culprit)
+    reason = reason_of(harness, hung)
     assert reason == "task ignores ran longer than its time limit of 0.5 s and its child was killed"
     for job in (*short, *long):
         assert job.get(timeout=TIMEOUT) in {0.05, 12}
     assert ends(harness, [*short, *long]) == [1] * 20
-    assert harness.start_count(culprit) == 1
-    assert [entry["why"] for entry in harness.journal.all(what="ignored", job=culprit.id)] == [
+    assert harness.start_count(hung) == 1
+    assert [entry["why"] for entry in harness.journal.all(what="ignored", job=hung.id)] == [
         "task ignores ran longer than its soft time limit of 0.2 s",
         "task ignores ran longer than its time limit of 0.5 s",
     ]
     assert len(worker.logged("Child killed", reason="hard_limit")) == 1
-    assert not any(harness.field(job, CRASHES) for job in (*short, culprit, *long)), "no crash is counted"
+    assert not any(harness.field(job, CRASHES) for job in (*short, hung, *long)), "no crash is counted"
     assert {harness.field(job, "atm") for job in long} == {"1"}
     assert worker.stop(TIMEOUT) == 0
 
@@ -153,8 +153,8 @@ def test_a_child_with_an_async_task_that_ignores_cancellation_is_killed(harness:
 def test_a_child_with_an_async_task_that_blocks_the_event_loop_is_killed(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=1)
     others = [harness.app.send_task("nap", kwargs={"seconds": 0.5}) for _ in range(5)]
-    culprit = harness.app.send_task("blocks", time_limit=0.5, max_retries=0)
-    assert "its child was killed" in reason_of(harness, culprit)
+    hung = harness.app.send_task("blocks", time_limit=0.5, max_retries=0)
+    assert "its child was killed" in reason_of(harness, hung)
     for job in others:
         assert job.get(timeout=TIMEOUT) == 0.5
     assert ends(harness, others) == [1] * 5

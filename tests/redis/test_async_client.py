@@ -154,7 +154,7 @@ async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
             text = f"{task}-{sent}"
             assert await client.run_many([echo(text), echo(task)]) == [text, str(task)]
 
-    async def victim(number: int) -> None:
+    async def interrupted(number: int) -> None:
         while True:
             assert await client.run(echo(number)) == str(number)
             assert await client.run_many([echo("x" * 100_000), echo(number)]) == ["x" * 100_000, str(number)]
@@ -162,7 +162,7 @@ async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
     before = await client.run(CLIENT_ID)
     workers = [asyncio.create_task(steady(task)) for task in range(5)]
     for number in range(1_000):
-        task = asyncio.create_task(victim(number))
+        task = asyncio.create_task(interrupted(number))
         for _ in range(rng.randrange(12)):
             await asyncio.sleep(0)
         task.cancel()

@@ -1,4 +1,4 @@
-"""The faults. Each breaks something, waits, and repairs it; when it returns, Redis should answer."""
+"""The faults. Each function breaks something, waits, and repairs it; Redis is available again when it returns."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SAMPLE_S = 5.0
 
 
 def probe_queue(index: int) -> str:
-    """Return the queue that only the worker with this index serves."""
+    """Return the queue that only the worker with this index consumes."""
     return f"probe-{index}"
 
 

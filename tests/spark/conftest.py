@@ -28,7 +28,7 @@ def queue(broker_url: str) -> Iterator[Queue]:
 
 @pytest.fixture
 def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
-    """A worker of the queue ``mail`` that a test drives step by step."""
+    """A worker of the queue ``mail`` that a test runs step by step."""
     broker: Broker = queue.context.broker
     worker = ManualWorker(broker, broker.keys("mail"))
     yield worker

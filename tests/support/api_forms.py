@@ -1,4 +1,4 @@
-"""The blocking or the asyncio form of the API, on a separate queue each, with comparable results and states."""
+"""One interface for the sync and the async API, each on a separate queue, with comparable results and states."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def attach() -> None:
 
 
 def release(spark: SparkSession) -> None:
-    """Take the JVM back after a driver has ended: its queries fail, and callbacks come to this process again."""
+    """Return the JVM to this process after a driver has ended: its queries fail; this process gets callbacks again."""
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     wait_until(queries.isEmpty, 60.0, "the end of the dead driver's queries")
     client = _gateway(spark)

@@ -44,7 +44,7 @@ class ContainerServer:
 
 @cache
 def has_container_engine() -> bool:
-    """Return whether a container engine answers at Docker's default address. The answer is cached."""
+    """Return whether a container engine responds at Docker's default address. The result is cached."""
     address = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
     if address.scheme == "unix" and not Path(address.path).is_socket():
         return False

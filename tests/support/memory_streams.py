@@ -51,12 +51,12 @@ class MemoryStream:
 
 
 class MemoryStreams:
-    """The streams of some queues, and the answers of the server to the queries of a plan.
+    """The streams of some queues, and the server's replies to the queries of a plan.
 
     Args:
         streams: The streams by queue.
         page: The maximum number of entries of one scan.
-        meanwhile: Called before each answer; simulates changes during planning.
+        meanwhile: Called before each reply; simulates changes during planning.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class Cluster:
             directory: The directory for the files of its nodes.
             flavour: Redis or Valkey.
             replicas: The number of replicas of each primary.
-            node_timeout_ms: After this time without an answer a node counts as failed; long, for busy machines.
+            node_timeout_ms: After this time without a reply, a node counts as failed; long, for busy machines.
             certificates: Enables TLS, including between the nodes.
         """
         with ExitStack() as stack:
@@ -80,14 +80,14 @@ class Cluster:
         return self.servers[0].url
 
     def owner(self, slot: int) -> int:
-        """Return the number of the primary that owns a slot, according to the first node that answers."""
+        """Return the number of the primary that owns a slot, according to the first node that replies."""
         for client in self.clients:
             try:
                 ranges: Any = client.execute_command("CLUSTER", "SLOTS")
             except redis.ConnectionError:
                 continue
             return next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1])
-        raise AssertionError("no node answers")
+        raise AssertionError("no node replies")
 
     def client_of(self, queue: str) -> redis.Redis:
         """Return a connection to the node that owns a queue."""
@@ -126,7 +126,7 @@ class Cluster:
         return len(keys)
 
     def end_move(self, slot: int, to: int) -> None:
-        """Assign the slot to the new node; the third node learns of it later."""
+        """Assign the slot to the new node; the cluster informs the third node later."""
         source = self.owner(slot)
         for number in (to, source):
             self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])

@@ -77,7 +77,7 @@ rDZpN3em/Ke9I8zynfVRnExluNSg95LSqEWcPjMxNT8=
 
 
 class FaultyHandler(BaseHTTPRequestHandler):
-    """Replies to ``/status/503?retry_after=7`` as requested; each other path breaks the protocol in one way."""
+    """Replies to ``/status/503?retry_after=7`` as requested; each other path violates the protocol differently."""
 
     ended = threading.Event()
 

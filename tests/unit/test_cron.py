@@ -223,7 +223,7 @@ def test_no_matching_minute_is_missed_in_utc(minutes: str, hours: str, days: str
 
 
 def field_values(text: str, low: int, high: int) -> set[int]:
-    """Return the values of a field, computed in another way than in bulltask."""
+    """Return the values of a field, computed differently than in bulltask."""
     values = set()
     for part in text.split(","):
         ends, _, step = part.partition("/")

@@ -1,4 +1,4 @@
-"""Rows of bronze and gaps account for all events, for every way in which the pipeline can lose events."""
+"""Rows of bronze and gaps account for all events, whatever the reason for which events are lost."""
 
 from __future__ import annotations
 
