@@ -139,7 +139,7 @@ class History:
         """Count the attempts that ended in each hour or day; hours and days without attempts are omitted.
 
         Args:
-            outcome: ``completed``, ``failed`` (for good), ``retry``, ``stalled`` or ``waiting-children``.
+            outcome: ``completed``, ``failed`` (for good), ``retried``, ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 

@@ -104,7 +104,7 @@ class PastAttempt:
         ended_at: When it ended.
         wait: Seconds that it waited.
         run: Seconds that it ran.
-        outcome: ``completed``, ``failed``, ``retry``, ``stalled``, ``waiting-children``, or ``open`` if its outcome is
+        outcome: ``completed``, ``failed``, ``retried``, ``stalled``, ``waiting-children``, or ``open`` if its outcome is
             unknown.
         reason: The reason of a final failure; events do not contain the reason of a retried attempt.
         error_fingerprint: As in :class:`PastJob`.

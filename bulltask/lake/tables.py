@@ -203,7 +203,7 @@ ATTEMPTS: Final = Table(
         ended_at time when it ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, retry, stalled, waiting-children, or open if its outcome is unknown
+        outcome text completed, failed, retried, stalled, waiting-children, or open if its outcome is unknown
         reason text reason of a final failure; events do not contain the reason of a retried attempt
         error_fingerprint text first line of reason with # for quoted text, numbers and hex
         worker text name of the worker, from a snapshot

@@ -126,10 +126,10 @@ class DemoSteps:
         for index, name in enumerate(TASKS):
             orders = range(len(range(index, jobs, len(TASKS))))
             failed, retried = (sum(map(rule.get(name, never), orders)) for rule in (FAILS, RETRIES))
-            expected = {"completed": len(orders) - failed, "failed": failed, "retry": retried}
+            expected = {"completed": len(orders) - failed, "failed": failed, "retried": retried}
             actual = {word: {**attempts, **ended}.get((name, word), 0) for word in expected}
             # If your server was killed, the worker has released its jobs, which adds attempts.
-            if {**actual, "retry": min(actual["retry"], retried)} != expected:
+            if {**actual, "retried": min(actual["retried"], retried)} != expected:
                 problems.append(f"{name}: silver has {actual}, and should have {expected}")
         if (self._lake / "bronze/gaps").exists():
             problems.append(f"events were lost: {self._table('bronze/gaps').collect()}")

@@ -34,13 +34,13 @@ COUNTERS: Final = (
 _COUNTER_OF_OUTCOME: Final = {
     "completed": "completed",
     "failed": "failed",
-    "retry": "retried",
+    "retried": "retried",
     "stalled": "stalled",
     "waiting-children": "waiting_children",
 }
 """The counter of each outcome of an attempt; an open one has not ended."""
 
-_WASTED: Final = "outcome in ('failed', 'retry', 'stalled')"
+_WASTED: Final = "outcome in ('failed', 'retried', 'stalled')"
 
 
 @dataclass(frozen=True, slots=True)

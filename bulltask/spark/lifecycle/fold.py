@@ -46,7 +46,7 @@ __all__ = [
     "lifecycle",
 ]
 
-Outcome = Literal["completed", "failed", "retry", "stalled", "waiting-children", "open"]
+Outcome = Literal["completed", "failed", "retried", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
 #: The end of the year 9999, the last time that Python and Spark can represent. Ids of events can be later.
@@ -74,8 +74,8 @@ STATE_AFTER: dict[str, JobState] = {
 _ENDS: dict[str, Outcome] = {
     "completed": "completed",
     "failed": "failed",
-    "delayed": "retry",
-    "waiting": "retry",
+    "delayed": "retried",
+    "waiting": "retried",
     "stalled": "stalled",
     "waiting-children": "waiting-children",
 }
@@ -118,7 +118,7 @@ class AttemptRow:
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
-        outcome: ``retry`` also stands for a release; ``open`` means that the outcome is unknown.
+        outcome: ``retried`` also stands for a release; ``open`` means that the outcome is unknown.
         reason: The reason of a final failure. Events do not have the reason of a retried attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
