@@ -34,7 +34,7 @@ class GapRow:
     first_id_after: str | None
     lost: int
     exact: bool
-    reason: str
+    loss_reason: str
     last_at_before: datetime | None
     first_at_after: datetime | None
     detected_at: datetime
@@ -105,4 +105,4 @@ def _read_rows(reader: TableReader, table: Table) -> list[dict[str, Any]]:
     def read(batches: Iterator[Any]) -> list[dict[str, Any]]:
         return [row for batch in batches for row in batch.to_pylist()]
 
-    return reader.over(table, reader.days(table), read)
+    return reader.scan(table, reader.days(table), read)

@@ -42,7 +42,7 @@ class History:
         history = History("/data/lake")
         page = history.search(state="failed", text="timed out", since=date(2026, 11, 1))
         for job in page.jobs:
-            print(job.finished_at, job.queue, job.name, job.id, job.reason)
+            print(job.finished_at, job.queue, job.name, job.id, job.failed_reason)
         print(history.job(page.jobs[0].id).attempts)
 
     Only the latest state of a job counts: a job that failed and was completed by a later retry is completed. The
@@ -183,7 +183,7 @@ class History:
         def read(batches: Iterator[Any]) -> list[Row]:
             return [row for batch in batches for row in batch.to_pylist()]
 
-        return self._reader.over(table, self._reader.days(table), read, where=where, queue=queue)
+        return self._reader.scan(table, self._reader.days(table), read, where=where, queue=queue)
 
     def _check_queue(self, queue: str | None) -> None:
         """Raise an error if there are no rows because the queue is unknown."""

@@ -87,7 +87,7 @@ def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
     parts = -(-reader.count(JOBS, days, query.queue) // _ROWS_PER_PASS)
     totals: Counter[tuple[str, str | None, str]] = Counter()
     for part in range(parts):
-        totals += reader.over(
+        totals += reader.scan(
             JOBS,
             days,
             partial(_count_part, older=older, query=query, part=part, parts=parts),
@@ -111,7 +111,7 @@ def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> li
 
     where = _ended_filter(query) & (ds.field("outcome") == outcome)
     days = _matching_days(reader, query)
-    totals = reader.over(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
+    totals = reader.scan(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
     return [RatePoint(at, attempts) for at, attempts in sorted(totals.items())]
 
 
@@ -130,7 +130,7 @@ def latency(
     if invalid := [value for value in percentiles if not 0 <= value <= 100]:
         raise ConfigError(f"percentiles must be from 0 to 100, not {invalid[0]!r}")
     column = f"{metric}_ms"
-    histograms = reader.over(
+    histograms = reader.scan(
         ATTEMPTS,
         _matching_days(reader, query),
         partial(_duration_histograms, column=column, every=every),
@@ -187,13 +187,13 @@ def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Seq
 
     def read_first_days() -> dict[str, date]:
         columns = ["job_id", "created_at"]
-        return reader.over(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
+        return reader.scan(JOBS, days, first_day_by_job, columns=columns, where=began_before, queue=query.queue)
 
     if not before or not (first_days := read_first_days()):
         return []
     nearby = [day for day in before if day >= min(first_days.values()) - CLOCK_DIFFERENCE]
     is_one = ds.field("job_id").isin(list(first_days))
-    return reader.over(JOBS, nearby, list, columns=_COLUMNS, where=is_one, queue=query.queue) if nearby else []
+    return reader.scan(JOBS, nearby, list, columns=_COLUMNS, where=is_one, queue=query.queue) if nearby else []
 
 
 def _count_part(

@@ -57,7 +57,7 @@ class TableReader:
         days = (self._layout.day(table, day) for day in self.days(table))
         return sorted({partition_value(queue.name) for day in days for queue in list_directories(day)})
 
-    def over(
+    def scan(
         self,
         table: Table,
         days: Iterable[date],
@@ -67,10 +67,10 @@ class TableReader:
         columns: Sequence[str] | None = None,
         queue: str | None = None,
     ) -> T:
-        """Return the result of ``reduce`` for a table's rows, which are read batch by batch.
+        """Read a table's rows batch by batch, and return what ``reduce`` makes of them.
 
-        If files vanish during that, because they were compacted or their batch is rewritten, ``reduce`` is called again
-        with the current rows.
+        If files disappear during the scan, because they were compacted or rewritten, ``reduce`` is called again with
+        the current rows.
 
         Args:
             table: The table.

@@ -34,8 +34,8 @@ class PastJob:
         wait: Seconds that it waited for a worker, in all attempts.
         run: Seconds that it ran, in all attempts.
         total: Seconds from ``created_at`` to ``finished_at``.
-        reason: The failure reason.
-        error_fingerprint: The first line of the reason with ``#`` for quoted text, numbers and hex.
+        failed_reason: The reason of the failure; ``None`` unless the job failed.
+        error_fingerprint: The first line of ``failed_reason`` with ``#`` for quoted text, numbers and hex.
         parent_key: Redis key of its parent job, from a snapshot.
         data_bytes: Size of its data, from a snapshot.
         source: ``events`` or ``snapshot``.
@@ -56,7 +56,7 @@ class PastJob:
     wait: float | None
     run: float | None
     total: float | None
-    reason: str | None
+    failed_reason: str | None
     error_fingerprint: str | None
     parent_key: str | None
     data_bytes: int | None
@@ -82,7 +82,7 @@ class PastJob:
             wait=_seconds(row["wait_ms"]),
             run=_seconds(row["run_ms"]),
             total=_seconds(row["total_ms"]),
-            reason=row["final_reason"],
+            failed_reason=row["failed_reason"],
             error_fingerprint=row["error_fingerprint"],
             parent_key=row["parent_key"],
             data_bytes=row["data_bytes"],
@@ -104,9 +104,9 @@ class PastAttempt:
         ended_at: When it ended.
         wait: Seconds that it waited.
         run: Seconds that it ran.
-        outcome: ``completed``, ``failed``, ``retried``, ``stalled``, ``waiting-children``, or ``open`` if its outcome is
-            unknown.
-        reason: The reason of a final failure; events do not contain the reason of a retried attempt.
+        outcome: ``completed``, ``failed``, ``retried``, ``stalled``, ``waiting-children``, or
+            ``open`` if the outcome is unknown.
+        failed_reason: The reason of a final failure; events do not contain the reason of a retried attempt.
         error_fingerprint: As in :class:`PastJob`.
         worker: The worker's name, from a snapshot.
         source: ``events`` or ``snapshot``.
@@ -120,7 +120,7 @@ class PastAttempt:
     wait: float | None
     run: float | None
     outcome: str
-    reason: str | None
+    failed_reason: str | None
     error_fingerprint: str | None
     worker: str | None
     source: str | None
@@ -130,7 +130,7 @@ class PastAttempt:
         """Create the object from a table row."""
         row = _in_utc(row)
         names = (
-            "attempt incarnation queued_at started_at ended_at outcome reason error_fingerprint worker source"
+            "attempt incarnation queued_at started_at ended_at outcome failed_reason error_fingerprint worker source"
         ).split()
         return cls(wait=_seconds(row["wait_ms"]), run=_seconds(row["run_ms"]), **{name: row[name] for name in names})
 
@@ -146,7 +146,7 @@ class PastEvent:
         name: The task's name; only ``added`` has it.
         prev: The previous state of the job.
         delay_until: When a ``delayed`` job is due.
-        reason: The failure reason of ``failed``.
+        failed_reason: Why the job failed; only ``failed`` has it.
         return_value: The result of ``completed`` as JSON.
         attempts_made: The number of attempts of ``retries-exhausted``.
         extra: All other fields as a JSON object.
@@ -158,7 +158,7 @@ class PastEvent:
     name: str | None
     prev: str | None
     delay_until: datetime | None
-    reason: str | None
+    failed_reason: str | None
     return_value: str | None
     attempts_made: int | None
     extra: str | None
@@ -167,10 +167,8 @@ class PastEvent:
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
         row = _in_utc(row)
-        names = "event name prev delay_until return_value attempts_made extra".split()
-        return cls(
-            id=row["event_id"], at=row["event_at"], reason=row["failed_reason"], **{name: row[name] for name in names}
-        )
+        names = "event name prev delay_until failed_reason return_value attempts_made extra".split()
+        return cls(id=row["event_id"], at=row["event_at"], **{name: row[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +182,7 @@ class PastSnapshot:
         data_text: Its data as JSON; :attr:`data` is the value.
         opts_text: Its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
         return_value_text: Its result as JSON; :attr:`returnvalue` is the value.
-        reason: The failure reason of its last attempt.
+        failed_reason: The reason of its last failed attempt.
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest, 0 is none.
         delay: Its delay in seconds.
@@ -200,7 +198,7 @@ class PastSnapshot:
     data_text: str | None
     opts_text: str | None
     return_value_text: str | None
-    reason: str | None
+    failed_reason: str | None
     stacktrace_text: str | None
     priority: int | None
     delay: float | None
@@ -213,13 +211,12 @@ class PastSnapshot:
     def of(cls, row: Row) -> Self:
         """Create the object from a table row."""
         row = _in_utc(row)
-        names = "state name priority attempts_made attempts_started worker parent_key".split()
+        names = "state name failed_reason priority attempts_made attempts_started worker parent_key".split()
         return cls(
             at=row["snapshot_at"],
             data_text=row["data"],
             opts_text=row["opts"],
             return_value_text=row["return_value"],
-            reason=row["failed_reason"],
             stacktrace_text=row["stacktrace"],
             delay=_seconds(row["delay_ms"]),
             **{name: row[name] for name in names},

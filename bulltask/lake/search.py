@@ -94,7 +94,7 @@ def _latest(reader: TableReader, candidates: Sequence[Row]) -> Iterator[tuple[Se
         return
     first = min(_earliest_time(row) for row in candidates).date() - CLOCK_DIFFERENCE
     ids = sorted({row["job_id"] for row in candidates})
-    rows = reader.over(
+    rows = reader.scan(
         JOBS,
         [day for day in reader.days(JOBS) if day >= first],
         lambda batches: [row for batch in batches for row in batch.to_pylist()],
@@ -115,7 +115,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
     where, rows = _expression(query, after), list[Row]()
     for portion in _day_portions(days[::-1]):
         read_first = partial(_first_rows, max_rows=max_rows - len(rows))
-        rows += reader.over(JOBS, portion, read_first, where=where, queue=query.queue)
+        rows += reader.scan(JOBS, portion, read_first, where=where, queue=query.queue)
         if len(rows) >= max_rows:
             break
     return rows
@@ -156,7 +156,7 @@ def _expression(query: JobQuery, after: SearchPosition | None) -> Any:
         if value is not None:
             parts.append(ds.field(column) == value)
     if query.text is not None:
-        parts.append(pc.match_substring(ds.field("final_reason"), query.text, ignore_case=True))
+        parts.append(pc.match_substring(ds.field("failed_reason"), query.text, ignore_case=True))
     if query.since is not None:
         parts.append(seen >= _time(query.since))
     if query.until is not None:

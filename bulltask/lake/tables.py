@@ -111,7 +111,7 @@ EVENTS: Final = Table(
         name text name of the task; only added has it
         prev text previous state of the job
         delay_until time when a delayed job is due
-        failed_reason text reason of failed
+        failed_reason text why the job failed; only failed has it
         return_value text result of completed as JSON
         attempts_made int number of attempts of retries-exhausted
         extra text all other fields as a JSON object
@@ -131,7 +131,7 @@ GAPS: Final = Table(
         first_id_after text id of the first event after the gap; null if there is no event yet
         lost long number of lost events
         exact flag whether lost is exact or a lower bound
-        reason text trimmed, trimmed-during-read, stream-deleted, stream-recreated or failover-rollback
+        loss_reason text trimmed, trimmed-during-read, stream-deleted, stream-recreated or failover-rollback
         last_at_before time time of last_id_before; null if the gap starts with the stream
         first_at_after time time of first_id_after
         detected_at time when it was detected
@@ -161,7 +161,7 @@ SNAPSHOTS: Final = Table(
         attempts_started int BullMQ's count of attempts that started
         stalled_count int number of stalls
         return_value text result as JSON
-        failed_reason text last failure reason
+        failed_reason text reason of the last failed attempt
         stacktrace text JSON list of tracebacks, one per failed attempt
         parent_key text Redis key of its parent job
         worker text name of the worker that ran it last, if it has one
@@ -204,8 +204,8 @@ ATTEMPTS: Final = Table(
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
         outcome text completed, failed, retried, stalled, waiting-children, or open if its outcome is unknown
-        reason text reason of a final failure; events do not contain the reason of a retried attempt
-        error_fingerprint text first line of reason with # for quoted text, numbers and hex
+        failed_reason text reason of a final failure; events do not contain the reason of a retried attempt
+        error_fingerprint text first line of failed_reason with # for quoted text, numbers and hex
         worker text name of the worker, from a snapshot
         source text events or snapshot
         as_of time time of the last event that the row contains; of rows with one key, the latest counts
@@ -233,7 +233,7 @@ JOBS: Final = Table(
         wait_ms long milliseconds it waited for a worker, in all attempts
         run_ms long milliseconds it ran, in all attempts
         total_ms long finished_at - created_at, milliseconds
-        final_reason text failure reason
+        failed_reason text reason of the last failure; null unless state is failed
         error_fingerprint text as in silver.attempts
         parent_key text Redis key of its parent job, from a snapshot
         data_bytes int size of its data, from a snapshot
@@ -294,7 +294,7 @@ ERRORS_DAY: Final = Table(
         fraction double fraction of all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
-        sample_reason text full reason of the last failure
+        sample_failed_reason text full reason of the last failure
         sample_job_ids texts up to five jobs, latest first
         """,
     ),

@@ -18,12 +18,12 @@ from bulltask.lake.tables import BACKFILLS
 from tests.support.lake import LakeBuilder, at
 
 FIRST = {
-    "last_id_before": "1-0", "first_id_after": "9-0", "lost": 8, "exact": True, "reason": "trimmed",
+    "last_id_before": "1-0", "first_id_after": "9-0", "lost": 8, "exact": True, "loss_reason": "trimmed",
     "last_at_before": at("2026-11-22 10:00"), "first_at_after": at("2026-11-22 11:00"),
     "detected_at": at("2026-11-22 11:05"),
 }  # fmt: skip
 SECOND = {
-    "queue": "other", "last_id_before": "0-0", "lost": 0, "exact": False, "reason": "stream-deleted",
+    "queue": "other", "last_id_before": "0-0", "lost": 0, "exact": False, "loss_reason": "stream-deleted",
     "detected_at": at("2026-11-22 12:00"),
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_gaps_are_filtered_by_the_possible_times_of_their_events(
 
 
 def test_each_new_stream_of_a_queue_can_have_a_gap_at_its_start(tmp_path: Path) -> None:
-    lake, lost = LakeBuilder(tmp_path), {"lost": 8, "exact": True, "reason": "trimmed"}
+    lake, lost = LakeBuilder(tmp_path), {"lost": 8, "exact": True, "loss_reason": "trimmed"}
     detected_at = [at("2026-11-20 10:00", 1), at("2026-11-21 10:00")]
     lake.gaps([{"last_id_before": "0-0", **lost, "detected_at": detected} for detected in detected_at])
     for detected, rows in zip(detected_at, (3, 4), strict=True):
@@ -80,7 +80,7 @@ def test_each_new_stream_of_a_queue_can_have_a_gap_at_its_start(tmp_path: Path) 
 
 
 def test_days_in_gaps_have_a_margin_for_clock_differences(tmp_path: Path) -> None:
-    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed"}
+    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "loss_reason": "trimmed"}
     days = [date(2026, 11, day) for day in range(1, 29)]
     lake.gaps([
         {"last_id_before": "1-0", **lost, "last_at_before": at("2026-11-12 10:00"),
@@ -122,7 +122,7 @@ def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
 
 
 def test_one_gap_is_printed_in_the_singular(tmp_path: Path) -> None:
-    lost = {"lost": 1, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
+    lost = {"lost": 1, "exact": True, "loss_reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     LakeBuilder(tmp_path).gaps([{"last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     result = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path)])
     assert result.output.endswith("\n1 gap, 1 event lost\n")
@@ -149,7 +149,7 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
 
 
 def test_gaps_are_ordered_by_detection_and_end_at_that_time(tmp_path: Path) -> None:
-    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "reason": "trimmed", "last_id_before": "1-0"}
+    lake, lost = LakeBuilder(tmp_path), {"lost": 1, "exact": True, "loss_reason": "trimmed", "last_id_before": "1-0"}
     detected_at = {"zoo": at("2026-11-20 10:00"), "ants": at("2026-11-21 10:00")}
     for queue, detected in detected_at.items():
         lake.gaps([{**lost, "queue": queue, "last_at_before": at("2026-11-19 10:00"), "detected_at": detected}])

@@ -44,7 +44,7 @@ def add_retried_job(lake: LakeBuilder) -> None:
     first = {"job_id": "7", "incarnation": incarnation, "started_at": DAY, "queued_at": DAY}
     lake.attempts([{**first, "outcome": "open", "as_of": DAY}])
     stalled = {**first, "outcome": "stalled", "ended_at": at("2026-11-20 10:00", 3), "run_ms": 1500}
-    failed = {**first, "outcome": "failed", "ended_at": at("2026-11-20 10:00", 9), "wait_ms": 1, "reason": "no"}
+    failed = {**first, "outcome": "failed", "ended_at": at("2026-11-20 10:00", 9), "wait_ms": 1, "failed_reason": "no"}
     lake.attempts([{**failed, "attempt": 2}, stalled])
     lake.attempts([{**first, "attempt": 3, "started_at": later, "outcome": "completed", "ended_at": later}])
     lake.attempts([{"job_id": "7", "queue": "other", "outcome": "completed", "ended_at": later}])
@@ -63,14 +63,18 @@ def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: La
         ("removed", "5-0"),
     ]
     assert record.job is record.incarnations[0]
-    assert [(each.attempt, each.outcome, each.wait, each.run, each.reason) for each in record.attempts] == [
+    assert [(each.attempt, each.outcome, each.wait, each.run, each.failed_reason) for each in record.attempts] == [
         (1, "stalled", None, 1.5, None),
         (2, "failed", 0.001, None, "no"),
         (3, "completed", None, None, None),
     ]
     assert [event.event for event in record.events] == ["added", "waiting", "failed", "active", "completed"]
     assert [event.id.rpartition("-")[2] for event in record.events] == ["0", "1", "0", "9", "10"]
-    assert (record.events[0].name, record.events[2].reason, record.events[4].return_value) == ("send", '"no"', "1")
+    assert (record.events[0].name, record.events[2].failed_reason, record.events[4].return_value) == (
+        "send",
+        '"no"',
+        "1",
+    )
     assert record.events[2].at == at("2026-11-20 10:00", 9)
     assert record.snapshot is not None
     snapshot = record.snapshot

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "history.md"
 def test_the_program_on_the_history_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     now = datetime.now(UTC)
-    failed = {"job_id": "a", "name": "mail.send", "state": "failed", "finished_at": now, "final_reason": "Timed out"}
+    failed = {"job_id": "a", "name": "mail.send", "state": "failed", "finished_at": now, "failed_reason": "Timed out"}
     lake = LakeBuilder(tmp_path).jobs([failed]).snapshots([{"id": "a", "data": '{"to": "ada"}', "snapshot_at": now}])
     lake.attempts([{"job_id": "a", "outcome": "failed", "ended_at": now, "wait_ms": 1000}])
     assert "/data/lake" in program

@@ -44,8 +44,8 @@ def sample(lake: LakeBuilder) -> History:
     lake.jobs(
         [
             job("a", at("2026-11-20 10:00")),
-            job("b", at("2026-11-21 10:00"), "failed", final_reason=reason, error_fingerprint="ConnectionError: SMTP"),
-            job("c", at("2026-11-21 11:00"), "failed", final_reason="KeyError: 'x'", error_fingerprint="KeyError: #"),
+            job("b", at("2026-11-21 10:00"), "failed", failed_reason=reason, error_fingerprint="ConnectionError: SMTP"),
+            job("c", at("2026-11-21 11:00"), "failed", failed_reason="KeyError: 'x'", error_fingerprint="KeyError: #"),
             job("d", at("2026-11-22 00:00"), name="report", queue="reports"),
             {**job("e", at("2026-11-22 09:00"), "removed"), "finished_at": None, "as_of": at("2026-11-22 09:00")},
         ]
@@ -86,20 +86,20 @@ def test_a_search_applies_all_filters_and_returns_the_newest_first(sample: Histo
 def test_a_job_of_a_search_has_times_in_utc_and_durations_in_seconds(lake: LakeBuilder) -> None:
     end = at("2026-11-20 10:00:01", 500)
     row = job("a", end, "failed", attempts=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
-    row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "final_reason": "no"}
+    row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "failed_reason": "no"}
     lake.jobs([{**row, "error_fingerprint": "no", "parent_key": "bull:{up}:1"}])
     (found_job,) = History(lake.layout.root).search().jobs
     assert found_job == PastJob(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
         started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempts=3, stalls=1, wait=1.5, run=0.25,
-        total=None, reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7, source="events",
+        total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7, source="events",
         as_of=end, incarnation="a-0",
     )  # fmt: skip
     assert found_job.seen_at.tzinfo is UTC
 
 
 def test_a_failed_job_that_a_retry_completed_is_only_found_as_completed(lake: LakeBuilder) -> None:
-    lake.jobs([job("a", at("2026-11-20 10:00"), "failed", final_reason="no"), job("b", at("2026-11-20 09:00"))])
+    lake.jobs([job("a", at("2026-11-20 10:00"), "failed", failed_reason="no"), job("b", at("2026-11-20 09:00"))])
     lake.jobs([job("a", at("2026-11-22 10:00"))])
     history = History(lake.layout.root)
     assert [(job.id, job.state) for job in history.search().jobs] == [("a", "completed"), ("b", "completed")]
@@ -110,7 +110,7 @@ def test_a_failed_job_that_a_retry_completed_is_only_found_as_completed(lake: La
 def test_a_job_that_is_retried_ten_days_later_has_its_last_state(lake: LakeBuilder) -> None:
     first, later = at("2026-11-10 10:00"), at("2026-11-20 10:00")
     added: dict[str, Any] = {"created_at": at("2026-11-10 09:59")}
-    lake.jobs([job("a", first, "failed", final_reason="no", **added), job("b", first, **added)])
+    lake.jobs([job("a", first, "failed", failed_reason="no", **added), job("b", first, **added)])
     lake.jobs([job("a", later, **added)])
     history = History(lake.layout.root)
     assert ids(history) == ["a", "b"]
@@ -280,7 +280,7 @@ def rows(draw: Callable[..., Any]) -> Row:
         "queue": draw(st.sampled_from(["mail", "{x}"])),
         "name": draw(st.sampled_from(["send", None])),
         "state": draw(st.sampled_from(["failed", "completed", "active"])),
-        "final_reason": draw(TEXTS),
+        "failed_reason": draw(TEXTS),
         "finished_at": ended if finished else None,
         "as_of": as_of,
         "ingest_id": draw(st.sampled_from(["i-1", "i-2"])),
@@ -304,7 +304,7 @@ def matches(row: Row, where: Row) -> bool:
     return (
         all(where.get(name) in {None, row[name]} for name in ("name", "state", "queue"))
         and where.get("id") in {None, row["job_id"]}
-        and (text is None or (row["final_reason"] is not None and text.lower() in row["final_reason"].lower()))
+        and (text is None or (row["failed_reason"] is not None and text.lower() in row["failed_reason"].lower()))
         and ("since" not in where or last_at(row) >= where["since"])
         and ("until" not in where or last_at(row) < where["until"])
     )

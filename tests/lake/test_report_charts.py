@@ -27,12 +27,12 @@ HOUR = Axis(NOON, 1, 60)
 )
 def test_an_axis_has_few_points_and_its_step_divides_a_day(minutes: int, step: int, points: int) -> None:
     midnight = NOON // 1440 * 1440
-    assert Axis.over(midnight, midnight + minutes - 1) == Axis(midnight, step, points)
+    assert Axis.spanning(midnight, midnight + minutes - 1) == Axis(midnight, step, points)
 
 
 @given(st.integers(0, 10_000_000), st.integers(0, 400 * 1440))
 def test_an_axis_has_a_point_for_each_of_its_minutes(first: int, length: int) -> None:
-    axis = Axis.over(first, first + length)
+    axis = Axis.spanning(first, first + length)
     assert axis.index(first) == 0
     assert axis.index(first + length) == axis.points - 1
     assert 1440 % axis.step == 0

@@ -41,7 +41,15 @@ def lake(tmp_path: Path) -> LakeBuilder:
         }
         lake.gold(
             "errors_day",
-            [{**key, "error_fingerprint": "no \x1b[31manswer", "count": 2, "sample_reason": "all of it", **times}],
+            [
+                {
+                    **key,
+                    "error_fingerprint": "no \x1b[31manswer",
+                    "count": 2,
+                    "sample_failed_reason": "all of it",
+                    **times,
+                }
+            ],
         )
         slo = {"metric": "run", "threshold_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
         lake.gold("slo_day", [{**key, **slo}])
@@ -106,7 +114,7 @@ def test_values_in_json_are_not_rounded(run: Run) -> None:
     )
     [error, _] = json.loads(run("errors", "--format", "json").output)
     assert (error["error_fingerprint"], error["last_seen"]) == ("no \x1b[31manswer", "2026-11-22T10:00:00+00:00")
-    assert (error["sample_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
+    assert (error["sample_failed_reason"], error["sample_job_ids"]) == ("all of it", ["j1", "j2"])
 
 
 def test_control_characters_and_formulas_are_escaped(run: Run) -> None:
@@ -121,7 +129,7 @@ def test_control_characters_and_formulas_are_escaped(run: Run) -> None:
 def test_no_table_contains_control_characters(run: Run, lake: LakeBuilder, kind: str) -> None:
     evil = "\x1b[31m \x9b2J \u202e \r\n \x07"
     lake.gold("errors_day", [{"queue": "evil", "name": evil, "dt": "2026-11-22", "error_fingerprint": evil, "count": 1,
-                              "sample_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
+                              "sample_failed_reason": evil, "sample_job_ids": [evil]}])  # fmt: skip
     output = run("errors", "--format", kind).output
     assert not set(output) & {"\x1b", "\x9b", "\u202e", "\r", "\x07"}
     if kind == "json":
@@ -142,7 +150,7 @@ def test_a_concurrency_is_recommended_with_the_reasoning(run: Run) -> None:
 
 
 def test_lost_events_are_reported_on_standard_error(run: Run, lake: LakeBuilder) -> None:
-    lost = {"lost": 5, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
+    lost = {"lost": 5, "exact": True, "loss_reason": "trimmed", "detected_at": at("2026-11-22 10:01")}
     lake.gaps([{"last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     result = run("cost", "--format", "json")
     assert result.exit_code == 0

@@ -250,7 +250,7 @@ def test_a_gap_of_one_queue_ends_the_line_of_several_queues(lake: LakeBuilder) -
 def gap(after: str | None, first: str | None, detected: str, **values: Any) -> dict[str, Any]:
     times = {"last_at_before": after, "first_at_after": first, "detected_at": detected}
     moments = {name: text and at(f"2026-11-{text}") for name, text in times.items()}
-    return {"last_id_before": after or "0-0", "lost": 10, "exact": True, "reason": "trimmed", **moments, **values}
+    return {"last_id_before": after or "0-0", "lost": 10, "exact": True, "loss_reason": "trimmed", **moments, **values}
 
 
 def test_incomplete_minutes_of_gaps_and_of_gold_are_counted_once(lake: LakeBuilder) -> None:

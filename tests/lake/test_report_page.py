@@ -43,13 +43,13 @@ def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reas
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
     key = {"queue": queue, "name": name, "dt": "2026-11-22"}
     times = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
-    ids = {"sample_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
+    ids = {"sample_failed_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
     lake.gold("errors_day", [{**key, "error_fingerprint": reason, "count": 1, **times, **ids}])
     slo = {"metric": "wait", "threshold_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
     lake.gold("slo_day", [{**key, **slo}])
     cost = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
     lake.gold("cost_day", [{**key, **cost}])
-    lost = {"lost": 7, "exact": True, "reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
+    lost = {"lost": 7, "exact": True, "loss_reason": "trimmed", "detected_at": at("2026-11-22 10:00", 9)}
     lake.gaps([{"queue": queue, "last_id_before": "1-0", "last_at_before": at("2026-11-22 10:00"), **lost}])
     return build_report(lake)
 
@@ -192,7 +192,7 @@ def test_a_page_about_200_tasks_shows_15_rows(lake: LakeBuilder) -> None:
 
 
 def test_long_tables_are_truncated_and_name_the_command_for_the_rest(lake: LakeBuilder) -> None:
-    lost = {"lost": 1, "exact": True, "reason": "trimmed", "last_at_before": at("2026-11-22 10:00")}
+    lost = {"lost": 1, "exact": True, "loss_reason": "trimmed", "last_at_before": at("2026-11-22 10:00")}
     gaps = [{"last_id_before": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
     slo = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
     slos = [{**slo, "name": f"task-{n:02}", "threshold_ms": 5, "good": n % 10} for n in range(60)]

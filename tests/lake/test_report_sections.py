@@ -59,7 +59,7 @@ def test_the_table_of_retries_includes_tasks_that_only_stalled(lake: LakeBuilder
 def test_an_inexact_gap_is_shown_as_a_lower_bound(lake: LakeBuilder) -> None:
     gap = {
         "lost": 1,
-        "reason": "stream-deleted",
+        "loss_reason": "stream-deleted",
         "last_at_before": at("2026-11-22 10:00"),
         "detected_at": at("2026-11-22 10:01"),
     }

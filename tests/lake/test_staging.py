@@ -40,7 +40,7 @@ def test_rows_in_any_order_are_published_as_one_file_for_each_day_and_queue(tmp_
     ]
     assert pq.read_schema(layout.table(GAPS) / files[0]).names == [column.name for column in GAPS.columns]
     reader = TableReader(layout)
-    rows = reader.over(GAPS, reader.days(GAPS), lambda batches: [row for batch in batches for row in batch.to_pylist()])
+    rows = reader.scan(GAPS, reader.days(GAPS), lambda batches: [row for batch in batches for row in batch.to_pylist()])
     assert sorted((row["dt"], row["queue"], row["lost"]) for row in rows) == sorted(written)
 
 

@@ -48,7 +48,7 @@ def add_finished_job(lake: LakeBuilder, job_id: str, state: str = "failed", **mo
     lake.attempts(
         [
             {**job, "outcome": "retried", "started_at": start, "ended_at": END, "wait_ms": 500, "run_ms": 1000},
-            {**job, "attempt": 2, "outcome": state, "started_at": END, "ended_at": END, "reason": "no\nway"},
+            {**job, "attempt": 2, "outcome": state, "started_at": END, "ended_at": END, "failed_reason": "no\nway"},
         ]
     )
     lake.events(
@@ -99,7 +99,7 @@ def test_show_json_prints_a_job_from_redis(app: App, run: Run) -> None:
 
 
 def test_show_prints_a_job_that_only_the_lake_has(lake: LakeBuilder, run: Run) -> None:
-    add_finished_job(lake, "gone-1", final_reason="no\nway")
+    add_finished_job(lake, "gone-1", failed_reason="no\nway")
     lake.snapshots(
         [{"id": "gone-1", "data": '{"to": "ada"}', "stacktrace": '["Traceback\\nline"]', "snapshot_at": END}]
     )
@@ -262,7 +262,7 @@ def test_list_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) -> Non
     rows = [
         {
             "job_id": f"job-{n}", "name": "send", "state": "failed", "attempts": 3, "run_ms": 2500,
-            "finished_at": now - timedelta(hours=n), "final_reason": f"refused\n\x1b[2J by host {n}",
+            "finished_at": now - timedelta(hours=n), "failed_reason": f"refused\n\x1b[2J by host {n}",
         }
         for n in range(5)
     ]  # fmt: skip

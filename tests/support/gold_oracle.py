@@ -208,7 +208,8 @@ class Oracle:
                 "dt": dt, "queue": queue, "name": name, "error_fingerprint": key, "count": len(rows),
                 "fraction": len(rows) / of_task[dt, queue, name],
                 "first_seen": newest[-1]["ended_at"], "last_seen": newest[0]["ended_at"],
-                "sample_reason": newest[0]["reason"], "sample_job_ids": [row["job_id"] for row in newest[:5]],
+                "sample_failed_reason": newest[0]["failed_reason"],
+                "sample_job_ids": [row["job_id"] for row in newest[:5]],
             })  # fmt: skip
         return errors
 
@@ -348,6 +349,6 @@ def _attempt(rng: random.Random, now: datetime, attempt: int) -> Row:
     key = None if reason is None else "".join("#" if char.isdigit() else char for char in reason)
     return {
         "attempt": attempt, "outcome": outcome, "started_at": None if start_lost else started,
-        "ended_at": ended, "wait_ms": wait, "run_ms": length, "reason": reason, "error_fingerprint": key,
+        "ended_at": ended, "wait_ms": wait, "run_ms": length, "failed_reason": reason, "error_fingerprint": key,
         "as_of": ended or started,
     }  # fmt: skip

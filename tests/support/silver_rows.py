@@ -33,8 +33,8 @@ def attempt_row(row: AttemptRow) -> Row:
     """Return the queue and the columns of ``silver.attempts``."""
     return (
         row.queue, row.job_id, row.incarnation, row.attempt, row.name, at(row.queued_ms), at(row.started_ms),
-        at(row.ended_ms), row.wait_ms, row.run_ms, row.outcome, row.reason, row.error_fingerprint, None, "events",
-        row.as_of_us,
+        at(row.ended_ms), row.wait_ms, row.run_ms, row.outcome, row.failed_reason, row.error_fingerprint, None,
+        "events", row.as_of_us,
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def job_row(job: JobRow) -> Row:
     return (
         job.queue, job.job_id, job.incarnation, job.name, at(job.created_ms), at(job.first_started_ms),
         at(job.finished_ms), job.state, len(job.attempts), job.stalls, job.wait_ms, job.run_ms, job.total_ms,
-        job.final_reason, job.error_fingerprint, None, None, "events", job.as_of_us,
+        job.failed_reason, job.error_fingerprint, None, None, "events", job.as_of_us,
     )  # fmt: skip
 
 

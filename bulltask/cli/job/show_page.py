@@ -89,7 +89,7 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
             ("finished", job.finished_at and stamp(job.finished_at)),
             ("attempts", job.attempts),
             ("stalls", job.stalls),
-            ("reason", job.reason),
+            ("reason", job.failed_reason),
             ("parent", job.parent_key),
         ]
     if all_fields and snapshot is not None:
@@ -105,7 +105,7 @@ def _sections(redis_job: FoundJob | None, history: JobHistory | None) -> Iterato
     if history:
         yield "Attempts", _attempts(history)
         yield "Earlier jobs with this id", [f"{stamp(job.seen_at)}  {job.state}" for job in history.incarnations[1:]]
-        yield "Events", [_event(event.at, event.event, event.prev, event.reason) for event in history.events]
+        yield "Events", [_event(event.at, event.event, event.prev, event.failed_reason) for event in history.events]
     snapshot = history.snapshot if history else None
     traces = redis_job.job.stacktrace if redis_job else snapshot.stacktrace if snapshot else ()
     for number, trace in enumerate(traces, 1):
@@ -127,7 +127,7 @@ def _attempts(history: JobHistory) -> list[str]:
             duration_text(attempt.run),
             attempt.outcome,
             in_one_line(attempt.worker or "-"),
-            in_one_line(attempt.reason or "", _REASON_WIDTH),
+            in_one_line(attempt.failed_reason or "", _REASON_WIDTH),
         )
         for attempt in history.attempts
     ]

@@ -80,7 +80,7 @@ def _table(gaps: list[GapRow]) -> str:
         (
             gap.queue,
             f"{'' if gap.exact else '>= '}{gap.lost:,}",
-            gap.reason,
+            gap.loss_reason,
             _time(gap.last_at_before),
             _time(gap.first_at_after),
             "-" if gap.backfilled_jobs is None else f"{gap.backfilled_jobs:,}",

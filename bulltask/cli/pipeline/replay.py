@@ -69,7 +69,7 @@ def _show(result: ReplayResult) -> None:
         named = ", ".join(result.unknown_ids) + (", ..." if result.unknown > len(result.unknown_ids) else "")
         click.echo(f"Skipped, because neither Redis nor a snapshot has their data: {result.unknown:,}, {named}")
     if result.sample:
-        heads = ("queue", "job_id", "name", "state", "final_reason", "data")
+        heads = ("queue", "job_id", "name", "state", "failed_reason", "data")
         click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in result.sample]))
     if result.dry_run:
         click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")

@@ -275,7 +275,7 @@ def _with_lake_names(layout: Layout, period: Period) -> Period:
     known = known_queues(reader)
     if not known.issuperset(normalize_queue(queue, known) for queue in period.queues):  # gold is kept longest
         for table in (TASK_MINUTE, CAPACITY_MINUTE):
-            known |= reader.over(table, reader.days(table), _queues_in, columns=["queue"])
+            known |= reader.scan(table, reader.days(table), _queues_in, columns=["queue"])
     names = tuple(normalize_queue(queue, known) for queue in period.queues)
     check_queues(layout.root, names, known)
     return replace(period, queues=names)

@@ -76,8 +76,8 @@ class Axis:
     points: int
 
     @classmethod
-    def over(cls, first: int, last: int) -> Axis:
-        """Return the axis from the first to the last minute, with at most as many points as a chart can show."""
+    def spanning(cls, first: int, last: int) -> Axis:
+        """Create the axis from the first to the last minute, with at most as many points as a chart can show."""
         step = next((step for step in _STEPS if last // step - first // step < _MAX_POINTS), _STEPS[-1])
         return cls(first // step * step, step, last // step - first // step + 1)
 
@@ -205,7 +205,7 @@ def _axis(reader: TableReader, period: Period) -> Axis | None:
             if day.num_rows:
                 bounds = pc.min_max(_minutes(day["minute"])).as_py()
                 minutes += [bounds["min"], bounds["max"]]
-    return Axis.over(min(minutes), max(minutes)) if minutes else None
+    return Axis.spanning(min(minutes), max(minutes)) if minutes else None
 
 
 def _queue_filter(period: Period) -> Any:
@@ -217,7 +217,7 @@ def _days(reader: TableReader, table: Table, period: Period, columns: Sequence[s
     full_schema = arrow_schema(table)
     schema = pa.schema([full_schema.field(name) for name in columns])
     for day in period.days:
-        yield reader.over(
+        yield reader.scan(
             table,
             [day],
             lambda batches: pa.Table.from_batches(batches, schema),

@@ -48,7 +48,7 @@ class Failure:
         fraction: Their fraction of all failures of the task.
         first_seen: End of the first failed attempt.
         last_seen: End of the last failed attempt.
-        sample_reason: The reason of one of the failures.
+        sample_failed_reason: The reason of one of the failures.
         sample_job_ids: Up to five jobs, latest first.
     """
 
@@ -59,7 +59,7 @@ class Failure:
     fraction: float
     first_seen: datetime | None
     last_seen: datetime | None
-    sample_reason: str
+    sample_failed_reason: str
     sample_job_ids: Sequence[str]
 
 
@@ -141,7 +141,7 @@ def failures(data: ReportData) -> list[Failure]:
                 count / totals[queue, name] if totals[queue, name] else 0.0,
                 _earliest(day["first_seen"] for day in days),
                 latest["last_seen"],
-                latest["sample_reason"] or "",
+                latest["sample_failed_reason"] or "",
                 ids[:5],
             )
         )
@@ -194,7 +194,7 @@ def errors(rows: Iterable[Failure]) -> ReportTable:
         ReportColumn("fraction", "Fraction of the task", Unit.FRACTION),
         ReportColumn("first_seen", "First", Unit.TIME),
         ReportColumn("last_seen", "Last", Unit.TIME),
-        ReportColumn("sample_reason", "Example", Unit.TEXT),
+        ReportColumn("sample_failed_reason", "Example", Unit.TEXT),
         ReportColumn("sample_job_ids", "Jobs", Unit.TEXTS),
     ]
     return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
@@ -329,7 +329,7 @@ def gaps(data: ReportData) -> ReportTable:
         _QUEUE,
         ReportColumn("lost", "Events lost", Unit.COUNT),
         ReportColumn("exact", "Count", Unit.TEXT),
-        ReportColumn("reason", "Reason", Unit.TEXT),
+        ReportColumn("loss_reason", "Reason", Unit.TEXT),
         ReportColumn("last_at_before", "Last event before", Unit.TIME),
         ReportColumn("first_at_after", "First event after", Unit.TIME),
         ReportColumn("detected_at", "Detected", Unit.TIME),

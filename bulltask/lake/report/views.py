@@ -100,7 +100,7 @@ def short_errors(found: Sequence[Failure]) -> ReportTable:
         )
         for failure in found
     )
-    return sections.errors(shortened).without("sample_reason")
+    return sections.errors(shortened).without("sample_failed_reason")
 
 
 def capacity_table(queues: Sequence[QueueAggregate], recommendations: Recommendations) -> ReportTable:

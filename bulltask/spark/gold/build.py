@@ -39,7 +39,7 @@ __all__ = ["GoldInputs", "build_gold", "derived_tables", "minute_table", "read_i
 _DAY: Final = timedelta(days=1)
 _ATTEMPT_COLUMNS: Final = (
     "queue", "job_id", "incarnation", "attempt", "name", "started_at", "ended_at", "wait_ms", "run_ms", "outcome",
-    "reason", "error_fingerprint",
+    "failed_reason", "error_fingerprint",
 )  # fmt: skip
 _JOB_COLUMNS: Final = ("queue", "name", "finished_at", "state", "total_ms", "as_of")
 _SETTINGS: Final[Mapping[str, str]] = {

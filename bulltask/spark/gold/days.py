@@ -43,7 +43,7 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
             F.count("*").alias("count"),
             F.min("ended_at").alias("first_seen"),
             F.max("ended_at").alias("last_seen"),
-            F.min_by("reason", "rank").alias("sample_reason"),
+            F.min_by("failed_reason", "rank").alias("sample_failed_reason"),
             F.array_sort(F.collect_list(sample))["job_id"].alias("sample_job_ids"),
         )
         .withColumn("fraction", F.col("count") / F.sum("count").over(by_task))

@@ -64,7 +64,7 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     rows = _Rows(derived, np.flatnonzero(chosen))
     at = rows.at
     outcome = derived.outcome[at]
-    reason, fingerprint = rows.reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
+    failed_reason, fingerprint = rows.failed_reasons(np.where(outcome == OUTCOMES.index("failed"), derived.end[at], -1))
     columns = {
         "attempt": pa.array(derived.attempt_count[at], pa.int32()),
         "queued_at": _times(derived.queued_ms[at]),
@@ -73,7 +73,7 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "wait_ms": _between(derived.queued_ms[at], derived.started_ms[at]),
         "run_ms": _between(derived.started_ms[at], derived.ended_ms[at]),
         "outcome": _take_words(OUTCOMES, outcome),
-        "reason": reason,
+        "failed_reason": failed_reason,
         "error_fingerprint": fingerprint,
         "as_of": rows.as_of(derived.decided[at]),
     }
@@ -89,7 +89,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
     decisive = np.where(is_one_of(lifecycles.kind[kept], FINISHED), kept, at)
     state = lifecycles.kind[decisive]
     finished_ms = np.where(is_one_of(state, FINISHED), lifecycles.ms[decisive], -1)
-    reason, fingerprint = rows.reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
+    failed_reason, fingerprint = rows.failed_reasons(np.where(is_one_of(state, ("failed",)), decisive, -1))
     columns = {
         "created_at": _times(added_ms),
         "first_started_at": _times(derived.first_started_ms[at]),
@@ -100,7 +100,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "wait_ms": _known(derived.wait_ms[at]),
         "run_ms": _known(derived.run_ms[at]),
         "total_ms": _between(added_ms, finished_ms),
-        "final_reason": reason,
+        "failed_reason": failed_reason,
         "error_fingerprint": fingerprint,
         "as_of": rows.as_of(decisive),
     }
@@ -125,7 +125,7 @@ class _Rows:
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
-    def reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
+    def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
         """Return the reasons of failures as they were raised, and their fingerprints, computed once per reason."""
         encoded = self._texts("failed_reason", decisive).dictionary_encode()
         plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]

@@ -119,7 +119,7 @@ class AttemptRow:
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
         outcome: ``retried`` also stands for a release; ``open`` means that the outcome is unknown.
-        reason: The reason of a final failure. Events do not have the reason of a retried attempt.
+        failed_reason: The reason of a final failure. Events do not have the reason of a retried attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
 
@@ -132,7 +132,7 @@ class AttemptRow:
     started_ms: int | None
     ended_ms: int | None = None
     outcome: Outcome = "open"
-    reason: str | None = None
+    failed_reason: str | None = None
     as_of_us: int = 0
 
     @property
@@ -148,7 +148,7 @@ class AttemptRow:
     @property
     def error_fingerprint(self) -> str | None:
         """The reason without its variable parts."""
-        return error_fingerprint(self.reason)
+        return error_fingerprint(self.failed_reason)
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class JobRow:
         created_ms: When it was added.
         state: The last state; a finished job keeps its state when it is removed.
         finished_ms: When it finished; ``None`` if it has not.
-        final_reason: The failure reason of a failed job.
+        failed_reason: The reason of the failure, if the job failed.
         attempts: The attempts, in order.
         as_of_us: `LifecycleEvent.as_of_us` of its last event; the removal of a finished job does not count.
     """
@@ -175,7 +175,7 @@ class JobRow:
     created_ms: int | None = None
     state: JobState = "unknown"
     finished_ms: int | None = None
-    final_reason: str | None = None
+    failed_reason: str | None = None
     attempts: list[AttemptRow] = field(default_factory=list)
     as_of_us: int = 0
 
@@ -206,8 +206,8 @@ class JobRow:
 
     @property
     def error_fingerprint(self) -> str | None:
-        """The final reason without its variable parts."""
-        return error_fingerprint(self.final_reason)
+        """The reason without its variable parts."""
+        return error_fingerprint(self.failed_reason)
 
 
 def lifecycle(events: Iterable[LifecycleEvent]) -> list[JobRow]:
@@ -288,7 +288,7 @@ class _Fold:
         if self._open is not None and _ends_attempt(event):
             self._open.ended_ms = event.event_ms
             self._open.outcome = _ENDS[event.event]
-            self._open.reason = plain_reason(event.failed_reason) if event.event == "failed" else None
+            self._open.failed_reason = plain_reason(event.failed_reason) if event.event == "failed" else None
         self._open = None
 
     def _ends_unknown_attempt(self, event: LifecycleEvent) -> bool:
@@ -316,7 +316,7 @@ class _Fold:
         job.as_of_us = event.as_of_us
         job.state = STATE_AFTER[event.event]
         job.finished_ms = event.event_ms if job.state in FINISHED else None
-        job.final_reason = plain_reason(event.failed_reason) if job.state == "failed" else None
+        job.failed_reason = plain_reason(event.failed_reason) if job.state == "failed" else None
 
 
 def _is_release(event: LifecycleEvent) -> bool:

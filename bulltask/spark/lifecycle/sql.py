@@ -124,7 +124,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
         (F.col("started_ms") - queued_ms).alias("wait_ms"),
         (F.col("ended_ms") - F.col("started_ms")).alias("run_ms"),
         "outcome",
-        "reason",
+        F.col("reason").alias("failed_reason"),
         error_fingerprint(F.col("reason")).alias("error_fingerprint"),
         F.lit(None).cast("string").alias("worker"),  # events do not have it
         F.lit("events").alias("source"),
@@ -138,7 +138,7 @@ def jobs_of(derived: DataFrame) -> DataFrame:
     state = F.when(finished, F.col("kept.event")).otherwise(_case("event", STATE_AFTER))
     finished_ms = F.when(finished, F.col("kept.event_ms"))
     reason = F.when(finished & (F.col("kept.event") == "failed"), plain_reason(F.col("kept.failed_reason")))
-    derived = derived.withColumns({"state": state, "finished_ms": finished_ms, "final_reason": reason})
+    derived = derived.withColumns({"state": state, "finished_ms": finished_ms, "reason": reason})
     return derived.select(
         "queue",
         "job_id",
@@ -153,8 +153,8 @@ def jobs_of(derived: DataFrame) -> DataFrame:
         F.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
         F.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),
         (F.col("finished_ms") - F.col("added.event_ms")).alias("total_ms"),
-        "final_reason",
-        error_fingerprint(F.col("final_reason")).alias("error_fingerprint"),
+        F.col("reason").alias("failed_reason"),
+        error_fingerprint(F.col("reason")).alias("error_fingerprint"),
         F.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next column
         F.lit(None).cast("int").alias("data_bytes"),
         F.lit("events").alias("source"),

@@ -149,7 +149,7 @@ def gap_entry(gap: EventGap) -> RawEntry:
         "event": GAP_EVENT,
         "lost": gap.lost,
         "exact": str(gap.exact).lower(),
-        "reason": gap.reason.value,
+        "loss_reason": gap.loss_reason.value,
     }
     if gap.first_id_after is not None:
         fields["first_id_after"] = str(gap.first_id_after)

@@ -267,7 +267,7 @@ def _pieces(
     if not (missing := span.missing(sum(count for _, count in counted_pieces))):
         return [piece for piece, _ in counted_pieces], []
     first = _first_entry(connection, keys)
-    gap = EventGap(span.queue, span.after, first, missing, exact=True, reason=LossReason.TRIMMED_DURING_READ)
+    gap = EventGap(span.queue, span.after, first, missing, exact=True, loss_reason=LossReason.TRIMMED_DURING_READ)
     return [piece for piece, _ in counted_pieces], [gap]
 
 

@@ -177,7 +177,7 @@ class EventGap:
         lost: The number of entries that are known to be lost.
         exact: Whether ``lost`` is exact. It is a lower bound if a stream was deleted, because its length at that
             moment is unknown.
-        reason: The reason of the loss.
+        loss_reason: Why the events were lost.
     """
 
     queue: str
@@ -185,7 +185,7 @@ class EventGap:
     first_id_after: StreamId | None
     lost: int
     exact: bool
-    reason: LossReason
+    loss_reason: LossReason
 
     @property
     def message(self) -> str:
@@ -193,7 +193,7 @@ class EventGap:
         left = f"the first remaining event is {self.first_id_after}" if self.first_id_after else "no event is left"
         return (
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} last_id_before={self.last_id_before}: "
-            f"{_DESCRIPTIONS[self.reason]}; "
+            f"{_DESCRIPTIONS[self.loss_reason]}; "
             f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, {left}. "
             "Set failOnDataLoss=false to continue after the gap (gapRows=true records it), and increase "
             "streams.events.maxLen of the queue"
@@ -225,7 +225,7 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
             return offset, None
         lost = offset.pending
         return _next_generation(offset), EventGap(
-            queue, offset.id, None, lost, exact=False, reason=LossReason.STREAM_DELETED
+            queue, offset.id, None, lost, exact=False, loss_reason=LossReason.STREAM_DELETED
         )
     if not same_stream(offset, state):
         return _reconcile_recreated(queue, offset, state)
@@ -258,12 +258,14 @@ def _reconcile_recreated(queue: str, offset: QueueOffset, state: StreamState) ->
     """Return the offset in another stream: an older copy if it has entries that were read, or else a new stream."""
     adjusted, lost = _next_generation(offset), offset.pending
     if state.first is None or state.first > offset.id:
-        return adjusted, EventGap(queue, offset.id, state.first, lost, exact=False, reason=LossReason.STREAM_RECREATED)
+        return adjusted, EventGap(
+            queue, offset.id, state.first, lost, exact=False, loss_reason=LossReason.STREAM_RECREATED
+        )
     if state.last <= offset.id:
         adjusted = replace(adjusted, id=state.last, ordinal=state.added)
     else:
         adjusted = replace(adjusted, id=offset.id, ordinal=None)
-    return adjusted, EventGap(queue, offset.id, None, lost, exact=False, reason=LossReason.FAILOVER_ROLLBACK)
+    return adjusted, EventGap(queue, offset.id, None, lost, exact=False, loss_reason=LossReason.FAILOVER_ROLLBACK)
 
 
 def _next_generation(offset: QueueOffset) -> QueueOffset:
@@ -279,7 +281,7 @@ def _reconcile_trimmed(queue: str, offset: QueueOffset, state: StreamState) -> t
         return offset, None
     lost = trimmed - offset.ordinal
     adjusted = replace(offset, id=_before_first(state), ordinal=trimmed, lost=offset.lost + lost)
-    return adjusted, EventGap(queue, offset.id, state.first, lost, exact=True, reason=LossReason.TRIMMED)
+    return adjusted, EventGap(queue, offset.id, state.first, lost, exact=True, loss_reason=LossReason.TRIMMED)
 
 
 def _reconcile_uncounted(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap | None]:
@@ -290,7 +292,7 @@ def _reconcile_uncounted(queue: str, offset: QueueOffset, state: StreamState) ->
     if state.first is not None and (offset.id == BEGINNING or state.first <= offset.id):
         return offset, None
     adjusted = replace(offset, id=_before_first(state))
-    return adjusted, EventGap(queue, offset.id, state.first, 0, exact=False, reason=LossReason.TRIMMED)
+    return adjusted, EventGap(queue, offset.id, state.first, 0, exact=False, loss_reason=LossReason.TRIMMED)
 
 
 def _before_first(state: StreamState) -> StreamId:

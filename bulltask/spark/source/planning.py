@@ -139,7 +139,7 @@ class QueueProgress:
         if not lost:
             return None
         first = self.state.first if self.state else None
-        return EventGap(self.queue, self.start.id, first, lost, exact=True, reason=LossReason.TRIMMED)
+        return EventGap(self.queue, self.start.id, first, lost, exact=True, loss_reason=LossReason.TRIMMED)
 
     def advance_to_target(self) -> None:
         """Move to the target offset."""

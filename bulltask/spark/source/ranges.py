@@ -46,7 +46,7 @@ class EntryRange:
         """Return the gap that :meth:`missing` counts; ``first`` is a remaining entry after the loss."""
         if not (lost := self.missing(read)):
             return None
-        return EventGap(self.queue, self.after, first, lost, exact=True, reason=LossReason.TRIMMED_DURING_READ)
+        return EventGap(self.queue, self.after, first, lost, exact=True, loss_reason=LossReason.TRIMMED_DURING_READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def split_range(
         removed = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
     lost = {LossReason.TRIMMED: planned, LossReason.TRIMMED_DURING_READ: max(0, removed - start.ordinal - planned)}
     gaps = [
-        EventGap(queue, start.id, first, count, exact=True, reason=reason)
+        EventGap(queue, start.id, first, count, exact=True, loss_reason=reason)
         for reason, count in lost.items()
         if count > 0
     ]
@@ -129,7 +129,7 @@ def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: St
     if state is None:
         reason = LossReason.STREAM_DELETED
     first = None if state is None else state.first
-    return EventGap(queue, start.id, first, end.lost - start.lost, exact=False, reason=reason)
+    return EventGap(queue, start.id, first, end.lost - start.lost, exact=False, loss_reason=reason)
 
 
 def _uncounted(
@@ -137,5 +137,5 @@ def _uncounted(
 ) -> tuple[list[EventGap], EntryRange | None]:
     _, gap = reconcile(queue, start, state)
     if gap is None and state is None and start.id < end.id:  # there were entries when the batch was planned
-        gap = EventGap(queue, start.id, None, 0, exact=False, reason=LossReason.STREAM_DELETED)
+        gap = EventGap(queue, start.id, None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
     return [] if gap is None else [gap], EntryRange(queue, start.id, end.id, None) if start.id < end.id else None

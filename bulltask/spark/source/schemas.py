@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 GAP_EVENT: Final = "bulltask.gap"
-"""The event of a row that represents lost events; ``extra`` has ``lost``, ``first_id_after``, ``exact``, ``reason``."""
+"""The event of a row that represents lost events. ``extra`` has ``lost``, ``first_id_after``, ``exact``,
+``loss_reason``."""
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 

@@ -206,7 +206,7 @@ def _last_attempt_number() -> Column:
     return F.greatest(F.coalesce("attempts_started", "attempts_made", F.lit(1)), F.lit(1)).cast("int")
 
 
-def _reason() -> Column:
+def _failed_reason() -> Column:
     return F.when(F.col("state") == "failed", plain_reason(F.col("failed_reason")))
 
 
@@ -228,8 +228,8 @@ def _attempts(rows: DataFrame) -> DataFrame:
         F.lit(None).cast("bigint").alias("wait_ms"),
         _ms("processed_at", "finished_at").alias("run_ms"),
         F.col("state").alias("outcome"),
-        _reason().alias("reason"),
-        error_fingerprint(_reason()).alias("error_fingerprint"),
+        _failed_reason().alias("failed_reason"),
+        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
         "worker",
         "source",
         "as_of",
@@ -254,8 +254,8 @@ def _jobs(rows: DataFrame) -> DataFrame:
         F.lit(None).cast("bigint").alias("wait_ms"),
         F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),
         _ms("created_at", "finished_at").alias("total_ms"),
-        _reason().alias("final_reason"),
-        error_fingerprint(_reason()).alias("error_fingerprint"),
+        _failed_reason().alias("failed_reason"),
+        error_fingerprint(_failed_reason()).alias("error_fingerprint"),
         "parent_key",
         F.octet_length("data").cast("int").alias("data_bytes"),
         "source",

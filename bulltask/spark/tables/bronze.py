@@ -153,7 +153,7 @@ def _gaps(rows: Iterable[Mapping[str, Any]], detected_at: datetime) -> Iterator[
             "first_id_after": first,
             "lost": int(extra["lost"]),
             "exact": extra["exact"] == "true",
-            "reason": extra["reason"],
+            "loss_reason": extra["loss_reason"],
             "last_at_before": None if after == BEGINNING else _time(after),
             "first_at_after": None if first is None else _time(StreamId.parse(first)),
             "detected_at": detected_at + timedelta(microseconds=number),  # part of the key, so unique

@@ -103,7 +103,7 @@ class ReplayResult:
         unknown: The number of selected jobs whose data is neither in Redis nor in a snapshot. They are skipped.
         unknown_ids: Some of these jobs, as ``queue/id``.
         sample: Some of the jobs that can be sent: ``queue``, ``job_id``, ``name``, ``state``, ``finished_at``,
-            ``final_reason``, ``data``.
+            ``failed_reason``, ``data``.
         dry_run: Whether nothing was sent.
         added: The number of jobs that were sent.
         duplicates: The number of jobs that an earlier replay has sent.
@@ -166,7 +166,7 @@ def replay(
             )
     finally:
         jobs.unpersist()
-    columns = ("queue", "job_id", "name", "state", "finished_at", "final_reason", "data")
+    columns = ("queue", "job_id", "name", "state", "finished_at", "failed_reason", "data")
     return ReplayResult(
         where=selection.where,
         write_id=selection.write_id,

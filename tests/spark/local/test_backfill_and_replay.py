@@ -54,7 +54,7 @@ def jobs_of(spark: SparkSession, lake: LakeBuilder) -> list[dict[str, Any]]:
 
 def gap(since: datetime) -> Mapping[str, Any]:
     return {
-        "last_id_before": "1-0", "first_id_after": "9-0", "lost": 40, "exact": True, "reason": "trimmed",
+        "last_id_before": "1-0", "first_id_after": "9-0", "lost": 40, "exact": True, "loss_reason": "trimmed",
         "last_at_before": since, "first_at_after": now(), "detected_at": now(),
     }  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
     }
     [broken] = [row for row in rows if row["job_id"] == "broken"]
     assert (broken["queue"], broken["name"], broken["attempts"], broken["stalls"]) == ("mail", "send", 1, 0)
-    assert (broken["final_reason"], broken["error_fingerprint"]) == ("no such user 'x9'", "no such user #")
+    assert (broken["failed_reason"], broken["error_fingerprint"]) == ("no such user 'x9'", "no such user #")
     assert broken["data_bytes"] == len(json.dumps({"to": "broken", "n": 1.5, "list": []}, separators=(",", ":")))
     attempts = read_table(spark, lake.layout, ATTEMPTS).where("job_id = 'broken'").collect()
     assert [(row["attempt"], row["outcome"], row["source"], row["queued_at"]) for row in attempts] == [
@@ -173,7 +173,7 @@ def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
     an_hour_ago = int((now() - HOUR).timestamp() * 1000)
     redis_client.hset("bull:{mail}:old", "finishedOn", an_hour_ago)
     redis_client.zadd("bull:{mail}:completed", {"old": an_hour_ago})
-    lost = {"last_id_before": "0-0", "lost": 40, "exact": True, "reason": "trimmed"}
+    lost = {"last_id_before": "0-0", "lost": 40, "exact": True, "loss_reason": "trimmed"}
     for until in (now() - HOUR / 2, now()):
         lake.gaps(
             [{**lost, "first_id_after": f"{int(until.timestamp())}-0", "first_at_after": until, "detected_at": until}]
@@ -226,7 +226,7 @@ def failed(
     lake.jobs(
         [
             {"job_id": job_id, "incarnation": f"{n}-1", "name": "send", "state": "failed", "created_at": created,
-             "finished_at": finished, "error_fingerprint": "no #", "final_reason": f"no {n}"}
+             "finished_at": finished, "error_fingerprint": "no #", "failed_reason": f"no {n}"}
             for n, job_id in enumerate(ids)
         ]
         + [{"job_id": "fine", "incarnation": "9-1", "name": "send", "state": "completed", "finished_at": finished}]

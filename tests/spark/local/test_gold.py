@@ -95,7 +95,7 @@ def attempts_with(task: str, minute: datetime, values: list[int]) -> list[dict[s
         {
             "queue": "q", "name": task, "job_id": f"{task} {minute:%M} {number}", "incarnation": "1-0", "attempt": 1,
             "outcome": "completed", "started_at": minute, "ended_at": minute + timedelta(milliseconds=value),
-            "wait_ms": value, "run_ms": value, "reason": None, "error_fingerprint": None, "as_of": minute,
+            "wait_ms": value, "run_ms": value, "failed_reason": None, "error_fingerprint": None, "as_of": minute,
         }
         for number, value in enumerate(values)
     ]  # fmt: skip

@@ -99,7 +99,12 @@ def test_events_and_losses_in_gap_rows_account_for_all_added_events(pipeline: Ma
     run(pipeline())
     layout = pipeline().layout
     (gap,) = arrow_rows(layout, GAPS)
-    assert (gap["queue"], gap["lost"], gap["exact"], gap["reason"]) == ("mail", len(events) - 30 - 17, True, "trimmed")
+    assert (gap["queue"], gap["lost"], gap["exact"], gap["loss_reason"]) == (
+        "mail",
+        len(events) - 30 - 17,
+        True,
+        "trimmed",
+    )
     assert (gap["last_id_before"], gap["first_id_after"]) == (events[29].event_id, events[-17].event_id)
     assert ids_in(layout) == ids(events[:30] + events[-17:])
     head = Ledger(layout).head()

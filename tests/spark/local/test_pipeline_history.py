@@ -87,7 +87,7 @@ def test_backfill_and_pipeline_write_each_finished_job_once(
     report = pipeline.compact("silver.jobs", before=(now + 2 * DAY).date())
     assert (report.files_after <= 1, jobs_in_lake(pipeline)) == (True, finished)
     [gap] = pipeline.gaps().collect()
-    assert (gap["queue"], gap["reason"], gap["backfilled_jobs"]) == ("mail", "trimmed", 3)
+    assert (gap["queue"], gap["loss_reason"], gap["backfilled_jobs"]) == ("mail", "trimmed", 3)
     status = pipeline.status()
     assert (status.lost, status.writer_pid, status.queues[0].lag_events) == (gap["lost"], None, 0)
     preview = pipeline.replay("state = 'failed'")

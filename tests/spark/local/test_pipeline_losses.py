@@ -73,7 +73,7 @@ def test_rows_and_gaps_account_for_all_added_events(
     result = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path), "--json"])
     assert result.exit_code == 3, result.output
     gaps = {gap["queue"]: gap for gap in json.loads(result.output)}
-    assert {queue: (gap["reason"], gap["lost"], gap["exact"]) for queue, gap in gaps.items()} == {
+    assert {queue: (gap["loss_reason"], gap["lost"], gap["exact"]) for queue, gap in gaps.items()} == {
         "recreated": ("stream-recreated", 15, False),
         "deleted": ("stream-deleted", 15, False),
         "late": ("trimmed-during-read", 11, True),

@@ -59,14 +59,14 @@ class Case:
         damage: The function that damages the stream.
         lost: The number of lost events.
         message: The part of the error message that describes the damage.
-        reason: The ``reason`` in a gap row.
+        loss_reason: The ``loss_reason`` in a gap row.
         exact: Whether ``lost`` is exact; otherwise it is a minimum.
     """
 
     damage: Damage
     lost: int
     message: str
-    reason: str
+    loss_reason: str
     exact: bool = True
 
 
@@ -106,7 +106,7 @@ def gap_rows(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
 
 def expected(case: Case, client: redis.Redis) -> dict[str, str]:
     left = ids_left(client)[:1]
-    gap = {"lost": str(case.lost), "exact": str(case.exact).lower(), "reason": case.reason}
+    gap = {"lost": str(case.lost), "exact": str(case.exact).lower(), "loss_reason": case.loss_reason}
     return {**gap, "first_id_after": left[0]} if left else gap
 
 

@@ -165,7 +165,7 @@ def test_queues_that_a_lake_cannot_store_are_skipped_and_logged_once(
 
     assert (query.events("mail"), query.events("typed")) == (ids["mail"], read)
     assert {row["queue"] for row in query.rows} == {"mail", "typed"}
-    assert [(gap["lost"], gap["reason"]) for gap in query.gaps()] == [(str(lost), "stream-deleted")]
+    assert [(gap["lost"], gap["loss_reason"]) for gap in query.gaps()] == [(str(lost), "stream-deleted")]
     assert len(caplog.messages) == len(SKIPPED_QUEUES), caplog.messages
     for name in SKIPPED_QUEUES:
         assert [name in message for message in caplog.messages].count(True) >= 1, name

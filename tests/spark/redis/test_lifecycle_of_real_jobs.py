@@ -175,7 +175,7 @@ def assert_matches_hash(job: dict[str, str], row: JobRow, releases: int) -> None
     assert row.stalls == int(job.get("stc", 0))
     assert row.state == ("completed" if "returnvalue" in job else "failed")
     # The hash of a completed job keeps the reason of its last retry.
-    assert row.final_reason == (job["failedReason"] if row.state == "failed" else None)
+    assert row.failed_reason == (job["failedReason"] if row.state == "failed" else None)
     for from_events, field in (
         (row.created_ms, "timestamp"),
         (last.started_ms, "processedOn"),

@@ -59,7 +59,7 @@ def test_trimmed_entries_are_counted_exactly(
     redis_client.xtrim(EVENTS, maxlen=3, approximate=False)
     reconciled, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (gap.lost, gap.reason, reconciled.ordinal, reconciled.lost) == (7, LossReason.TRIMMED, 17, 7)
+    assert (gap.lost, gap.loss_reason, reconciled.ordinal, reconciled.lost) == (7, LossReason.TRIMMED, 17, 7)
     assert entries_left(redis_client, reconciled) == 3
     redis_client.xtrim(EVENTS, maxlen=0, approximate=False)
     emptied, gap = reconcile("mail", reconciled, state())
@@ -90,12 +90,16 @@ def test_a_recreated_stream_is_read_in_a_new_generation(
     redis_client.delete(EVENTS)
     deleted, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (deleted, gap.reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.STREAM_DELETED)
+    assert (deleted, gap.loss_reason) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.STREAM_DELETED)
     redis_client.xadd(EVENTS, {"event": "added"}, id=f"{read.id.ms + 1}-0")  # the clock may still be in the same ms
     add(entries - 1)
     recreated, gap = reconcile("mail", read, state())
     assert gap is not None
-    assert (recreated, gap.reason, gap.exact) == (QueueOffset(BEGINNING, 0, 0, 1), LossReason.STREAM_RECREATED, False)
+    assert (recreated, gap.loss_reason, gap.exact) == (
+        QueueOffset(BEGINNING, 0, 0, 1),
+        LossReason.STREAM_RECREATED,
+        False,
+    )
 
 
 def test_manually_deleted_entries_only_disable_counting(

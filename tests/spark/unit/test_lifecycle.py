@@ -33,7 +33,7 @@ def test_a_completed_job_has_an_attempt_with_its_wait_and_run_times() -> None:
     job = derive("added", "waiting", "active", "progress", "completed<active", "drained")
     (attempt,) = job.attempts
     assert attempts(job) == [(1, 10, 20, 40, "completed")]
-    assert (attempt.incarnation, attempt.name, attempt.wait_ms, attempt.run_ms, attempt.reason) == (
+    assert (attempt.incarnation, attempt.name, attempt.wait_ms, attempt.run_ms, attempt.failed_reason) == (
         "0-0",
         "mail",
         10,
@@ -76,12 +76,17 @@ def test_a_delay_is_not_counted_as_wait_time() -> None:
 
 def test_a_failed_job_has_a_reason_until_it_is_retried_manually() -> None:
     job = derive("added", "waiting", "active", "failed<active")
-    assert (job.state, job.final_reason, job.error_fingerprint) == ("failed", "ValueError: 'x'", "ValueError: #")
-    assert (job.attempts[0].reason, job.attempts[0].error_fingerprint) == ("ValueError: 'x'", "ValueError: #")
+    assert (job.state, job.failed_reason, job.error_fingerprint) == ("failed", "ValueError: 'x'", "ValueError: #")
+    assert (job.attempts[0].failed_reason, job.attempts[0].error_fingerprint) == ("ValueError: 'x'", "ValueError: #")
     waiting = derive("added", "waiting", "active", "failed<active", "waiting<failed")
-    assert (waiting.state, waiting.final_reason, waiting.finished_ms, waiting.total_ms) == ("waiting", None, None, None)
+    assert (waiting.state, waiting.failed_reason, waiting.finished_ms, waiting.total_ms) == (
+        "waiting",
+        None,
+        None,
+        None,
+    )
     retried = derive("added", "waiting", "active", "failed<active", "waiting<failed", "active", "completed<active")
-    assert (retried.state, retried.final_reason, retried.finished_ms) == ("completed", None, 60)
+    assert (retried.state, retried.failed_reason, retried.finished_ms) == ("completed", None, 60)
     assert [attempt.outcome for attempt in retried.attempts] == ["failed", "completed"]
 
 

@@ -75,13 +75,13 @@ def test_an_offset_stays_while_nothing_after_it_is_trimmed(state: StreamState) -
 def test_entries_trimmed_before_they_were_read_are_counted_as_lost() -> None:
     reconciled, gap = reconcile("emails", OFFSET, stream(80, 90, 2, 9))
     assert reconciled == QueueOffset(StreamId(79, LAST_SEQ), 7, lost=3, generation=2)
-    assert gap == EventGap("emails", at(50), at(80), 2, exact=True, reason=LossReason.TRIMMED)
+    assert gap == EventGap("emails", at(50), at(80), 2, exact=True, loss_reason=LossReason.TRIMMED)
 
 
 def test_the_offset_of_a_stream_trimmed_to_nothing_moves_to_its_end() -> None:
     reconciled, gap = reconcile("emails", OFFSET, stream(None, 90, 0, 9))
     assert reconciled == QueueOffset(at(90), 9, lost=5, generation=2)
-    assert gap == EventGap("emails", at(50), None, 4, exact=True, reason=LossReason.TRIMMED)
+    assert gap == EventGap("emails", at(50), None, 4, exact=True, loss_reason=LossReason.TRIMMED)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_the_offset_of_a_stream_trimmed_to_nothing_moves_to_its_end() -> None:
 def test_a_recreated_stream_is_read_from_its_beginning(state: StreamState) -> None:
     reconciled, gap = reconcile("emails", OFFSET, state)
     assert reconciled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
-    assert gap == EventGap("emails", at(50), state.first, 0, exact=False, reason=LossReason.STREAM_RECREATED)
+    assert gap == EventGap("emails", at(50), state.first, 0, exact=False, loss_reason=LossReason.STREAM_RECREATED)
 
 
 def test_a_deleted_stream_is_reported_once() -> None:
     reconciled, gap = reconcile("emails", OFFSET, None)
     assert reconciled == QueueOffset(BEGINNING, 0, lost=1, generation=3)
-    assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.STREAM_DELETED)
+    assert gap == EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
     assert reconcile("emails", reconciled, None) == (reconciled, None)
 
 
@@ -113,7 +113,7 @@ def test_entries_seen_but_not_read_are_lost_with_a_deleted_stream() -> None:
     for state, reason in ((None, LossReason.STREAM_DELETED), (stream(91, 95, 12, 12), LossReason.STREAM_RECREATED)):
         reconciled, gap = reconcile("emails", behind, state)
         assert reconciled == QueueOffset(BEGINNING, 0, lost=5, generation=3)
-        assert gap == EventGap("emails", at(50), state.first if state else None, 4, exact=False, reason=reason)
+        assert gap == EventGap("emails", at(50), state.first if state else None, 4, exact=False, loss_reason=reason)
     older, gap = reconcile("emails", behind, stream(10, 30, 3, 3))
     assert (older, gap and gap.lost) == (QueueOffset(at(30), 3, lost=5, generation=3), 4)
 
@@ -145,14 +145,14 @@ def test_the_stream_end_is_stored_only_if_entries_are_known_to_be_pending(state:
 def test_a_stream_rolled_back_to_an_older_copy_is_not_read_again() -> None:
     reconciled, gap = reconcile("emails", OFFSET, stream(10, 30, 3, 3))
     assert reconciled == QueueOffset(at(30), 3, lost=1, generation=3)
-    assert gap == EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.FAILOVER_ROLLBACK)
+    assert gap == EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.FAILOVER_ROLLBACK)
 
 
 def test_an_older_copy_with_new_entries_is_read_without_a_count() -> None:
     reconciled, gap = reconcile("emails", OFFSET, stream(10, 60, 4, 4))
     assert reconciled == QueueOffset(at(50), None, lost=1, generation=3)
     assert gap is not None
-    assert gap.reason is LossReason.FAILOVER_ROLLBACK
+    assert gap.loss_reason is LossReason.FAILOVER_ROLLBACK
 
 
 @pytest.mark.parametrize("state", [stream(10, 40, 9, 9), stream(10, 40, 4, None)])
@@ -160,7 +160,7 @@ def test_a_stream_that_ends_before_the_offset_was_rolled_back(state: StreamState
     reconciled, gap = reconcile("emails", OFFSET, state)
     assert reconciled == QueueOffset(at(40), state.added, lost=1, generation=3)
     assert gap is not None
-    assert gap.reason is LossReason.FAILOVER_ROLLBACK
+    assert gap.loss_reason is LossReason.FAILOVER_ROLLBACK
 
 
 def test_without_counts_a_loss_is_reported_with_an_unknown_number() -> None:
@@ -168,7 +168,7 @@ def test_without_counts_a_loss_is_reported_with_an_unknown_number() -> None:
     assert reconcile("emails", uncounted, stream(40, 90, 5, None)) == (uncounted, None)
     reconciled, gap = reconcile("emails", uncounted, stream(60, 90, 4, None))
     assert reconciled == QueueOffset(StreamId(59, LAST_SEQ), None)
-    assert gap == EventGap("emails", at(50), at(60), 0, exact=False, reason=LossReason.TRIMMED)
+    assert gap == EventGap("emails", at(50), at(60), 0, exact=False, loss_reason=LossReason.TRIMMED)
 
 
 def test_counting_resumes_when_the_reader_has_caught_up() -> None:
@@ -186,12 +186,12 @@ def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
 
 
 def test_the_message_of_a_gap_names_queue_id_count_and_option() -> None:
-    gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, reason=LossReason.TRIMMED)
+    gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, loss_reason=LossReason.TRIMMED)
     assert gap.message.startswith(
         "[BULLTASK_EVENTS_LOST] queue={emails} last_id_before=50-0: trimmed before they were read; 3155 events lost, "
         "the first remaining event is 80-0. Set failOnDataLoss=false"
     )
-    gone = EventGap("emails", at(50), None, 0, exact=False, reason=LossReason.STREAM_DELETED)
+    gone = EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
     assert "the stream was deleted; at least 0 events lost, no event is left." in gone.message
 
 
@@ -248,7 +248,7 @@ def test_a_queue_without_new_entries_has_no_range() -> None:
 def test_losses_after_planning_are_separate_from_planned_losses() -> None:
     end = QueueOffset(at(90), 9, lost=2, generation=2)
     gaps, span = split_range("emails", OFFSET, end, stream(80, 95, 3, 10))
-    assert [(gap.reason, gap.lost, gap.first_id_after) for gap in gaps] == [
+    assert [(gap.loss_reason, gap.lost, gap.first_id_after) for gap in gaps] == [
         (LossReason.TRIMMED, 1, at(80)),
         (LossReason.TRIMMED_DURING_READ, 1, at(80)),
     ]
@@ -258,7 +258,7 @@ def test_losses_after_planning_are_separate_from_planned_losses() -> None:
 @pytest.mark.parametrize("state", [None, stream(200, 300, 3, 3), stream(None, 95, 0, 10)])
 def test_a_stream_deleted_after_planning_is_lost_completely(state: StreamState | None) -> None:
     gaps, span = split_range("emails", OFFSET, QueueOffset(at(90), 9, lost=1, generation=2), state)
-    assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(LossReason.TRIMMED_DURING_READ, 4, True)]
+    assert [(gap.loss_reason, gap.lost, gap.exact) for gap in gaps] == [(LossReason.TRIMMED_DURING_READ, 4, True)]
     assert span is None
 
 
@@ -274,7 +274,7 @@ def test_a_batch_between_two_generations_is_a_gap_of_unknown_size(
     end: QueueOffset, state: StreamState | None, reason: LossReason
 ) -> None:
     gaps, span = split_range("emails", OFFSET, end, state)
-    assert [(gap.reason, gap.lost, gap.exact) for gap in gaps] == [(reason, 0, False)]
+    assert [(gap.loss_reason, gap.lost, gap.exact) for gap in gaps] == [(reason, 0, False)]
     assert span is None
 
 
@@ -290,5 +290,5 @@ def test_a_partly_read_range_reports_the_missing_entries_as_lost() -> None:
     span = EntryRange("emails", at(50), at(90), 4)
     assert span.gap(4) is span.gap(5) is None
     assert span.gap(1, at(80)) == EventGap(
-        "emails", at(50), at(80), 3, exact=True, reason=LossReason.TRIMMED_DURING_READ
+        "emails", at(50), at(80), 3, exact=True, loss_reason=LossReason.TRIMMED_DURING_READ
     )
