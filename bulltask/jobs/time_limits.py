@@ -64,12 +64,12 @@ class TimeLimits:
                 f"{prefix}time_limit ({_text(self.hard_ms)}): otherwise it has no effect"
             )
 
-    def over(self, other: TimeLimits) -> TimeLimits:
-        """Return these limits; a limit that is not set is taken from ``other``."""
+    def with_defaults(self, defaults: TimeLimits) -> TimeLimits:
+        """Return these limits, with the limits of ``defaults`` for those that are not set."""
         if self is NO_LIMITS:  # nearly every job
-            return other
-        soft_ms = other.soft_ms if self.soft_ms is None else self.soft_ms
-        return TimeLimits(soft_ms, other.hard_ms if self.hard_ms is None else self.hard_ms)
+            return defaults
+        soft_ms = defaults.soft_ms if self.soft_ms is None else self.soft_ms
+        return TimeLimits(soft_ms, defaults.hard_ms if self.hard_ms is None else self.hard_ms)
 
     def soft_exceeded(self, task: str) -> SoftTimeLimitExceeded:
         """Return the exception for exceeding the soft limit."""

@@ -308,7 +308,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
         EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
     """
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
-    limits.over(task.time_limits).over(config.time_limits).check(f"a call of task {name}")
+    limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call of task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     given = {**_stored_names(task), **_stored_names(call)}
     stored = stored_options(given, config.backoff_strategies) if given else {}

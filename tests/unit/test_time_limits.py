@@ -55,7 +55,7 @@ def test_an_invalid_stored_time_limit_is_ignored(fields: dict[str, object], limi
 
 
 def test_time_limits_of_a_call_override_those_of_the_task_and_the_app() -> None:
-    assert TimeLimits(1, None).over(TimeLimits(2, 3)).over(TimeLimits(4, 5)) == TimeLimits(1, 3)
+    assert TimeLimits(1, None).with_defaults(TimeLimits(2, 3)).with_defaults(TimeLimits(4, 5)) == TimeLimits(1, 3)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.0001, float("nan"), float("inf"), "5", True, timedelta()])

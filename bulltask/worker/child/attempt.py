@@ -145,8 +145,8 @@ class Attempts:
         """Return the job's limits, else its task's, else the app's."""
         defaults = self._task_limits.get(task.name)
         if defaults is None:
-            defaults = self._task_limits[task.name] = task.options.time_limits.over(self._config.time_limits)
-        return job.time_limits.over(defaults)
+            defaults = self._task_limits[task.name] = task.options.time_limits.with_defaults(self._config.time_limits)
+        return job.time_limits.with_defaults(defaults)
 
     def _unknown_task_outcome(self, job: RunningJob) -> Outcome:
         if self._config.unknown_task == "fail":
