@@ -11,10 +11,11 @@ from bulltask.extras import look_up
 
 if TYPE_CHECKING:
     from bulltask.lake.history import History
-    from bulltask.lake.job_stats import JobCount, LatencyPoint, RatePoint
+    from bulltask.lake.job_stats import AttemptCount, JobCount, LatencyPoint
     from bulltask.lake.records import JobHistory, JobPage, PastAttempt, PastEvent, PastJob, PastSnapshot
 
 __all__ = [
+    "AttemptCount",
     "History",
     "JobCount",
     "JobHistory",
@@ -24,10 +25,10 @@ __all__ = [
     "PastEvent",
     "PastJob",
     "PastSnapshot",
-    "RatePoint",
 ]
 
 _MODULES: Final = {
+    "AttemptCount": "bulltask.lake.job_stats",
     "History": "bulltask.lake.history",
     "JobCount": "bulltask.lake.job_stats",
     "JobHistory": "bulltask.lake.records",
@@ -37,7 +38,6 @@ _MODULES: Final = {
     "PastEvent": "bulltask.lake.records",
     "PastJob": "bulltask.lake.records",
     "PastSnapshot": "bulltask.lake.records",
-    "RatePoint": "bulltask.lake.job_stats",
 }
 """The module of each public name."""
 

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 
 from bulltask.errors import ConfigError
 from bulltask.lake import job_stats
-from bulltask.lake.job_stats import Every, JobCount, LatencyPoint, RatePoint
+from bulltask.lake.job_stats import AttemptCount, Every, JobCount, LatencyPoint
 from bulltask.lake.layout import Layout
 from bulltask.lake.query import JobFilter, JobQuery, check_limit
 from bulltask.lake.read import TableReader, check_queues, known_queues, normalize_queue
@@ -122,7 +122,7 @@ class History:
         """Return the queues that have jobs in the lake, in order, without the hash tag."""
         return self._reader.queues(JOBS)
 
-    def counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
+    def job_counts(self, **where: Unpack[StatsFilter]) -> list[JobCount]:
         """Count jobs by queue, task and state; each job counts once, with its latest state.
 
         Args:
@@ -131,22 +131,23 @@ class History:
         Raises:
             ConfigError: A filter is invalid.
         """
-        return job_stats.counts(self._reader, self._query(where))
+        return job_stats.job_counts(self._reader, self._query(where))
 
-    def rate(
+    def attempt_counts(
         self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
-    ) -> list[RatePoint]:
-        """Count the attempts that ended in each hour or day; hours and days without attempts are omitted.
+    ) -> list[AttemptCount]:
+        """Count the attempts that ended in each hour or day, without hours and days in which none ended.
 
         Args:
-            outcome: ``completed``, ``failed`` (for good), ``retried``, ``stalled`` or ``waiting-children``.
+            outcome: Only attempts with this outcome: ``completed``, ``failed`` (and not retried), ``retried``,
+                ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 
         Raises:
             ConfigError: An argument is invalid.
         """
-        return job_stats.rate(self._reader, self._query(where), outcome, every)
+        return job_stats.attempt_counts(self._reader, self._query(where), outcome, every)
 
     def latency(
         self,

@@ -23,7 +23,7 @@ from bulltask.lake.read import TableReader
 from bulltask.lake.search import CLOCK_DIFFERENCE, MAX_UNKNOWN_AGE, seen_expression
 from bulltask.lake.tables import ATTEMPTS, JOBS
 
-__all__ = ["Every", "JobCount", "LatencyPoint", "RatePoint", "counts", "latency", "rate"]
+__all__ = ["AttemptCount", "Every", "JobCount", "LatencyPoint", "attempt_counts", "job_counts", "latency"]
 
 Every = Literal["hour", "day"]
 
@@ -53,7 +53,7 @@ class JobCount:
 
 
 @dataclass(frozen=True, slots=True)
-class RatePoint:
+class AttemptCount:
     """The number of attempts that ended in an hour or a day.
 
     Attributes:
@@ -80,7 +80,7 @@ class LatencyPoint:
     percentiles: dict[float, float]
 
 
-def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
+def job_counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
     """Count the jobs that a search with this query finds, by queue, task and state."""
     days = [day for day in reader.days(JOBS) if query.since is None or day >= query.since.date() - CLOCK_DIFFERENCE]
     older = [] if query.since is None else _older_rows(reader, query, query.since, days)
@@ -98,8 +98,8 @@ def counts(reader: TableReader, query: JobQuery) -> list[JobCount]:
     return [JobCount(queue=queue, name=name, state=state, jobs=jobs) for (queue, name, state), jobs in ordered]
 
 
-def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[RatePoint]:
-    """Count attempts by time; ended attempts have one row each, so no attempt is counted twice."""
+def attempt_counts(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> list[AttemptCount]:
+    """Count the attempts with an outcome per hour or day. Each has one row, so none is counted twice."""
     _check_every(every)
 
     def count_by_time(batches: Iterator[Any]) -> Counter[datetime]:
@@ -112,7 +112,7 @@ def rate(reader: TableReader, query: JobQuery, outcome: str, every: Every) -> li
     where = _ended_filter(query) & (ds.field("outcome") == outcome)
     days = _matching_days(reader, query)
     totals = reader.scan(ATTEMPTS, days, count_by_time, columns=["ended_at"], where=where, queue=query.queue)
-    return [RatePoint(at, attempts) for at, attempts in sorted(totals.items())]
+    return [AttemptCount(at, attempts) for at, attempts in sorted(totals.items())]
 
 
 def latency(

@@ -28,7 +28,7 @@ Parameters = Mapping[str, str]
 class HistoryServer(ThreadingHTTPServer):
     """An HTTP server for a lake's history, on 127.0.0.1 only; it answers one request at a time.
 
-    ``GET /search``, ``/job``, ``/counts``, ``/rate`` and ``/latency`` are the methods of
+    ``GET /search``, ``/job``, ``/job-counts``, ``/attempt-counts`` and ``/latency`` call the methods of
     :class:`bulltask.lake.history.History`; their arguments are query parameters, with times in ISO 8601. The status is
     400 for invalid parameters, 404 for an unknown job, 503 for a lake that cannot be read; the body of an error is
     ``{"error": "…"}``.
@@ -69,8 +69,8 @@ class HistoryServer(ThreadingHTTPServer):
         handlers: Mapping[str, Callable[[dict[str, Any]], Any]] = {
             "/search": lambda arguments: self._history.search(**arguments),
             "/job": lambda arguments: self._history.job(arguments["id"], arguments.get("queue")),
-            "/counts": lambda arguments: self._history.counts(**arguments),
-            "/rate": lambda arguments: self._history.rate(**arguments),
+            "/job-counts": lambda arguments: self._history.job_counts(**arguments),
+            "/attempt-counts": lambda arguments: self._history.attempt_counts(**arguments),
             "/latency": lambda arguments: self._history.latency(**arguments),
         }
         if path not in handlers:

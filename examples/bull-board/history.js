@@ -22,7 +22,7 @@ export class LakeHistory {
     const size = SIZES_MS[granularity];
     const [first, last] = span(from, to, size);
     if (!OUTCOMES.includes(metric) || first > last) return [];
-    const points = await this.#query('rate', { outcome: metric, every: granularity, queue, ...times(first, last) });
+    const points = await this.#query('attempt-counts', { outcome: metric, every: granularity, queue, ...times(first, last) });
     const counts = new Map(points.map(({ at, attempts }) => [Date.parse(at), attempts]));
     if (!counts.size || granularity === 'hour') return [...counts].map(([ts, value]) => ({ ts, value }));
     const days = [];

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulltask.errors import ConfigError
-from bulltask.lake import History, JobCount, LatencyPoint, RatePoint, job_stats
+from bulltask.lake import AttemptCount, History, JobCount, LatencyPoint, job_stats
 from tests.support.lake import LakeBuilder, at
 
 DAY = at("2026-11-20 10:00")
@@ -127,11 +127,11 @@ def test_jobs_are_counted_once_when_they_are_read_in_several_passes(
     monkeypatch.setattr(job_stats, "_ROWS_PER_PASS", 30)
     first = [{"job_id": f"{n}é", "name": "send", "state": "failed", "finished_at": DAY} for n in range(100)]
     lake.jobs(first).jobs([{**row, "state": "completed", "finished_at": DAY + timedelta(days=1)} for row in first[:40]])
-    assert history(lake).counts() == [
+    assert history(lake).job_counts() == [
         JobCount(queue="mail", name="send", state="completed", jobs=40),
         JobCount(queue="mail", name="send", state="failed", jobs=60),
     ]
-    assert [count.jobs for count in history(lake).counts(until=date(2026, 11, 21))] == [60]
+    assert [count.jobs for count in history(lake).job_counts(until=date(2026, 11, 21))] == [60]
 
 
 def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
@@ -160,9 +160,9 @@ def hour(moment: datetime) -> datetime:
 def test_ended_attempts_are_counted_by_hour_and_by_day(lake: LakeBuilder) -> None:
     rows = attempts(lake)
     ended = [hour(row["ended_at"]) for row in rows if row["outcome"] == "completed"]
-    assert history(lake).rate() == [RatePoint(start, ended.count(start)) for start in sorted(set(ended))]
+    assert history(lake).attempt_counts() == [AttemptCount(start, ended.count(start)) for start in sorted(set(ended))]
     selected = [row for row in rows if row["outcome"] == "failed" and row["queue"] == "mail" and row["name"] == "send"]
-    days = history(lake).rate("failed", every="day", queue="mail", name="send", since=at("2026-11-20 12:00"))
+    days = history(lake).attempt_counts("failed", every="day", queue="mail", name="send", since=at("2026-11-20 12:00"))
     assert [(point.at, point.attempts) for point in days] == [
         (
             at("2026-11-20"),
@@ -170,7 +170,7 @@ def test_ended_attempts_are_counted_by_hour_and_by_day(lake: LakeBuilder) -> Non
         ),
         (at("2026-11-21"), sum(row["ended_at"].day == 21 for row in selected)),
     ]
-    assert history(lake).rate(until=at("2026-11-20 10:00")) == []
+    assert history(lake).attempt_counts(until=at("2026-11-20 10:00")) == []
 
 
 def nearest_rank(values: list[int], percentile: float) -> int:
@@ -204,7 +204,7 @@ def test_percentiles_of_the_whole_period_are_one_data_point(lake: LakeBuilder) -
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (lambda lake: lake.rate(every="week"), "'hour' or 'day', not 'week'"),
+        (lambda lake: lake.attempt_counts(every="week"), "'hour' or 'day', not 'week'"),
         (lambda lake: lake.latency("total"), "'wait' or 'run', not 'total'"),
         (lambda lake: lake.latency(percentiles=(101,)), "percentiles must be from 0 to 100, not 101"),
         (lambda lake: lake.latency(every="week"), "not 'week'"),

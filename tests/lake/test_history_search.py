@@ -123,7 +123,7 @@ def test_a_job_that_is_retried_ten_days_later_has_its_last_state(lake: LakeBuild
         (date(2026, 11, 10), date(2026, 11, 11), {"completed": 1}),
         (date(2026, 11, 19), None, {"completed": 1}),
     ]:
-        assert {count.state: count.jobs for count in history.counts(since=since, until=until)} == states
+        assert {count.state: count.jobs for count in history.job_counts(since=since, until=until)} == states
     record = history.job("a")
     assert record is not None
     assert [(job.state, job.finished_at) for job in record.incarnations] == [("completed", later)]
@@ -138,8 +138,8 @@ def test_an_end_found_by_a_backfill_supersedes_a_later_removal(lake: LakeBuilder
     history = History(lake.layout.root)
     assert ids(history, state="removed") == ids(history, since=date(2026, 11, 20), id="a") == []
     assert ids(history) == ["b", "a"]
-    assert [(count.state, count.jobs) for count in history.counts(since=date(2026, 11, 20))] == [("completed", 1)]
-    assert [(count.state, count.jobs) for count in history.counts(since=date(2026, 11, 9))] == [("completed", 2)]
+    assert [(count.state, count.jobs) for count in history.job_counts(since=date(2026, 11, 20))] == [("completed", 1)]
+    assert [(count.state, count.jobs) for count in history.job_counts(since=date(2026, 11, 9))] == [("completed", 2)]
 
 
 def test_a_search_does_not_read_days_before_its_jobs_were_added(lake: LakeBuilder) -> None:
@@ -152,7 +152,7 @@ def test_a_search_does_not_read_days_before_its_jobs_were_added(lake: LakeBuilde
         file.write_bytes(b"not to be read")
     history = History(lake.layout.root)
     assert ids(history, limit=2, since=date(2026, 11, 20)) == ["j20"]
-    assert [count.jobs for count in history.counts(since=date(2026, 11, 20))] == [1]
+    assert [count.jobs for count in history.job_counts(since=date(2026, 11, 20))] == [1]
 
 
 def test_a_retry_of_a_job_whose_start_has_expired_is_another_incarnation(lake: LakeBuilder) -> None:
@@ -250,7 +250,7 @@ def test_the_history_of_a_lake_without_jobs_is_empty(tmp_path: Path) -> None:
     (tmp_path / "_pipeline").mkdir()
     history = History(tmp_path)
     assert history.search().jobs == ()
-    assert (history.days(), history.queues(), history.counts(), history.job("a")) == ([], [], [], None)
+    assert (history.days(), history.queues(), history.job_counts(), history.job("a")) == ([], [], [], None)
 
 
 def test_an_unreadable_file_is_an_error_with_the_name_of_the_file(lake: LakeBuilder) -> None:
@@ -363,7 +363,7 @@ def compare_with_memory(history: History, written: list[Row], where: Row, limit:
         ]
         span = {name: value for name, value in where.items() if name in {"queue", "name", "since", "until"}}
         counted = [row for row in latest_rows(written) if matches(row, span)]
-        assert {(count.queue, count.name, count.state): count.jobs for count in history.counts(**span)} == {
+        assert {(count.queue, count.name, count.state): count.jobs for count in history.job_counts(**span)} == {
             kind: sum((row["queue"], row["name"], row["state"]) == kind for row in counted)
             for kind in {(row["queue"], row["name"], row["state"]) for row in counted}
         }

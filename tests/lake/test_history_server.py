@@ -57,18 +57,18 @@ def test_every_path_returns_the_results_of_the_history(web: httpx.Client) -> Non
         "2026-11-20T00:00:00.001000+00:00",
         0.05,
     )
-    assert web.get("/counts", params={"queue": "mail"}).json() == [
+    assert web.get("/job-counts", params={"queue": "mail"}).json() == [
         {"queue": "mail", "name": "send", "state": "failed", "jobs": 3}
     ]
-    rate = web.get("/rate", params={"outcome": "failed", "every": "day", "since": "2026-11-20"})
-    assert rate.json() == [{"at": "2026-11-20T00:00:00+00:00", "attempts": 1}]
+    ended = web.get("/attempt-counts", params={"outcome": "failed", "every": "day", "since": "2026-11-20"})
+    assert ended.json() == [{"at": "2026-11-20T00:00:00+00:00", "attempts": 1}]
     latency = web.get("/latency", params={"metric": "wait", "percentiles": "0,50.0,99.9", "every": ""})
     assert latency.json() == [{"at": None, "attempts": 1, "percentiles": {"0": 0.02, "50": 0.02, "99.9": 0.02}}]
 
 
 @pytest.mark.parametrize(("queue", "jobs"), [("mail", 3), ("{mail}", 3), ("{odd}", 1), ("odd", 0)])
 def test_a_queue_may_be_named_with_its_hash_tag(web: httpx.Client, queue: str, jobs: int) -> None:
-    assert sum(count["jobs"] for count in web.get("/counts", params={"queue": queue}).json()) == jobs
+    assert sum(count["jobs"] for count in web.get("/job-counts", params={"queue": queue}).json()) == jobs
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_queue_may_be_named_with_its_hash_tag(web: httpx.Client, queue: str, j
         ("/job", 400, "the parameter id is missing"),
         ("/job?id=unknown", 404, "no such job"),
         ("/latency?percentiles=a", 400, "could not convert"),
-        ("/rate?every=week", 400, "not 'week'"),
+        ("/attempt-counts?every=week", 400, "not 'week'"),
         ("/", 404, "no such job or path"),
         ("/../../etc/passwd", 404, "no such job or path"),
     ],

@@ -23,7 +23,7 @@ def command(*, lake: Path, port: int) -> None:
     """Serve the history of the lake as JSON over HTTP until Ctrl-C.
 
     It listens on 127.0.0.1 only, without authentication: every user of this machine can read it. Paths: /search, /job,
-    /counts, /rate, /latency.
+    /job-counts, /attempt-counts, /latency.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
