@@ -14,6 +14,7 @@ from bulltask.config.urls import SecretUrl
 __all__ = ["main"]
 
 COMMANDS: Final = {
+    "history": "bulltask.cli.history",
     "job": "bulltask.cli.job",
     "migrate-bull": "bulltask.cli.migrate_bull",
     "pipeline": "bulltask.cli.pipeline",

@@ -5,7 +5,7 @@
 //   HOST, PORT             the address on which it listens; default: 127.0.0.1, 3000
 //   BOARD_USER, BOARD_PASSWORD   the login; without a password it listens on 127.0.0.1 only
 //   READ_ONLY=1            allows no changes
-//   HISTORY_URL            the URL of `bulltask job serve`, for long-term charts; default: none
+//   HISTORY_URL            the URL of `bulltask history serve`, for long-term charts; default: none
 
 import { createHash, timingSafeEqual } from 'node:crypto';
 import { createBullBoard } from '@bull-board/api';

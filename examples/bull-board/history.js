@@ -1,5 +1,5 @@
 // Long-term charts for bull-board, from the tables of bulltask's data pipeline: a `historyProvider` that reads from
-// `bulltask job serve` on this machine. It stores no data, so it has no `getUsage` and no `purge`.
+// `bulltask history serve` on this machine. It stores no data, so it has no `getUsage` and no `purge`.
 
 const HOUR_MS = 3_600_000;
 const SIZES_MS = { hour: HOUR_MS, day: 24 * HOUR_MS };
@@ -63,7 +63,7 @@ export class LakeHistory {
   async #fetch(url) {
     const response = await fetch(url, { signal: AbortSignal.timeout(TIMEOUT_MS) });
     const body = await response.json();
-    if (!response.ok) throw new Error(`bulltask job serve: ${body.error}`);
+    if (!response.ok) throw new Error(`bulltask history serve: ${body.error}`);
     return body;
   }
 }

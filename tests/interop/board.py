@@ -46,7 +46,7 @@ class Board:
     Args:
         url: The Redis server.
         queues: The queues to show: ``name`` in BullMQ, and options of the board's adapter.
-        history: The URL of ``bulltask job serve``, for the board's charts over months.
+        history: The URL of ``bulltask history serve``, for the board's charts over months.
     """
 
     def __init__(self, url: str, queues: Sequence[Mapping[str, Any]], history: str | None = None) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from bulltask.cli.job import list as list_jobs
-from bulltask.cli.job import serve, show
+from bulltask.cli.history import search, serve
+from bulltask.cli.job import show
 from bulltask.lake.query import JobFilter
 from tests.support.lake import LakeBuilder
 
@@ -39,12 +39,12 @@ def test_the_history_page_documents_every_filter() -> None:
 
 def test_the_documented_options_match_the_commands() -> None:
     table = PAGE.read_text().partition("| option | of | meaning |")[2].partition("\n\n")[0]
-    documented: dict[str, set[str]] = {"show": set(), "list": set(), "serve": set()}
+    documented: dict[str, set[str]] = {"show": set(), "search": set(), "serve": set()}
     for row in table.splitlines():
         if row.count("|") > 3 and not row.startswith("|-"):
             names, of = row.split("|")[1:3]
             for command in of.split(","):
                 documented[command.strip()] |= set(re.findall(r"`(-[\w-]+)`", names))
-    for name, module in {"show": show, "list": list_jobs, "serve": serve}.items():
+    for name, module in {"show": show, "search": search, "serve": serve}.items():
         options = [option for option in module.command.params if isinstance(option, click.Option)]
         assert documented[name] == {opt for option in options for opt in (*option.opts, *option.secondary_opts)}

@@ -117,7 +117,7 @@ def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal_stops_its_process(lake: LakeBuilder, end: signal.Signals) -> None:
-    args = [sys.executable, "-m", "bulltask", "job", "serve", "--port", "0"]
+    args = [sys.executable, "-m", "bulltask", "history", "serve", "--port", "0"]
     environment = os.environ | {"BULLTASK_LAKE": str(lake.layout.root)}
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment) as process:
         line = cast("IO[str]", process.stdout).readline()
@@ -130,7 +130,7 @@ def test_the_command_serves_until_a_signal_stops_its_process(lake: LakeBuilder, 
 
 
 def test_the_command_fails_without_a_lake(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["job", "serve", "--lake", str(tmp_path)])
+    result = CliRunner().invoke(main, ["history", "serve", "--lake", str(tmp_path)])
     assert result.exit_code == 1
     assert "there is no lake in" in result.output
 
@@ -141,6 +141,6 @@ def test_a_command_that_cannot_serve_does_not_change_the_signal_mask(lake: LakeB
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         port = str(sock.getsockname()[1])
-        result = CliRunner().invoke(main, ["job", "serve", "--lake", str(lake.layout.root), "--port", port])
+        result = CliRunner().invoke(main, ["history", "serve", "--lake", str(lake.layout.root), "--port", port])
     assert "is not available" in result.output
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

@@ -192,7 +192,7 @@ def test_a_root_that_is_a_url_is_rejected_and_creates_no_directory(
     for args in (
         ["pipeline", "run", "--lake", root],
         ["pipeline", "gaps", "--lake", root],
-        ["job", "list", "--lake", root],
+        ["history", "search", "--lake", root],
     ):
         result = CliRunner().invoke(main, args)
         assert result.exit_code == 2, result.output

@@ -1,4 +1,4 @@
-"""Tests of ``bulltask job``, which shows one job from Redis and the lake, and searches the lake."""
+"""``bulltask job show`` shows a job from Redis and from the lake."""
 
 from __future__ import annotations
 
@@ -57,9 +57,6 @@ def add_finished_job(lake: LakeBuilder, job_id: str, state: str = "failed", **mo
             {"event_id": f"{MS}-0", "event": state, "job_id": job_id, "prev": "active", "failed_reason": "no\x1b[2J"},
         ]
     )
-
-
-# ---- show ------------------------------------------------------------------------------------------------------------
 
 
 def test_show_prints_data_attempts_tracebacks_and_logs_from_redis(app: App, run: Run) -> None:
@@ -254,72 +251,17 @@ def test_show_with_no_redis_does_not_connect(lake: LakeBuilder) -> None:
     assert CliRunner().invoke(main, args).exit_code == 2
 
 
-# ---- list ------------------------------------------------------------------------------------------------------------
-
-
-def test_list_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) -> None:
-    now = datetime.now(UTC)
-    rows = [
-        {
-            "job_id": f"job-{n}", "name": "send", "state": "failed", "attempts": 3, "run_ms": 2500,
-            "finished_at": now - timedelta(hours=n), "failed_reason": f"refused\n\x1b[2J by host {n}",
-        }
-        for n in range(5)
-    ]  # fmt: skip
-    lake.jobs([*rows, {**rows[0], "job_id": "done", "state": "completed"}, {**rows[0], "job_id": "x", "name": "other"}])
-    args = ["list", "--lake", lake.layout.root, "--state", "failed", "--name", "send", "--text", "REFUSED"]
-    args += ["--since", "210m", "--limit", "3"]
-    shown = run(*args)
-    assert shown.exit_code == 0, shown.output
-    head, *lines, empty, more = shown.output.splitlines()
-    assert head.split() == ["ended", "(UTC)", "state", "queue", "name", "id", "attempts", "ran", "reason"]
-    assert [line.split()[5] for line in lines] == ["job-0", "job-1", "job-2"]
-    assert lines[0].endswith("  failed  mail   send  job-0         3  2.500 s  refused \\x1b[2J by host 0")
-    assert empty == ""
-    cursor = more.rpartition(" ")[2]
-    rest = json.loads(run(*args, "--cursor", cursor, "--json").output)
-    assert ([job["id"] for job in rest["jobs"]], rest["cursor"]) == (["job-3"], None)
-    assert rest["jobs"][0]["run"] == 2.5
-
-
 def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     add_finished_job(lake, "1")
-    assert run("list").exit_code == 2
     monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
-    assert " 1 " in run("list", "--since", "2026-11-20", "--until", "2026-11-20T10:01").output
-    assert run("list", "--since", "2026-11-21").output == "No jobs found.\n"
-    assert run("show", "1").exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "message"),
-    [
-        (["--state", "fialed"], 1, "unknown state 'fialed'; did you mean 'failed'?"),
-        (["--since", "yesterday"], 2, "invalid time 'yesterday': write it like 2026-11-22, 2026-11-22T14:00 or 1d"),
-        (["--since", "1x"], 2, "invalid time '1x'"),
-        (["--since", "99999999999d"], 2, "is too long ago"),
-        (["--limit", "0"], 1, "limit must be from 1 to 1,000"),
-        (["--cursor", "x"], 1, "invalid cursor"),
-        (["--queue", "mial"], 1, "did you mean 'mail'?"),
-    ],
-)
-def test_invalid_options_are_errors(lake: LakeBuilder, run: Run, args: list[str], code: int, message: str) -> None:
-    add_finished_job(lake, "1")
-    shown = run("list", "--lake", lake.layout.root, *args)
-    assert shown.exit_code == code
-    assert message in shown.output
-
-
-def test_list_reports_a_directory_that_is_not_a_lake(run: Run, tmp_path: Path) -> None:
-    shown = run("list", "--lake", tmp_path)
-    assert shown.exit_code == 1
-    assert f"there is no lake in {tmp_path}" in shown.output
+    assert "(from the lake)" in run("show", "1").output
 
 
 def test_help_does_not_import_pyarrow() -> None:
     program = (
-        "import sys, importlib, bulltask.cli.job as job; "
-        "[importlib.import_module(module) for module in job.COMMANDS.values()]; print('pyarrow' in sys.modules)"
+        "import sys, importlib; from bulltask.cli import history, job; "
+        "modules = [*history.COMMANDS.values(), *job.COMMANDS.values()]; "
+        "[importlib.import_module(module) for module in modules]; print('pyarrow' in sys.modules)"
     )
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
     assert completed.stdout.strip() == "False"

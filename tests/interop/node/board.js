@@ -1,7 +1,7 @@
 // Serves bull-board for the queues of a test (see board.py): its HTTP API on a free port, on loopback only.
 //
 //   argv   {"connection": {host, port, db}, "prefix": "bull", "queues": [{"name": "{mail}", …options of the adapter}],
-//           "history": "http://127.0.0.1:3001/" of `bulltask job serve`, or null}
+//           "history": "http://127.0.0.1:3001/" of `bulltask history serve`, or null}
 //   out    {"port": 45123}   once it listens
 //
 // The process ends when stdin does, so it cannot outlive the test that started it.

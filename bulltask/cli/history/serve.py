@@ -1,4 +1,4 @@
-"""``bulltask job serve``: serve the history as JSON, for dashboards on this machine."""
+"""``bulltask history serve``: serve the history as JSON, for dashboards on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bulltask job list``: search the lake for jobs, newest first."""
+"""``bulltask history search``: search the lake for finished jobs, latest first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["command"]
 _REASON_WIDTH = 80
 
 
-@click.command("list", short_help="Search for finished jobs.")
+@click.command("search", short_help="Search for finished jobs.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--name", help="Only jobs of this task.")
 @click.option(
     "--state",
-    help="Only jobs in this state: completed, failed or removed, or the last state of a job that the pipeline no longer"
-    " follows: waiting, active, delayed.",
+    help="Only jobs in this state: completed, failed, removed; or waiting, active, delayed, waiting-children: the last"
+    " state of a job that had no events for so long that the pipeline stopped waiting for its end (open_job_timeout).",
 )
 @click.option(
     "--since",
@@ -36,9 +36,11 @@ _REASON_WIDTH = 80
 )
 @click.option("--until", type=time_or_age, metavar="TIME", help="Only jobs that ended before this time.")
 @click.option("--text", help="Only jobs whose failure reason contains this text, ignoring case.")
-@click.option("--error-fingerprint", help="Only failures of this kind (column error_fingerprint of silver.jobs).")
+@click.option(
+    "--error-fingerprint", help="Only failures with this error_fingerprint: the reason without its variable parts."
+)
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
-@click.option("--cursor", help="Next page: the cursor that the previous page has printed.")
+@click.option("--cursor", help="Print the next page: the cursor is at the end of the previous page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
     """Search for finished jobs, latest first. A job must match all filters.

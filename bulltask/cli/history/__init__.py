@@ -1,0 +1,28 @@
+"""``bulltask history``: search the jobs in the lake, and serve them over HTTP. Needs no Redis.
+
+The modules of its commands import Arrow only on use, so ``--help`` works without it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from bulltask.cli.lazy import LazyGroup
+
+__all__ = ["COMMANDS", "command"]
+
+COMMANDS: Final = {
+    "search": "bulltask.cli.history.search",
+    "serve": "bulltask.cli.history.serve",
+}
+
+
+@click.group("history", short_help="Search finished jobs in the lake.", cls=LazyGroup, modules=COMMANDS)
+def command() -> None:
+    """Search finished jobs, including jobs that Redis has removed.
+
+    The jobs are read from the lake that 'bulltask pipeline run' writes. Needs the extra history
+    (pip install 'bulltask[history]'), but neither Redis nor Java. To show a single job, use 'bulltask job show'.
+    """
