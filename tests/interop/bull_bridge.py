@@ -31,9 +31,9 @@ class BullBridge(NodeBridge):
         return str(self.calls(["add", name, {} if data is None else data, opts], queue=queue)[0])
 
     def work(self, attempts: int, queue: str = "mail") -> None:
-        """Have a worker make a number of attempts, with the behaviour in the jobs' data (node/bull.js)."""
+        """Run a worker for a number of attempts; the data of the jobs determines their outcomes (node/bull.js)."""
         self.call("queue.work", queue=queue, attempts=attempts)
 
     def hold(self, queue: str = "mail") -> str:
-        """Start a worker that takes a job and keeps it until this process ends; return the id."""
+        """Start a worker that acquires a job and runs it until this process ends; return the id."""
         return str(self.call("queue.hold", queue=queue))

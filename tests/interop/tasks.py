@@ -54,7 +54,7 @@ def fail(message: str = "it failed", error: str = "ConnectionError") -> None:
 
 
 def huge(kind: str) -> Any:
-    """Return what JSON or Node cannot carry."""
+    """Return a value that JSON or Node cannot represent."""
     return {"integer": {"total": 2**53}, "nan": float("nan"), "infinity": [float("inf")]}[kind]
 
 

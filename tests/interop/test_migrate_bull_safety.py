@@ -258,7 +258,7 @@ def test_jobs_that_bull_adds_after_a_migration_are_migrated_by_the_next(migratio
     assert migration.counts() == {"waiting": 2, "prioritized": 1}
 
 
-@pytest.mark.parametrize("migration", ["moved"], indirect=True)  # in place Bull's worker would take it
+@pytest.mark.parametrize("migration", ["moved"], indirect=True)  # in place, Bull's worker would acquire it
 def test_each_job_is_run_or_moved_while_a_bull_worker_runs(
     migration: MigrationHarness, second_bull: BullBridge
 ) -> None:

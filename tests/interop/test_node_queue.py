@@ -1,4 +1,4 @@
-"""Node's Queue manages a queue that bulltask's workers serve: counts, workers, pause, limits, retries."""
+"""Node's Queue manages a queue that bulltask's workers consume: counts, workers, pause, limits, retries."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class DyingChild:
         return acquired
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:
-        """Let the child die; return the number of rounds until its jobs were settled."""
+        """Let the child die; return the number of rounds until its jobs were recovered."""
         self.recovery.recover(OrphanedJobs(tuple(tokens), frozenset(running), 0, "SIGKILL", intentional=False))
         rounds = 1
         while self.recovery.pending:
@@ -192,7 +192,7 @@ def test_orphaned_jobs_do_not_crash_out_when_the_connection_breaks_repeatedly(
     proxy.drop_replies(19, match=loader.official_script("moveJobFromActiveToWait").sha)
     rounds = dying_child.die(tokens, tokens)
     harness.report(rounds=rounds)
-    assert rounds == 20, "one job was settled in each round"
+    assert rounds == 20, "one job was recovered in each round"
     assert dying_child.crashed == []
     assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs}
     assert harness.redis.llen(harness.keys.active) == 0

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.process
 DEMO = ROOT / "examples" / "demo"
 FEW_JOBS = ("--jobs", "100")
 Replacements = Mapping[str, str]
-# A demo with these tasks takes half the CPU time: the film takes as long, but sleeps.
+# A demo with these tasks takes half the CPU time: rendering the film takes as long, but sleeps.
 FAST_TASKS = {
     'hashlib.pbkdf2_hmac("sha256", film.encode(), b"frames", 600_000)': '__import__("time").sleep(0.3)',
     "30_000": "1",

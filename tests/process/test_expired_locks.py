@@ -82,7 +82,7 @@ def test_every_outcome_is_written_although_the_lock_has_expired(harness: WorkerH
     assert worker.stop() == 0
 
 
-# Renewed as late as possible, so that children settle jobs before the supervisor has reacquired the locks.
+# Renewed as late as possible, so that children finish jobs before the supervisor has reacquired the locks.
 SHORT_LOCK = {"lock_duration": 1, "lock_renew_time": 0.9, "stalled_interval": 1, "worker_async_concurrency": 10}
 
 

@@ -1,4 +1,4 @@
-"""A child is killed while it acquires, runs or settles a job, and at random times."""
+"""A child is killed while it acquires a job, runs it or writes its outcome, and at random times."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_child_killed_after_writing_the_outcome_repeats_and_loses_no_job(
     harness.open_gate()
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], (
-        "it was acquired when the first was settled"
+        "it was acquired when the first one finished"
     )
 
     os.kill(child, signal.SIGKILL)

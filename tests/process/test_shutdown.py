@@ -172,7 +172,7 @@ def test_a_shutdown_releases_a_job_that_was_acquired_with_a_lost_reply(harness: 
     proxy.drop_replies(1, match=wrappers.with_guard("moveToFinished", "promotionGuard").sha)
     harness.open_gate()
     proxy.wait_for(lambda proxy: proxy.dropped == 1)
-    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "acquired when the first was settled"
+    assert harness.redis.lrange(harness.keys.active, 0, -1) == [following.id], "acquired when the first one finished"
 
     assert worker.stop() == 0
     assert harness.redis.llen(harness.keys.active) == 0

@@ -1,4 +1,4 @@
-"""Jobs whose task the worker does not know."""
+"""Jobs whose task is not registered in the worker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tests of servers in containers: testcontainers, a container engine, and Redis and Valkey images.
 
-If no engine answers, these tests start podman with images of this machine's servers, so they need no registry. podman
+If no engine responds, these tests start podman with images of this machine's servers, so they need no registry. podman
 runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes end with
 it.
 """

@@ -339,7 +339,7 @@ def test_a_job_that_belongs_to_another_parent_is_an_error_and_nothing_is_added(
     assert set(cast("list[str]", redis_client.keys("*"))) == before
     redis_client.delete("bull:{q}:first")
     flows.add(job("second", job("shared", queue="parts")))
-    # As in BullMQ: the job of a parent that is gone is a duplicate and stays that parent's.
+    # As in BullMQ: the existing job keeps its parent key, although that parent no longer exists.
     assert hash_of(redis_client, "shared", "parts")["parentKey"] == "bull:{q}:first"
 
 
@@ -355,7 +355,7 @@ def test_a_flow_with_chosen_ids_may_be_sent_again(flows: FlowProducer, redis_cli
 def test_a_parent_waits_for_new_children_although_its_first_child_is_completed(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    """BullMQ 5.62's script releases a parent that has no pending child at that moment; Node's flow begins with it."""
+    """BullMQ 5.62 runs a parent as soon as it has no pending child; Node links the completed child first."""
     broker = Broker(Settings({}).freeze(), broker_url)
     manual_worker = ManualWorker(broker, broker.keys("q"))
     flows.add(job("done"))

@@ -240,7 +240,7 @@ def test_wait_until_finished_returns_the_result_or_raises(queue: Queue, manual_w
 
 
 class Family:
-    """A parent in the hand of a worker, and children that are added to it."""
+    """An active parent job, and child jobs that are added to it."""
 
     def __init__(self, queue: Queue, manual_worker: ManualWorker) -> None:
         self.queue, self.manual_worker = queue, manual_worker

@@ -73,7 +73,7 @@ def child(app: App, bus: Bus) -> Iterator[Child]:
 
 @pytest.fixture
 def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[..., int]:
-    """Settle the jobs of a child that died, like a supervisor; return how many could not be settled."""
+    """Recover the jobs of a dead child, like a supervisor; return how many could not be recovered."""
 
     def settle(*tokens: str) -> int:
         recovery = Recovery([keys], client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))

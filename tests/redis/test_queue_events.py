@@ -251,7 +251,7 @@ def test_a_listener_receives_thousands_of_events_in_order(listen: Listen, redis_
 
 @pytest.mark.parametrize("bad", ["NaN", "[1,Infinity]", "{", "", "'a'", "\ud800" * 3])
 def test_malformed_json_does_not_stop_a_listener(listen: Listen, redis_client: redis.Redis, bad: str) -> None:
-    """Node's QueueEvents stops for good at any of these."""
+    """Any of these stops Node's QueueEvents permanently."""
     events = listen()
     raw = bad.encode("utf-8", "surrogatepass")
     for fields in (

@@ -1,4 +1,4 @@
-"""QueueEvents reports events that were trimmed before they were read, and how many if it can know."""
+"""QueueEvents reports events that were trimmed before they were read, with their number, if it is known."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ CLAIM = FetchOptions("token", 30_000, "manual")
 
 
 class Worker:
-    """A fake worker that acquires and settles jobs of the queue ``default`` when a test calls it."""
+    """A fake worker that acquires and finishes jobs of the queue ``default`` when a test calls it."""
 
     def __init__(self, app: App) -> None:
         self._broker = app.broker
@@ -78,7 +78,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def short_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look at the job itself every 300 ms instead of every five seconds."""
+    """Waiters read the job itself every 300 ms instead of every five seconds."""
     monkeypatch.setattr(results, "RECHECK_MS", 300)
 
 

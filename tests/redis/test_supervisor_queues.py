@@ -1,4 +1,4 @@
-"""A supervisor and a child serve several queues although one of them is broken."""
+"""A supervisor and a child process several queues although one of them is broken."""
 
 from __future__ import annotations
 

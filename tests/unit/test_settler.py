@@ -1,4 +1,4 @@
-"""The script that settles an outcome, and the outcome's event."""
+"""The script that writes an outcome, and the outcome's event."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run the steps of the differential tests with bulltask; ``../node/sequence.js`` runs them with Node.
 
 A step is ``{"do": name, "at": epoch ms, …}``. ``"job": k`` is the k-th job that was added (modulo their number),
-with ``"of": state`` the k-th job in that state, ``"held": k`` the k-th job that was acquired and not settled. Options
+with ``"of": state`` the k-th job in that state, ``"held": k`` the k-th job that was acquired and has not ended. Options
 have BullMQ's names.
 """
 
@@ -319,7 +319,7 @@ class BulltaskSide:
 
 
 def options_of(opts: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate Node's job options to bulltask's; without options, Node retries immediately and never respectively."""
+    """Translate Node's job options to bulltask's; without these options, Node makes one attempt."""
     options: dict[str, Any] = {"attempts": 0, "backoff": None}
     for name, value in opts.items():
         if name == "delay":

@@ -56,7 +56,7 @@ class HeldJob:
 
 
 class Processor(Protocol):
-    """Acquires and settles jobs."""
+    """Acquires and finishes jobs."""
 
     def acquire(self, token: str) -> HeldJob | None: ...
     def complete(self, held: HeldJob, token: str, value: Any, *, fetch_next: bool) -> HeldJob | None: ...

@@ -129,8 +129,8 @@ def _stream(entries: list[tuple[str, dict[str, str]]], _: str, names: _Names) ->
 
 
 def _sorted_set(members: list[tuple[str, float]], key: str, names: _Names) -> Any:
-    marker = key.endswith(":marker")  # its members "0" and "1" are no ids
-    # Members of one score stand in the order of their ids, which mean nothing.
+    marker = key.endswith(":marker")  # its members "0" and "1" are not ids
+    # Redis sorts members with the same score by their ids, whose order differs between the clients.
     return sorted(
         ([member if marker else names.id(member), score] for member, score in members), key=lambda x: (x[1], x[0])
     )

@@ -1,4 +1,4 @@
-"""Random sequences of steps leave the same state in Redis as in Node, which is the oracle."""
+"""Random sequences of steps leave the same state in Redis as in Node, which is the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each row of docs/reference/differences.md is a difference, and no larger than the table states."""
+"""Each row of docs/reference/differences.md describes an actual difference, in full."""
 
 from __future__ import annotations
 

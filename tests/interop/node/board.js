@@ -1,4 +1,4 @@
-// Serves bull-board for the queues of a test (see board.py): its HTTP API on a free port, on loopback only.
+// Runs bull-board for the queues of a test (see board.py): its HTTP API on a free port, on loopback only.
 //
 //   argv   {"connection": {host, port, db}, "prefix": "bull", "queues": [{"name": "{mail}", …options of the adapter}],
 //           "history": "http://127.0.0.1:3001/" of `bulltask history serve`, or null}

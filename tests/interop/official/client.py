@@ -1,4 +1,4 @@
-"""Serve the official Python client over stdin and stdout, in a separate environment without bulltask.
+"""Run the official Python client on commands from stdin, with results on stdout, in a separate environment without bulltask.
 
 The protocol is that of node/bridge.js:
 

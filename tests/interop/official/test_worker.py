@@ -212,7 +212,7 @@ def test_pause_stops_the_official_worker_and_resume_wakes_it(mail: InteropQueue)
 
 @SAME_IN_3
 def test_the_official_worker_waits_between_jobs_at_the_concurrency_limit(mail: InteropQueue) -> None:
-    """The official worker fetches no job while it settles one, and no marker wakes it when a job ends."""
+    """The official worker fetches no job when it finishes one, and no marker wakes it when a job ends."""
     with mail.app.queue("mail") as queue:
         queue.set_global_concurrency(1)
         mail.node_worker("sleep", {"ms": 60}, concurrency=4, drainDelay=1)

@@ -45,7 +45,7 @@ def as_text(raw: bytes) -> str:
 
 
 def parse_number(raw: bytes | None, bits: int) -> int | None:
-    """Parse a parse_number as Python does; return None if it does not fit into the column."""
+    """Parse a number as Python does; return None if it does not fit into the column."""
     for parse in (int, lambda value: int(float(value))):
         try:
             parsed: int = parse(raw)  # type: ignore[arg-type]

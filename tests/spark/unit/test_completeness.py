@@ -23,7 +23,7 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def store_offsets(layout: Layout, number: int, end: Offsets, begin: Offsets | None = None) -> None:
-    """Store the store_offsets offsets of a batch, as Spark does before it reads the batch."""
+    """Store the offsets of a batch, as Spark does before it reads the batch."""
     directory = layout.checkpoint / "offsets"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / str(number)).write_text(f"v1\n{{}}\n{json.dumps(encode_offsets(end, begin))}")

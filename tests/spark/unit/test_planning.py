@@ -98,7 +98,7 @@ steps = st.lists(added | trimmed | batch, min_size=1, max_size=40)
 
 
 class History:
-    """Plays steps; all queues share a clock that never goes back."""
+    """Runs steps; all queues share a clock that never goes back."""
 
     def __init__(self, page: int, counts: bool = True) -> None:
         self.ms = 1_000
