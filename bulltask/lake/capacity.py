@@ -51,8 +51,8 @@ class Recommendation:
 
     Attributes:
         concurrency: The minimum number of slots of all workers with which ``target`` of the attempts wait at most
-            ``within_s`` in the busiest minute.
-        within_s: The target wait in seconds.
+            ``max_wait_s`` in the busiest minute.
+        max_wait_s: The longest wait that meets the target, in seconds.
         target: The target fraction of attempts, 0 to 1.
         peak_minute: The start of the busiest minute, in which the most work arrived.
         attempts_per_s: Attempts per second that arrived in that minute.
@@ -66,7 +66,7 @@ class Recommendation:
     """
 
     concurrency: int
-    within_s: float
+    max_wait_s: float
     target: float
     peak_minute: datetime
     attempts_per_s: float
@@ -88,7 +88,7 @@ def recommend(
     task_minutes: Iterable[Row],
     capacity_minutes: Iterable[Row] = (),
     *,
-    within: Duration = 2.0,
+    max_wait: Duration = 2.0,
     target: float = 0.99,
     peak_factor: float = 1.2,
 ) -> Recommendation | None:
@@ -98,7 +98,7 @@ def recommend(
         task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
             serve. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
         capacity_minutes: Rows of ``gold.capacity_minute`` for the same queues and days.
-        within: How long an attempt may wait for a worker (seconds or ``timedelta``).
+        max_wait: How long an attempt may wait for a worker (seconds or ``timedelta``).
         target: The fraction of attempts that wait no longer, between 0 and 1 (exclusive).
         peak_factor: Safety factor on the load of the busiest minute, at least 1.
 
@@ -108,7 +108,7 @@ def recommend(
     Raises:
         ConfigError: An argument is out of range.
     """
-    within_s = to_ms(within, "within") / 1000
+    max_wait_s = to_ms(max_wait, "max_wait") / 1000
     _check(target, peak_factor)
     rows, capacity_minutes = list(task_minutes), list(capacity_minutes)
     tasks = _tasks(rows)
@@ -120,18 +120,18 @@ def recommend(
         return None
     peak = max(minutes.values(), key=lambda minute: (minute.busy_ms, minute.at))
     load = peak.load(peak_factor)
-    concurrency = min_slots(load, within_s, target)
+    concurrency = min_slots(load, max_wait_s, target)
     means, maxima = _by_minute(capacity_minutes, "busy_slots"), _by_minute(capacity_minutes, "peak_slots")
     observed_mean = sum(means) / len(means) if means else None
     observed_peak = max(maxima) if maxima else None
-    choices = _choices(load, concurrency, within_s)
+    choices = _choices(load, concurrency, max_wait_s)
     reasoning = [
         *_explain_load(peak, len(minutes), load, peak_factor),
-        *_explain_choice(choices, concurrency, within_s, load),
+        *_explain_choice(choices, concurrency, max_wait_s, load),
         *_explain_observed(len(means), observed_mean, observed_peak, len(incomplete)),
     ]
     return Recommendation(
-        concurrency, within_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, choices,
+        concurrency, max_wait_s, target, peak.at, load.per_s / peak_factor, load.run_s, load.busy_slots, choices,
         observed_mean, observed_peak, tuple(reasoning), _ASSUMPTIONS,
     )  # fmt: skip
 
@@ -207,9 +207,9 @@ def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
     return list(sums.values())
 
 
-def _choices(load: Load, concurrency: int, within_s: float) -> tuple[Choice, ...]:
+def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Choice, ...]:
     numbers = range(max(concurrency - _NEIGHBOURS, 1), concurrency + _NEIGHBOURS + 1)
-    return tuple(Choice(n, 1 - load.late_fraction(n, within_s), min(load.busy_slots / n, 1.0)) for n in numbers)
+    return tuple(Choice(n, 1 - load.late_fraction(n, max_wait_s), min(load.busy_slots / n, 1.0)) for n in numbers)
 
 
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
@@ -224,12 +224,12 @@ def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> lis
     ]
 
 
-def _explain_choice(choices: tuple[Choice, ...], concurrency: int, within_s: float, load: Load) -> list[str]:
+def _explain_choice(choices: tuple[Choice, ...], concurrency: int, max_wait_s: float, load: Load) -> list[str]:
     by_concurrency = {choice.concurrency: choice for choice in choices}
     chosen, fewer = by_concurrency[concurrency], by_concurrency.get(concurrency - 1)
     text = (
         f"With {pluralize(concurrency, 'slot')}, {_percent(chosen.in_time)} of the attempts start within"
-        f" {_seconds(within_s)}, and {chosen.utilisation:.0%} of the slots are busy"
+        f" {_seconds(max_wait_s)}, and {chosen.utilisation:.0%} of the slots are busy"
     )
     if fewer is not None:
         effect = (

@@ -32,8 +32,8 @@ class Load:
         """The mean number of busy slots, in Erlang; with no more slots than that, the queue grows without bound."""
         return self.per_s * self.run_s
 
-    def late_fraction(self, slots: int, within_s: float) -> float:
-        """Return the fraction of attempts, 0 to 1, that wait longer than ``within_s`` seconds.
+    def late_fraction(self, slots: int, max_wait_s: float) -> float:
+        """Return the fraction of attempts, 0 to 1, that wait longer than ``max_wait_s`` seconds.
 
         Run times that vary more than exponential ones make long waits longer in proportion (heavy-traffic approximation
         of M/G/c); those that vary less are treated as exponential, which errs on the safe side.
@@ -42,7 +42,7 @@ class Load:
         if spare <= 0:
             return 1.0
         spread = max(1.0, (1 + self.variation) / 2)
-        decay = math.exp(-spare * within_s / (self.run_s * spread)) if self.run_s else float(within_s == 0)
+        decay = math.exp(-spare * max_wait_s / (self.run_s * spread)) if self.run_s else float(max_wait_s == 0)
         return waiting_probability(slots, self.busy_slots) * decay
 
 
@@ -61,13 +61,13 @@ def waiting_probability(slots: int, load: float) -> float:
     return slots * blocked / (slots - load * (1 - blocked))
 
 
-def min_slots(load: Load, within_s: float, target: float) -> int:
-    """Return the minimum number of slots with which ``target`` of the attempts wait at most ``within_s`` seconds."""
+def min_slots(load: Load, max_wait_s: float, target: float) -> int:
+    """Return the minimum number of slots with which ``target`` of the attempts wait at most ``max_wait_s`` seconds."""
     low = math.floor(load.busy_slots)  # too few
     high = low + 1
-    while load.late_fraction(high, within_s) > 1 - target:
+    while load.late_fraction(high, max_wait_s) > 1 - target:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if load.late_fraction(middle, within_s) > 1 - target else (low, middle)
+        low, high = (middle, high) if load.late_fraction(middle, max_wait_s) > 1 - target else (low, middle)
     return high

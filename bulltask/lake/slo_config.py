@@ -7,7 +7,7 @@ As a TOML file::
 
     [[objective]]
     metric = "wait"                # or run, total
-    within = 2.0                   # seconds
+    threshold = 2.0                # seconds
     target = 0.99                  # the fraction that should meet the objective
     queue = "emails"               # "*", the default, matches any text, even within a name
     name = "mail.*"                # of the task
@@ -45,14 +45,14 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A service level objective: a maximum duration, and the fraction of durations that must not exceed it.
+    """A service level objective: 99 % of the jobs of a task start within 2 s.
 
-    Each day of a task is measured against all matching objectives. Of objectives with the same metric and time, only
-    the first applies.
+    Each day of a task is measured against all matching objectives. Of several objectives with the same metric and
+    threshold, only the first applies.
 
     Args:
         metric: ``"wait"``, ``"run"`` or ``"total"``.
-        within: The maximum duration that meets the objective (seconds or ``timedelta``), at least a millisecond.
+        threshold: The longest duration that meets the objective (seconds or ``timedelta``), at least a millisecond.
         target: The fraction of durations that should meet the objective, between 0 and 1 (exclusive).
         queue: Pattern of queues, without BullMQ's braces; ``*`` matches any text.
         name: Pattern of task names.
@@ -63,24 +63,24 @@ class Objective:
 
     metric: Metric | str
     _: KW_ONLY
-    within: Duration
+    threshold: Duration
     target: float
     queue: str = EVERY
     name: str = EVERY
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", Metric(choice(*(item.value for item in Metric))(self.metric, "metric")))
-        if self.within_ms < 1:
-            raise ConfigError(f"within must be at least 0.001 s, not {self.within!r}")
+        if self.threshold_ms < 1:
+            raise ConfigError(f"threshold must be at least 0.001 s, not {self.threshold!r}")
         if isinstance(self.target, bool) or not isinstance(self.target, int | float) or not 0 < self.target < 1:
             raise ConfigError(f"target must be more than 0 and less than 1, like 0.99, not {self.target!r}")
         plain_text(self.queue, "queue")
         plain_text(self.name, "name")
 
     @property
-    def within_ms(self) -> int:
+    def threshold_ms(self) -> int:
         """The maximum duration that meets the objective, in milliseconds."""
-        return to_ms(self.within, "within")
+        return to_ms(self.threshold, "threshold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _objectives(entries: Any) -> list[Objective]:
 
 def _objective(entry: Mapping[str, Any], name: str) -> Objective:
     _check_names(entry, [field.name for field in fields(Objective)], f"{name}: ")
-    if missing := {"metric", "within", "target"} - entry.keys():
+    if missing := {"metric", "threshold", "target"} - entry.keys():
         raise ConfigError(f"{name}: {', '.join(sorted(missing))} is missing")
     try:
         return Objective(**entry)

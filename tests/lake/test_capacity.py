@@ -41,14 +41,14 @@ def test_waits_for_one_slot_match_the_formula() -> None:
     assert Load(5, 0.1).late_fraction(1, 0.4) == pytest.approx(0.5 * 2.718281828**-2)
 
 
-def simulate(load: Load, slots: int, within_s: float, jobs: int) -> float:
+def simulate(load: Load, slots: int, max_wait_s: float, jobs: int) -> float:
     """Return the fraction of late attempts in a simulation of ``jobs`` jobs."""
     rng, now, late = random.Random(11), 0.0, 0
     free = [0.0] * slots
     for _ in range(jobs):
         now += rng.expovariate(load.per_s)
         start = max(now, heapq.heappop(free))
-        late += start - now > within_s
+        late += start - now > max_wait_s
         heapq.heappush(free, start + rng.expovariate(1 / load.run_s))
     return late / jobs
 
@@ -59,11 +59,11 @@ def test_the_model_matches_a_simulation() -> None:
 
 
 @pytest.mark.parametrize("load", [Load(0.01, 1), Load(5, 0.1), Load(20, 0.4), Load(300, 2.5), Load(10, 1, 9.0)])
-@pytest.mark.parametrize("within_s", [0.0, 0.1, 2.0])
-def test_the_minimum_number_of_slots_meets_the_target_and_one_less_does_not(load: Load, within_s: float) -> None:
-    slots = min_slots(load, within_s, 0.99)
-    assert load.late_fraction(slots, within_s) <= 0.01
-    assert slots - 1 <= load.busy_slots or load.late_fraction(slots - 1, within_s) > 0.01
+@pytest.mark.parametrize("max_wait_s", [0.0, 0.1, 2.0])
+def test_the_minimum_number_of_slots_meets_the_target_and_one_less_does_not(load: Load, max_wait_s: float) -> None:
+    slots = min_slots(load, max_wait_s, 0.99)
+    assert load.late_fraction(slots, max_wait_s) <= 0.01
+    assert slots - 1 <= load.busy_slots or load.late_fraction(slots - 1, max_wait_s) > 0.01
 
 
 def test_run_times_that_vary_more_need_more_slots() -> None:
@@ -179,7 +179,7 @@ def test_observed_busy_slots_are_a_mean_and_a_maximum_over_the_minutes() -> None
 
 def test_nouns_are_singular_after_the_number_one() -> None:
     observed = [{"minute": at("2026-11-22 10:00"), "queue": "mail", "busy_slots": 1.0, "peak_slots": 1}]
-    result = recommend([minute(0, 1, 60_000)], observed, target=0.01, within=timedelta(days=1), peak_factor=1)
+    result = recommend([minute(0, 1, 60_000)], observed, target=0.01, max_wait=timedelta(days=1), peak_factor=1)
     assert result is not None
     reasoning = " ".join(result.reasoning)
     assert "UTC: 1 job (0.0167 per second) with 1 attempt each." in reasoning
@@ -209,7 +209,7 @@ def test_numbers_are_written_without_an_exponent(jobs: int, runs_ms: int, text: 
 
 def test_a_peak_factor_and_a_shorter_wait_need_more_slots() -> None:
     rows = [minute(0, 1_200, 1_000)]
-    usual, growth, quick = recommend(rows), recommend(rows, peak_factor=2), recommend(rows, within=timedelta(0))
+    usual, growth, quick = recommend(rows), recommend(rows, peak_factor=2), recommend(rows, max_wait=timedelta(0))
     assert usual is not None
     assert growth is not None
     assert quick is not None
@@ -225,7 +225,7 @@ def test_no_recommendation_is_made_without_jobs_or_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [{"target": 1.0}, {"target": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"within": -1}]
+    "target", [{"target": 1.0}, {"target": 99}, {"peak_factor": 0.5}, {"peak_factor": float("nan")}, {"max_wait": -1}]
 )
 def test_an_invalid_target_is_rejected_by_name(target: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(target))):

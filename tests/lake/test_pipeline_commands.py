@@ -112,7 +112,7 @@ def test_doctor_reports_an_unreachable_redis() -> None:
         (["build", "gold", "--days", "2026-11-22..2026-11-20"], "'2026-11-22..2026-11-20' ends before it begins"),
         (["build", "gold", "--days", "2026-13-01"], "invalid day '2026-13-01': write it like 2026-11-22"),
         (["gaps", "--since", "noon"], "invalid time 'noon': write it like 2026-11-22 or 2026-11-22T14:00"),
-        (["report", "--within", "soon"], "invalid duration 'soon': write it like 90, 10s, 15m, 12h or 7d"),
+        (["report", "--max-wait", "soon"], "invalid duration 'soon': write it like 90, 10s, 15m, 12h or 7d"),
         (["backfill", "--since", "2026-11-22", "--until", "2026-11-21"], "--until must be later than --since"),
     ],
 )

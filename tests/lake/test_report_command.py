@@ -141,9 +141,9 @@ def test_no_table_contains_control_characters(run: Run, lake: LakeBuilder, kind:
 def test_a_concurrency_is_recommended_with_the_reasoning(run: Run) -> None:
     rows = json.loads(run("capacity", "--format", "json").output)
     assert all(row["concurrency"] >= 2 for row in rows)
-    text = run("capacity", "--within", "500ms").output
+    text = run("capacity", "--max-wait", "500ms").output
     assert "invalid duration" in text
-    text = run("capacity", "--within", "10s", "--target", "0.9", "--peak-factor", "1").output
+    text = run("capacity", "--max-wait", "10s", "--target", "0.9", "--peak-factor", "1").output
     assert "Recommended concurrency if the same workers serve all these queues: " in text
     assert ", so that 90 % of the attempts start within 10 s, even in the busiest minute." in text
     assert "* The busiest of" in text

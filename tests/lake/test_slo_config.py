@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError
 from bulltask.lake import slo_config as module
 from bulltask.lake.slo_config import Objective, SLOConfig, read_slo_config
 
-GOOD: dict[str, Any] = {"metric": "wait", "within": 2.0, "target": 0.99}
+GOOD: dict[str, Any] = {"metric": "wait", "threshold": 2.0, "target": 0.99}
 
 
 def write(path: Path, text: str) -> Path:
@@ -27,19 +27,19 @@ def test_a_configuration_file_is_equivalent_to_python_code(tmp_path: Path) -> No
         capacity = 16
         [[objective]]
         metric = "wait"
-        within = 2
+        threshold = 2
         target = 0.99
         queue = "emails"
         [[objective]]
         metric = "total"
-        within = 0.5
+        threshold = 0.5
         target = 0.9
         name = "mail.*"
     """
     config = read_slo_config(write(tmp_path / "slo.toml", text))
     assert config.objectives == (
-        Objective("wait", within=2, target=0.99, queue="emails"),
-        Objective("total", within=0.5, target=0.9, name="mail.*"),
+        Objective("wait", threshold=2, target=0.99, queue="emails"),
+        Objective("total", threshold=0.5, target=0.9, name="mail.*"),
     )
     assert config.prices == {"images": Decimal("0.9"), "*": Decimal("0.1")}
     assert config.capacities == {"*": 16}
@@ -53,7 +53,7 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/gold.md").read_text()
 )
 def test_the_examples_in_the_docstring_and_in_the_docs_are_valid(tmp_path: Path, example: str) -> None:
     config = read_slo_config(write(tmp_path / "slo.toml", example))
-    assert config.objectives == (Objective("wait", within=2.0, target=0.99, queue="emails", name="mail.*"),)
+    assert config.objectives == (Objective("wait", threshold=2.0, target=0.99, queue="emails", name="mail.*"),)
     assert (config.prices, config.capacities) == ({"*": Decimal("0.12")}, {"*": 16})
 
 
@@ -63,15 +63,15 @@ def test_an_empty_configuration_has_no_objectives_prices_or_capacities(tmp_path:
 
 
 def test_the_duration_of_an_objective_may_be_a_timedelta() -> None:
-    assert Objective("run", within=timedelta(minutes=1), target=0.5).within_ms == 60_000
+    assert Objective("run", threshold=timedelta(minutes=1), target=0.5).threshold_ms == 60_000
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"metric": "waits"}, r"metric must be one of wait, run, total, not 'waits'; did you mean 'wait'"),
-        ({"within": 0}, r"within must be at least 0.001 s, not 0"),
-        ({"within": "2s"}, r"within must be seconds or a timedelta, not '2s'"),
+        ({"threshold": 0}, r"threshold must be at least 0.001 s, not 0"),
+        ({"threshold": "2s"}, r"threshold must be seconds or a timedelta, not '2s'"),
         ({"target": 99}, r"target must be more than 0 and less than 1, like 0.99, not 99"),
         ({"target": 1.0}, r"target must be more than 0"),
         ({"queue": ""}, r"queue must be a string"),
@@ -103,9 +103,12 @@ def test_an_invalid_field_of_a_configuration_is_rejected_by_name(fields: dict[st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[objective]]\nmetric='wait'\nwithin=2\n", r"objective 1: target is missing"),
-        ("[[objective]]\nmetric='wait'\nwithin=2\ntraget=0.9\n", r"objective 1: 'traget' is unknown.*'target'"),
-        ("[[objective]]\nmetric='wait'\nwithin=2\ntarget=0.9\nquue='a'\n", r"objective 1: 'quue' is unknown.*'queue'"),
+        ("[[objective]]\nmetric='wait'\nthreshold=2\n", r"objective 1: target is missing"),
+        ("[[objective]]\nmetric='wait'\nthreshold=2\ntraget=0.9\n", r"objective 1: 'traget' is unknown.*'target'"),
+        (
+            "[[objective]]\nmetric='wait'\nthreshold=2\ntarget=0.9\nquue='a'\n",
+            r"objective 1: 'quue' is unknown.*'queue'",
+        ),
         ("objective = [2]\n", "with two brackets"),
         ("[objective]\nmetric='wait'\n", r"\[\[objective\]\], with two brackets"),
         (

@@ -235,7 +235,7 @@ class Oracle:
             if objective.metric != metric:
                 continue
             if matches(row["queue"], objective.queue) and matches(row["name"], objective.name):
-                targets.setdefault(objective.within_ms, objective.target)
+                targets.setdefault(objective.threshold_ms, objective.target)
         return targets
 
     def _slo(self, key: tuple[Any, ...], good: list[bool]) -> Row:

@@ -45,19 +45,19 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write, or - for the terminal."
 )
 @click.option(
-    "--within",
+    "--max-wait",
     type=seconds,
     metavar="DURATION",
     default="2s",
     show_default=True,
-    help="Capacity target: maximum wait of an attempt for a worker.",
+    help="Capacity target: how long an attempt may wait for a worker.",
 )
 @click.option(
     "--target",
     type=float,
     default=0.99,
     show_default=True,
-    help="Capacity target: fraction of attempts, 0 to 1, that start within that time.",
+    help="Capacity target: fraction of attempts, 0 to 1, that wait no longer than --max-wait.",
 )
 @click.option(
     "--peak-factor",
@@ -75,7 +75,7 @@ def command(
     queues: str | None,
     output_format: str | None,
     output: Path | None,
-    within: float,
+    max_wait: float,
     target: float,
     peak_factor: float,
 ) -> None:
@@ -97,7 +97,7 @@ def command(
         report_days = day_range or [one_day or _last_day(layout)]
         names = tuple(name.strip() for name in (queues or "").split(",") if name.strip())
         report = make_report(
-            layout, Period(report_days[0], report_days[-1], names), CapacityTarget(within, target, peak_factor)
+            layout, Period(report_days[0], report_days[-1], names), CapacityTarget(max_wait, target, peak_factor)
         )
         text = _table(report, topic, output_format) if topic else _page(report, output_format)
     _show(

@@ -19,12 +19,12 @@ class CapacityTarget:
     """The target for the recommended concurrency.
 
     Attributes:
-        within: The maximum wait of an attempt in seconds.
+        max_wait: How long an attempt may wait for a worker, in seconds.
         fraction: The fraction of attempts that wait no longer, 0 to 1.
         peak_factor: Safety factor on the load of the busiest minute.
     """
 
-    within: float = 2.0
+    max_wait: float = 2.0
     fraction: float = 0.99
     peak_factor: float = 1.2
 
@@ -68,7 +68,7 @@ def recommend_concurrency(
 def _recommend(rows: list[Row], queues: Mapping[str, list[Row]], target: CapacityTarget) -> Recommendation | None:
     capacity_minutes = [row for minutes in queues.values() for row in minutes]
     return recommend(
-        rows, capacity_minutes, within=target.within, target=target.fraction, peak_factor=target.peak_factor
+        rows, capacity_minutes, max_wait=target.max_wait, target=target.fraction, peak_factor=target.peak_factor
     )
 
 

@@ -119,13 +119,13 @@ def recommendation_text(recommendations: Recommendations) -> str:
     if recommendation is None:
         return ""
     condition = " if the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
-    target, within = (
+    target, max_wait = (
         format_value(recommendation.target, Unit.FRACTION),
-        format_value(recommendation.within_s, Unit.SECONDS),
+        format_value(recommendation.max_wait_s, Unit.SECONDS),
     )
     summary = (
         f"Recommended concurrency{condition}: {recommendation.concurrency:,}, so that {target} of the attempts start"
-        f" within {within}, even in the busiest minute."
+        f" within {max_wait}, even in the busiest minute."
     )
     return "\n".join(["", summary, "", *(f"* {line}" for line in recommendation.reasoning), ""])
 

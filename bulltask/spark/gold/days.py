@@ -104,7 +104,7 @@ def _targets(objectives: Iterable[Objective]) -> list[Column]:
             & _matches("queue", objective.queue)
             & _matches("name", objective.name)
         )
-        targets.setdefault((objective.metric, objective.within_ms), []).append(
+        targets.setdefault((objective.metric, objective.threshold_ms), []).append(
             F.when(applies, F.lit(float(objective.target)))
         )
     structs = [

@@ -37,12 +37,12 @@ GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 DAYS = (date(2026, 11, 20), date(2026, 11, 21))
 SLO_CONFIG = SLOConfig(
     objectives=[
-        Objective("wait", within=0.5, target=0.9),
-        Objective("wait", within=0.5, target=0.5, name="send"),  # the first matching objective applies
-        Objective("wait", within=60, target=0.999, queue="{im*"),
-        Objective("run", within=10, target=0.95, name="mail.*"),
-        Objective("run", within=0.001, target=0.95, name="count [x]"),
-        Objective("total", within=3600, target=0.8, queue="mail"),
+        Objective("wait", threshold=0.5, target=0.9),
+        Objective("wait", threshold=0.5, target=0.5, name="send"),  # the first matching objective applies
+        Objective("wait", threshold=60, target=0.999, queue="{im*"),
+        Objective("run", threshold=10, target=0.95, name="mail.*"),
+        Objective("run", threshold=0.001, target=0.95, name="count [x]"),
+        Objective("total", threshold=3600, target=0.8, queue="mail"),
     ],
     price_per_hour={"mail": 0.12, "007": 250},
     capacity={"mail": 3},
@@ -303,7 +303,7 @@ def test_rebuilding_an_empty_day_removes_only_the_rows_of_that_day(spark: SparkS
     lake = LakeBuilder(tmp_path)
     lake.attempts(attempts_with("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
     build_gold(
-        spark, lake.layout, DAYS, SLOConfig(objectives=[Objective("run", within=1, target=0.5)], price_per_hour=1)
+        spark, lake.layout, DAYS, SLOConfig(objectives=[Objective("run", threshold=1, target=0.5)], price_per_hour=1)
     )
     days = {table.name: [row["dt"] for row in rows_of(lake.layout, table)] for table in GOLD}
     both = ["2026-11-20", "2026-11-21"]

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 MIDNIGHT_MS = 1_760_054_400_000
 GOLD = (TASK_MINUTE, CAPACITY_MINUTE, ERRORS_DAY, SLO_DAY, COST_DAY)
 PRICES = {"q1": 0.12}
-TERMS = SLOConfig([Objective("wait", within=1, target=0.9), Objective("total", within=60, target=0.5)], PRICES)
+TERMS = SLOConfig([Objective("wait", threshold=1, target=0.9), Objective("total", threshold=60, target=0.5)], PRICES)
 OPTIONS: PipelineOptions = {"max_events_per_trigger": 300, "open_job_timeout": 0.9}
 
 SESSION = """
