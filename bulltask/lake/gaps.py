@@ -40,7 +40,7 @@ class GapRow:
     detected_at: datetime
     backfilled_jobs: int | None
 
-    def touches(self, since: datetime | None, until: datetime | None) -> bool:
+    def overlaps(self, since: datetime | None, until: datetime | None) -> bool:
         """Whether lost events can be from this period."""
         until_at = self.first_at_after or self.detected_at
         late = until is not None and self.last_at_before is not None and self.last_at_before >= until
@@ -75,7 +75,7 @@ def find_gaps(
     for row in _read_rows(reader, BACKFILLS):
         backfilled[_gap_key(row)] = backfilled.get(_gap_key(row), 0) + row["backfilled_jobs"]
     gaps = (_gap_row(row, backfilled.get(_gap_key(row))) for row in _read_rows(reader, GAPS))
-    matching = (gap for gap in gaps if gap.touches(since, until) and (queues is None or gap.queue in queues))
+    matching = (gap for gap in gaps if gap.overlaps(since, until) and (queues is None or gap.queue in queues))
     return sorted(matching, key=lambda gap: (gap.detected_at, gap.queue))
 
 

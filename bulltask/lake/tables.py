@@ -1,11 +1,11 @@
-"""The tables of the lake: their columns with meaning and unit.
+"""The tables of the lake: their columns, with type, meaning and unit.
 
-Spark's and Arrow's schemas and the documentation's tables are generated from this module, which imports neither Spark
-nor Arrow.
+The schemas for Spark and Arrow and the tables in the documentation are generated from this module, which imports
+neither Spark nor Arrow.
 
-``bronze`` tables have the events as they were read, ``silver`` tables the jobs and attempts derived from them, ``gold``
-tables aggregates for reports. Times are UTC. The time of an event is from Redis' clock, a time of a job's hash from the
-clock of the client that wrote it.
+``bronze`` tables contain the events as they were read, ``silver`` tables the jobs and attempts derived from them, and
+``gold`` tables aggregates for reports. Times are UTC. Times of events are by Redis' clock. Times in a job's hash are by
+the clock of the client that wrote them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Table:
         name: Its name in the layer.
         doc: The meaning of a row.
         partitions: The text columns that are in the names of directories instead of in files, outermost first.
-        key: The columns that identify a row. In silver, of several rows with one key the latest ``as_of`` counts.
+        key: The columns that identify a row. In silver, of several rows with the same key, the one with
+            the latest ``as_of`` is valid.
         columns: All other columns.
     """
 
@@ -103,17 +104,17 @@ EVENTS: Final = Table(
         _KINDS,
         """
         event_id text the entry's id in its stream
-        event_ms long first part of event_id: milliseconds since 1970 by Redis' clock
-        event_seq long second part of event_id: numbers the entries of a millisecond
-        event_at time event_ms as a time; at most the end of the year 9999
-        event text added, waiting, active, completed, failed, delayed, stalled, ... as BullMQ writes it
-        job_id text the job; null for drained, paused, resumed, cleaned
-        name text name of the task; only added has it
+        event_ms long first part of event_id: milliseconds since 1970, by Redis' clock
+        event_seq long second part of event_id: numbers the entries of one millisecond, from 0
+        event_at time event_ms as a timestamp; at most the end of the year 9999
+        event text BullMQ's name of the event: added, waiting, active, completed, failed, delayed, stalled, ...
+        job_id text id of the job; null for events of the queue: drained, paused, resumed, cleaned
+        name text name of the task; only in added
         prev text previous state of the job
-        delay_until time when a delayed job is due
-        failed_reason text why the job failed; only failed has it
-        return_value text result of completed as JSON
-        attempts_made int number of attempts of retries-exhausted
+        delay_until time when the job is due; only in delayed
+        failed_reason text why the job failed; only in failed
+        return_value text result as JSON; only in completed
+        attempts_made int number of attempts; only in retries-exhausted
         extra text all other fields as a JSON object
         """,
     ),
@@ -121,7 +122,7 @@ EVENTS: Final = Table(
 GAPS: Final = Table(
     "bronze",
     "gaps",
-    "events of one queue that were trimmed before they were read; dt is the day of detected_at",
+    "events of one queue that were lost before they were read; dt is the day of detected_at",
     _BY_BATCH,
     ("queue", "last_id_before", "detected_at"),
     _columns(
@@ -130,11 +131,11 @@ GAPS: Final = Table(
         last_id_before text id of the last event before the gap
         first_id_after text id of the first event after the gap; null if there is no event yet
         lost long number of lost events
-        exact flag whether lost is exact or a lower bound
+        exact flag true if lost is exact, false if it is a lower bound
         loss_reason text trimmed, trimmed-during-read, stream-deleted, stream-recreated or failover-rollback
-        last_at_before time time of last_id_before; null if the gap starts with the stream
+        last_at_before time time of last_id_before; null if the gap is at the beginning of the stream
         first_at_after time time of first_id_after
-        detected_at time when it was detected
+        detected_at time when the gap was detected
         """,
     ),
 )
@@ -147,25 +148,25 @@ SNAPSHOTS: Final = Table(
     _columns(
         _KINDS,
         """
-        state text state of the job
+        state text state of the job when it was read
         id text id of the job
         name text name of the task
         data text data as JSON
         opts text options as JSON
-        created_at time when it was added, by its sender's clock
-        delay_ms long delay in milliseconds
-        priority int 1 is the highest, 0 is none
+        created_at time when the job was added, by its sender's clock
+        delay_ms long delay of the job in milliseconds
+        priority int priority: 1 is the highest, 0 is no priority
         processed_at time start of the last attempt, by the worker's clock
         finished_at time end of the last attempt, by the worker's clock
         attempts_made int BullMQ's count of attempts that ended
         attempts_started int BullMQ's count of attempts that started
         stalled_count int number of stalls
         return_value text result as JSON
-        failed_reason text reason of the last failed attempt
+        failed_reason text why the last failed attempt failed
         stacktrace text JSON list of tracebacks, one per failed attempt
         parent_key text Redis key of its parent job
-        worker text name of the worker that ran it last, if it has one
-        snapshot_at time when it was read
+        worker text name of the worker that ran the job last, if the worker has a name
+        snapshot_at time when the job was read
         """,
     ),
 )
@@ -178,9 +179,9 @@ BACKFILLS: Final = Table(
     _columns(
         _KINDS,
         """
-        last_id_before text identifies the gap, with queue and detected_at
-        detected_at time detected_at of the gap, as each new stream of a queue can have a gap that starts at 0-0
-        backfilled_jobs long jobs whose outcome was added to silver
+        last_id_before text last_id_before of the gap; identifies it, together with queue and detected_at
+        detected_at time detected_at of the gap; needed because each new stream of a queue can have a gap after 0-0
+        backfilled_jobs long number of jobs that the backfill added to silver
         backfilled_at time when the backfill ran
         """,
     ),
@@ -195,20 +196,20 @@ ATTEMPTS: Final = Table(
         _KINDS,
         """
         job_id text id of the job
-        incarnation text id of the added event, as a job id can be used again; null if the event is missing
+        incarnation text id of the added event; distinguishes jobs that used the same id; null if the event is missing
         attempt int number of the attempt, from 1
         name text name of the task; null if the added event is missing
-        queued_at time when it began to wait; null if unknown, like the next two
-        started_at time when a worker acquired it
-        ended_at time when it ended
+        queued_at time when the job began to wait; null if unknown, like the next two
+        started_at time when a worker acquired the job
+        ended_at time when the attempt ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, retried, stalled, waiting-children, or open if its outcome is unknown
-        failed_reason text reason of a final failure; events do not contain the reason of a retried attempt
-        error_fingerprint text first line of failed_reason with # for quoted text, numbers and hex
+        outcome text completed, failed, retried, stalled, waiting-children, or open if the outcome is unknown
+        failed_reason text why the job failed; null for retried attempts, as events do not contain their reasons
+        error_fingerprint text first line of failed_reason, with # for quoted texts, numbers and hex numbers
         worker text name of the worker, from a snapshot
-        source text events or snapshot
-        as_of time time of the last event that the row contains; of rows with one key, the latest counts
+        source text events, or snapshot if a backfill added the row
+        as_of time time of the last event of the row; of several rows with the same key, the latest as_of is valid
         """,
     ),
 )
@@ -225,19 +226,19 @@ JOBS: Final = Table(
         incarnation text as in silver.attempts
         name text name of the task
         created_at time when it was added
-        first_started_at time when a worker first acquired it
+        first_started_at time when a worker acquired it for the first time
         finished_at time when it finished; null for a removed job and for an open job that timed out
         state text completed, failed, removed, or the last state of an open job that timed out
         attempts int number of attempts, including released ones
         stalls int number of stalled attempts
-        wait_ms long milliseconds it waited for a worker, in all attempts
-        run_ms long milliseconds it ran, in all attempts
+        wait_ms long milliseconds that it waited for a worker, in all attempts
+        run_ms long milliseconds that it ran, in all attempts
         total_ms long finished_at - created_at, milliseconds
-        failed_reason text reason of the last failure; null unless state is failed
+        failed_reason text why the job failed; null unless state is failed
         error_fingerprint text as in silver.attempts
         parent_key text Redis key of its parent job, from a snapshot
         data_bytes int size of its data, from a snapshot
-        source text events or snapshot
+        source text events, or snapshot if a backfill added the row
         as_of time as in silver.attempts
         """,
     ),
@@ -252,13 +253,13 @@ TASK_MINUTE: Final = Table(
         _KINDS,
         """
         queue text queue of the jobs
-        name text name of the task; null for jobs whose added event is missing, and in each minute that a gap touches
+        name text name of the task; null for jobs without an added event, and once in each minute that overlaps a gap
         minute time start of the minute
         added long jobs added
         started long attempts started
         completed long attempts that completed
-        failed long attempts that failed and are not retried
-        retried long attempts that failed or were released, and are retried
+        failed long attempts that failed and were not retried
+        retried long attempts that failed or were released, and were retried
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its children
         finished long jobs that completed or failed
@@ -269,12 +270,12 @@ TASK_MINUTE: Final = Table(
         run_p50 long median run time of the attempts that ended, milliseconds, within 1 %
         run_p95 long 95th percentile of the run times
         run_p99 long 99th percentile of the run times
-        busy_ms long total milliseconds that attempts ran in the minute; without attempts whose end is unknown
-        wasted_ms long part of busy_ms of attempts that ended in a retry, a stall or a failure
-        wait_counts counts log histogram of the waits; those of minutes add up to those of hours
+        busy_ms long total milliseconds that attempts ran in this minute, without attempts whose end is unknown
+        wasted_ms long part of busy_ms that belongs to attempts that were retried, stalled or failed
+        wait_counts counts log histogram of the waits; add up the histograms of minutes for those of hours or days
         run_counts counts the same for run times
-        events_lost long lost events of gaps that touch the minute; a gap counts fully in each minute
-        complete flag no gap of the queue touches the minute
+        events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
+        complete flag true if no gap of the queue overlaps the minute
         """,
     ),
 )
@@ -290,12 +291,12 @@ ERRORS_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         error_fingerprint text fingerprint of the failures, as in silver.attempts
-        count long final failures; events do not contain the reasons of retried attempts
-        fraction double fraction of all failures of the task on that day, 0 to 1
+        count long number of failures, without retried attempts: events do not contain their reasons
+        fraction double count divided by all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
-        sample_failed_reason text full reason of the last failure
-        sample_job_ids texts up to five jobs, latest first
+        sample_failed_reason text complete reason of the last failure
+        sample_job_ids texts ids of up to five of the jobs, latest first
         """,
     ),
 )
@@ -313,12 +314,12 @@ CAPACITY_MINUTE: Final = Table(
         added long jobs added
         finished_or_removed long jobs that finished or were removed
         backlog_delta long added - finished_or_removed; not meaningful from the first incomplete minute on
-        busy_slots double mean number of busy slots: of attempts that run at the same time
+        busy_slots double mean number of busy slots, that is, of attempts that ran at the same time
         peak_slots long maximum number of busy slots
         capacity long number of slots: as configured, else the highest peak_slots of the day
         utilisation double busy_slots / capacity; null without a capacity
         wait_p95 long 95th percentile of the waits of the attempts that started, milliseconds, within 1 %
-        complete flag no gap of the queue touches the minute
+        complete flag true if no gap of the queue overlaps the minute
         """,
     ),
 )
@@ -334,13 +335,13 @@ SLO_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         metric text wait (of first attempts), run (of attempts) or total (of finished jobs)
-        threshold_ms long maximum duration that meets the objective, milliseconds
+        threshold_ms long longest duration that meets the objective, milliseconds
         target double fraction of durations that should meet the objective, 0 to 1
         total long number of measured durations
         good long number of durations that meet the objective; for total, a failed job does not meet it
         attainment double good / total
         error_budget_remaining double 1 - (1 - attainment) / (1 - target): at most 1, negative if overspent
-        complete flag no gap of the queue touches the day
+        complete flag true if no gap of the queue overlaps the day
         """,
     ),
 )
@@ -358,10 +359,10 @@ COST_DAY: Final = Table(
         jobs long finished jobs
         attempts long attempts that ended
         busy_s double total seconds that attempts ran
-        wasted_s double part of busy_s of attempts that ended in a retry, a stall or a failure
-        cost money busy_s times the price of a slot per second; null without a price, like cost_per_job
+        wasted_s double part of busy_s that belongs to attempts that were retried, stalled or failed
+        cost money busy_s times the price of a slot per second; null if no price is configured, like cost_per_job
         cost_per_job money cost / jobs; null without jobs
-        complete flag no gap of the queue touches the day
+        complete flag true if no gap of the queue overlaps the day
         """,
     ),
 )

@@ -185,7 +185,7 @@ def by_queue(data: ReportData, minutes: int) -> list[QueueAggregate]:
 
 
 def incomplete_minutes(data: ReportData) -> dict[str, set[int]]:
-    """Return the minutes of each queue that are incomplete in gold or touched by a gap."""
+    """Return the minutes of each queue that are incomplete in gold or overlap a gap."""
     begin, end = (int(moment.timestamp()) // 60 for moment in data.period.span)
     incomplete = {queue: set(minutes) for queue, minutes in data.incomplete.items()}
     for gap in data.gaps:

@@ -120,7 +120,7 @@ class ReportData:
         errors: Rows of gold.errors_day.
         slos: Rows of gold.slo_day.
         costs: Rows of gold.cost_day.
-        gaps: Gaps that touch the period.
+        gaps: Gaps that overlap the period.
         incomplete: The incomplete minutes of each queue.
         unbuilt: Days with events but without gold tables.
         day_range: The first and the last day in the lake; ``None`` if it is empty.

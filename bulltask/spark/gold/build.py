@@ -118,11 +118,11 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the gaps that touch some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
+    """Return the gaps that overlap some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
     ends_late = F.greatest(F.coalesce("first_at_after", "detected_at"), "last_at_before") >= F.lit(span.start)
     starts_early = F.col("last_at_before").isNull() | (F.col("last_at_before") < F.lit(span.end))
-    touching = gaps.where(ends_late & starts_early)
-    return gaps.where(F.lit(False)) if touching.isEmpty() else touching
+    overlapping = gaps.where(ends_late & starts_early)
+    return gaps.where(F.lit(False)) if overlapping.isEmpty() else overlapping
 
 
 def _starts_before(started: Column, span: DaySpan) -> Column:

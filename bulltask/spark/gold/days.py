@@ -157,6 +157,6 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
 
 
 def _days_with_gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the days of each queue that gaps touch."""
+    """Return the days of each queue that overlap a gap."""
     day = day_of(F.timestamp_millis("period"))
     return gap_periods(gaps, span, DAY_MS).select("queue", day.alias("dt"), F.lit(True).alias("has_gap")).distinct()

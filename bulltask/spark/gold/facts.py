@@ -141,7 +141,7 @@ def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> 
 
     Returns:
         An array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a
-        moment is unknown or the time does not touch the span.
+        moment is unknown or the time does not overlap the span.
     """
     first = f"greatest({_floor_sql(started, period_ms)}, {span.start_ms}L)"
     last = f"least({_floor_sql(ended, period_ms)}, {span.end_ms - period_ms}L)"
@@ -155,10 +155,10 @@ def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> 
 
 
 def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
-    """Return the minutes or days of a span that gaps touch.
+    """Return the minutes or days of a span that overlap a gap.
 
-    A gap without a known end touches all minutes up to its detection. A gap without a known beginning touches all
-    minutes before its end, but creates rows (``creates_rows``) only from its end on.
+    A gap without a known end lasts until its detection. A gap without a known beginning includes all minutes
+    before its end, but creates rows (``creates_rows``) only from its end on.
 
     Returns:
         ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and period.
@@ -168,8 +168,8 @@ def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
         # Redis' clock may be ahead of the pipeline's.
         "unix_millis(greatest(coalesce(first_at_after, detected_at), last_at_before)) as until",
     )  # fmt: skip
-    touched = split_by_period("coalesce(since, 0L)", "until", span, period_ms)
-    rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({touched}) as piece")
+    overlapping = split_by_period("coalesce(since, 0L)", "until", span, period_ms)
+    rows = ends.selectExpr("queue", "lost", "since", "until", f"explode({overlapping}) as piece")
     creates_rows = f"since is not null or {_floor_sql('until', period_ms)} = piece.period"
     return rows.selectExpr("queue", "piece.period as period", "lost", f"{creates_rows} as creates_rows")
 
