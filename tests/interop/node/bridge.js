@@ -1,4 +1,5 @@
-// Runs the official Node client of BullMQ on commands from stdin, with results on stdout, for tests in Python (see node_bridge.py).
+// Runs the official Node client of BullMQ on commands from stdin, with results on stdout, for tests in Python
+// (see node_bridge.py).
 //
 //   argv  the npm package of the client, "bullmq" by default
 //   in    {"id": 1, "op": "queue.add", "queue": "mail", "name": "send", "data": {}}   one JSON object per line

@@ -1,4 +1,5 @@
-// Runs Bull, BullMQ's predecessor, on commands from stdin, with results on stdout, for tests of the migration (see bull_bridge.py).
+// Runs Bull, BullMQ's predecessor, on commands from stdin, with results on stdout, for tests of the
+// migration (see bull_bridge.py).
 //
 // The protocol is that of bridge.js; the first argument is the package: bull or bull-3.
 

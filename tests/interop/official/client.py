@@ -1,4 +1,4 @@
-"""Run the official Python client on commands from stdin, with results on stdout, in a separate environment without bulltask.
+"""Run operations of the official Python client, from stdin to stdout, in a separate environment without bulltask.
 
 The protocol is that of node/bridge.js:
 
