@@ -158,7 +158,7 @@ def test_node_waits_until_a_bulltask_job_is_finished(any_mail: InteropQueue) -> 
     assert any_mail.node_result(late.id) == "late", "also when it has ended before"
 
 
-def test_values_that_json_lacks_do_not_stop_nodes_listener(mail: InteropQueue) -> None:
+def test_values_that_json_cannot_represent_do_not_stop_a_node_listener(mail: InteropQueue) -> None:
     """Values that JSON lacks would stop Node's QueueEvents permanently; bulltask does not store them."""
     mail.worker()
     mail.listen()

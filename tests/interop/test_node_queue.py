@@ -35,7 +35,7 @@ def test_node_counts_bulltask_jobs_in_every_state(any_mail: InteropQueue) -> Non
     assert any_mail.counts() == {**counts, "paused": 3}
 
 
-def test_node_lists_bulltasks_workers(any_mail: InteropQueue) -> None:
+def test_node_lists_bulltask_workers(any_mail: InteropQueue) -> None:
     assert any_mail.call("getWorkers") == []
     first = any_mail.worker(worker_name="mailer", children=2)
     second = any_mail.worker()

@@ -124,6 +124,6 @@ def test_a_custom_event_reaches_a_node_listener(any_mail: InteropQueue, events: 
     assert (custom.id, custom.name, custom.job_id) == (entry_id, "invoice-paid", "7")
 
 
-def test_node_lists_bulltasks_listener(any_mail: InteropQueue, events: QueueEvents) -> None:
+def test_node_lists_a_bulltask_listener(any_mail: InteropQueue, events: QueueEvents) -> None:
     names = [client["rawname"] for client in any_mail.call("getQueueEvents")]
     assert names == [f"{any_mail.keys.client_name()}:qe"]

@@ -57,7 +57,9 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
     assert rest["jobs"][0]["run"] == 2.5
 
 
-def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_the_lake_may_be_set_in_the_environment(
+    lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_finished_job(lake)
     assert run().exit_code == 2
     monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))

@@ -144,7 +144,7 @@ async def web(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Async
     del sys.modules["api"], sys.modules["shop"]
 
 
-def test_the_quickstart_prints_the_output_of_its_readme_even_if_the_worker_starts_later(
+def test_the_quickstart_prints_the_documented_output_even_if_the_worker_is_late(
     at_home: dict[str, str],
 ) -> None:
     with subprocess.Popen(
@@ -162,7 +162,7 @@ def test_the_quickstart_prints_the_output_of_its_readme_even_if_the_worker_start
         assert JOB_ID.sub("0192…", first + output.read()) == blocks("quickstart")[0]
 
 
-async def test_a_fastapi_handler_sends_a_job_and_others_show_its_state_and_its_result_or_error(
+async def test_the_fastapi_handlers_send_a_job_and_return_its_state_result_or_error(
     web: httpx.AsyncClient, servers: dict[str, str]
 ) -> None:
     sent = await web.post("/reports", json={"year": 2025})

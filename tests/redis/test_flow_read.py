@@ -156,7 +156,7 @@ def test_a_removed_child_is_omitted(
     assert shape(flows.get_flow("q", "root")) == ("root", leaf("b"))
 
 
-def test_children_are_found_under_any_form_of_key(
+def test_children_are_found_whatever_the_format_of_their_keys(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """The children have other prefixes, no braces, or colons in their ids (which Node 5.62 cuts)."""

@@ -251,7 +251,9 @@ def test_show_with_no_redis_does_not_connect(lake: LakeBuilder) -> None:
     assert CliRunner().invoke(main, args).exit_code == 2
 
 
-def test_the_lake_may_come_from_the_environment(lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_the_lake_may_be_set_in_the_environment(
+    lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_finished_job(lake, "1")
     monkeypatch.setenv("BULLTASK_LAKE", str(lake.layout.root))
     assert "(from the lake)" in run("show", "1").output

@@ -100,7 +100,7 @@ def test_the_fetch_after_a_job_uses_the_next_queue_that_may_have_jobs(time: Time
     assert round_robin(time, 1).after(0) == 0
 
 
-def test_a_marker_reopens_its_queue(time: Time) -> None:
+def test_a_marker_makes_its_queue_a_candidate_again(time: Time) -> None:
     rotation = round_robin(time, 2)
     rotation.record_empty(0, NO_JOB)
     rotation.record_empty(1, NO_JOB)
@@ -108,7 +108,7 @@ def test_a_marker_reopens_its_queue(time: Time) -> None:
     assert list(rotation.candidates()) == [1]
 
 
-def test_a_marker_of_a_due_job_reopens_its_queue(time: Time) -> None:
+def test_the_marker_of_a_due_job_makes_its_queue_a_candidate_again(time: Time) -> None:
     rotation = round_robin(time, 1)
     rotation.record_empty(0, NO_JOB)
     rotation.record_marker(0, time.mono_ms + SERVER_AHEAD_MS)

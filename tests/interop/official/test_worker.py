@@ -124,7 +124,7 @@ def test_an_unrecoverable_error_in_the_official_worker_fails_the_job(mail: Inter
     assert mail.node_job(job.id)["attemptsMade"] == 1
 
 
-def test_nan_fails_the_job_in_the_official_worker_too(mail: InteropQueue) -> None:
+def test_a_result_of_nan_also_fails_the_job_in_the_official_worker(mail: InteropQueue) -> None:
     mail.node_worker("nan")
     with pytest.raises(TaskError, match="Out of range float"):
         mail.send("echo", options={"max_retries": 0}).get(timeout=60)

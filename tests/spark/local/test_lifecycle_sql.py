@@ -54,7 +54,7 @@ def histories_in_queues(kind: str, generate: Callable[[int], list[LifecycleEvent
     return [replace(event, queue=f"{kind}-{seed}-{event.queue}") for seed in range(200) for event in generate(seed)]
 
 
-def test_sql_and_fold_agree_on_800_random_histories(
+def test_sql_and_python_derive_the_same_lifecycle_in_800_random_histories(
     spark: SparkSession, record_property: Callable[[str, object], None]
 ) -> None:
     whole = histories_in_queues("whole", lambda seed: histories(seed, 4))

@@ -42,7 +42,9 @@ def assert_arrays_are_fold(events: list[LifecycleEvent], table: pa.Table | None 
 
 
 @pytest.mark.slow
-def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callable[[str, object], None]) -> None:
+def test_arrays_and_python_derive_the_same_lifecycle_in_2100_random_histories(
+    record_property: Callable[[str, object], None],
+) -> None:
     seeds = range(700)
     events = [replace(event, queue=f"whole-{seed}") for seed in seeds for event in histories(seed, 2)]
     events += [
@@ -61,7 +63,7 @@ def test_arrays_and_fold_agree_on_2100_random_histories(record_property: Callabl
 
 @pytest.mark.slow
 @given(st.lists(ANY_EVENT, max_size=12, unique_by=lambda event: (event.queue, event.event_ms, event.event_seq)))
-def test_arrays_and_fold_agree_on_any_events(events: list[LifecycleEvent]) -> None:
+def test_arrays_and_python_derive_the_same_lifecycle_from_any_events(events: list[LifecycleEvent]) -> None:
     assert_arrays_are_fold(events)
 
 

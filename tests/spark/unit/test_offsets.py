@@ -52,7 +52,7 @@ def test_invalid_ids_are_rejected(text: str) -> None:
         StreamId.parse(text)
 
 
-def test_before_is_the_immediately_preceding_id() -> None:
+def test_before_returns_the_immediately_preceding_id() -> None:
     assert at(5, 3).before == at(5, 2)
     assert at(5).before == StreamId(4, LAST_SEQ)
     assert BEGINNING.before == BEGINNING

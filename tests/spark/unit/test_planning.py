@@ -206,7 +206,7 @@ def read_until(position: QueueOffset) -> int:
 
 
 @given(steps, st.integers(1, 9), st.integers(1, 20))
-def test_entries_read_are_not_newer_than_entries_left(steps: list[Any], page: int, max_entries: int) -> None:
+def test_a_batch_reads_no_entry_newer_than_those_that_it_leaves(steps: list[Any], page: int, max_entries: int) -> None:
     reader = History(page).play([step for step in steps if step[0] != "batch"]).reader
     progressed = reader.batch(BatchLimits(max_entries))
     while progressed:
