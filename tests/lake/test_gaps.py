@@ -142,7 +142,7 @@ def test_the_command_exits_with_3_if_there_are_gaps(lake: LakeBuilder, tmp_path:
     assert (complete.exit_code, complete.output) == (0, "No gaps: every event up to the last batch was read.\n")
     Ledger(Layout(tmp_path / "new")).begin_publishing("3f0c2a91-00000000")  # its first batch was stopped
     empty = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "new")])
-    assert (empty.exit_code, empty.output) == (0, "No gaps, and no events: no batch has been published yet.\n")
+    assert (empty.exit_code, empty.output) == (0, "No gaps, and no events: no batch has been written yet.\n")
     missing = CliRunner().invoke(main, ["pipeline", "gaps", "--lake", str(tmp_path / "missing")])
     assert missing.exit_code == 1
     assert "there is no lake" in missing.output

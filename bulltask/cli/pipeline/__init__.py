@@ -1,4 +1,4 @@
-"""``bulltask pipeline``: copy queues' events into tables on disk, with Spark.
+"""``bulltask pipeline``: record the events of queues in a lake of tables, with Spark.
 
 The commands' modules import Spark and Arrow only when they need them, so ``--help`` works without.
 """
@@ -30,11 +30,16 @@ COMMANDS: Final = {
 }
 
 
-@click.group("pipeline", short_help="Copy queues' events into a lake, with Spark.", cls=LazyGroup, modules=COMMANDS)
+@click.group(
+    "pipeline", short_help="Record the events of queues in a lake, with Spark.", cls=LazyGroup, modules=COMMANDS
+)
 def command() -> None:
-    """Copy the events and jobs of queues into a lake: a directory of tables.
+    """Record the events and jobs of queues in a lake: a directory of Parquet tables.
 
-    Needs the extra spark (pip install 'bulltask[spark]') and Java 17, unless a command says otherwise.
+    The bronze tables contain the raw events, silver contains jobs and attempts, gold contains statistics by minute and
+    day.
+
+    Needs the extra spark (pip install 'bulltask[spark]') and Java 17 or newer, unless a command says otherwise.
 
     Formats: DAY is 2026-11-22, TIME is 2026-11-22 or 2026-11-22T14:00, both in UTC. DURATION is 90 (seconds), 10s, 15m,
     12h or 7d.

@@ -35,10 +35,10 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Add jobs that finished in gaps to the silver tables, from Redis and from snapshots.
+    """Add jobs whose events were lost to the silver tables, from Redis and from snapshots.
 
-    Only the last attempt of each job is known. Jobs that are neither in Redis nor in a snapshot stay unknown. Repeating
-    the command adds no job twice.
+    A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
+    only. Jobs that are neither in Redis nor in a snapshot cannot be added. Repeating the command adds no job twice.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

@@ -14,7 +14,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("build", short_help="Build silver or gold tables for some days.")
+@click.command("build", short_help="Build the silver or gold tables of some days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @lake_option
 @click.option(
@@ -31,7 +31,7 @@ __all__ = ["command"]
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="As for 'pipeline run' (silver only).",
+    help="The value of 'run' (silver only).",
 )
 @spark_options
 def command(
@@ -44,10 +44,10 @@ def command(
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Build all tables of LAYER for some days and replace existing rows.
+    """Build the silver or gold tables of some days, and replace their rows.
 
-    'run' writes silver itself: rebuild silver only if it is damaged. Gold is always built with this command. Build the
-    current day as often as you like: it changes until all its jobs have finished.
+    Gold is only built by this command. You can build a day any number of times: its rows change until all its jobs have
+    finished. Silver is written by 'run': rebuild it only if it is damaged.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.slo_config import read_slo_config  # noqa: PLC0415 - slow

@@ -1,4 +1,4 @@
-"""``bulltask pipeline compact``: rewrite past days into few files."""
+"""``bulltask pipeline compact``: merge the small files of past days."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from bulltask.cli.terminal import as_table
 __all__ = ["command"]
 
 
-@click.command("compact", short_help="Rewrite past days into few files.")
+@click.command("compact", short_help="Merge the small files of past days.")
 @lake_option
 @click.option("--before", type=day, metavar="DAY", required=True, help="Only days (UTC) before this one.")
 @click.option(
     "--table",
     "tables",
     multiple=True,
-    help="Table, like silver.jobs; may be repeated (default: all of bronze and silver).",
+    help="A table, such as silver.jobs; may be repeated (default: all tables of bronze and silver).",
 )
 @click.option("--target-mb", type=float, default=128, show_default=True, help="Target size of a file in megabytes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
-    """Rewrite past days into few files, and drop superseded rows of silver tables.
+    """Merge the small files of past days into larger ones, and remove outdated rows from silver.
 
-    The command can be killed and repeated at any moment, and can run at the same time as 'run'. Needs no Java.
+    The command can run at the same time as 'run'. It can be killed at any moment and repeated. Needs no Java.
     """
     from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

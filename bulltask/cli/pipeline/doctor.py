@@ -50,13 +50,18 @@ class Requirement:
     advice: str
 
 
-@click.command("doctor", short_help="Check requirements and event stream lengths.")
+@click.command("doctor", short_help="Check the installation and the retention of event streams.")
 @source_options
 @click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval of batches."
 )
 @click.option(
-    "--batch-duration", type=seconds, metavar="DURATION", default="5s", show_default=True, help="Duration of a batch."
+    "--batch-duration",
+    type=seconds,
+    metavar="DURATION",
+    default="5s",
+    show_default=True,
+    help="Time that a batch takes.",
 )
 @click.option(
     "--outage",
@@ -64,9 +69,11 @@ class Requirement:
     metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Longest downtime of the pipeline to survive without losing events.",
+    help="Longest downtime of the pipeline that must not lose events.",
 )
-@click.option("--sizes", "show_sizes", is_flag=True, help="Print a table of stream lengths by load, and exit.")
+@click.option(
+    "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -80,13 +87,13 @@ def command(
     as_json: bool,
     **connection: Any,
 ) -> None:
-    """Check that all requirements are met and that the queues' event streams are long enough.
+    """Check that the required software is installed and that the queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
     has read them are lost. So a stream should keep the events of twice the trigger interval and batch duration, and of
     the longest outage.
 
-    Exit codes: 0 all checks passed, 1 something is missing or too small, or a queue cannot be recorded.
+    Exit codes: 0 all checks passed, 1 a requirement is missing, a stream is too short, or a queue cannot be recorded.
     """
     if show_sizes:
         click.echo(_sizes())

@@ -19,9 +19,11 @@ __all__ = ["command"]
 @click.option("--queue", required=True, help="Queue to add the jobs to.")
 @click.option("--name", help="Task name of all jobs.")
 @click.option("--name-col", help="Column with the task name of each job.")
-@click.option("--data-cols", required=True, help="Columns that become a job's data, comma-separated.")
+@click.option("--data-cols", required=True, help="Columns that become the job's data, comma-separated.")
 @click.option("--id-col", help="Column with the job ids (default: derived from the row).")
-@click.option("--write-id", help="Makes the command repeatable: the same rows with the same id are not added twice.")
+@click.option(
+    "--write-id", help="Id of the write: rows that were already added with this id are skipped (default: a new id)."
+)
 @spark_options
 @click.pass_context
 def command(
@@ -40,7 +42,8 @@ def command(
 ) -> None:
     """Add a job to a queue for each row of a Parquet file or a directory of them, each exactly once.
 
-    The command prints a write id. Use it for 'gather', and as --write-id to repeat the command after an error.
+    The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
+    repeat the command after an error.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
 

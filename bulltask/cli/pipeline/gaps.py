@@ -38,9 +38,9 @@ def command(
     until: datetime | None,
     as_json: bool,
 ) -> None:
-    """List gaps: which events were lost, and how many jobs a backfill has added.
+    """List gaps (ranges of lost events), and the number of jobs that 'backfill' has added for each.
 
-    Without gaps, the tables have every event from the pipeline's start to its last batch. Needs no Java.
+    If there are no gaps, the lake has every event from the pipeline's start to its last batch. Needs no Java.
 
     Exit codes: 0 no gaps in that period, 3 there are gaps.
     """
@@ -68,7 +68,7 @@ def command(
         click.echo(
             "No gaps: every event up to the last batch was read."
             if has_events
-            else "No gaps, and no events: no batch has been published yet."
+            else "No gaps, and no events: no batch has been written yet."
         )
     else:
         click.echo(_table(gap_rows))

@@ -86,12 +86,12 @@ def source_of(ctx: click.Context, options: Mapping[str, Any]) -> QueueSource:
 
 def spark_options(function: F) -> F:
     """Add the options of :func:`open_session`."""
-    function = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Spark setting; may be repeated.")(
-        function
-    )
+    function = click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="Spark configuration property; may be repeated."
+    )(function)
     return click.option(
         "--master",
-        help="Spark's master, or sc://… for Spark Connect (default: the master of spark-submit, else local[*]).",
+        help="Spark master URL, or sc://HOST:PORT for Spark Connect (default: that of spark-submit, else local[*]).",
     )(function)
 
 

@@ -23,10 +23,10 @@ _CELL_WIDTH = 60
 @click.command("replay", short_help="Send finished jobs again.")
 @lake_option
 @source_options
-@click.option("--where", "condition", required=True, metavar="SQL", help="Which jobs: a condition on silver.jobs.")
+@click.option("--where", "condition", required=True, metavar="SQL", help="SQL condition on the columns of silver.jobs.")
 @click.option("--queue", help="Only jobs of this queue (default: all queues).")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
-@click.option("--yes", is_flag=True, help="Send the jobs; without it, nothing is sent.")
+@click.option("--yes", is_flag=True, help="Send the jobs.")
 @spark_options
 @click.pass_context
 def command(
@@ -42,10 +42,10 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Send finished jobs again, with the same name, data and options but new ids; a dry run without --yes.
+    """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
 
-    Repeating the command adds no job twice. Jobs whose data is neither in Redis nor in a snapshot are counted
-    and listed.
+    Repeating the command adds no job twice. Jobs whose data is neither in Redis nor in a snapshot cannot be sent; the
+    command lists them.
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
     """

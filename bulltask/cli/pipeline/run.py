@@ -1,4 +1,4 @@
-"""``bulltask pipeline run``: copy queues' events into the lake until a signal stops it."""
+"""``bulltask pipeline run``: record the events of queues in the lake until a signal stops it."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
 """The exception of a traceback: its first line that is not indented."""
 
 
-@click.command("run", short_help="Copy events into the bronze and silver tables.")
+@click.command("run", short_help="Record the events of queues in the bronze and silver tables.")
 @lake_option
 @source_options
-@click.option("--once", is_flag=True, help="Read the currently available events, and exit.")
+@click.option("--once", is_flag=True, help="Record the currently available events, and exit.")
 @click.option(
     "--on-loss",
     type=click.Choice(["gap", "fail"]),
     default="gap",
     show_default=True,
-    help="When events were lost: record a gap and continue, or fail.",
+    help="If events were trimmed before they were read: record a gap and continue, or fail.",
 )
 @click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Time between batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval of batches."
 )
 @click.option(
     "--starting",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where to start if the lake is empty.",
+    help="Where an empty lake begins: with the oldest event in Redis, or with the next event.",
 )
 @click.option(
     "--open-job-timeout",
@@ -62,7 +62,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="Time without events after which an open job times out.",
+    help="Time without events after which an unfinished job is written in its last state.",
 )
 @click.option(
     "--max-events-per-trigger",
@@ -88,13 +88,13 @@ def command(
     conf: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Copy the queues' events into the bronze and silver tables of the lake, each event exactly once.
+    """Record the events of queues in the bronze and silver tables of the lake, each event exactly once.
 
     TERM and INT stop the pipeline after the current batch; a second signal stops it immediately. The next run always
     continues from the last committed batch.
 
-    Exit codes: 0 all events were read, 3 events were lost and are recorded in bronze.gaps, 4 events were lost and
-    --on-loss is fail, 1 an error.
+    Exit codes: 0 no events were lost, 1 an error, 3 events were lost and the gaps are recorded in bronze.gaps, 4 events
+    were lost and --on-loss is fail.
     """
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow
     from bulltask.lake.ledger import Ledger  # noqa: PLC0415 - slow
@@ -108,7 +108,7 @@ def command(
         pipeline = _pipeline(spark, lake, source, on_loss, options)
         progress = _Progress(ledger)
         query = pipeline.run(available_now=once)
-        click.echo(f"writing the events of queues {source.queues} to {lake}", err=True)
+        click.echo(f"recording events of {'all queues' if source.queues == '*' else source.queues} in {lake}", err=True)
         while query.isActive and not stop.acquire(timeout=_POLL_S):
             progress.print_new()
         _end(query, stop)

@@ -1,4 +1,4 @@
-"""``bulltask pipeline snapshot``: save the jobs that are in Redis."""
+"""``bulltask pipeline snapshot``: copy the jobs that are in Redis to the lake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("snapshot", short_help="Save the jobs that are in Redis.")
+@click.command("snapshot", short_help="Copy the jobs that are in Redis to the lake.")
 @lake_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
@@ -33,9 +33,9 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Save the jobs that are in Redis to bronze.jobs, with their data, options and stack traces.
+    """Copy the jobs that are in Redis to bronze.jobs, with their data, options and stack traces.
 
-    A later replay needs this data for jobs that Redis has removed in the meantime.
+    'replay' and 'backfill' use these copies for jobs that Redis has removed in the meantime.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

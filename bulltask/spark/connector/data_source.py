@@ -82,8 +82,7 @@ class BulltaskSource(DataSource):
         # Spark requests the columns before it passes the information that this is a streaming query.
         if table_of(self.options) != "events":
             raise ConfigError(
-                "[BULLTASK_OPTION_MISSING] only events can be read by a streaming query, and Spark needs their columns "
-                "first: add option('table', 'events')"
+                "[BULLTASK_OPTION_MISSING] a streaming query can read only events: add option('table', 'events')"
             )
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 

@@ -70,7 +70,9 @@ def enqueue_stream(
     """
     check_option_names(options, EnqueueStreamOptions)
     if not df.isStreaming:
-        raise ConfigError("enqueue_stream needs a stream (spark.readStream); enqueue sends the rows of a table")
+        raise ConfigError(
+            "enqueue_stream needs a streaming DataFrame (spark.readStream); use enqueue for a batch DataFrame"
+        )
     rows = standard_rows(df, name, data, job_id)
     writer_options = write_options(queue, options) | {"jobOpts": _encode_opts(options.get("opts", {}))}
     JobsStreamWriter(read_options(WriteOptions, writer_options), rows.schema, overwrite=False)  # report errors now

@@ -143,13 +143,13 @@ def _select(table: str, columns: Sequence[str]) -> StructType:
     fields = {field.name: field for field in TABLES[table].fields}
     for name in columns:
         if name not in fields:
-            raise ConfigError(f"{table} have no column {name!r}{did_you_mean(name, fields)}")
+            raise ConfigError(f"table {table} has no column {name!r}{did_you_mean(name, fields)}")
     return StructType([fields[name] for name in columns])
 
 
 def _options(queues: str | Sequence[str], connection: BrokerOptions) -> dict[str, str]:
     known = BrokerOptions.__annotations__
     if unknown := sorted(set(connection) - set(known)):
-        raise TypeError(f"a read has no argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+        raise TypeError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     named = queues if isinstance(queues, str) else json.dumps(list(queues))
     return {**broker_options(connection), "queue": named}

@@ -139,7 +139,7 @@ def enqueue(
     start_ms = mono_ms()
     check_option_names(options, EnqueueOptions)
     if df.isStreaming:
-        raise ConfigError("enqueue sends the rows of a table; use enqueue_stream for a streaming DataFrame")
+        raise ConfigError("enqueue needs a batch DataFrame; use enqueue_stream for a streaming DataFrame")
     rows = standard_rows(df, name, data, job_id)
     rows = number_duplicates(
         rows, ["name", "data"] if job_id is None else ["id"], options.get("on_duplicate_rows", "collapse")

@@ -97,7 +97,7 @@ def map_dataframe(
     """
     check_option_names(settings, MapOptions)
     if df.isStreaming:
-        raise ConfigError("map_dataframe needs the rows of a table; for a streaming DataFrame, call it in foreachBatch")
+        raise ConfigError("map_dataframe needs a batch DataFrame; for a streaming DataFrame, call it in foreachBatch")
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, settings.get("options", {}))
     prefix = _check_column_names(df, settings.get("result_prefix", ""))

@@ -178,7 +178,7 @@ def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
     """Return the ids of the jobs that the write has added."""
     queue = lookup.keys.queue
     if write.queue != queue:
-        raise ConfigError(f"the write {write.write_id} went to queue {write.queue}, not to {queue}")
+        raise ConfigError(f"the write {write.write_id} added its jobs to queue {write.queue}, not to {queue}")
     cursor, ids = "0", dict[str, None]()
     with Connection(lookup.config) as connection:
         while True:
@@ -189,7 +189,7 @@ def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
     if write.rows and not ids:
         raise ConfigError(
             f"Redis has no job of the write {write.write_id} in queue {queue}: its ids have expired, or another "
-            "server was used; pass the ids instead"
+            "server was used; pass a DataFrame with the job ids instead"
         )
     spark = SparkSession.active()
     return spark.createDataFrame(pa.table({"id": pa.array(ids, pa.string())}))

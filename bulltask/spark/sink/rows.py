@@ -103,8 +103,8 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
             )
     if unknown := sorted(set(names) - set(known)):
         raise ConfigError(
-            f"[BULLTASK_COLUMN_UNKNOWN] column {unknown[0]!r} would not be part of any job; select {', '.join(known)}"
-            " (put job data into the column 'data', as JSON)"
+            f"[BULLTASK_COLUMN_UNKNOWN] unknown column {unknown[0]!r}: jobs are built from the columns "
+            f"{', '.join(known)}; put job data into the column 'data', as JSON"
         )
     return columns
 

@@ -104,7 +104,9 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if query is None or batch is None:
-            raise ConfigError("a streaming write must run in a task of a streaming query, which has its id and batch")
+            raise ConfigError(
+                "a streaming write must run in a task of a streaming query: Spark has set no query id or batch id"
+            )
         return self.write_batch(iterator, query, batch)
 
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:

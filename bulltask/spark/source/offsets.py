@@ -193,8 +193,8 @@ class EventGap:
         left = f"the first remaining event is {self.first_id_after}" if self.first_id_after else "no event is left"
         return (
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} last_id_before={self.last_id_before}: "
-            f"{_DESCRIPTIONS[self.loss_reason]}; "
-            f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost, {left}. "
+            f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost "
+            f"({_DESCRIPTIONS[self.loss_reason]}), {left}. "
             "Set failOnDataLoss=false to continue after the gap (gapRows=true records it), and increase "
             "streams.events.maxLen of the queue"
         )

@@ -98,7 +98,7 @@ def _queue_names(value: Any, name: str) -> tuple[str, ...]:
     if isinstance(text, str) and text.startswith("["):
         text = _json(text, name, list)
     if EVERY in (names := parse_names(text, name)) and len(names) > 1:
-        raise ConfigError(f"{name} must be '*' alone or names of queues, not {value!r}")
+        raise ConfigError(f"{name} must be either '*' or names of queues, not {value!r}")
     if not names:
         raise ConfigError(f"{name} must name a queue, or be '*' for all queues, not {value!r}")
     return tuple(dict.fromkeys(queue if queue == EVERY else _queue_name(queue, name) for queue in names))
@@ -373,7 +373,7 @@ def _reject_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> N
             continue
         if row := all_options.get(name):
             uses = ", ".join(sorted(use for option in OPTIONS if option.name == row.name for use in option.uses))
-            raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is one of: {uses}")
+            raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is an option of: {uses}")
         hint = did_you_mean(name, supported)
         for lowered, option_name in supported.items():
             hint = hint.replace(repr(lowered), repr(option_name))
@@ -386,7 +386,7 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
         raise option_error(
             "MISSING",
             f"option {row.name} is missing: {row.doc}. In SQL, use CREATE TEMPORARY VIEW … USING bulltask OPTIONS (…): "
-            "the options of CREATE TABLE do not reach a source in Python",
+            "Spark does not pass options of CREATE TABLE to a Python data source",
         )
     try:
         return row.parse(value, f"option {row.name}")

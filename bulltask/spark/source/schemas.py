@@ -150,13 +150,14 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
         known = fields.get(requested.name)
         if known is None:
             raise ConfigError(
-                f"[BULLTASK_SCHEMA] {table} have no column {requested.name!r}{did_you_mean(requested.name, fields)}"
+                f"[BULLTASK_SCHEMA] table {table} has no column {requested.name!r}"
+                f"{did_you_mean(requested.name, fields)}"
             )
         if known.dataType != requested.dataType:
             raise ConfigError(
                 f"[BULLTASK_SCHEMA] column {requested.name} of {table} is of type {known.dataType.simpleString()}, "
-                f"not {requested.dataType.simpleString()}; read it as it is and cast it afterwards"
+                f"not {requested.dataType.simpleString()}; cast it after reading"
             )
     if not schema.fields:
-        raise ConfigError(f"[BULLTASK_SCHEMA] the schema names no column; {table} have {', '.join(fields)}")
+        raise ConfigError(f"[BULLTASK_SCHEMA] the schema has no columns; table {table} has {', '.join(fields)}")
     return StructType([fields[requested.name] for requested in schema.fields])

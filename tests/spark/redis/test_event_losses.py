@@ -71,21 +71,37 @@ class Case:
 
 
 BEFORE = [
-    pytest.param(Case(trim, 11, "trimmed before they were read; 11", "trimmed"), id="trimmed"),
-    pytest.param(Case(delete, 15, "the stream was deleted; at least 15", "stream-deleted", exact=False), id="deleted"),
+    pytest.param(Case(trim, 11, "11 events lost (trimmed before they were read)", "trimmed"), id="trimmed"),
     pytest.param(
-        Case(obliterate, 15, "the stream was deleted; at least 15", "stream-deleted", exact=False), id="obliterated"
+        Case(delete, 15, "at least 15 events lost (the stream was deleted)", "stream-deleted", exact=False),
+        id="deleted",
     ),
     pytest.param(
-        Case(recreate, 15, "the stream was deleted and created again; at least 15", "stream-recreated", exact=False),
+        Case(obliterate, 15, "at least 15 events lost (the stream was deleted)", "stream-deleted", exact=False),
+        id="obliterated",
+    ),
+    pytest.param(
+        Case(
+            recreate,
+            15,
+            "at least 15 events lost (the stream was deleted and created again)",
+            "stream-recreated",
+            exact=False,
+        ),
         id="new",
     ),
 ]
 
 BETWEEN = [
-    pytest.param(Case(trim, 11, "trimmed between planning and reading; 11", "trimmed-during-read"), id="trimmed"),
-    pytest.param(Case(delete, 15, "trimmed between planning and reading; 15", "trimmed-during-read"), id="deleted"),
-    pytest.param(Case(recreate, 15, "trimmed between planning and reading; 15", "trimmed-during-read"), id="new"),
+    pytest.param(
+        Case(trim, 11, "11 events lost (trimmed between planning and reading)", "trimmed-during-read"), id="trimmed"
+    ),
+    pytest.param(
+        Case(delete, 15, "15 events lost (trimmed between planning and reading)", "trimmed-during-read"), id="deleted"
+    ),
+    pytest.param(
+        Case(recreate, 15, "15 events lost (trimmed between planning and reading)", "trimmed-during-read"), id="new"
+    ),
 ]
 
 
@@ -93,7 +109,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
     left = ids_left(client)
     rest = f"the first remaining event is {left[0]}" if left else "no event is left"
     return re.escape(
-        f"[BULLTASK_EVENTS_LOST] queue={{mail}} last_id_before={after}: {case.message} events lost, {rest}. "
+        f"[BULLTASK_EVENTS_LOST] queue={{mail}} last_id_before={after}: {case.message}, {rest}. "
         "Set failOnDataLoss=false to continue"
     )
 

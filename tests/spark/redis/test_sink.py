@@ -157,7 +157,7 @@ def test_rows_may_have_columns_for_job_id_and_queue(writer: Make, broker_url: st
         (schema("name"), {}, r"COLUMN_MISSING.*'data'.*have the columns name"),
         (schema("name", "data", data=LongType()), {}, r"COLUMN_TYPE.*'data'.*bigint.*to_json"),
         (schema("name", "data", "id", id=LongType()), {}, r"COLUMN_TYPE.*'id'.*bigint"),
-        (schema("name", "data", "extra"), {}, r"COLUMN_UNKNOWN.*'extra'.*select name, data"),
+        (schema("name", "data", "extra"), {}, r"COLUMN_UNKNOWN.*'extra'.*columns name, data"),
         (schema("name", "data"), {"idColumn": "key"}, r"COLUMN_MISSING.*'key'"),
         (schema("name", "data"), {"jobOpts": '{"removeOnComplete": true}'}, r"OPTION_INVALID.*'removeOnComplete'"),
         (schema("name", "data"), {"jobOpts": '{"job_id": "a"}'}, r"job_id applies to a single job"),

@@ -188,11 +188,11 @@ def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
 def test_the_message_of_a_gap_names_queue_id_count_and_option() -> None:
     gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, loss_reason=LossReason.TRIMMED)
     assert gap.message.startswith(
-        "[BULLTASK_EVENTS_LOST] queue={emails} last_id_before=50-0: trimmed before they were read; 3155 events lost, "
+        "[BULLTASK_EVENTS_LOST] queue={emails} last_id_before=50-0: 3155 events lost (trimmed before they were read), "
         "the first remaining event is 80-0. Set failOnDataLoss=false"
     )
     gone = EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
-    assert "the stream was deleted; at least 0 events lost, no event is left." in gone.message
+    assert "at least 0 events lost (the stream was deleted), no event is left." in gone.message
 
 
 positions = st.builds(

@@ -44,7 +44,9 @@ def test_a_user_schema_selects_columns_and_their_order() -> None:
 
 
 def test_an_unknown_column_is_rejected_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"\[BULLTASK_SCHEMA\] jobs have no column 'job_name'; did you mean 'name'"):
+    with pytest.raises(
+        ConfigError, match=r"\[BULLTASK_SCHEMA\] table jobs has no column 'job_name'; did you mean 'name'"
+    ):
         select_columns("jobs", StructType([StructField("job_name", StringType())]))
 
 
@@ -54,5 +56,5 @@ def test_a_column_of_another_type_is_rejected() -> None:
 
 
 def test_a_schema_without_columns_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="names no column"):
+    with pytest.raises(ConfigError, match="schema has no columns"):
         select_columns("counts", StructType([]))
