@@ -80,8 +80,8 @@ class BatchWriter:
             return  # the batch is committed, but Spark was killed before it committed its checkpoint
         if ledger.has(ingest):
             raise LakeError(
-                f"batch {ingest} and later batches are already in {layout.root}: the checkpoint is older than the lake. "
-                f"Delete {layout.checkpoint}: the next run continues after the lake's last event"
+                f"batch {ingest} and later batches are already in {layout.root}: the checkpoint is older than the lake."
+                f" Delete {layout.checkpoint}: the next run continues after the lake's last event"
             )
         _clean_up(layout, ledger)
         _BatchRun(self, layout, ledger, head, ingest).write(batch)

@@ -53,8 +53,8 @@ def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecor
         if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
                 f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} should have {_shown(expected)} of queue {queue!r}, but "
-                f"its files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be the "
-                "same directory for the driver and for all executors. The batch was not published: mount the "
+                f"its files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be "
+                "the same directory for the driver and for all executors. The batch was not published: mount the "
                 "directory on every node and run the pipeline again before Redis trims these events"
             )
 
