@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bulltask.cli.options import lake_option
-from bulltask.cli.pipeline.options import open_session, source_of, source_options, spark_options
+from bulltask.cli.options import lake_option, redis_options
+from bulltask.cli.pipeline.options import open_session, source_of, spark_options
 from bulltask.cli.terminal import as_table
 from bulltask.lake.formatting import pluralize
 
@@ -22,7 +22,7 @@ _CELL_WIDTH = 60
 
 @click.command("replay", short_help="Send finished jobs again.")
 @lake_option
-@source_options
+@redis_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="SQL condition on the columns of silver.jobs.")
 @click.option("--queue", help="Only jobs of this queue (default: all queues).")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")

@@ -126,5 +126,5 @@ def test_enqueue_rejects_streams_and_enqueue_stream_rejects_tables(
         enqueue(feed.rows(), "mail", name="send", data=["n"], url=broker_url)
     with pytest.raises(ConfigError, match="call it in foreachBatch"):
         App("tests", broker_url).task(name="send")(lambda n: n).map_dataframe(feed.rows(), ["n"])
-    with pytest.raises(ConfigError, match="enqueue needs a batch DataFrame"):
+    with pytest.raises(ConfigError, match="use enqueue for a batch DataFrame"):
         enqueue_stream(spark.range(1), "mail", name="send", data=["id"], checkpoint=str(tmp_path), url=broker_url)
