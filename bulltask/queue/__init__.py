@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bulltask.queue.aio.job import AsyncJob
     from bulltask.queue.aio.queue import AsyncQueue
     from bulltask.queue.flow_plan import FlowJob
-    from bulltask.queue.responses import JobCounts
+    from bulltask.queue.responses import QueueSummary
     from bulltask.queue.sync.events import QueueEvents
     from bulltask.queue.sync.flow import FlowProducer
     from bulltask.queue.sync.job import Job
@@ -31,9 +31,9 @@ __all__ = [
     "FlowJob",
     "FlowProducer",
     "Job",
-    "JobCounts",
     "Queue",
     "QueueEvents",
+    "QueueSummary",
     "Revocation",
 ]
 
@@ -48,9 +48,9 @@ _MODULES: Final = {
     "FlowJob": "bulltask.queue.flow_plan",
     "FlowProducer": "bulltask.queue.sync.flow",
     "Job": "bulltask.queue.sync.job",
-    "JobCounts": "bulltask.queue.responses",
     "Queue": "bulltask.queue.sync.queue",
     "QueueEvents": "bulltask.queue.sync.events",
+    "QueueSummary": "bulltask.queue.responses",
     "Revocation": "bulltask.jobs.states",
 }
 """The module of each public name."""

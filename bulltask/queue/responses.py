@@ -11,16 +11,16 @@ __all__ = [
     "ClientInfo",
     "Dependencies",
     "DependencyPage",
-    "JobCounts",
     "JobLogs",
     "Metrics",
+    "QueueSummary",
     "RateLimit",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class JobCounts:
-    """Numbers of jobs in a queue, in five groups.
+class QueueSummary:
+    """Numbers of jobs in a queue, in five groups; jobs that wait for child jobs are in none.
 
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.

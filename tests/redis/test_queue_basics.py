@@ -7,7 +7,7 @@ import redis
 
 from bulltask.errors import ConfigError, InvalidNameError, QueueActiveError
 from bulltask.jobs.states import JobState
-from bulltask.queue import JobCounts, Queue
+from bulltask.queue import Queue, QueueSummary
 from tests.support.manual_worker import ManualWorker
 
 BASE = "bull:{mail}:"
@@ -81,7 +81,7 @@ def test_jobs_are_counted_by_state(queue: Queue, manual_worker: ManualWorker) ->
         "waiting-children": 0,
     }
     assert queue.get_job_counts("waiting", "active") == {"waiting": 2, "active": 1, "paused": 0}
-    assert queue.job_counts() == JobCounts(waiting=4, active=1, completed=1, failed=1, delayed=1)
+    assert queue.get_summary() == QueueSummary(waiting=4, active=1, completed=1, failed=1, delayed=1)
     assert queue.count() == 5
     assert queue.get_counts_per_priority([0, 1, 9, 9, 4]) == {0: 2, 1: 1, 9: 1, 4: 0}
     assert queue.get_counts_per_priority([]) == {}

@@ -229,6 +229,10 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
         after(add_two, then=lambda s: s.queue.get_job_count_by_types("waiting", "prioritized")),
         2,
     ),
+    "get_summary": (
+        after(add_two, then=lambda s: s.queue.get_summary()),
+        {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
+    ),
     "get_workers": (with_worker(lambda s: [worker.name for worker in s.queue.get_workers()]), ["mine"]),
     "get_workers_count": (with_worker(lambda s: s.queue.get_workers_count()), 1),
     "is_maxed": (reach_concurrency, True),
@@ -236,10 +240,6 @@ QUEUE: Final[dict[str, tuple[Scenario, Any]]] = {
     "iter_jobs": (
         after(add_two, add_two, then=lambda s: list(s.queue.iter_jobs("waiting", asc=False, page_size=1))),
         ["#3", "#1"],
-    ),
-    "job_counts": (
-        after(add_two, then=lambda s: s.queue.job_counts()),
-        {"waiting": 2, "active": 0, "completed": 0, "failed": 0, "delayed": 0},
     ),
     "obliterate": (after(add_two, acquire_job, then=lambda s: s.queue.obliterate(force=True, count=1)), None),
     "pause": (after(add_two, then=lambda s: s.queue.pause()), None),

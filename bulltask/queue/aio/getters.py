@@ -10,7 +10,7 @@ from bulltask.queue import read
 from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.context import QueueBase
 from bulltask.queue.iterate import JobPages
-from bulltask.queue.responses import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics
+from bulltask.queue.responses import ClientInfo, DependencyPage, JobLogs, Metrics, QueueSummary
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import get_state, read_job
 
@@ -70,10 +70,13 @@ class AsyncQueueGetters(QueueBase):
         """Count the jobs in each of ``states`` (default: all eight)."""
         return await self._context.arun(read.get_job_counts(self._context, states))
 
-    async def job_counts(self) -> JobCounts:
-        """Count the jobs that are waiting, active, completed, failed and delayed."""
+    async def get_summary(self) -> QueueSummary:
+        """Return the numbers of jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
+
+        :meth:`get_job_counts` returns the number for each of BullMQ's states.
+        """
         counts = await self.get_job_counts()
-        return JobCounts(
+        return QueueSummary(
             waiting=counts["waiting"] + counts["paused"] + counts["prioritized"],
             active=counts["active"],
             completed=counts["completed"],

@@ -10,7 +10,7 @@ from bulltask.jobs.states import JobState
 from bulltask.queue import read
 from bulltask.queue.context import QueueBase
 from bulltask.queue.iterate import JobPages
-from bulltask.queue.responses import ClientInfo, DependencyPage, JobCounts, JobLogs, Metrics
+from bulltask.queue.responses import ClientInfo, DependencyPage, JobLogs, Metrics, QueueSummary
 from bulltask.queue.sync.job import Job
 from bulltask.transport.scripts import queue as scripts
 from bulltask.transport.scripts.job import get_state, read_job
@@ -69,10 +69,13 @@ class QueueGetters(QueueBase):
         """Count the jobs in each of ``states`` (default: all eight)."""
         return self._context.run(read.get_job_counts(self._context, states))
 
-    def job_counts(self) -> JobCounts:
-        """Count the jobs that are waiting, active, completed, failed and delayed."""
+    def get_summary(self) -> QueueSummary:
+        """Return the numbers of jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
+
+        :meth:`get_job_counts` returns the number for each of BullMQ's states.
+        """
         counts = self.get_job_counts()
-        return JobCounts(
+        return QueueSummary(
             waiting=counts["waiting"] + counts["paused"] + counts["prioritized"],
             active=counts["active"],
             completed=counts["completed"],
