@@ -157,7 +157,7 @@ class ChildKilled(Event):
     index: int
     pid: int
     reason: str
-    """Why the run was cancelled: ``"hard_limit"`` or ``"revoked"``."""
+    """Why the attempt was cancelled: ``"hard_limit"`` or ``"revoked"``."""
     jobs: int
     """Number of its jobs."""
 

@@ -11,10 +11,10 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
 
-__all__ = ["MalformedJobs"]
+__all__ = ["MalformedJobHandler"]
 
 
-class MalformedJobs:
+class MalformedJobHandler:
     """Fails jobs that cannot be acquired or settled because their hash is malformed.
 
     Args:

@@ -36,7 +36,7 @@ from bulltask.worker.supervisor.loop import Supervisor
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
-from bulltask.worker.supervisor.revocations import Revocations
+from bulltask.worker.supervisor.revocation_check import RevocationCheck
 from bulltask.worker.supervisor.services import Service, Ticker
 from bulltask.worker.supervisor.signals import STOP_METHODS
 from bulltask.worker.supervisor.stacks import StackCollector
@@ -149,12 +149,12 @@ class _Assembly:
         beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
-        revocations = Revocations(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
+        revocation_check = RevocationCheck(self.broker, keys, canceller.cancel_jobs, client, bus, backoff)
         services: list[Service] = [
             heartbeat,
             time_limits,
             canceller,
-            revocations,
+            revocation_check,
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,

@@ -6,8 +6,8 @@ acquiring, is locked with one of the child's tokens.
 
 A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
-To cancel a run, the supervisor writes a request into a word of the slot that only the supervisor writes. The request
-contains the number of the run, so a late request does not cancel the slot's next run.
+To cancel an attempt, the supervisor writes a request into a word of the slot that only the supervisor writes. The
+request contains the attempt's number, so a late request does not cancel the slot's next attempt.
 
 A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that reads an odd or
 changed number reads again; after several attempts only the token is certain.
@@ -26,7 +26,7 @@ from bulltask.worker.states import CancelReason, ProcessState, SlotState
 __all__ = [
     "ID_BYTES",
     "STACKS_NAME",
-    "UNKNOWN_RUN",
+    "UNKNOWN_ATTEMPT",
     "ChildBlock",
     "ControlPage",
     "Deadlines",
@@ -51,7 +51,9 @@ _SLOT_BYTES: Final = _ID_AT + ID_BYTES
 _CHILD_BYTES: Final = 64
 
 # Words of a slot's header.
-_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _RUN, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = range(12)
+_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _ATTEMPT, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = (
+    range(12)
+)
 # Words of a child's block.
 _RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES = range(5)
 
@@ -63,18 +65,18 @@ _REASON_BITS: Final = 3
 _IS_ASYNC: Final = 1
 _WILL_RETRY: Final = 2
 
-UNKNOWN_RUN: Final = -1
-"""The run number of a slot that is being written."""
+UNKNOWN_ATTEMPT: Final = -1
+"""The attempt number of a slot that is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """The deadlines of a run, with the data that the supervisor needs to enforce them without running user code.
+    """The deadlines of an attempt, with the data that the supervisor needs to enforce them without running user code.
 
     Attributes:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
         hard_ms: The duration of the hard limit.
-        is_async: Whether the task is async, so that the run shares its child's event loop.
+        is_async: Whether the task is async, so that the attempt shares its child's event loop.
         will_retry: Whether the job is retried after the hard limit, if it has attempts left.
     """
 
@@ -95,9 +97,9 @@ class SlotView:
     Attributes:
         job_id: The job, ``""`` if unknown (being written, or too long for a slot).
         since_ms: Monotonic time at which the slot entered this state.
-        run: The number of the slot's current run; :data:`UNKNOWN_RUN` if unknown.
-        deadlines: The deadlines of that run.
-        cancel_reason: Why the supervisor cancels that run.
+        attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
+        deadlines: The deadlines of that attempt.
+        cancel_reason: Why the supervisor cancels that attempt.
         acknowledged: Whether the child has passed the cancel request to the task.
     """
 
@@ -106,7 +108,7 @@ class SlotView:
     queue_index: int
     job_id: str
     since_ms: int
-    run: int = field(default=0, compare=False)
+    attempt: int = field(default=0, compare=False)
     deadlines: Deadlines = field(default=_NO_DEADLINES, compare=False)
     cancel_reason: CancelReason = field(default=CancelReason.NONE, compare=False)
     acknowledged: bool = field(default=False, compare=False)
@@ -137,7 +139,7 @@ class Slot:
         words = self._words
         words[_SEQ] += 1
         words[_STATE], words[_QUEUE], words[_SINCE] = SlotState.ACTIVE, queue_index, now_ms
-        words[_RUN] += 1
+        words[_ATTEMPT] += 1
         words[_SOFT_AT] = words[_HARD_AT] = words[_FLAGS] = 0
         fits = len(encoded) <= ID_BYTES
         words[_ID_LENGTH] = len(encoded) if fits else -1
@@ -146,7 +148,7 @@ class Slot:
         words[_SEQ] += 1
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Record the deadlines of the job's run, which starts now."""
+        """Record the deadlines of the job's attempt, which starts now."""
         words = self._words
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
@@ -156,22 +158,22 @@ class Slot:
 
     @property
     def cancel_reason(self) -> CancelReason:
-        """Why the supervisor cancels the current run; ``NONE`` if it does not."""
+        """Why the supervisor cancels the current attempt; ``NONE`` if it does not."""
         request = self._words[_CANCEL]
-        if request >> _REASON_BITS != self._words[_RUN]:
+        if request >> _REASON_BITS != self._words[_ATTEMPT]:
             return CancelReason.NONE
         return CancelReason(request % (1 << _REASON_BITS))
 
-    def request_cancel(self, run: int, reason: CancelReason) -> None:
-        """Request that a run is cancelled; the child reads the request after a signal."""
-        self._words[_CANCEL] = run << _REASON_BITS | reason
+    def request_cancel(self, attempt: int, reason: CancelReason) -> None:
+        """Request that an attempt is cancelled; the child reads the request after a signal."""
+        self._words[_CANCEL] = attempt << _REASON_BITS | reason
 
     def acknowledge(self, acknowledged: bool = True) -> None:
         """Acknowledge the cancel request, or withdraw the acknowledgement, so that the request is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
     def is_overdue(self, now_ms: int) -> bool:
-        """Whether a deadline of the run may have passed: a quick check without the seqlock of :meth:`read`."""
+        """Whether a deadline of the attempt may have passed: a quick check without the seqlock of :meth:`read`."""
         words = self._words
         return words[_STATE] == SlotState.ACTIVE and (0 < words[_SOFT_AT] <= now_ms or 0 < words[_HARD_AT] <= now_ms)
 
@@ -195,16 +197,16 @@ class Slot:
         for _ in range(_MAX_READS):
             seq = words[_SEQ]
             state, queue, since, length = words[_STATE], words[_QUEUE], words[_SINCE], words[_ID_LENGTH]
-            run, deadlines, cancel_reason = words[_RUN], self._deadlines(), self.cancel_reason
+            attempt, deadlines, cancel_reason = words[_ATTEMPT], self._deadlines(), self.cancel_reason
             raw = bytes(self._bytes[_ID_AT : _ID_AT + max(0, length)])
             if seq % 2 == 0 and words[_SEQ] == seq:
                 job_id = raw.decode("utf-8", "surrogateescape")
                 acknowledged = cancel_reason is not CancelReason.NONE and words[_ACKNOWLEDGED] == words[_CANCEL]
                 return SlotView(
-                    SlotState(state), self.token, queue, job_id, since, run, deadlines, cancel_reason, acknowledged
+                    SlotState(state), self.token, queue, job_id, since, attempt, deadlines, cancel_reason, acknowledged
                 )
         # The child was stopped or killed while it was writing: only the token is certain.
-        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_RUN)
+        return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_ATTEMPT)
 
     def _deadlines(self) -> Deadlines:
         words = self._words
@@ -276,7 +278,7 @@ class ChildBlock:
 
     @property
     def has_deadlines(self) -> bool:
-        """True if one of the child's runs has had a deadline; other children need no check."""
+        """True if one of the child's attempts has had a deadline; other children need no check."""
         return bool(self._words[_HAS_DEADLINES])
 
     @has_deadlines.setter

@@ -17,7 +17,7 @@ class SlotState(IntEnum):
 
 
 class CancelReason(IntEnum):
-    """Why the supervisor cancels a run; a larger number replaces a smaller one."""
+    """Why the supervisor cancels an attempt; a larger number replaces a smaller one."""
 
     NONE = 0
     SOFT_LIMIT = 1  # the task can clean up, and may even continue

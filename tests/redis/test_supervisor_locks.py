@@ -29,7 +29,7 @@ from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.states import CancelReason
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.killed_runs import KilledRun
+from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.named_connections import NamedConnections
 from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
@@ -294,7 +294,7 @@ def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     worker: Supervised,
 ) -> None:
     killed, neighbour = worker.run(worker.slot, 0), worker.run(worker.other, 1)
-    killed_run = KilledRun(
+    killed_attempt = KilledAttempt(
         worker.slot.token, 1, killed, CancelReason.HARD_LIMIT, 1_000, will_retry=False, since_ms=mono_ms()
     )
     worker.expire(killed, 0)
@@ -302,7 +302,7 @@ def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     tokens = (worker.slot.token, worker.other.token)
     jobs = ((0, tokens[0], killed), (1, tokens[1], neighbour))
     worker.recovery.recover(
-        OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_run}, jobs)
+        OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_attempt}, jobs)
     )
     assert worker.recovery.pending == 0
     assert [event.job_id for event in worker.events(JobRecovered)] == [neighbour]

@@ -30,7 +30,7 @@ from bulltask.worker.slots import Slots, SlotView
 from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
-from bulltask.worker.supervisor.revocations import Revocations
+from bulltask.worker.supervisor.revocation_check import RevocationCheck
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -183,7 +183,7 @@ def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
         return {owned, expired}
 
     backoff = ReconnectBackoff(bus, app.config)
-    service = Revocations(app.broker, keys, interrupt, client, bus, backoff)
+    service = RevocationCheck(app.broker, keys, interrupt, client, bus, backoff)
     service.tick(0, 0)
     assert requests == [(1, set(revoked))]
     assert [event.job_id for event in emitted if isinstance(event, JobRevoked)] == [waiting]
@@ -206,7 +206,7 @@ def test_revocation_requests_are_not_read_while_redis_is_unavailable(app: App, b
             requests.append(1)
             raise BrokerUnavailableError
 
-    service = Revocations(
+    service = RevocationCheck(
         app.broker, [app.broker.keys("sound")], lambda _i, _ids: set(), cast(Client, UnavailableClient()), bus, backoff
     )
     service.tick(0, 0)

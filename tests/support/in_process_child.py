@@ -11,7 +11,7 @@ from bulltask.clock import mono_ms
 from bulltask.events import Bus
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.settle import Settler
@@ -43,12 +43,12 @@ class Child:
         (self.slot,) = block.slots()
         self.fetcher = JobFetcher(broker, queues, bus, "worker", self._wakeup_pipe, slots.control)
         spark = SparkTaskRunner(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
-        attempts = Attempts(app, cast("Any", None), spark, Cancellation(block, spark.interrupt, lambda: None))
+        runner = AttemptRunner(app, cast("Any", None), spark, Cancellation(block, spark.interrupt, lambda: None))
         settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)
-        async_loop = AsyncLoop(block, attempts, settler, broker.async_client, backoff, self._wakeup_pipe)
+        async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
-        self._loop = SyncLoop(self.fetcher, attempts, settler, iterations, async_loop)
+        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop)
 
     def run_waiting(self) -> int:
         """Run jobs until none waits; return the number of jobs."""

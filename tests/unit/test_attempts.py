@@ -12,8 +12,8 @@ from bulltask import App
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
 from bulltask.worker.child import attempt as module
-from bulltask.worker.child.attempt import Attempt, Attempts
-from bulltask.worker.child.cancellation import TaskRun
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.cancellation import TaskExecution
 from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RescheduledByWorkerOutcome
 from bulltask.worker.slots import Deadlines, Slot
 from bulltask.worker.states import CancelReason
@@ -37,17 +37,17 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.deadlines: list[Deadlines] = []
-        self.runs: list[TaskRun] = []
+        self.executions: list[TaskExecution] = []
 
     def set_deadlines(self, _: Slot, deadlines: Deadlines) -> None:
         self.deadlines.append(deadlines)
 
-    def enter(self, run: TaskRun) -> None:
-        self.runs.append(run)
+    def enter(self, execution: TaskExecution) -> None:
+        self.executions.append(execution)
 
     def raise_if_cancelled(self) -> None:
-        for run in self.runs:
-            run.take_request()
+        for execution in self.executions:
+            execution.take_request()
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def cancellation() -> Cancellation:
     return Cancellation()
 
 
-def attempts(app: App, cancellation: Cancellation) -> Attempts:
+def attempts(app: App, cancellation: Cancellation) -> AttemptRunner:
     nothing: Any = None
-    return Attempts(app, lambda _: nothing, nothing, cast("Any", cancellation))
+    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation))
 
 
 def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:
@@ -154,7 +154,7 @@ def test_a_job_of_an_unknown_task_waits_longer_each_time(
         ({"softTimeLimit": 2_000, "timeLimit": 3_000}, (MONO_MS + 2_000, MONO_MS + 3_000, 3_000)),
     ],
 )
-def test_a_run_sets_the_deadlines_of_its_time_limits(
+def test_an_attempt_sets_the_deadlines_of_its_time_limits(
     app: App, cancellation: Cancellation, limits: dict[str, int], deadlines: tuple[int, int, int]
 ) -> None:
     run(app, cancellation, job(bulltask=limits))
@@ -163,7 +163,7 @@ def test_a_run_sets_the_deadlines_of_its_time_limits(
     assert not stored.is_async
 
 
-def test_a_revoked_run_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:
+def test_a_revoked_attempt_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:
     outcome = run(app, cancellation, job(), CancelReason.REVOKED)
     assert isinstance(outcome, FailedOutcome)
     assert outcome.category == REVOKED

@@ -1,4 +1,4 @@
-"""A cancel request is raised in the task's code of its run, and nowhere else."""
+"""A cancel request is raised in the task's code of its attempt, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled, TimeLimitExceeded
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task, uninterrupted
+from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task, uninterrupted
 from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.states import CancelReason
 
@@ -35,14 +35,14 @@ class Child:
     def _cancel_spark(self) -> None:
         self.cancelled += 1
 
-    def begin(self) -> TaskRun:
+    def begin(self) -> TaskExecution:
         self.slot.activate(0, "job-1", 0)
-        run = TaskRun(self.slot, "mail", LIMITS)
-        self.cancellation.enter(run)
-        return run
+        execution = TaskExecution(self.slot, "mail", LIMITS)
+        self.cancellation.enter(execution)
+        return execution
 
     def request(self, cause: CancelReason = CancelReason.SOFT_LIMIT) -> None:
-        self.slot.request_cancel(self.slot.read().run, cause)
+        self.slot.request_cancel(self.slot.read().attempt, cause)
         os.kill(os.getpid(), signal.SIGUSR2)
 
     def call(self, function: Callable[..., Any]) -> Any:
@@ -85,7 +85,7 @@ def test_a_request_before_the_call_prevents_the_call(child: Child) -> None:
     assert called == []
 
 
-def test_a_request_after_the_call_does_nothing_and_does_not_reach_the_next_run(child: Child) -> None:
+def test_a_request_after_the_call_does_nothing_and_does_not_reach_the_next_attempt(child: Child) -> None:
     child.begin()
     child.call(lambda: None)
     child.request()
@@ -95,9 +95,9 @@ def test_a_request_after_the_call_does_nothing_and_does_not_reach_the_next_run(c
     assert child.slot.cancel_reason is CancelReason.NONE
 
 
-def test_a_request_for_an_earlier_run_is_ignored(child: Child) -> None:
+def test_a_request_for_an_earlier_attempt_is_ignored(child: Child) -> None:
     child.begin()
-    earlier = child.slot.read().run
+    earlier = child.slot.read().attempt
     child.begin()
     child.slot.request_cancel(earlier, CancelReason.REVOKED)
 
@@ -153,7 +153,7 @@ def test_a_request_that_was_lost_in_a_finalizer_is_raised_again(child: Child) ->
 
 
 def test_a_revocation_replaces_a_soft_limit_and_always_cancels(child: Child) -> None:
-    run = child.begin()
+    execution = child.begin()
 
     def task() -> str:
         for cause in (CancelReason.SOFT_LIMIT, CancelReason.REVOKED):
@@ -162,8 +162,8 @@ def test_a_revocation_replaces_a_soft_limit_and_always_cancels(child: Child) -> 
         return "value"
 
     assert child.call(task) == "value"
-    assert isinstance(run.resolve(None), TaskCancelled)
-    assert isinstance(run.resolve(ValueError()), TaskCancelled)
+    assert isinstance(execution.resolve(None), TaskCancelled)
+    assert isinstance(execution.resolve(ValueError()), TaskCancelled)
 
 
 def test_the_hard_limit_of_a_sync_task_is_not_raised_in_the_child(child: Child) -> None:
@@ -177,12 +177,12 @@ def test_the_hard_limit_of_a_sync_task_is_not_raised_in_the_child(child: Child) 
 
 
 @pytest.mark.parametrize("cause", [CancelReason.SOFT_LIMIT, CancelReason.HARD_LIMIT, CancelReason.REVOKED])
-async def test_an_async_run_is_cancelled_and_ends_with_the_exception_of_the_reason(
+async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_of_the_reason(
     child: Child, cause: CancelReason
 ) -> None:
     child.loop = asyncio.get_running_loop()
-    run = child.begin()
-    child.cancellation.enter_async(run)
+    execution = child.begin()
+    child.cancellation.enter_async(execution)
     child.request(cause)
     raised: BaseException | None = None
     try:
@@ -195,16 +195,16 @@ async def test_an_async_run_is_cancelled_and_ends_with_the_exception_of_the_reas
         CancelReason.HARD_LIMIT: TimeLimitExceeded,
         CancelReason.REVOKED: TaskCancelled,
     }
-    assert type(run.resolve(raised)) is ended[cause]
-    after = run.resolve(None)
+    assert type(execution.resolve(raised)) is ended[cause]
+    after = execution.resolve(None)
     assert (after is None) == (cause is CancelReason.SOFT_LIMIT), "a task that returns completes after a soft limit"
     await asyncio.sleep(0)  # the cancellation does not reach later awaits
 
 
 async def test_the_event_loop_finds_a_request_by_polling_if_the_signal_is_lost(child: Child) -> None:
-    run = child.begin()
-    child.cancellation.enter_async(run)
-    child.slot.request_cancel(child.slot.read().run, CancelReason.SOFT_LIMIT)
+    execution = child.begin()
+    child.cancellation.enter_async(execution)
+    child.slot.request_cancel(child.slot.read().attempt, CancelReason.SOFT_LIMIT)
     with pytest.raises(asyncio.CancelledError, match="soft time limit of 1 s"):
         await asyncio.sleep(60)
     child.cancellation.leave_async()

@@ -23,7 +23,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 from bulltask.transport.keys import QueueKeys
-from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
@@ -314,8 +314,8 @@ def fail_on_report(_: RunningJob) -> Any:
 def test_a_job_with_too_deeply_nested_data_fails_permanently() -> None:
     for levels in (600, 960, 100_000):
         nested = replace(job(BULLMQ_OPTS), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
-        attempts = Attempts(deep_app, fail_on_report, cast(Any, None), cast(Any, None))
-        outcome = attempts.begin(nested)
+        runner = AttemptRunner(deep_app, fail_on_report, cast(Any, None), cast(Any, None))
+        outcome = runner.begin(nested)
         assert isinstance(outcome, FailedOutcome)
         assert outcome.category == "permanent"
         assert outcome.reason.startswith("data of job id-1 is nested deeper than 500 levels")
@@ -325,8 +325,8 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     spark = SparkTaskRunner(app, fail_on_report, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
-    attempts = Attempts(app, fail_on_report, spark, cancellation)
-    outcome = attempts.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
+    runner = AttemptRunner(app, fail_on_report, spark, cancellation)
+    outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()
     assert head == "Traceback (most recent call last):"

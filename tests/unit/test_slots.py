@@ -111,7 +111,7 @@ def test_a_write_to_a_slot_does_not_change_other_slots(steps: list[tuple[str, An
 def test_a_cancel_request_applies_to_one_run_only() -> None:
     slot = one_slot()
     slot.activate(0, "job-1", 1)
-    first = slot.read().run
+    first = slot.read().attempt
     slot.request_cancel(first, CancelReason.SOFT_LIMIT)
     assert (slot.cancel_reason, slot.read().cancel_reason, slot.read().acknowledged) == (
         CancelReason.SOFT_LIMIT,

@@ -21,10 +21,10 @@ from bulltask.worker.states import CancelReason, ProcessState, SlotState
 from bulltask.worker.supervisor import launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
+from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
 from bulltask.worker.supervisor.launch import choose_launcher
 from bulltask.worker.supervisor.recovery import _ordinal
-from bulltask.worker.supervisor.revocations import Revocations
+from bulltask.worker.supervisor.revocation_check import RevocationCheck
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 CONFIG = Settings({}, {}).freeze()
@@ -134,16 +134,16 @@ def test_a_killed_run_is_retried_or_fails_by_the_options_of_its_job(attempts: in
     opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
-    killed = KilledRun(
-        reason=CancelReason.HARD_LIMIT, token="t", run=1, job_id="7", since_ms=0, hard_ms=9, will_retry=True
+    killed = KilledAttempt(
+        reason=CancelReason.HARD_LIMIT, token="t", attempt=1, job_id="7", since_ms=0, hard_ms=9, will_retry=True
     )
-    FailedAttempts(client, clock, CONFIG, Bus()).settle(KEYS, "7", killed)
+    FailureRecorder(client, clock, CONFIG, Bus()).record_killed(KEYS, "7", killed)
     assert client.scripts == [script]
 
 
 def test_a_reported_lost_lock_is_forgotten_after_its_run() -> None:
     nothing: Any = None
-    view = SlotView(SlotState.FREE, "token", 0, "", 0, run=2)
+    view = SlotView(SlotState.FREE, "token", 0, "", 0, attempt=2)
     heartbeat = Heartbeat([KEYS], lambda: [view], nothing, CONFIG, Bus(), ReconnectBackoff(Bus(), CONFIG))
     heartbeat._reported_lost = {("token", 1), ("token", 2)}
     heartbeat._locked_slots()
@@ -161,10 +161,10 @@ def test_the_heartbeat_interval_is_half_the_lock_renew_time(renew: float, interv
 def test_revocation_requests_are_read_from_the_start_after_the_end() -> None:
     nothing: Any = None
     broker: Any = SimpleNamespace(config=CONFIG)
-    revocations = Revocations(broker, [KEYS], nothing, nothing, Bus(), nothing)
-    revocations._skipped = [100]
-    revocations._handle_requests(0, None)
-    assert revocations._skipped == [0]
+    revocation_check = RevocationCheck(broker, [KEYS], nothing, nothing, Bus(), nothing)
+    revocation_check._skipped = [100]
+    revocation_check._handle_requests(0, None)
+    assert revocation_check._skipped == [0]
 
 
 @pytest.mark.parametrize(("with_java", "text"), [(True, ""), (False, "has no bin/java")])

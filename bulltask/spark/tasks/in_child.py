@@ -18,7 +18,7 @@ from pyspark.java_gateway import launch_gateway
 from bulltask.errors import ReleaseJob, TransientError
 from bulltask.spark.connector.session import session
 from bulltask.spark.tasks.progress import JVM_GONE, SparkJobMonitor
-from bulltask.worker.child.spark_tasks import SparkRun
+from bulltask.worker.child.spark_tasks import SparkAttempt
 
 __all__ = ["SparkInChild"]
 
@@ -46,10 +46,10 @@ class SparkInChild:
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
         self._app, self._master, self._conf, self._leave = app, master, {**_CONF, **conf}, leave
         self._gateway: Any = None
-        self._running: tuple[SparkContext, SparkRun] | None = None
+        self._running: tuple[SparkContext, SparkAttempt] | None = None
 
     @contextmanager
-    def run(self, run: SparkRun, /) -> Iterator[None]:
+    def run(self, run: SparkAttempt, /) -> Iterator[None]:
         """Provide the session for a task, in a job group with the job's id; at the end, cancel the group.
 
         Raises:
@@ -127,13 +127,13 @@ class SparkInChild:
         gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session uses the existing gateway
 
-    def _begin(self, context: SparkContext, run: SparkRun) -> SparkJobMonitor:
+    def _begin(self, context: SparkContext, run: SparkAttempt) -> SparkJobMonitor:
         _join_group(context, run)
         watch = SparkJobMonitor(context, run)
         self._running = context, run
         return watch
 
-    def _clear(self, context: SparkContext, run: SparkRun, *, failed: bool) -> None:
+    def _clear(self, context: SparkContext, run: SparkAttempt, *, failed: bool) -> None:
         """Cancel Spark jobs that the task's threads may have left running."""
         if failed:
             self._disconnect()
@@ -168,5 +168,5 @@ class SparkInChild:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _join_group(context: SparkContext, run: SparkRun) -> None:
+def _join_group(context: SparkContext, run: SparkAttempt) -> None:
     context.setJobGroup(run.job_id, run.task, interruptOnCancel=True)

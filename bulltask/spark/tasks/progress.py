@@ -12,7 +12,7 @@ from pyspark import SparkContext, SparkJobInfo, StatusTracker
 
 from bulltask.errors import BulltaskError
 from bulltask.jobs.codec import Json
-from bulltask.worker.child.spark_tasks import SparkRun
+from bulltask.worker.child.spark_tasks import SparkAttempt
 
 __all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 
@@ -42,7 +42,7 @@ class SparkJobMonitor:
         run: The job.
     """
 
-    def __init__(self, context: SparkContext, run: SparkRun) -> None:
+    def __init__(self, context: SparkContext, run: SparkAttempt) -> None:
         self._context, self._run = context, run
         self._count = StageProgress(context.statusTracker(), run.job_id)
         self._reported: dict[str, Json] | None = None

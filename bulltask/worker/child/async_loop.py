@@ -16,7 +16,7 @@ from bulltask.process import exit_child
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
 from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 from bulltask.worker.exit_codes import ExitCode
@@ -36,7 +36,7 @@ class AsyncLoop:
 
     Args:
         block: The child's slots.
-        attempts: Runs attempts.
+        runner: Runs attempts.
         settler: Builds the calls that write their outcomes.
         client: Creates the loop's client.
         backoff: The backoff of this loop while Redis is unavailable; the main thread has another one.
@@ -46,7 +46,7 @@ class AsyncLoop:
     def __init__(
         self,
         block: ChildBlock,
-        attempts: Attempts,
+        runner: AttemptRunner,
         settler: Settler,
         client: Callable[[], AsyncClient],
         backoff: ReconnectBackoff,
@@ -54,7 +54,7 @@ class AsyncLoop:
     ) -> None:
         self._free = deque(block.slots())
         self._count = len(self._free)
-        self._attempts, self._settler, self._make_client = attempts, settler, client
+        self._runner, self._settler, self._make_client = runner, settler, client
         self._backoff, self._wakeup_pipe = backoff, wakeup_pipe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -147,7 +147,7 @@ class AsyncLoop:
 
     async def _work(self, acquired: AcquiredJob, attempt: Attempt) -> None:
         started = time.monotonic()
-        outcome = await self._attempts.acall(attempt, acquired.slot)
+        outcome = await self._runner.acall(attempt, acquired.slot)
         await self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
         acquired.slot.free(mono_ms())
         self._max_concurrent.pop(acquired.slot, None)

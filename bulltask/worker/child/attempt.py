@@ -1,4 +1,4 @@
-"""Attempts: find the task of a job, check the job, call the task, and return the outcome.
+"""Run attempts: find a job's task, check the job, call the task, and return the outcome.
 
 Sync and async tasks differ only in the call.
 """
@@ -21,7 +21,7 @@ from bulltask.process import exit_if_forked
 from bulltask.registry.context import Context, JobClient, Request
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
-from bulltask.worker.child.cancellation import Cancellation, TaskRun, call_task
+from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
 from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
@@ -33,7 +33,7 @@ from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.slots import Deadlines, Slot
 
-__all__ = ["Attempt", "Attempts"]
+__all__ = ["Attempt", "AttemptRunner"]
 
 _MIN_PAUSE_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 60_000
@@ -52,7 +52,7 @@ class Attempt:
     limits: TimeLimits = NO_LIMITS
 
 
-class Attempts:
+class AttemptRunner:
     """Runs attempts.
 
     Args:
@@ -104,27 +104,27 @@ class Attempts:
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
             function = self._spark.wrap(attempt.job, slot.token, function, context)
-        run = self._start_run(attempt, slot)
-        self._cancellation.enter(run)
+        execution = self._start_execution(attempt, slot)
+        self._cancellation.enter(execution)
         try:
             # A copy, so that one task's context variables are not visible to the next one.
             result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - see the docstring
-            return self._outcome_of_exception(attempt, run, exc)
-        return self._outcome_of_return(attempt, run, result)
+            return self._outcome_of_exception(attempt, execution, exc)
+        return self._outcome_of_return(attempt, execution, result)
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task; the caller creates a separate asyncio task, and so a separate context, for it."""
-        run = self._start_run(attempt, slot)
-        self._cancellation.enter_async(run)
+        execution = self._start_execution(attempt, slot)
+        self._cancellation.enter_async(execution)
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()
             exit_if_forked(self._pid, exc)
-            return self._outcome_of_exception(attempt, run, exc)
+            return self._outcome_of_exception(attempt, execution, exc)
         else:
             exit_if_forked(self._pid)
-            return self._outcome_of_return(attempt, run, result)
+            return self._outcome_of_return(attempt, execution, result)
         finally:
             self._cancellation.leave_async()
 
@@ -169,12 +169,12 @@ class Attempts:
         )
         return Context(request, self._job_client(job))
 
-    def _start_run(self, attempt: Attempt, slot: Slot) -> TaskRun:
+    def _start_execution(self, attempt: Attempt, slot: Slot) -> TaskExecution:
         limits = attempt.limits
         if limits != NO_LIMITS:
             now_ms = mono_ms()
             hard_ms = limits.hard_ms or 0
-            # Computed before the run, because the retry policy may be user code, which the supervisor never runs.
+            # Computed now, because the retry policy may be user code, which the supervisor never runs.
             will_retry = hard_ms > 0 and is_retried(
                 limits.hard_exceeded(attempt.job.name), attempt.job, attempt.task, self._app
             )
@@ -186,14 +186,14 @@ class Attempts:
                 will_retry=will_retry,
             )
             self._cancellation.set_deadlines(slot, deadlines)
-        return TaskRun(slot, attempt.job.name, limits)
+        return TaskExecution(slot, attempt.job.name, limits)
 
-    def _outcome_of_exception(self, attempt: Attempt, run: TaskRun, raised: BaseException) -> Outcome:
-        exc = run.resolve(raised) or raised
+    def _outcome_of_exception(self, attempt: Attempt, execution: TaskExecution, raised: BaseException) -> Outcome:
+        exc = execution.resolve(raised) or raised
         return requested_outcome(exc) or self._outcome_of_error(exc, attempt.job, attempt.task)
 
-    def _outcome_of_return(self, attempt: Attempt, run: TaskRun, result: object) -> Outcome:
-        exc = run.resolve(None)
+    def _outcome_of_return(self, attempt: Attempt, execution: TaskExecution, result: object) -> Outcome:
+        exc = execution.resolve(None)
         if exc is not None:
             return self._outcome_of_error(exc, attempt.job, attempt.task)
         return self._encode_result(attempt, result)

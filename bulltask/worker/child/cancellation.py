@@ -1,14 +1,14 @@
 """Cancels a running task: a cancel request of the supervisor interrupts only the code of the task.
 
-The request is stored in the run's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child read it.
+The request is stored in the attempt's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child read it.
 
 A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception there. It
 must never raise while bulltask's code runs, because that would interrupt the reading of a reply or the writing of an
 outcome. A flag that is set before a task and reset after it would not suffice, because a signal may arrive just before
 or after the change. So the handler inspects the stack: it raises only if :func:`call_task`, which does nothing but call
-the task's function, is on it. The exception leaves that call and becomes the run's outcome. The handler ignores a
+the task's function, is on it. The exception leaves that call and becomes the attempt's outcome. The handler ignores a
 signal that arrives earlier, because :func:`call_task` checks for a request first, and a signal that arrives later,
-because the run has ended.
+because the execution has ended.
 
 An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only where the task waits: between its
 first call and its return that is always in the code of the task.
@@ -32,7 +32,7 @@ from bulltask.process import exit_if_forked
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
-__all__ = ["Cancellation", "TaskRun", "call_task", "uninterrupted"]
+__all__ = ["Cancellation", "TaskExecution", "call_task", "uninterrupted"]
 
 _POLL_S: Final = 0.25
 """Interval at which the event loop polls for requests: while a sync task runs C code, no signal handler runs."""
@@ -44,7 +44,7 @@ def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args:
     A process that the function forks exits when it returns from the function.
 
     Args:
-        begin: Raises if the run is cancelled before it starts.
+        begin: Raises if the execution is cancelled before it starts.
         function, args, kwargs: The call.
     """
     pid = os.getpid()
@@ -72,8 +72,8 @@ _UNINTERRUPTED_CODE: Final[CodeType] = uninterrupted(lambda: None).__code__
 
 
 @dataclass(slots=True)
-class TaskRun:
-    """A run of a task.
+class TaskExecution:
+    """One execution of a task.
 
     Attributes:
         slot: The slot, which contains the supervisor's cancel request.
@@ -122,7 +122,7 @@ class Cancellation:
     """Passes the supervisor's cancel requests to running tasks.
 
     Args:
-        block: The child's block, in which the supervisor reads whether runs have deadlines.
+        block: The child's block, in which the supervisor reads whether attempts have deadlines.
         cancel_spark: Cancels the Spark jobs that the sync task waits for.
         loop: Returns the child's event loop, ``None`` while there is none.
     """
@@ -134,8 +134,8 @@ class Cancellation:
         loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
         self._block, self._cancel_spark, self._running_loop = block, cancel_spark, loop
-        self._sync: TaskRun | None = None
-        self._async: dict[asyncio.Task[Any], TaskRun] = {}
+        self._sync: TaskExecution | None = None
+        self._async: dict[asyncio.Task[Any], TaskExecution] = {}
         self._is_polling = False
 
     def install(self) -> None:
@@ -144,33 +144,35 @@ class Cancellation:
         self._repeat_if_dropped(sys.unraisablehook)
 
     def set_deadlines(self, slot: Slot, deadlines: Deadlines) -> None:
-        """Set the deadlines of the run in ``slot``; the supervisor enforces them."""
+        """Set the deadlines of the execution in ``slot``; the supervisor enforces them."""
         slot.set_deadlines(deadlines)
         self._block.has_deadlines = True
 
     # ---- sync tasks: the main thread ----
 
-    def enter(self, run: TaskRun) -> None:
-        """Make ``run`` the current run, which a request cancels inside :func:`call_task`."""
-        self._sync = run
+    def enter(self, execution: TaskExecution) -> None:
+        """Make ``execution`` the current one, which a request cancels inside :func:`call_task`."""
+        self._sync = execution
 
     def raise_if_cancelled(self) -> None:
         """Raise the exception of a cancel request, if there is one.
 
         Raises:
-            SoftTimeLimitExceeded: The run takes longer than its soft limit.
+            SoftTimeLimitExceeded: The execution takes longer than its soft limit.
             TaskCancelled: The job was revoked.
         """
-        run = self._sync
+        execution = self._sync
         # At a hard limit the supervisor kills this child.
-        if run is None or run.slot.cancel_reason is CancelReason.HARD_LIMIT:
+        if execution is None or execution.slot.cancel_reason is CancelReason.HARD_LIMIT:
             return
-        reason = run.take_request()
+        reason = execution.take_request()
         if reason is CancelReason.NONE:
             return
         with suppress(Exception):
             self._cancel_spark()
-        raise TaskCancelled("revoked") if reason is CancelReason.REVOKED else run.limits.soft_exceeded(run.task)
+        if reason is CancelReason.REVOKED:
+            raise TaskCancelled("revoked")
+        raise execution.limits.soft_exceeded(execution.task)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._async and (loop := self._running_loop()) is not None:
@@ -183,21 +185,21 @@ class Cancellation:
         """Repeat a request whose exception was lost: Python drops exceptions in finalizers and C callbacks."""
 
         def hook(unraisable: sys.UnraisableHookArgs) -> None:
-            run = self._sync
-            if run is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
-                run.acknowledged = CancelReason.NONE
-                run.slot.acknowledge(False)
+            execution = self._sync
+            if execution is not None and isinstance(unraisable.exc_value, SoftTimeLimitExceeded | TaskCancelled):
+                execution.acknowledged = CancelReason.NONE
+                execution.slot.acknowledge(False)
             previous_hook(unraisable)
 
         sys.unraisablehook = hook
 
     # ---- async tasks: the event loop's thread ----
 
-    def enter_async(self, run: TaskRun) -> None:
+    def enter_async(self, execution: TaskExecution) -> None:
         """Allow requests to cancel the current asyncio task until :meth:`leave_async`."""
         task = asyncio.current_task()
         assert task is not None
-        self._async[task] = run
+        self._async[task] = execution
         if not self._is_polling:
             self._is_polling = True
             asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
@@ -217,16 +219,16 @@ class Cancellation:
             asyncio.get_running_loop().call_later(_POLL_S, self._poll_again)
 
     def _poll(self) -> None:
-        for task, run in tuple(self._async.items()):
-            match run.take_request():
+        for task, execution in tuple(self._async.items()):
+            match execution.take_request():
                 case CancelReason.NONE:
                     pass
                 case CancelReason.REVOKED:
                     task.cancel("revoked")
                 case CancelReason.HARD_LIMIT:
-                    task.cancel(str(run.limits.hard_exceeded(run.task)))
+                    task.cancel(str(execution.limits.hard_exceeded(execution.task)))
                 case CancelReason.SOFT_LIMIT:
-                    task.cancel(str(run.limits.soft_exceeded(run.task)))
+                    task.cancel(str(execution.limits.soft_exceeded(execution.task)))
 
 
 def _in_task_code(frame: FrameType | None) -> bool:

@@ -25,7 +25,7 @@ from bulltask.transport.scripts.move import (
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.round_robin import RoundRobin
-from bulltask.worker.malformed import MalformedJobs
+from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import max_concurrent
 from bulltask.worker.slots import ControlPage, Slot
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -96,7 +96,7 @@ class JobFetcher:
         self.backoff = ReconnectBackoff(bus, self._config)
         self.round_robin = RoundRobin([broker.keys(queue) for queue in queues], self._clock)
         self._queue_backoff = QueueBackoff(self.round_robin.queues, bus, self._config)
-        self._malformed = MalformedJobs(self.client, self._clock, self._config, bus)
+        self._malformed = MalformedJobHandler(self.client, self._clock, self._config, bus)
         self._queues = {keys.marker.encode(): index for index, keys in enumerate(self.round_robin.queues)}
         self._uncertain: set[Slot] = set()
         self._max_wait_ms, self._check_at_ms = self._config.drain_delay_ms, 0

@@ -23,7 +23,7 @@ from bulltask.registry.context import JobClient
 from bulltask.transport.scripts.move import renew_lock
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.attempt import Attempts
+from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
@@ -138,17 +138,15 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
-    attempts = Attempts(app, job_client, spark, cancellation)
+    runner = AttemptRunner(app, job_client, spark, cancellation)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
-    async_loop = AsyncLoop(
-        plan.block, attempts, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe
-    )
+    async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
     _handle_stop_signals(fetcher)
     cancellation.install()
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
-    return SyncLoop(fetcher, attempts, settler, iteration_adder, async_loop)
+    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

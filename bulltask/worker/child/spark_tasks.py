@@ -19,15 +19,15 @@ from bulltask.jobs import codec
 from bulltask.jobs.job import RunningJob
 from bulltask.registry.context import Context, JobClient
 
-__all__ = ["SparkChild", "SparkRun", "SparkTaskRunner", "missing_dependencies"]
+__all__ = ["SparkAttempt", "SparkChild", "SparkTaskRunner", "missing_dependencies"]
 
 _SPARK_MODULE: Final = "bulltask.spark.tasks.in_child"
 """Module of the :class:`SparkChild`. It is imported by name, because it is in a higher layer and needs an extra."""
 
 
 @dataclass(frozen=True, slots=True)
-class SparkRun:
-    """A run of a task with ``spark=True``.
+class SparkAttempt:
+    """An attempt of a task with ``spark=True``.
 
     Attributes:
         job_id: The job's id, which is also the job group of its Spark jobs.
@@ -47,7 +47,7 @@ class SparkRun:
 class SparkChild(Protocol):
     """The Spark session of a child."""
 
-    def run(self, run: SparkRun, /) -> AbstractContextManager[None]:
+    def run(self, attempt: SparkAttempt, /) -> AbstractContextManager[None]:
         """Return a context manager with a Spark session for a task; at its end all Spark jobs of the task end."""
         ...
 
@@ -103,11 +103,11 @@ class SparkTaskRunner:
             job_client.send("progress", codec.encode(progress, what=f"progress of job {job.id}"))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._spark_child(job.name).run(run):
+            with self._spark_child(job.name).run(attempt):
                 return function(*args, **kwargs)
 
         job_client = self._job_client(job)
-        run = SparkRun(
+        attempt = SparkAttempt(
             job_id=job.id,
             task=job.name,
             report=report,

@@ -12,7 +12,7 @@ from bulltask.queue.next_iteration import add_next_iteration, scheduling_retry_d
 from bulltask.transport.call import Call
 from bulltask.transport.operation import run_sync
 from bulltask.worker.child.async_loop import AsyncLoop
-from bulltask.worker.child.attempt import Attempt, Attempts
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RescheduledByWorkerOutcome
 from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
@@ -74,7 +74,7 @@ class SyncLoop:
 
     Args:
         fetcher: Acquires jobs.
-        attempts: Runs them.
+        runner: Runs attempts.
         settler: Builds the calls that write their outcomes.
         iteration_adder: Adds the next jobs of job schedulers.
         async_loop: Runs async tasks on another thread, and manages the free slots.
@@ -83,14 +83,14 @@ class SyncLoop:
     def __init__(
         self,
         fetcher: JobFetcher,
-        attempts: Attempts,
+        runner: AttemptRunner,
         settler: Settler,
         iteration_adder: IterationAdder,
         async_loop: AsyncLoop,
     ) -> None:
-        self._fetcher, self._attempts, self._settler, self._iteration_adder = (
+        self._fetcher, self._runner, self._settler, self._iteration_adder = (
             fetcher,
-            attempts,
+            runner,
             settler,
             iteration_adder,
         )
@@ -104,7 +104,7 @@ class SyncLoop:
                 acquired = self._work(acquired)
             self._async.release_slot(slot)
         self._async.drain()
-        self._attempts.close()
+        self._runner.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
         """Run one job; return the next job if the call that settled this one has fetched it."""
@@ -113,14 +113,14 @@ class SyncLoop:
             self._async.wait_for_others(acquired.max_concurrent)
         if acquired.job.is_repeated and (rescheduled := self._iteration_adder.add_next(acquired)) is not None:
             return self._settle(acquired, rescheduled, 0.0)
-        attempt = self._attempts.begin(acquired.job)
+        attempt = self._runner.begin(acquired.job)
         if not isinstance(attempt, Attempt):
             return self._settle(acquired, attempt, 0.0)
         if attempt.task.is_async:
             self._async.start(acquired, attempt)
             return None
         started = time.monotonic()
-        outcome = self._attempts.call(attempt, acquired.slot)
+        outcome = self._runner.call(attempt, acquired.slot)
         return self._settle(acquired, outcome, (time.monotonic() - started) * 1000)
 
     def _settle(self, acquired: AcquiredJob, outcome: Outcome, duration_ms: float) -> AcquiredJob | None:

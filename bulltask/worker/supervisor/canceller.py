@@ -1,4 +1,4 @@
-"""Cancels single runs: after a time limit, or because their job was revoked."""
+"""Cancels single attempts: after a time limit, or because their job was revoked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.events import CancelRequested
 from bulltask.events.bus import Bus
-from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+from bulltask.worker.slots import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason, SlotState
 from bulltask.worker.supervisor.child_pool import ChildPool
-from bulltask.worker.supervisor.killed_runs import KilledRun
+from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 
 __all__ = ["GRACE_MS", "Canceller"]
 
 GRACE_MS: Final = 5_000
-"""How long a cancelled run may take to end before its child is killed."""
+"""How long a cancelled attempt may take to end before its child is killed."""
 
 _MAX_INTERVAL_MS: Final = 5_000
 """Maximum interval between signals. The interval grows, because signals interrupt system calls, which not all libraries
@@ -26,26 +26,26 @@ repeat."""
 
 @dataclass(slots=True)
 class CancelRequest:
-    """A request to cancel a run.
+    """A request to cancel an attempt.
 
     Attributes:
-        kill_at_ms: When the child is killed if the run continues; ``None`` for never.
+        kill_at_ms: When the child is killed if the attempt continues; ``None`` for never.
         notify_at_ms: When the signal is sent again unless the child acknowledges the request.
         pause_ms: The interval after that signal.
     """
 
-    run: int
+    attempt: int
     kill_at_ms: int | None
     notify_at_ms: int = 0
     pause_ms: int = 100
 
 
 class Canceller:
-    """Cancels single runs: sends a request to the child, and kills the child if the run does not end.
+    """Cancels single attempts: sends a request to the child, and kills the child if the attempt does not end.
 
-    A signal makes the child read the request. It is sent again until the child acknowledges the request, because a run
-    can be cancelled only in the code of its task (:mod:`bulltask.worker.child.cancellation`). If the child is killed,
-    its other jobs run again, without a crash being counted.
+    A signal makes the child read the request. It is sent again until the child acknowledges the request, because an
+    attempt can be cancelled only in its task's code (:mod:`bulltask.worker.child.cancellation`). If the child is
+    killed, its other jobs run again, without a crash being counted.
 
     Args:
         pool: The children.
@@ -59,34 +59,34 @@ class Canceller:
         self._requests: dict[str, CancelRequest] = {}
 
     def cancel(self, view: SlotView, reason: CancelReason) -> bool:
-        """Cancel a run.
+        """Cancel an attempt.
 
         At the hard limit of a sync task the child is killed immediately; a soft limit can be set to warn the task.
 
         Args:
-            view: The slot of the run when the decision was made.
-            reason: Why the run is cancelled.
+            view: The slot of the attempt when the decision was made.
+            reason: Why the attempt is cancelled.
 
         Returns:
-            False if the run has ended, or was already cancelled for this or a stronger reason.
+            False if the attempt has ended, or was already cancelled for this or a stronger reason.
         """
         current = self._pool.view(view.token)
-        if current is None or current.run != view.run or current.run == UNKNOWN_RUN:
+        if current is None or current.attempt != view.attempt or current.attempt == UNKNOWN_ATTEMPT:
             return False
         if current.state is not SlotState.ACTIVE or reason <= current.cancel_reason:
             return False
-        self._pool.request_cancel(current.token, current.run, reason)
+        self._pool.request_cancel(current.token, current.attempt, reason)
         kill_now = reason is CancelReason.HARD_LIMIT and not current.deadlines.is_async
         grace_ms = 0 if kill_now else GRACE_MS
         self._requests[current.token] = CancelRequest(
-            current.run, None if reason is CancelReason.SOFT_LIMIT else mono_ms() + grace_ms
+            current.attempt, None if reason is CancelReason.SOFT_LIMIT else mono_ms() + grace_ms
         )
         self._bus.emit(CancelRequested(current.job_id, self._pool.index_of(current.token), reason.name.lower()))
         self._enforce(current.token)
         return True
 
     def cancel_jobs(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
-        """Cancel the runs of these jobs of a queue; return the ids of the jobs that this worker's children run."""
+        """Cancel the attempts of these jobs in a queue; return the ids of the jobs that this worker's children run."""
         views = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
         running = {view.job_id for view in views if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
         for view in views:
@@ -94,18 +94,18 @@ class Canceller:
         return running
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Repeat requests that are not acknowledged, and kill children whose run does not end."""
+        """Repeat requests that are not acknowledged, and kill children whose attempt does not end."""
         for token in tuple(self._requests):
             self._enforce(token)
 
     def _enforce(self, token: str) -> None:
         request, view = self._requests[token], self._pool.view(token)
-        if view is None or view.run not in {request.run, UNKNOWN_RUN} or view.state is not SlotState.ACTIVE:
-            del self._requests[token]  # the run has ended
-        elif view.run == UNKNOWN_RUN:
+        if view is None or view.attempt not in {request.attempt, UNKNOWN_ATTEMPT} or view.state is not SlotState.ACTIVE:
+            del self._requests[token]  # the attempt has ended
+        elif view.attempt == UNKNOWN_ATTEMPT:
             pass  # the slot is being written
         elif request.kill_at_ms is not None and mono_ms() >= request.kill_at_ms:
-            self._pool.kill_run(KilledRun.of(view))
+            self._pool.kill_to_cancel(KilledAttempt.of(view))
             del self._requests[token]
         elif not view.acknowledged and mono_ms() >= request.notify_at_ms:
             self._pool.notify(token)

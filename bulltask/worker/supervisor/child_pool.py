@@ -13,7 +13,7 @@ from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
-from bulltask.worker.supervisor.killed_runs import KilledRun
+from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import OrphanedJobs
 from bulltask.worker.supervisor.stacks import StackCollector
@@ -34,7 +34,7 @@ class _Child:
     started_ms: int
     slots: list[Slot]
     stop_requested: bool = False
-    killed_runs: dict[str, KilledRun] = field(default_factory=dict)
+    killed_attempts: dict[str, KilledAttempt] = field(default_factory=dict)
 
 
 class ChildPool:
@@ -106,7 +106,7 @@ class ChildPool:
                 yield slot.read()
 
     def overdue_views(self, now_ms: int) -> Iterator[SlotView]:
-        """Yield the slots whose run may have passed a deadline."""
+        """Yield the slots whose attempt may have passed a deadline."""
         for index, child in self._children.items():
             if self._slots.children[index].has_deadlines:
                 for slot in child.slots:
@@ -122,18 +122,18 @@ class ChildPool:
         """Return the index of the child that has a token."""
         return self._slots_by_token[token][0]
 
-    def request_cancel(self, token: str, run: int, reason: CancelReason) -> None:
-        """Write a request to cancel a run; :meth:`notify` makes the child read it."""
-        self._slots_by_token[token][1].request_cancel(run, reason)
+    def request_cancel(self, token: str, attempt: int, reason: CancelReason) -> None:
+        """Write a request to cancel an attempt; :meth:`notify` makes the child read it."""
+        self._slots_by_token[token][1].request_cancel(attempt, reason)
 
     def notify(self, token: str) -> None:
         """Send the child that has a token the signal to read its cancel requests."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
-    def kill_run(self, killed_run: KilledRun) -> None:
+    def kill_to_cancel(self, killed_attempt: KilledAttempt) -> None:
         """Kill the child to cancel an attempt."""
-        child = self._children[self.index_of(killed_run.token)]
-        child.killed_runs[killed_run.token] = killed_run
+        child = self._children[self.index_of(killed_attempt.token)]
+        child.killed_attempts[killed_attempt.token] = killed_attempt
         _send(child.pid, signal.SIGKILL)
 
     def start_missing(self) -> int | None:
@@ -200,11 +200,13 @@ class ChildPool:
         with_job = [view for view in views if view.job_id and view.state is not SlotState.RESERVED]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
         exited = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash
-        killed_runs = {
-            view.token: run for view in views if (run := child.killed_runs.get(view.token)) and run.may_match(view)
+        killed_attempts = {
+            view.token: killed
+            for view in views
+            if (killed := child.killed_attempts.get(view.token)) and killed.may_match(view)
         }
-        if child.killed_runs:
-            cancel_reason = max(killed_run.reason for killed_run in child.killed_runs.values()).name.lower()
+        if child.killed_attempts:
+            cancel_reason = max(killed_attempt.reason for killed_attempt in child.killed_attempts.values()).name.lower()
             self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
         elif exited and not child.stop_requested:
             self._bus.emit(ChildExited(index, child.pid))
@@ -216,8 +218,8 @@ class ChildPool:
         # keep the machine busy with forks.
         died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
         self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
-        intentional = child.stop_requested or exited or bool(child.killed_runs)
-        return OrphanedJobs(tokens, running, now_ms, exit_reason, intentional, killed_runs, jobs)
+        intentional = child.stop_requested or exited or bool(child.killed_attempts)
+        return OrphanedJobs(tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs)
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:

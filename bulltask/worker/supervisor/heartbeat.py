@@ -89,9 +89,9 @@ class Heartbeat:
     def _locked_slots(self) -> tuple[list[list[SlotView]], list[str]]:
         """Return the slots whose job is known, by queue, and the tokens that may lock an unknown job."""
         views_by_queue: list[list[SlotView]] = [[] for _ in self._queues]
-        unknown, runs, now_ms = [], set(), mono_ms()
+        unknown, attempts, now_ms = [], set(), mono_ms()
         for view in self._views():
-            runs.add((view.token, view.run))
+            attempts.add((view.token, view.attempt))
             if view.state in _RUNNING and view.job_id:
                 views_by_queue[view.queue_index].append(view)
             elif view.state in _RUNNING:
@@ -99,7 +99,7 @@ class Heartbeat:
             # A child that holds the GIL may not have read the reply to its fetch yet.
             if view.state in _MAY_HAVE_FETCHED and now_ms - view.since_ms >= self._interval_ms:
                 unknown.append(view.token)
-        self._reported_lost &= runs
+        self._reported_lost &= attempts
         return views_by_queue, unknown
 
     def _renew(self, index: int, views: Sequence[SlotView], unknown: Sequence[str]) -> BrokerError | None:
@@ -135,14 +135,14 @@ class Heartbeat:
         self._bus.emit(HeartbeatFailed(self._queues[index].queue, job_ids, str(error), attempt))
 
     def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
-        """Report each run that has lost its lock, once."""
-        # Only active runs: while an outcome is written, the lock may be gone because the job was just settled.
+        """Report each attempt that has lost its lock, once."""
+        # Only active slots: while an outcome is written, the lock may be gone because the job was just settled.
         running = {
             view
             for view in lost
-            if view.state is SlotState.ACTIVE and (view.token, view.run) not in self._reported_lost
+            if view.state is SlotState.ACTIVE and (view.token, view.attempt) not in self._reported_lost
         }
         if running and (lost_now := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
-            self._reported_lost.update((view.token, view.run) for view in lost_now)
+            self._reported_lost.update((view.token, view.attempt) for view in lost_now)
             job_ids = tuple(view.job_id for view in lost_now)
             self._bus.emit(HeartbeatFailed(keys.queue, job_ids, "the lock is gone or held by another worker", 1))

@@ -16,9 +16,9 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import CRASHES, find_by_token, move_from_active_to_wait, renew_locks
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
-from bulltask.worker.malformed import MalformedJobs
+from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import should_fail
-from bulltask.worker.supervisor.killed_runs import FailedAttempts, KilledRun
+from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
 
 __all__ = ["OrphanedJobs", "Recovery"]
 
@@ -36,7 +36,7 @@ class OrphanedJobs:
         died_ms: Monotonic time at which the supervisor noticed that the child was dead.
         exit_reason: ``SIGKILL``, ``exit code 1`` …
         intentional: The supervisor stopped or killed the child, so no crash is counted.
-        killed_runs: The runs for which the child was killed, by token; their attempts have failed.
+        killed_attempts: The attempts that were cancelled by killing the child, by token; they have failed.
         jobs: The jobs whose id is known, as (queue index, token, job id).
     """
 
@@ -45,7 +45,7 @@ class OrphanedJobs:
     died_ms: int
     exit_reason: str
     intentional: bool
-    killed_runs: Mapping[str, KilledRun] = field(default_factory=dict)
+    killed_attempts: Mapping[str, KilledAttempt] = field(default_factory=dict)
     jobs: tuple[tuple[int, str, str], ...] = ()
 
 
@@ -93,8 +93,8 @@ class Recovery:
     ) -> None:
         self._queues, self._client, self._clock, self._config = queues, client, clock, config
         self._bus, self._backoff, self._queue_backoff = bus, backoff, QueueBackoff(queues, bus, config)
-        self._failed = FailedAttempts(client, clock, config, bus)
-        self._malformed = MalformedJobs(client, clock, config, bus)
+        self._failures = FailureRecorder(client, clock, config, bus)
+        self._malformed = MalformedJobHandler(client, clock, config, bus)
         self._pending: list[_PendingOrphans] = []
 
     @property
@@ -161,9 +161,9 @@ class Recovery:
 
     def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
         orphans, max_crashes = pending.orphans, self._config.max_crashes
-        killed_run = orphans.killed_runs.get(token)
-        if killed_run is not None and killed_run.matches(job_id):
-            self._failed.settle(keys, job_id, killed_run)
+        killed_attempt = orphans.killed_attempts.get(token)
+        if killed_attempt is not None and killed_attempt.matches(job_id):
+            self._failures.record_killed(keys, job_id, killed_attempt)
             return
         crashes = 0 if orphans.intentional else self._count_crash(keys, token, job_id)
         running = token in orphans.running
@@ -172,7 +172,7 @@ class Recovery:
                 f"the process running this job died ({orphans.exit_reason}), for the {_ordinal(crashes)} time: "
                 f"max_crashes is {max_crashes}"
             )
-            self._failed.fail(keys, token, job_id, reason)
+            self._failures.fail(keys, token, job_id, reason)
             self._bus.emit(CrashLimitExceeded(job_id, keys.queue, crashes, reason))
             return
         if crashes:

@@ -1,4 +1,4 @@
-"""Cancels runs that exceed their time limits."""
+"""Cancels attempts that exceed their time limits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TimeLimitCheck:
     """Checks the deadlines that children have written into their slots.
 
     Args:
-        overdue: Returns the slots whose run may have passed a deadline.
-        cancel: Cancels a run (:meth:`~bulltask.worker.supervisor.canceller.Canceller.cancel`).
+        overdue: Returns the slots whose attempt may have passed a deadline.
+        cancel: Cancels an attempt (:meth:`~bulltask.worker.supervisor.canceller.Canceller.cancel`).
     """
 
     interval_ms = 100
@@ -26,7 +26,7 @@ class TimeLimitCheck:
         self._overdue, self._cancel = overdue, cancel
 
     def tick(self, now_ms: int, _missed: int, /) -> None:
-        """Check all runs."""
+        """Check all attempts."""
         for view in tuple(self._overdue(now_ms)):
             deadlines = view.deadlines
             if 0 < deadlines.hard_at_ms <= now_ms:

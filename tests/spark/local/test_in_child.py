@@ -22,7 +22,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.spark import current_session
 from bulltask.spark.tasks.in_child import SparkInChild
 from bulltask.testing.wait import wait_until
-from bulltask.worker.child.spark_tasks import SparkRun, SparkTaskRunner
+from bulltask.worker.child.spark_tasks import SparkAttempt, SparkTaskRunner
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -35,7 +35,7 @@ class Job:
     def __init__(self, job_id: str) -> None:
         self.reports: list[Any] = []
         self.has_lock, self.has_reported = True, False
-        self.run = SparkRun(job_id, "mail", self.reports.append, lambda: self.has_reported, lambda: self.has_lock)
+        self.run = SparkAttempt(job_id, "mail", self.reports.append, lambda: self.has_reported, lambda: self.has_lock)
 
 
 class Interrupted(BaseException):

@@ -1,4 +1,4 @@
-"""Runs whose child was killed to end them, and their failed attempts."""
+"""Attempts that were cancelled by killing their child, and how they fail."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from bulltask.transport.scripts.move import (
     move_to_finished,
     retry_job,
 )
-from bulltask.worker.slots import UNKNOWN_RUN, SlotView
+from bulltask.worker.slots import UNKNOWN_ATTEMPT, SlotView
 from bulltask.worker.states import CancelReason
 
-__all__ = ["FailedAttempts", "KilledRun"]
+__all__ = ["FailureRecorder", "KilledAttempt"]
 
 
 @dataclass(frozen=True, slots=True)
-class KilledRun:
-    """A run whose child was killed to end it.
+class KilledAttempt:
+    """An attempt that was cancelled by killing its child.
 
     Attributes:
-        token, run, job_id: Identify the run; the job id is ``""`` if it is too long for a slot.
-        reason: Why the run was cancelled.
+        token, attempt, job_id: Identify the attempt; the job id is ``""`` if it is too long for a slot.
+        reason: Why the attempt was cancelled.
         hard_ms: Its hard limit.
         will_retry: Whether the job is retried, if it has attempts left.
-        since_ms: Monotonic time at which the run started.
+        since_ms: Monotonic time at which the attempt started.
     """
 
     token: str
-    run: int
+    attempt: int
     job_id: str
     reason: CancelReason
     hard_ms: int
@@ -51,23 +51,25 @@ class KilledRun:
     since_ms: int
 
     @classmethod
-    def of(cls, view: SlotView) -> KilledRun:
-        """Return the current run of a slot."""
+    def of(cls, view: SlotView) -> KilledAttempt:
+        """Return the slot's current attempt."""
         deadlines = view.deadlines
         will_retry = deadlines.will_retry and view.cancel_reason is CancelReason.HARD_LIMIT
-        return cls(view.token, view.run, view.job_id, view.cancel_reason, deadlines.hard_ms, will_retry, view.since_ms)
+        return cls(
+            view.token, view.attempt, view.job_id, view.cancel_reason, deadlines.hard_ms, will_retry, view.since_ms
+        )
 
     def may_match(self, view: SlotView) -> bool:
-        """Whether the slot of the dead child may still have this run, which may have ended just before the kill."""
-        return view.run in {self.run, UNKNOWN_RUN}
+        """Whether the slot of the dead child may still have this attempt, which may have ended just before the kill."""
+        return view.attempt in {self.attempt, UNKNOWN_ATTEMPT}
 
     def matches(self, job_id: str) -> bool:
-        """Whether this run may be a run of the job."""
+        """Whether this may be an attempt of the job."""
         return self.job_id in {job_id, ""}
 
 
-class FailedAttempts:
-    """Records that the attempt of a killed run has failed.
+class FailureRecorder:
+    """Records that an attempt failed because its child was killed.
 
     The job is retried according to the attempts and backoff in its options. A custom backoff function is not called,
     because the supervisor runs no user code; the job's options contain an exponential backoff for this case.
@@ -79,8 +81,8 @@ class FailedAttempts:
     def __init__(self, client: Client, clock: ServerClock, config: Config, bus: Bus) -> None:
         self._client, self._clock, self._config, self._bus = client, clock, config, bus
 
-    def settle(self, keys: QueueKeys, job_id: str, killed_run: KilledRun) -> None:
-        """Fail the attempt of a job that is locked with the run's token, and emit the event.
+    def record_killed(self, keys: QueueKeys, job_id: str, killed_attempt: KilledAttempt) -> None:
+        """Fail the killed attempt of a job that is still locked with its token, and emit the event.
 
         Raises:
             JobError: The job is no longer locked with that token.
@@ -88,20 +90,20 @@ class FailedAttempts:
         job = self._read(keys, job_id)
         exc: BaseException = TaskCancelled("revoked")
         category = reason = REVOKED
-        if killed_run.reason is not CancelReason.REVOKED:
-            exc = TimeLimits(hard_ms=killed_run.hard_ms).hard_exceeded(job.name or "?", killed=True)
+        if killed_attempt.reason is not CancelReason.REVOKED:
+            exc = TimeLimits(hard_ms=killed_attempt.hard_ms).hard_exceeded(job.name or "?", killed=True)
             category, reason = "transient", str(exc)
         # In the format of a Python traceback, from which a client can rebuild the exception.
         trace = f"Traceback (most recent call last):\n{type(exc).__module__}.{type(exc).__qualname__}: {exc}\n"
-        attempts_made, duration_ms = job.attempts_made + 1, float(mono_ms() - killed_run.since_ms)
-        delay_ms = _delay_ms(job, attempts_made) if killed_run.will_retry else None
+        attempts_made, duration_ms = job.attempts_made + 1, float(mono_ms() - killed_attempt.since_ms)
+        delay_ms = _delay_ms(job, attempts_made) if killed_attempt.will_retry else None
         if delay_ms is None:
-            self.fail(keys, killed_run.token, job, reason, trace)
+            self.fail(keys, killed_attempt.token, job, reason, trace)
             self._bus.emit(
                 JobFailed(job_id, keys.queue, job.name, duration_ms, reason, category, attempts_made, trace, exc)
             )
             return
-        fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), killed_run.token
+        fields, now_ms, token = job.failure_fields(reason, trace), self._clock.now_ms(), killed_attempt.token
         if delay_ms:
             self._client.run(move_to_delayed(keys, job_id, token, delay_ms, failure=fields, now_ms=now_ms))
         else:

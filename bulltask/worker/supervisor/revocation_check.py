@@ -16,16 +16,16 @@ from bulltask.transport.operation import run_sync
 from bulltask.transport.scripts.job import RevocationRequests, revocation_requests
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
-__all__ = ["Revocations"]
+__all__ = ["RevocationCheck"]
 
 _MAX_PER_TICK: Final = 100
 """Maximum number of jobs without a worker that one tick fails, with two round trips each."""
 
 
-class Revocations:
+class RevocationCheck:
     """Ends jobs for which Redis has a revocation request (docs/adr/0025-revoked-jobs.md).
 
-    Runs in this worker are cancelled. A job that is not running is failed by the first worker that reads the request:
+    Attempts in this worker are cancelled. The first worker that reads the request fails a job that is not running:
     the job's worker died, its attempt failed and would be retried, or it has never run. A job that another worker runs
     is left to that worker.
 
@@ -34,7 +34,8 @@ class Revocations:
     Args:
         broker: Clock and settings.
         queues: The worker's queues, in the order of the slots' queue index.
-        cancel_jobs: Cancels the runs of these jobs of a queue, by index; returns the ids of those in this worker.
+        cancel_jobs: Cancels the attempts of jobs, given the index of their queue and their ids; returns the ids of
+            those that this worker runs.
         client: The supervisor's client.
         bus: Receives an event for every job that this service fails.
         backoff: The supervisor's backoff.
