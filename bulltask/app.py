@@ -181,8 +181,8 @@ class App:
 
         Args:
             name: The task's name.
-            args: Positional arguments. If this app does not have the task, they are stored as a JSON array and cannot
-                be combined with ``kwargs``.
+            args: Positional arguments. If the task is not registered in this app, they are stored as a JSON array and
+                cannot be combined with ``kwargs``.
             kwargs: Keyword arguments.
             options: As in :meth:`bulltask.registry.task.AnyTask.apply_async`.
         """
@@ -262,8 +262,8 @@ class App:
         """Return the job that :meth:`send_task` would send, with the same arguments.
 
         Raises:
-            TypeError: The arguments do not match the task, or are positional and keyword arguments for a task that
-                this app does not have.
+            TypeError: The arguments do not match the task, or are positional and keyword arguments for a task that is
+                not registered in this app.
         """
         task: AnyTask[Any, Any] | None = self.tasks.get(name)
         call, kwargs = CallOptions.of(options), kwargs or {}
@@ -271,7 +271,7 @@ class App:
             return task.build(task.arguments.bind(args, kwargs), call)
         if args and kwargs:
             raise TypeError(
-                f"this app does not have task {name!r}, so positional and keyword arguments cannot be combined; "
+                f"task {name!r} is not registered in this app, so positional and keyword arguments cannot be combined; "
                 "pass all of them as kwargs"
             )
         data: Json = list(args) if args else dict(kwargs)

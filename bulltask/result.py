@@ -112,7 +112,7 @@ class AsyncResult(Generic[R]):
             the job does not exist.
 
         Raises:
-            SchedulerJobError: The job is the next job of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached. It is safe to call again.
         """
         return self._reader.revoke(self._ref, terminate=terminate)

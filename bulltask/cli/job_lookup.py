@@ -16,7 +16,7 @@ from bulltask.jobs.names import bullmq_name
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
-from bulltask.transport.scripts.queue import scan_queues, served_queues
+from bulltask.transport.scripts.queue import scan_queues, worker_queues
 
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
 
@@ -94,7 +94,7 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
         app: The app whose Redis is searched.
         job_id: The job's id.
         queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
-            workers serve; then all queues that have a key among the first million keys.
+            workers process; then all queues that have a key among the first million keys.
         known: Further names of queues.
 
     Raises:
@@ -121,7 +121,7 @@ def queues_with_job(app: App, job_id: str, known: Collection[str] = ()) -> list[
     config = app.config
     named = [config.default_queue, *known, *(task.options.queue or "" for task in app.tasks.values())]
     with app.broker.pool.client() as client:
-        likely = sorted({*named, *_app_names(_served_queues(client, config), config)} - {""})
+        likely = sorted({*named, *_app_names(_worker_queues(client, config), config)} - {""})
         if queues := _with_job(client, app, job_id, likely):
             return queues
         others = set(_app_names(_scan_queues(client, config), config)) - set(likely)
@@ -133,9 +133,9 @@ def _with_job(client: Client, app: App, job_id: str, queues: list[str]) -> list[
     return [queue for queue, exists in zip(queues, client.run_many(calls), strict=True) if exists] if calls else []
 
 
-def _served_queues(client: Client, config: Config) -> set[str]:
+def _worker_queues(client: Client, config: Config) -> set[str]:
     try:
-        return client.run(served_queues(config.prefix))
+        return client.run(worker_queues(config.prefix))
     except BrokerAuthError:  # CLIENT LIST is forbidden
         return set()
 

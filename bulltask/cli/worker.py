@@ -19,7 +19,7 @@ SETTINGS: Final = {
     "concurrency": "worker_concurrency",
     "async_concurrency": "worker_async_concurrency",
     "hostname": "worker_name",
-    "pool_start_method": "worker_start_method",
+    "start_method": "worker_start_method",
     "loglevel": "loglevel",
     "metrics_port": "metrics_port",
     "metrics_host": "metrics_host",
@@ -44,13 +44,13 @@ SETTINGS: Final = {
 @click.command("worker", short_help="Run a worker.")
 @app_options
 @click.option("-Q", "--queues", help="Queues to process, comma-separated (default: those of the app's tasks).")
-@click.option("-X", "--exclude-queues", help="Queues not to serve, comma-separated.")
+@click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
 @click.option("-c", "--concurrency", help="Number of child processes, or auto: one per core (default: auto).")
 @click.option("--async-concurrency", type=int, help="Maximum concurrent async jobs per child (default: 100).")
 @click.option(
-    "--pool-start-method",
+    "--start-method",
     type=click.Choice(["auto", "fork", "spawn"]),
-    help="Start method of child processes (default: auto).",
+    help="How child processes are started, as in multiprocessing; auto: fork if possible (default: auto).",
 )
 @click.option("-n", "--hostname", help="Name of this worker (default: host, process id and a random suffix).")
 @click.option(
@@ -121,10 +121,10 @@ def command(
         )
     loaded_app.load_tasks()
     excluded = _queues(exclude_queues, "-X")
-    served = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
-    if not served:
-        raise click.UsageError("no queue to serve: -X excludes all of them")
-    ctx.exit(run_worker(loaded_app, served, spec=spec, process_spec=process_spec))
+    processed = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
+    if not processed:
+        raise click.UsageError("no queue to process: -X excludes all of them")
+    ctx.exit(run_worker(loaded_app, processed, spec=spec, process_spec=process_spec))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

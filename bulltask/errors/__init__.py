@@ -6,7 +6,7 @@
     ├── ConfigError              a setting has an unknown name or an invalid value      (also a ValueError)
     ├── AppNotFoundError         ``-A`` does not name an App
     ├── DuplicateTaskError       two functions have the same task name
-    ├── UnknownTaskError         the app has no task of that name                      (also a LookupError)
+    ├── TaskNotRegisteredError         the app has no task of that name                      (also a LookupError)
     ├── EncodeError              a value cannot be represented in JSON                 (also a TypeError)
     ├── DecodeError              stored data does not follow the protocol              (also a ValueError)
     ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
@@ -14,7 +14,7 @@
     ├── BrokerError              Redis, or the connection to it, failed
     │   ├── BrokerUnavailableError   no connection, no reply, or a timeout              (also a ConnectionError)
     │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
-    │   ├── BrokerNotReadyError      Redis cannot serve now: LOADING, READONLY, MISCONF …
+    │   ├── BrokerNotReadyError      Redis cannot reply now: LOADING, READONLY, MISCONF …
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
     │   └── BrokerConfigError        a cluster node, a Sentinel, or a database that does not exist
     ├── ScriptIntegrityError     a Lua script of the installed package has been altered
@@ -131,10 +131,10 @@ __all__ = [
     "SoftTimeLimitExceeded",
     "TaskCancelled",
     "TaskError",
+    "TaskNotRegisteredError",
     "TaskRevokedError",
     "TimeLimitExceeded",
     "TransientError",
-    "UnknownTaskError",
     "WaitForChildren",
     "did_you_mean",
 ]
@@ -161,8 +161,8 @@ class DuplicateTaskError(BulltaskError):
     """Two functions have the same task name."""
 
 
-class UnknownTaskError(BulltaskError, LookupError):
-    """This app has no task of that name."""
+class TaskNotRegisteredError(BulltaskError, LookupError):
+    """No task of this name is registered in this app."""
 
 
 class EncodeError(BulltaskError, TypeError):
@@ -204,7 +204,7 @@ class BrokerAuthError(BrokerError):
 
 
 class BrokerNotReadyError(BrokerError):
-    """Redis answers, but cannot serve this command now."""
+    """Redis is reachable, but cannot execute commands now."""
 
 
 class BrokerOutOfMemoryError(BrokerError):

@@ -105,7 +105,7 @@ class JobReleased(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class TaskNotRegistered(ChildEvent):
-    """A job calls a task that this app does not have."""
+    """A worker acquired a job whose task is not registered in its app."""
 
     job_id: str
     queue: str

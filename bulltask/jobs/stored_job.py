@@ -34,7 +34,7 @@ class StoredJob:
         parent_key: Full Redis key of the parent's hash.
         deduplication_id: ``deid``.
         scheduler_id: Id of the job scheduler that added it (``rjk``).
-        next_iteration_id: Id of the scheduler's next job (``nrjid``).
+        next_iteration_id: Id of the scheduler's next iteration (``nrjid``).
     """
 
     queue: str

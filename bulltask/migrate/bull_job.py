@@ -62,7 +62,7 @@ class BullJob:
 
     @property
     def repeat(self) -> Mapping[str, Any] | None:
-        """The repeat options, if this is the next job of a repeatable job."""
+        """The repeat options, if this is the next iteration of a repeatable job."""
         try:
             value = self.opts.get("repeat")
         except DecodeError:

@@ -146,7 +146,7 @@ class BullMigration:
             try:
                 conversion = convert(job, "delayed", self._options.default_name)
             except DecodeError as exc:
-                skipped.append(replace(planned, problem=f"its next job is malformed: {exc}"))
+                skipped.append(replace(planned, problem=f"its next iteration is malformed: {exc}"))
                 continue
             if converter.convert(planned, job, conversion, self._context.now_ms()):
                 scheduler_ids.append(planned.scheduler_id)

@@ -1,4 +1,4 @@
-"""Convert Bull's repeatable jobs to job schedulers, each with its next job in one transaction."""
+"""Convert Bull's repeatable jobs to job schedulers, each with its next iteration in one transaction."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
     problem, rule, suffix = "", None, ""
     try:
         if job is None:
-            problem = "its next job, which has the data and options, is missing"
+            problem = "its next iteration, which has the data and options, is missing"
         else:
             suffix = job.key_suffix
             rule = _rule(job.repeat or {}, timezone)

@@ -180,8 +180,8 @@ class LogListener:
             scheduler=event.scheduler,
             error=_shorten(event.error, ERROR_CHARS),
             delay=_seconds(event.delay_ms),
-            hint="The job is held back: its next run could not be scheduled, and running it now would end the "
-            "schedule. Fix or remove the job scheduler",
+            hint="The job is delayed: its scheduler's next iteration could not be added, and the scheduler would end if the "
+            "job ran now. Fix or remove the job scheduler",
         )
 
     def _lock_lost(self, event: events.LockLost) -> None:
@@ -202,7 +202,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             lock_expired_at=None if expired is None else _iso_time(expired),
-            hint="It runs again. Its worker died, or could not reach Redis for longer than lock_duration",
+            hint="The job runs again. Its worker died, or could not reach Redis for longer than lock_duration",
         )
 
     def _recovered(self, event: events.JobRecovered) -> None:
@@ -212,7 +212,7 @@ class LogListener:
             queue=event.queue,
             crashes=event.crashes,
             waited=_seconds(event.waited_ms),
-            hint="It runs again, because the process that ran it died",
+            hint="The job runs again, because the child process that ran it died",
         )
 
     def _crashed(self, event: events.CrashLimitExceeded) -> None:
@@ -231,7 +231,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             reason=_shorten(event.reason, ERROR_CHARS),
-            hint="Its hash in Redis is malformed. It has failed, and other jobs continue",
+            hint="The job's hash in Redis is malformed, so it failed without running. Other jobs are not affected",
         )
 
     def _cancel_requested(self, event: events.CancelRequested) -> None:
@@ -262,7 +262,7 @@ class LogListener:
             "Stalled check skipped",
             queue=event.queue,
             cycles=event.cycles,
-            hint="The previous check is still running: Redis is slow, or too many jobs are active in one queue",
+            hint="The previous check is still running: Redis is slow, or too many jobs are active in this queue",
         )
 
     def _service_failed(self, event: events.ServiceFailed) -> None:
@@ -272,7 +272,7 @@ class LogListener:
                 service=event.service,
                 failures=event.failures,
                 exc_info=event.exception,
-                hint="The supervisor continues and repeats the call. This is a bug in bulltask: please report it",
+                hint="The supervisor continues and tries again. This is a bug in bulltask: please report it",
             )
 
     def _child_started(self, event: events.ChildStarted) -> None:
@@ -290,7 +290,7 @@ class LogListener:
             pid=event.pid,
             jobs=event.jobs,
             error=_shorten(event.error, ERROR_CHARS),
-            hint="A task has stopped the event loop that async tasks share. The child is replaced, its jobs run again",
+            hint="A task stopped the event loop that all async tasks of this child share. A new child starts; the jobs run again",
         )
 
     def _child_died(self, event: events.ChildDied) -> None:

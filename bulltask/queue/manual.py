@@ -96,7 +96,7 @@ class Acquisition:
 
 
 def _to_stored_job(context: QueueContext, fetched: Fetched, fetch: FetchOptions) -> Operation[StoredJob | None]:
-    """Return the acquired job. If a scheduler added it, add its next job first, as every worker does."""
+    """Return the acquired job. If a scheduler added it, add its next iteration first, as every worker does."""
     if not fetched.job_id:
         return None
     keys, queue = context.keys, context.queue

@@ -1,4 +1,4 @@
-"""The next job of a job scheduler, which the worker that acquires a job of the scheduler adds."""
+"""The next iteration of a job scheduler. The worker that acquires one of the scheduler's jobs adds it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MAX_PAUSE_MS: Final = 300_000
 def scheduling_retry_delay_ms(attempts_started: int) -> int:
     """Return how long a job is delayed if its next iteration could not be added: 2 s, 4 s … 5 min, as in Node.
 
-    If the job ran instead, its series would end.
+    If the job ran instead, its scheduler would add no further jobs.
     """
     return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _MAX_PAUSE_MS)
 
 
 def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the next job after ``job``, unless that was the last job or its scheduler was removed.
+    """Add the iteration after ``job``, unless that was the last one or its scheduler was removed.
 
     Args:
         keys: The queue.
@@ -53,7 +53,7 @@ def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzin
 
 
 def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | None:
-    """Return the next job after ``job``, ``None`` if that was the last job.
+    """Return the iteration after ``job``, ``None`` if that was the last one.
 
     Args:
         job: Added by a job scheduler.

@@ -1,7 +1,7 @@
 """Repeatable jobs, which BullMQ had before job schedulers (5.10) and Node's ``queue.add(…, {repeat})`` still makes.
 
-Their key in ``repeat`` consists of their options (name, id, end, time zone, rule), and the worker adds each next job.
-bulltask creates none, but its workers continue existing series, and users can list and remove them.
+Their key in ``repeat`` consists of their options (name, id, end, time zone, rule), and the worker adds each next
+iteration. bulltask creates none, but its workers continue existing ones, and users can list and remove them.
 """
 
 from __future__ import annotations
@@ -129,13 +129,13 @@ def _has_oldest_format(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NextRepeat:
-    """The next job of a series, without its key, which is read from Redis.
+    """The next iteration of a repeatable job, without its key, which is read from Redis.
 
     Attributes:
         next_ms: When it runs.
         hashed_key: Its key in BullMQ's current format.
         key: Its key in the oldest format.
-        rule: ``opts.repeat`` of the next job.
+        rule: ``opts.repeat`` of the next iteration.
     """
 
     next_ms: int
@@ -145,7 +145,7 @@ class NextRepeat:
 
 
 def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:
-    """Add the next job of the series of ``job``, unless that was the last job or the series was removed.
+    """Add the iteration after ``job``, unless that was the last one or the repeatable job was removed.
 
     Raises:
         BrokerError: Redis cannot be reached or returns an error. It is safe to retry: the id depends only on the time.
@@ -160,7 +160,7 @@ def add_next_repeat(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo)
 
 
 def next_repeat(job: RunningJob, now_ms: int, zone: tzinfo) -> NextRepeat | None:
-    """Return the next job in the series of ``job``, ``None`` if that was the last job.
+    """Return the iteration after ``job``, ``None`` if that was the last one.
 
     Raises:
         DecodeError, ConfigError: The rule is malformed.

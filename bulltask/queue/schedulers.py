@@ -33,7 +33,7 @@ _UNSUPPORTED_OPTIONS: Final = {
     "job_id": "the scheduler chooses the ids of its jobs",
     "delay": "the scheduler decides when its jobs run",
     "timestamp": "the scheduler decides when its jobs run",
-    "deduplication": "a scheduler has only one next job at a time",
+    "deduplication": "a scheduler has only one next iteration at a time",
     "parent": "a scheduler's jobs have no parent",
 }
 
@@ -41,7 +41,7 @@ _UNSUPPORTED_OPTIONS: Final = {
 def put(
     keys: QueueKeys, scheduler_id: str, rule: Repeat, job: NewJob, bulltask_options: Mapping[str, object], now_ms: int
 ) -> Operation[str | None]:
-    """Create or update a scheduler and return the id of its next job, ``None`` if its rule allows no further job.
+    """Create or update a scheduler and return its next job's id, ``None`` if its rule allows no further iteration.
 
     Args:
         keys: The queue.

@@ -122,7 +122,7 @@ class Context:
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
 
     def update_data(self, data: codec.Json) -> None:
-        """Replace the job's data, which its next run gets as arguments (BullMQ's ``updateData``).
+        """Replace the job's data, which its next attempt gets as arguments (BullMQ's ``updateData``).
 
         Args:
             data: The task's arguments by name, the later :attr:`Request.kwargs`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bulltask.errors import DuplicateTaskError, UnknownTaskError, did_you_mean
+from bulltask.errors import DuplicateTaskError, TaskNotRegisteredError, did_you_mean
 from bulltask.registry.task import AnyTask
 
 __all__ = ["Tasks"]
@@ -42,7 +42,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         task = self._tasks.get(name) or self._shared.get(name)
         if task is None:
-            raise UnknownTaskError(f"unknown task {name!r}{did_you_mean(name, self)}")
+            raise TaskNotRegisteredError(f"task {name!r} is not registered{did_you_mean(name, self)}")
         return task
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -157,8 +157,8 @@ class Scheduler:
     Attributes:
         id: The scheduler's id.
         name: Name of its jobs; a bulltask worker runs the task of that name.
-        next_ms: Time of its next job.
-        iterations: Number of jobs added so far, including the next job.
+        next_ms: Time of its next iteration.
+        iterations: Number of jobs added so far, including the next one.
         every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: Its schedule, see :class:`Repeat`.
         data: Data of its jobs.
         opts: Options of its jobs under BullMQ's stored names.
@@ -180,7 +180,7 @@ class Scheduler:
 
     @property
     def next_job_id(self) -> str:
-        """Id of the next job."""
+        """Id of the next iteration's job."""
         return iteration_id(self.id, self.next_ms)
 
     @classmethod

@@ -129,18 +129,18 @@ class Preflight:
             )
 
     def _check_hash_tag(self, keys: QueueKeys) -> None:
-        """Warn about jobs in ``{emails}`` if this worker serves ``emails``, and vice versa: these are two queues."""
+        """Warn about jobs in ``{emails}`` if this worker processes ``emails``, and vice versa: these are two queues."""
         tagged = self._config.queue_hash_tag
         if "{" in keys.queue:
             return
         other = QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged))
         if jobs := count_unfinished_jobs(self._client, other):
             self._logger.warning(
-                f"Jobs wait in the queue of this name {'without' if tagged else 'with'} a hash tag, which this "
-                f"worker does not serve; if other clients use that name, set queue_hash_tag={not tagged} "
+                f"Jobs wait in the queue of the same name {'without' if tagged else 'with'} a hash tag, which this "
+                f"worker does not process; if other clients use that name, set queue_hash_tag={not tagged} "
                 "(BULLTASK_QUEUE_HASH_TAG)",
                 queue=keys.queue,
-                served=keys.base,
+                processed=keys.base,
                 other=other.base,
                 jobs=jobs,
             )

@@ -143,7 +143,7 @@ class _Assembly:
         recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
-        self._warn_about_unknown_tasks()
+        self._warn_about_unregistered_tasks()
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()
         beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
@@ -166,20 +166,21 @@ class _Assembly:
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
-    def _warn_about_unknown_tasks(self) -> None:
+    def _warn_about_unregistered_tasks(self) -> None:
         for entry in self.entries or ():
             if self.app.tasks.get(entry.job.name) is None:
                 self.logger.warning(
-                    "An entry of beat_schedule names a task that this app does not have",
+                    "The task of a beat_schedule entry is not registered in this app",
                     entry=entry.name,
                     task=entry.job.name,
                 )
 
     def _warn_about_unknown_queues(self) -> None:
-        # Only a warning: the settings belong to the app, and another worker of the app may serve the queue.
+        # Only a warning: the settings belong to the app, and another worker of the app may process the queue.
         for queue in (self.config.limits or {}).keys() - {EVERY_QUEUE, *self.queues, *default_queues(self.app)}:
             self.logger.warning(
-                "The limiter names a queue that neither this worker nor a task of this app uses", queue=queue
+                "A queue in limiter is used neither by this worker nor by a task of this app",
+                queue=queue,
             )
 
     def _warn_about_missing_spark(self) -> None:

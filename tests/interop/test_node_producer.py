@@ -278,7 +278,7 @@ def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: Inte
     seen = mail.node_job(job)
     assert seen["state"] == "delayed"
     (line,) = seen["logs"]  # once, although it is released several times
-    assert "does not have the task 'only-in-node'" in line
+    assert "task 'only-in-node' is not registered" in line
     worker.stop()
     mail.node_worker("echo")
     assert mail.node_result(job) == {"to": "x"}
@@ -287,7 +287,7 @@ def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: Inte
 
 def test_a_job_with_an_unknown_task_fails_with_task_unknown_fail(mail: InteropQueue) -> None:
     mail.worker(task_unknown="fail")
-    with pytest.raises(NodeError, match="unknown task 'only-in-node'"):
+    with pytest.raises(NodeError, match="task 'only-in-node' is not registered"):
         mail.node_result(mail.add("only-in-node", {}, attempts=3))
 
 

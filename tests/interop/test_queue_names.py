@@ -40,7 +40,7 @@ def test_a_worker_warns_about_jobs_in_the_queue_with_or_without_the_hash_tag(any
     [warning] = any_mail.workers[0].warnings()
     assert "hash tag" in warning["event"]
     assert f"queue_hash_tag={other == '{mail}'}" in warning["event"]
-    assert (warning["served"], warning["other"], warning["jobs"]) == (f"bull:{any_mail.name}:", f"bull:{other}:", 3)
+    assert (warning["processed"], warning["other"], warning["jobs"]) == (f"bull:{any_mail.name}:", f"bull:{other}:", 3)
 
 
 def test_a_prefix_must_be_the_same_on_both_sides(mail: InteropQueue) -> None:

@@ -38,7 +38,7 @@ def moments(file: str, scheduler: str) -> list[int]:
 
 
 def assert_regular(due: list[int], every_ms: int) -> None:
-    """Assert that no tick ran twice, and that they ran in order; a busy machine may skip a tick."""
+    """Assert that no iteration ran twice, and that they ran in order; a busy machine may skip one."""
     steps = {later - earlier for earlier, later in itertools.pairwise(due)}
     assert all(step > 0 and step % every_ms == 0 for step in steps), due
 
@@ -82,7 +82,7 @@ def test_an_end_date_set_by_node_ends_a_schedule(mail: InteropQueue, tmp_path: P
     mail.send("echo").get(timeout=60)
     end = server_ms(mail.redis) + 2_500
     schedule(mail, "short", {"pattern": "* * * * * *", "endDate": end}, "record", {"file": file})
-    wait_until(lambda: set(mail.counts()) == {"completed"}, 60, "the end of the series")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 60, "the last iteration")
     due = moments(file, "short")
     assert 1 <= len(due) <= 3
     assert due[-1] <= end < due[-1] + 1000

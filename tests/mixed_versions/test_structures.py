@@ -76,7 +76,7 @@ def test_a_bullmq_job_scheduler_continues_in_a_bulltask_worker(
     wait_until(lambda: iterations(file) >= 6, 20, "six iterations")
     assert mail.call("getJobScheduler", "often")["iterationCount"] >= 5
     mail.call("removeJobScheduler", "often")
-    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the last iteration of both")
     assert documented == "safe"
 
 
@@ -92,7 +92,7 @@ def test_a_bulltask_job_scheduler_continues_in_a_bullmq_worker(
         found = queue.schedulers.get("often")
         assert found is not None
         assert queue.schedulers.remove("often")
-    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the end of both series")
+    wait_until(lambda: set(mail.counts()) == {"completed"}, 20, "the last iteration of both")
     assert documented == "safe"
 
 

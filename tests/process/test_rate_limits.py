@@ -103,7 +103,7 @@ def test_the_global_rate_limit_overrides_the_workers_max(harness: WorkerHarness)
 
 def test_a_worker_warns_of_a_limiter_for_an_unknown_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
-    line = worker.wait_for_line("The limiter names a queue that neither this worker nor a task of this app uses")[0]
+    line = worker.wait_for_line("A queue in limiter is used neither by this worker nor by a task of this app")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
 
 
@@ -163,7 +163,7 @@ def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> 
 
 @pytest.mark.parametrize(
     ("duration", "why"),
-    [("soon", "the duration of RateLimitQueue must be seconds or a timedelta"), (0, "must be 0.001 s or more")],
+    [("soon", "RateLimitQueue's duration must be seconds or a timedelta"), (0, "must be at least 0.001 s")],
 )
 def test_an_invalid_duration_of_a_rate_limit_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
     harness.worker(TASKS)

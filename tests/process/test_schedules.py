@@ -1,4 +1,4 @@
-"""Schedules with real workers: entries of beat_schedule, missed ticks, concurrent workers."""
+"""Schedules with real workers: entries of beat_schedule, missed iterations, concurrent workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def schedulers(harness: WorkerHarness) -> JobSchedulers:
     return harness.app.queue("default").schedulers
 
 
-def ticks(harness: WorkerHarness, scheduler: str) -> list[int]:
+def iterations(harness: WorkerHarness, scheduler: str) -> list[int]:
     """Return the scheduled times of a scheduler's jobs that have started, in the order of their start."""
     ids = [entry["job"].rpartition(":") for entry in harness.journal.all(what="start")]
     return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
@@ -42,9 +42,9 @@ def wait_for_ticks(harness: WorkerHarness, scheduler: str, count: int, after_ms:
     """Wait until ``count`` jobs of a scheduler with later scheduled times have started; return these times."""
 
     def later() -> list[int]:
-        return [ms for ms in ticks(harness, scheduler) if ms > after_ms]
+        return [ms for ms in iterations(harness, scheduler) if ms > after_ms]
 
-    wait_until(lambda: len(later()) >= count, 60, f"{count} ticks of {scheduler}")
+    wait_until(lambda: len(later()) >= count, 60, f"{count} iterations of {scheduler}")
     return later()
 
 
@@ -106,14 +106,14 @@ def test_missed_ticks_add_one_job(harness: WorkerHarness, schedulers: JobSchedul
     for worker in workers:
         kill(worker)
     gone_ms = server_ms(harness.redis)
-    wait_until(lambda: server_ms(harness.redis) > gone_ms + 4 * every_ms, 60, "four ticks without workers")
-    seen, back_ms = ticks(harness, "beat"), server_ms(harness.redis)
+    wait_until(lambda: server_ms(harness.redis) > gone_ms + 4 * every_ms, 60, "four iterations without workers")
+    seen, back_ms = iterations(harness, "beat"), server_ms(harness.redis)
 
     harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
     after = wait_for_ticks(harness, "beat", len(seen) + 4)[len(seen) :]
     overdue = [ms for ms in after if ms < back_ms - every_ms]
     harness.report(seen=len(seen), missed_ms=back_ms - gone_ms, overdue=len(overdue))
-    # One job for all missed ticks, and perhaps the job that was running when its worker died.
+    # One job for all missed iterations, and perhaps the job that was running when its worker died.
     assert 1 <= len(set(overdue)) <= 2
     fresh = [ms for ms in after if ms >= back_ms]
     assert_regular(fresh, every_ms)
@@ -158,7 +158,7 @@ def test_a_worker_with_an_invalid_entry_exits_and_names_the_entry(harness: Worke
 
 def test_a_worker_warns_of_an_entry_with_an_unknown_task(harness: WorkerHarness) -> None:
     worker = harness.worker('app.conf.beat_schedule = {"a": {"task": "qick", "schedule": 3600}}')
-    worker.wait_for_line("An entry of beat_schedule names a task that this app does not have", entry="a", task="qick")
+    worker.wait_for_line("The task of a beat_schedule entry is not registered in this app", entry="a", task="qick")
 
 
 def test_a_schedule_is_stored_again_after_an_error_reply(harness: WorkerHarness, schedulers: JobSchedulers) -> None:

@@ -509,7 +509,7 @@ def test_an_unreachable_redis_is_transient(closed_address: str) -> None:
         (errors.ScriptIntegrityError(), P),
         (errors.ResultTimeoutError(), T),
         (errors.JobNotFoundError("1", "q"), P),
-        (errors.UnknownTaskError(), P),
+        (errors.TaskNotRegisteredError(), P),
         (errors.DuplicateTaskError(), P),
         (errors.AppNotFoundError(), P),
         (errors.ConfigError(), P),

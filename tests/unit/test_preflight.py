@@ -70,9 +70,9 @@ def test_a_redis_version_may_have_only_two_numbers(server: Server) -> None:
 def test_jobs_under_the_other_form_of_the_queue_name_are_reported(server: Server) -> None:
     server.waiting = {"bull:mail:": 3, "bull:{mail}:": 5}
     (line,) = warnings(server)
-    assert (line.served, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)
+    assert (line.processed, line.other, line.jobs) == ("bull:{mail}:", "bull:mail:", 3)
     (line,) = warnings(server, QueueKeys("bull", "mail", "mail"), queue_hash_tag=False)
-    assert (line.served, line.other, line.jobs) == ("bull:mail:", "bull:{mail}:", 5)
+    assert (line.processed, line.other, line.jobs) == ("bull:mail:", "bull:{mail}:", 5)
 
 
 def test_an_eviction_policy_is_reported(server: Server) -> None:

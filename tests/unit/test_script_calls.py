@@ -29,7 +29,7 @@ from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_on
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
-from bulltask.transport.scripts.queue import served_queues, state_size
+from bulltask.transport.scripts.queue import state_size, worker_queues
 from bulltask.transport.scripts.schedule import read_repeatable
 from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking
 
@@ -177,7 +177,7 @@ def test_the_queues_of_workers_are_read_from_their_connection_names() -> None:
         "id=3 name=other:bWFpbA==",
         "id=4 name=",
     ]
-    assert served_queues("bull").parse_reply("\n".join([*lines, "id=5 name=bull:mail", "id=6"]).encode()) == {
+    assert worker_queues("bull").parse_reply("\n".join([*lines, "id=5 name=bull:mail", "id=6"]).encode()) == {
         "mail",
         "sms",
     }

@@ -76,7 +76,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Remove a job in any state; false if the job, or a child that would be removed with it, is locked by a worker.
 
         Raises:
-            SchedulerJobError: It is the next job of a job scheduler.
+            SchedulerJobError: It is the next iteration of a job scheduler.
         """
         return await self._context.arun(remove_job(self._context.keys, job_id, children=remove_children))
 
@@ -91,7 +91,7 @@ class AsyncQueue(AsyncQueueGetters):
             The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
 
         Raises:
-            SchedulerJobError: It is the next job of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
         """
         return await self._context.arun(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 

@@ -43,7 +43,7 @@ class AsyncRepeatables:
         end: datetime | None = None,
         job_id: str | None = None,
     ) -> bool:
-        """Remove the repeatable job with these options, and its next job if that is delayed.
+        """Remove the repeatable job with these options, and its next iteration if that is delayed.
 
         Args:
             name: Name of its jobs.
@@ -61,5 +61,5 @@ class AsyncRepeatables:
         return await self._context.arun(remove(self._context.keys, name, key, job_id))
 
     async def remove_by_key(self, key: str) -> bool:
-        """Remove the repeatable job with this key, and its next job if that is delayed; false if it does not exist."""
+        """Remove the repeatable job with this key, and its next iteration if delayed; false if it does not exist."""
         return await self._context.arun(remove_by_key(self._context.keys, key))

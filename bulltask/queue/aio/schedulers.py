@@ -17,8 +17,9 @@ __all__ = ["AsyncJobSchedulers"]
 class AsyncJobSchedulers(SchedulersBase):
     """The job schedulers of a queue. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
-    The worker that acquires a scheduler's job adds the next job, in Python or in Node.js. Runs that were missed while
-    no worker was running are not repeated: one job runs as soon as a worker is running, the next job when it is due.
+    The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
+    were missed while no worker was running are not repeated: one job runs as soon as a worker is running, and the next
+    iteration when it is due.
     """
 
     async def upsert(
@@ -32,7 +33,7 @@ class AsyncJobSchedulers(SchedulersBase):
     ) -> Scheduler | None:
         """Create a scheduler, or update the scheduler with this id (Node's ``upsertJobScheduler``).
 
-        A changed rule or template applies from the next job on; a job that is running is not affected.
+        A changed rule or template applies from the next iteration on; a job that is running is not affected.
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
@@ -44,7 +45,7 @@ class AsyncJobSchedulers(SchedulersBase):
                 :class:`bulltask.schedule.repeat.Rule`.
 
         Returns:
-            The scheduler; ``None`` if there are no further jobs, because the pattern does not fire before ``end``.
+            The scheduler; ``None`` if there is no further iteration, because the pattern does not fire before ``end``.
 
         Raises:
             ConfigError, InvalidNameError, TypeError, EncodeError, PayloadTooLargeError: Nothing was changed.
@@ -58,7 +59,7 @@ class AsyncJobSchedulers(SchedulersBase):
         return await self._context.arun(get_job_scheduler(self._context.keys, scheduler_id))
 
     async def list(self, start: int = 0, end: int = -1, *, asc: bool = False) -> Sequence[Scheduler]:
-        """Return schedulers in the order of their next jobs.
+        """Return schedulers in the order of their next iterations.
 
         Args:
             start, end: First and last index, from 0; negative indexes count from the end.
@@ -67,7 +68,7 @@ class AsyncJobSchedulers(SchedulersBase):
         return await self._context.arun(list_all(self._context.keys, start, end, asc=asc))
 
     async def remove(self, scheduler_id: str) -> bool:
-        """Remove a scheduler and its next job; false if it does not exist. A job that is waiting or running stays."""
+        """Remove a scheduler and its next iteration; false if it does not exist. A waiting or running job stays."""
         return await self._context.arun(remove_job_scheduler(self._context.keys, scheduler_id))
 
     async def count(self) -> int:

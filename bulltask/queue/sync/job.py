@@ -151,7 +151,7 @@ class Job(JobFields):
 
         Raises:
             LockMismatchError: The job, or one of these children, is active.
-            SchedulerJobError: It is the next job of a job scheduler.
+            SchedulerJobError: It is the next iteration of a job scheduler.
         """
         keys = self._context.keys
         if not self._context.run(scripts.remove_job(keys, self.id, children=children)):

@@ -77,7 +77,7 @@ class Queue(QueueGetters):
         """Remove a job in any state; false if the job, or a child that would be removed with it, is locked by a worker.
 
         Raises:
-            SchedulerJobError: It is the next job of a job scheduler.
+            SchedulerJobError: It is the next iteration of a job scheduler.
         """
         return self._context.run(remove_job(self._context.keys, job_id, children=remove_children))
 
@@ -92,7 +92,7 @@ class Queue(QueueGetters):
             The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
 
         Raises:
-            SchedulerJobError: It is the next job of a job scheduler: remove the scheduler instead.
+            SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
         """
         return self._context.run(self._context.broker.revocation(self.name, job_id, terminate=terminate))
 

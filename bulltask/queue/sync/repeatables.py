@@ -44,7 +44,7 @@ class Repeatables:
         end: datetime | None = None,
         job_id: str | None = None,
     ) -> bool:
-        """Remove the repeatable job with these options, and its next job if that is delayed.
+        """Remove the repeatable job with these options, and its next iteration if that is delayed.
 
         Args:
             name: Name of its jobs.
@@ -62,5 +62,5 @@ class Repeatables:
         return self._context.run(remove(self._context.keys, name, key, job_id))
 
     def remove_by_key(self, key: str) -> bool:
-        """Remove the repeatable job with this key, and its next job if that is delayed; false if it does not exist."""
+        """Remove the repeatable job with this key, and its next iteration if delayed; false if it does not exist."""
         return self._context.run(remove_by_key(self._context.keys, key))

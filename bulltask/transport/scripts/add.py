@@ -47,7 +47,7 @@ Outcome = Literal["added", "duplicate"]
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The next job of a repeatable job, which BullMQ had before it had job schedulers.
+    """The next iteration of a repeatable job, which BullMQ had before it had job schedulers.
 
     Attributes:
         key: The key of the repeatable job, a member of the queue's ``repeat`` set.
@@ -95,7 +95,7 @@ def add_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
 
 
 def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str]:
-    """Add the next job of a repeatable job, with the script that BullMQ would choose; store the options unchanged."""
+    """Add the next iteration of a repeatable job, with the script that BullMQ would choose and unchanged options."""
     if job.options.get("delay"):
         script, script_keys = "addDelayedJob", _for_delayed(keys)
     elif job.options.get("priority"):

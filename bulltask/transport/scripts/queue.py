@@ -47,9 +47,9 @@ __all__ = [
     "retry_failed",
     "scan_queues",
     "score_at",
-    "served_queues",
     "set_paused",
     "state_size",
+    "worker_queues",
 ]
 
 MAX_MOVED_PER_CALL: Final = 50_000
@@ -355,8 +355,8 @@ def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
     return command("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, parse_reply=parse_reply)
 
 
-def served_queues(prefix: str) -> Call[set[str]]:
-    """List BullMQ's names of the queues that connected workers serve, from the names of the connections."""
+def worker_queues(prefix: str) -> Call[set[str]]:
+    """List BullMQ's names of the queues that connected workers process, from their connections' names."""
     start = f"{prefix}:"
 
     def parse_reply(reply: Any) -> set[str]:

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """A scheduler's next job.
+    """A scheduler's next iteration.
 
     Attributes:
         next_ms: When it runs, by the cron pattern; ``None`` if the script computes it from the interval.
@@ -59,7 +59,7 @@ def add_job_scheduler(
     iteration: Iteration,
     now_ms: int,
 ) -> Call[tuple[str, int]]:
-    """``addJobScheduler``: add or change a scheduler, and add its next job.
+    """``addJobScheduler``: add or change a scheduler, and add its next iteration.
 
     Args:
         keys: The queue.
@@ -129,7 +129,7 @@ def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str,
 
 
 def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) -> Call[bool]:
-    """``removeRepeatable``: remove a repeatable job, and its next job if that is delayed; False if it does not exist.
+    """``removeRepeatable``: remove a repeatable job, and its next iteration if delayed; False if it does not exist.
 
     Args:
         keys: The queue.
@@ -152,7 +152,7 @@ def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
 
 
 def remove_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[bool]:
-    """``removeJobScheduler``: remove a scheduler, and its next job if that is delayed; False if it does not exist."""
+    """``removeJobScheduler``: remove a scheduler, and its next iteration if delayed; False if it does not exist."""
     script_keys = (keys.repeat, keys.delayed, keys.events)
     script = loader.official_script("removeJobScheduler")
     return script_call(script, script_keys, (scheduler_id, keys.base), lambda reply: int(reply) == 0)
@@ -171,7 +171,7 @@ def get_job_scheduler(keys: QueueKeys, scheduler_id: str) -> Call[Scheduler | No
 
 
 def list_schedulers(keys: QueueKeys, start: int, end: int, *, asc: bool) -> Call[list[tuple[str, int]]]:
-    """List the ids of schedulers with the time of their next job, ordered by that time."""
+    """List the ids of schedulers with the time of their next iteration, ordered by that time."""
 
     def parse_reply(reply: Any) -> list[tuple[str, int]]:
         # RESP2: member, score, member, score …

@@ -81,7 +81,7 @@ class AttemptRunner:
         try:
             self._check(job)
             if task is None:
-                return self._unknown_task_outcome(job)
+                return self._not_registered_outcome(job)
             args, kwargs = task.arguments.unbind(codec.decode(job.data, what=f"data of job {job.id}"))
             if task.bind:
                 args = (self._context(job, args, kwargs), *args)
@@ -148,9 +148,11 @@ class AttemptRunner:
             defaults = self._task_limits[task.name] = task.options.time_limits.with_defaults(self._config.time_limits)
         return job.time_limits.with_defaults(defaults)
 
-    def _unknown_task_outcome(self, job: RunningJob) -> Outcome:
+    def _not_registered_outcome(self, job: RunningJob) -> Outcome:
         if self._config.unknown_task == "fail":
-            raise InvalidJobError(f"unknown task {job.name!r} in app {self._app.name} (task_unknown='fail')")
+            raise InvalidJobError(
+                f"task {job.name!r} is not registered in app {self._app.name!r} (task_unknown='fail')"
+            )
         pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return RescheduledByWorkerOutcome(min(pause_ms, _MAX_PAUSE_MS))
 

@@ -97,7 +97,7 @@ class RescheduledByWorkerOutcome:
     """The worker cannot run the job now; it is due again after ``delay_ms``. The attempt does not count.
 
     Attributes:
-        reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is unknown.
+        reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is not registered.
     """
 
     delay_ms: int
@@ -137,7 +137,7 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
     match exc:
         case RescheduleJob():
             try:
-                return RescheduledByTaskOutcome(to_ms(exc.delay, "the delay of RescheduleJob"))
+                return RescheduledByTaskOutcome(to_ms(exc.delay, "RescheduleJob's delay"))
             except ConfigError as error:
                 return FailedOutcome(str(error), "", "permanent")
         case ReleaseJob():
@@ -165,9 +165,9 @@ def release_reason(outcome: RequestedOutcome) -> str:
 
 def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:
     try:
-        limit_ms = to_ms(exc.duration, "the duration of RateLimitQueue")
+        limit_ms = to_ms(exc.duration, "RateLimitQueue's duration")
     except ConfigError as error:
         return FailedOutcome(str(error), "", "permanent")
     if not limit_ms:
-        return FailedOutcome("the duration of a rate limit must be 0.001 s or more", "", "permanent")
+        return FailedOutcome("RateLimitQueue's duration must be at least 0.001 s", "", "permanent")
     return RateLimitedOutcome(limit_ms)

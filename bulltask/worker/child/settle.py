@@ -77,9 +77,9 @@ _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError,
 _MAX_REPEAT_S: Final = 3_600
 """An upper bound of the time for which a call is repeated."""
 
-_UNKNOWN_TASK: Final = (
-    "the worker that acquired this job does not have the task {!r}; the job is rescheduled until a worker has the task "
-    "(or set task_unknown='fail')"
+_NOT_REGISTERED: Final = (
+    "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until a worker in which "
+    "the task is registered acquires it (set task_unknown='fail' to fail such jobs instead)"
 )
 
 
@@ -293,7 +293,7 @@ class Settler:
         if isinstance(outcome, RescheduledByWorkerOutcome):
             if outcome.reason or job.attempts_started > 1:
                 return None
-            line = _UNKNOWN_TASK.format(job.name)
+            line = _NOT_REGISTERED.format(job.name)
             return add_log(acquired.keys, job.id, line, job.opts.get("kl"), self._config.max_logs)
         if not job.deduplication_id or not isinstance(outcome, CompletedOutcome | FailedOutcome):
             return None

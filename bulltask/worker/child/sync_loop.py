@@ -26,7 +26,7 @@ _LOST_ITERATION_MS: Final = 1_000
 class IterationAdder:
     """Adds the next iteration of a job scheduler when a child acquires the current one.
 
-    The next iteration is added before the current job runs, so the series continues even if that job fails.
+    The next iteration is added before the current job runs, so the scheduler continues even if that job fails.
 
     Args:
         fetcher: The fetcher, whose client makes the calls.
