@@ -180,8 +180,8 @@ class LogListener:
             scheduler=event.scheduler,
             error=_shorten(event.error, ERROR_CHARS),
             delay=_seconds(event.delay_ms),
-            hint="The job is delayed: its scheduler's next iteration could not be added, and the scheduler would end if the "
-            "job ran now. Fix or remove the job scheduler",
+            hint="The job is delayed: its scheduler's next iteration could not be added, and running the job now would "
+            "end the scheduler. Fix or remove the job scheduler",
         )
 
     def _lock_lost(self, event: events.LockLost) -> None:
@@ -290,7 +290,8 @@ class LogListener:
             pid=event.pid,
             jobs=event.jobs,
             error=_shorten(event.error, ERROR_CHARS),
-            hint="A task stopped the event loop that all async tasks of this child share. A new child starts; the jobs run again",
+            hint="A task stopped the event loop that the child's async tasks share. A new child starts, and the jobs "
+            "run again",
         )
 
     def _child_died(self, event: events.ChildDied) -> None:
