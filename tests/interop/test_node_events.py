@@ -33,7 +33,7 @@ def test_node_receives_all_events_of_a_job(any_mail: InteropQueue, task: str) ->
     any_mail.wait_for_event("drained")
 
 
-def test_a_job_in_bulltask_emits_the_same_events_as_in_node(mail: InteropQueue) -> None:
+def test_a_bulltask_worker_emits_the_same_events_as_a_node_worker(mail: InteropQueue) -> None:
     """Event names and fields, in order, of a job that is delayed, fails, reports, and completes."""
     mail.listen()
     mail.node_worker("fail-n", {"n": 1})

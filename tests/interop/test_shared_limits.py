@@ -68,7 +68,9 @@ def test_a_node_processor_that_rate_limits_the_queue_stops_a_bulltask_worker(mai
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_a_job_that_rate_limits_its_queue_emits_the_same_events_as_in_node(mail: InteropQueue, limited: bool) -> None:
+def test_a_job_that_rate_limits_its_queue_emits_the_same_events_in_both_workers(
+    mail: InteropQueue, limited: bool
+) -> None:
     options: dict[str, Any] = {"limiter": AMPLE} if limited else {}
     handle = mail.node_worker("busy", {"ms": 300, "connection": {"url": mail.url}}, **options)
     node_id = mail.add("busy", {"duration": 0.3}, attempts=1)

@@ -102,7 +102,7 @@ def test_node_returns_a_whole_float_as_an_integer(mail: InteropQueue) -> None:
     assert (returned, type(returned)) == (2, int)
 
 
-def test_keys_that_look_like_integers_come_first_in_node(mail: InteropQueue) -> None:
+def test_keys_that_look_like_integers_come_first_in_javascript(mail: InteropQueue) -> None:
     mail.node_worker("echo")
     assert list(mail.send("echo", value={"b": 1, "10": 2, "9": 3}).get(timeout=60)["value"]) == ["9", "10", "b"]
 

@@ -191,7 +191,7 @@ def recorded_ids_or_none(file: str) -> list[str]:
 
 
 @SAME_IN_3
-def test_the_official_worker_ignores_options_of_bulltask(mail: InteropQueue) -> None:
+def test_the_official_worker_ignores_options_that_only_bulltask_has(mail: InteropQueue) -> None:
     job = mail.send("echo", options={"expires": timedelta(milliseconds=1), "headers": {"trace": "1"}})
     mail.redis.blpop("missing", 0.1)
     mail.node_worker("echo")
