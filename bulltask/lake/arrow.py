@@ -1,4 +1,4 @@
-"""The lake's tables in Arrow: schemas, and the dedup of rows with one key."""
+"""The lake's tables in Arrow: their schemas, and the latest of several rows with the same key."""
 
 from __future__ import annotations
 

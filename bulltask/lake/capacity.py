@@ -23,7 +23,7 @@ _NEIGHBOURS: Final = 3
 
 _ASSUMPTIONS: Final = (
     "A slot runs one job at a time: a worker with a concurrency of 8 has 8 slots.",
-    "Every slot serves all of these queues, in order of arrival, and jobs arrive at random within the busiest minute."
+    "Every slot runs jobs of all these queues, in order of arrival. Jobs arrive at random within the busiest minute."
     " Priorities, rate limits, pauses and restarts of workers are not part of the model.",
     "More slots do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",
     "A delayed job counts in the minute in which it was added.",
@@ -96,7 +96,7 @@ def recommend(
 
     Args:
         task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
-            serve. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
+            process. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
         capacity_minutes: Rows of ``gold.capacity_minute`` for the same queues and days.
         max_wait: How long an attempt may wait for a worker (seconds or ``timedelta``).
         target: The fraction of attempts that wait no longer, between 0 and 1 (exclusive).
@@ -240,7 +240,7 @@ def _explain_choice(choices: tuple[Choice, ...], concurrency: int, max_wait_s: f
     if load.variation > 1:
         lines.append(
             f"Run times vary widely (the variance is {significant(load.variation)} times the square of the mean; the"
-            " model assumes 1), so long waits were estimated longer in proportion."
+            " model assumes 1), so the estimates of long waits were increased in proportion."
         )
     return lines
 

@@ -169,12 +169,18 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
             Alert(
                 "incomplete",
                 f"Incomplete: {pluralize(minutes, 'minute')}",
-                f"{text}. Counts of that time are too low. Charts show it shaded; the gaps are listed at the end.",
+                f"{text}. Counts of these minutes are too low. Charts shade them; the gaps are listed at the end.",
             )
         )
     if data.unbuilt:
         days = ", ".join(map(str, data.unbuilt[:5])) + (", …" if len(data.unbuilt) > 5 else "")
-        alerts.append(Alert("unbuilt", f"Not included: {days}", f"There are events, but no gold tables yet: {build}"))
+        alerts.append(
+            Alert(
+                "unbuilt",
+                f"Not included: {days}",
+                f"There are events of these days, but no gold tables yet. Build them: {build}",
+            )
+        )
     return alerts
 
 

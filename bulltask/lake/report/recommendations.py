@@ -34,7 +34,7 @@ class Recommendations:
     """Recommended concurrencies.
 
     Attributes:
-        overall: The recommendation if the same workers serve all queues; ``None`` if no attempt has run.
+        overall: The recommendation if the same workers process all queues; ``None`` if no attempt has run.
         by_queue: The recommendation for each queue if it has separate workers.
     """
 
@@ -83,7 +83,7 @@ def expectations(recommendation: Recommendation) -> ReportTable:
     """Return a table of the effect of the recommended concurrency, and of slightly higher and lower ones."""
     columns = [
         ReportColumn("concurrency", "Concurrency", Unit.COUNT),
-        ReportColumn("in_time", "Within the target", Unit.FRACTION),
+        ReportColumn("in_time", "Start in time", Unit.FRACTION),
         ReportColumn("utilisation", "Utilisation", Unit.FRACTION),
     ]
     return ReportTable(

@@ -103,7 +103,7 @@ class Cost:
 
     @property
     def wasted(self) -> float | None:
-        """The fraction of busy time that ended in a retry, a stall or a failure."""
+        """The fraction of busy time that attempts used which were retried, stalled or failed."""
         return self.wasted_s / self.busy_s if self.busy_s else None
 
     @classmethod
@@ -192,10 +192,10 @@ def errors(rows: Iterable[Failure]) -> ReportTable:
         ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
         ReportColumn("fraction", "Fraction of the task", Unit.FRACTION),
-        ReportColumn("first_seen", "First", Unit.TIME),
-        ReportColumn("last_seen", "Last", Unit.TIME),
+        ReportColumn("first_seen", "First seen", Unit.TIME),
+        ReportColumn("last_seen", "Last seen", Unit.TIME),
         ReportColumn("sample_failed_reason", "Example", Unit.TEXT),
-        ReportColumn("sample_job_ids", "Jobs", Unit.TEXTS),
+        ReportColumn("sample_job_ids", "Job IDs", Unit.TEXTS),
     ]
     return ReportTable(columns, [[getattr(row, column.name) for column in columns] for row in rows])
 
@@ -207,8 +207,8 @@ def cost(rows: Iterable[Cost]) -> ReportTable:
         _NAME,
         ReportColumn("jobs", "Jobs", Unit.COUNT),
         ReportColumn("attempts", "Attempts", Unit.COUNT),
-        ReportColumn("busy_s", "Busy", Unit.SECONDS),
-        ReportColumn("wasted_s", "Wasted", Unit.SECONDS),
+        ReportColumn("busy_s", "Busy time", Unit.SECONDS),
+        ReportColumn("wasted_s", "Wasted time", Unit.SECONDS),
         ReportColumn("wasted", "Wasted fraction", Unit.FRACTION),
         ReportColumn("cost", "Cost", Unit.MONEY),
         ReportColumn("per_job", "Per job", Unit.MONEY),
@@ -328,19 +328,14 @@ def gaps(data: ReportData) -> ReportTable:
     columns = [
         _QUEUE,
         ReportColumn("lost", "Events lost", Unit.COUNT),
-        ReportColumn("exact", "Count", Unit.TEXT),
+        ReportColumn("exact", "Exact number", Unit.FLAG),
         ReportColumn("loss_reason", "Reason", Unit.TEXT),
         ReportColumn("last_at_before", "Last event before", Unit.TIME),
         ReportColumn("first_at_after", "First event after", Unit.TIME),
         ReportColumn("detected_at", "Detected", Unit.TIME),
         ReportColumn("backfilled_jobs", "Jobs backfilled", Unit.COUNT),
     ]
-    count_kinds = {True: "exact", False: "at least"}
-    rows = [
-        [count_kinds[gap.exact] if column.name == "exact" else getattr(gap, column.name) for column in columns]
-        for gap in data.gaps
-    ]
-    return ReportTable(columns, rows)
+    return ReportTable(columns, [[getattr(gap, column.name) for column in columns] for gap in data.gaps])
 
 
 def _grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:

@@ -31,7 +31,7 @@ class Series:
 
 
 def rates(data: ReportData, axis: Axis, names: Sequence[str]) -> list[Series]:
-    """Return the rates per minute of counting columns of gold.task_minute."""
+    """Return how many jobs or attempts there were per minute, for some counters of gold.task_minute."""
     lines = [Series(name, [0.0] * axis.points) for name in names]
     for row in data.tasks.group_by("at").aggregate([(name, "sum") for name in names]).to_pylist():
         for line in lines:

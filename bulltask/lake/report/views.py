@@ -67,10 +67,10 @@ def _reasons(found: Sequence[Reason]) -> ReportTable:
     columns = [
         ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("fraction", "Of all", Unit.FRACTION),
+        ReportColumn("fraction", "Of all failures", Unit.FRACTION),
         ReportColumn("tasks", "Tasks", Unit.TEXTS),
-        ReportColumn("first_seen", "First", Unit.TIME),
-        ReportColumn("last_seen", "Last", Unit.TIME),
+        ReportColumn("first_seen", "First seen", Unit.TIME),
+        ReportColumn("last_seen", "Last seen", Unit.TIME),
     ]
     return ReportTable(
         columns,
@@ -118,7 +118,7 @@ def recommendation_text(recommendations: Recommendations) -> str:
     recommendation = recommendations.overall
     if recommendation is None:
         return ""
-    condition = " if the same workers serve all these queues" if len(recommendations.by_queue) > 1 else ""
+    condition = " if the same workers process all these queues" if len(recommendations.by_queue) > 1 else ""
     target, max_wait = (
         format_value(recommendation.target, Unit.FRACTION),
         format_value(recommendation.max_wait_s, Unit.SECONDS),
@@ -148,17 +148,15 @@ def notes(report: Report) -> list[str]:
     """Return notes on how to read the numbers."""
     lines = [
         "All times are UTC, by Redis' clock. A point of a chart covers"
-        f" {steps(report.data.axis.step if report.data.axis else 1)}; rates are means over it.",
-        "Waits and runs are stored as a log histogram per minute (gold.task_minute), and the histograms are added up:"
-        " percentiles are within 1 % of the exact ones. Waits below 50 ms are only as accurate as the clocks.",
-        "Wait is the time from when a job is due to the start of the attempt; run is the time from its start to its"
-        " end.",
-        "Finished jobs are completed or failed. Events do not contain the reason of a retried attempt, so"
-        " failures show the last reason only.",
-        "Wasted time is the run time of attempts that ended in a retry, a stall or a failure.",
+        f" {steps(report.data.axis.step if report.data.axis else 1)}; numbers per minute are averages over that time.",
+        "Percentiles of waits and runs are computed from log histograms (gold.task_minute), within 1 % of the exact"
+        " values. Waits below 50 ms are only as accurate as the clocks.",
+        "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
+        "Finished jobs are completed or failed. Events do not contain the reasons of retried attempts, so only the last"
+        " reason of a failed job is shown.",
+        "Wasted time is the run time of attempts that were retried, stalled or failed.",
         "Backlog is the number of jobs added minus the number of jobs finished or removed since the start of the"
-        " charts, including delayed jobs. After lost"
-        " events of a queue, its backlog is unknown.",
+        " charts, including delayed jobs. After the first lost event of a queue, its backlog is unknown.",
     ]
     if report.data.built_at is not None:
         lines.append(f"The gold tables were built {report.data.built_at:%Y-%m-%d %H:%M} UTC.")

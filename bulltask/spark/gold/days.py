@@ -30,7 +30,7 @@ def errors_days(attempts: DataFrame, span: DaySpan) -> DataFrame:
         span: The days.
     """
     keys = ("dt", "queue", "name", "error_fingerprint")
-    failures = attempts.where((F.col("outcome") == "failed") & span.holds(F.col("ended_at"))).withColumn(
+    failures = attempts.where((F.col("outcome") == "failed") & span.contains(F.col("ended_at"))).withColumn(
         "dt", day_of(F.col("ended_at"))
     )
     newest = Window.partitionBy(*keys).orderBy(F.desc("ended_at"), "job_id", "incarnation")
@@ -84,7 +84,7 @@ def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame
 
     def select_durations(rows: DataFrame, metric: Metric, at: str, good: Column) -> DataFrame:
         ms = F.col(f"{metric}_ms")
-        return rows.where(span.holds(F.col(at)) & ms.isNotNull()).select(
+        return rows.where(span.contains(F.col(at)) & ms.isNotNull()).select(
             "queue", "name", day_of(F.col(at)).alias("dt"), F.lit(metric.value).alias("metric"),
             ms.alias("ms"), good.alias("may_be_good"),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The facts that the gold tables by minute aggregate.
 
 A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for waits and runs the histogram
-``bucket``. So all sums need a single shuffle, of little more data than the result has.
+``bucket``. All sums together need a single shuffle, of little more data than the result has.
 
 Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of calls take longer than
 the work itself.
@@ -70,8 +70,8 @@ class DaySpan:
         """The first millisecond after the last day."""
         return int(self.end.timestamp()) * 1000
 
-    def holds(self, at: Column) -> Column:
-        """Return a column: whether a time is in these days."""
+    def contains(self, at: Column) -> Column:
+        """Return whether a time is in these days, as a column."""
         return (at >= F.lit(self.start)) & (at < F.lit(self.end))
 
 
@@ -93,8 +93,8 @@ def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: D
     ended = _fact_sql(_minute_sql(f"unix_millis({ended_at})"), "if(finished_at is null, 'removed', 'finished')")
     all_facts = [
         _flatten(_attempt_facts(attempts, span)),
-        _flatten(added.where(span.holds(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
-        _flatten(jobs.where(span.holds(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
+        _flatten(added.where(span.contains(F.col("event_at"))).selectExpr("queue", "name", f"{added_fact} as fact")),
+        _flatten(jobs.where(span.contains(F.expr(ended_at))).selectExpr("queue", "name", f"{ended} as fact")),
         # A minute with lost events has a row even if all its events are lost.
         _flatten(
             gap_periods(gaps, span, MINUTE_MS)

@@ -2,8 +2,8 @@
 
 If the events fit into one process, this takes a hundredth of the time of :mod:`~bulltask.spark.lifecycle.sql` in Spark.
 It uses the same steps: the events of each job in order; an event's neighbours; running sums, and the last event of a
-kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` turns the
-result into rows.
+kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` converts the result
+to rows.
 
 An index of -1 means no event. Arrays that are looked up by index have an additional last element, the value for "no
 event". A time of -1 means no time, because the times of streams begin with 0.

@@ -126,7 +126,7 @@ class _Rows:
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
-        """Return the reasons of failures as they were raised, and their fingerprints, computed once per reason."""
+        """Return the reasons of failures as plain text, and their fingerprints, computed once per reason."""
         encoded = self._texts("failed_reason", decisive).dictionary_encode()
         plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
         reasons = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())

@@ -1,4 +1,4 @@
-"""Failure reasons and their fingerprints: BullMQ's stored reason as it was raised, and without its variable parts.
+"""Failure reasons as plain text, and their fingerprints: the reason without its variable parts.
 
 The patterns are ASCII without nested groups, valid for `re` and for Spark's Java: the SQL uses the same patterns.
 """
@@ -37,7 +37,7 @@ _REPLACEMENTS = [(re.compile(pattern), by) for pattern, by in REPLACEMENTS]
 
 
 def plain_reason(reason: str | None) -> str | None:
-    """Return the reason as it was raised: BullMQ for Python stores a JSON string, BullMQ for Node.js plain text."""
+    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as it is."""
     if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
         return reason
     if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):

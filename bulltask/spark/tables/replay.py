@@ -156,13 +156,13 @@ def replay(
     jobs = _with_data(_selected(spark, layout, selection), spark, layout, options).cache()
     try:
         with hold_swaps(layout):
-            counts = {row["fate"]: row["count"] for row in jobs.groupBy("fate").count().collect()}
-        unknown = jobs.where("fate = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
-        sample = jobs.where("fate = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
+            counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
+        unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
+        sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
         outcomes: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
             outcomes = _send(
-                jobs.where("fate = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
+                jobs.where("status = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
             )
     finally:
         jobs.unpersist()
@@ -218,13 +218,13 @@ def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: Wr
     best = joined.withColumn("in_lake", is_in_lake).withColumn("rank", F.row_number().over(newest)).where("rank = 1")
     known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_lake"), F.col("kept"))
     is_open = F.col("in_redis") & F.col("hash.finished_at").isNull()
-    fate = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
+    status = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
     return best.select(
         *(column for column in rows.columns if column != "name"),
         F.coalesce(known["name"], F.col("name")).alias("name"),
         known["data"].alias("data"),
         known["opts"].alias("opts"),
-        fate.alias("fate"),
+        status.alias("status"),
     )
 
 
