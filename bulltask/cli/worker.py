@@ -45,49 +45,74 @@ SETTINGS: Final = {
 @app_options
 @click.option("-Q", "--queues", help="Queues to process, comma-separated (default: those of the app's tasks).")
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
-@click.option("-c", "--concurrency", help="Number of child processes, or auto: one per core (default: auto).")
-@click.option("--async-concurrency", type=int, help="Maximum concurrent async jobs per child (default: 100).")
+@click.option("-c", "--concurrency", help="Number of child processes; auto: one per CPU core (default: auto).")
+@click.option(
+    "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."
+)
 @click.option(
     "--start-method",
     type=click.Choice(["auto", "fork", "spawn"]),
-    help="How child processes are started, as in multiprocessing; auto: fork if possible (default: auto).",
+    help="How child processes are started, as in multiprocessing; auto: fork where possible (default: auto).",
 )
 @click.option("-n", "--hostname", help="Name of this worker (default: host, process id and a random suffix).")
 @click.option(
     "-l",
     "--loglevel",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
-    help="Minimum log level (default: info).",
+    help="Lowest level of the lines that are logged (default: info).",
 )
-@click.option("-I", "--include", help="Additional modules to import for their tasks, comma-separated.")
+@click.option("-I", "--include", help="Additional modules with tasks to import, comma-separated.")
 @click.option("--metrics-port", type=int, help="Port for Prometheus metrics (default: no metrics).")
-@click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
-@click.option("--lock-duration", type=float, help="Duration of a job's lock in seconds; it is renewed (default: 30).")
+@click.option("--metrics-host", help="Address on which the metrics port listens (default: 127.0.0.1).")
+@click.option(
+    "--lock-duration",
+    type=float,
+    help="Seconds after which a job's lock expires if this worker does not renew it (default: 30).",
+)
 @click.option("--stalled-interval", type=float, help="Seconds between checks for stalled jobs (default: 30).")
-@click.option("--max-stalled-count", type=int, help="How often a job may stall before it fails (default: 1).")
+@click.option(
+    "--max-stalled-count",
+    type=int,
+    help="How often a job may stall and run again; the next stall fails it (default: 1).",
+)
 @click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
-@click.option("--max-crashes", type=int, help="Fail a job after this many crashes of its child process (default: 2).")
+@click.option("--max-crashes", type=int, help="Fail a job after it has crashed this many child processes (default: 2).")
 @click.option(
     "--max-started-attempts",
     type=int,
-    help="How often a job may be started before it fails (default: unlimited).",
+    help="Maximum number of attempts of a job, including those that do not count (default: unlimited).",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(
-    "--shutdown-timeout", type=float, help="Seconds that running jobs have to finish at a warm shutdown (default: 30)."
+    "--shutdown-timeout",
+    type=float,
+    help="Seconds for which a warm shutdown waits for running jobs; then it releases them (default: 30).",
 )
-@click.option("--soft-time-limit", type=float, help="Soft time limit of tasks in seconds (default: none).")
-@click.option("--time-limit", type=float, help="Hard time limit of tasks in seconds (default: none).")
 @click.option(
-    "--limiter", help="Rate limit of job starts: 100/m, or per queue: mail=100/m,reports=1/10s,5/s (default: none)."
+    "--soft-time-limit",
+    type=float,
+    help="Raise SoftTimeLimitExceeded in a task after this many seconds (default: no limit).",
+)
+@click.option(
+    "--time-limit",
+    type=float,
+    help="End a task after this many seconds, if necessary by killing its process (default: no limit).",
+)
+@click.option(
+    "--limiter",
+    help="Maximum rate at which a queue's jobs start: 100/m, or by queue: mail=100/m,reports=1/10s,5/s "
+    "(default: no limit).",
 )
 @click.option(
     "--remove-on-complete",
-    help="Default retention of completed jobs: true (remove), false (keep), a count, or age=3600,count=100.",
+    help="Retention of completed jobs that were sent without retention options: true (remove), false (keep), a count, or "
+    "age=3600,count=100 (default: false).",
 )
-@click.option("--remove-on-fail", help="Default retention of failed jobs, in the same form.")
+@click.option("--remove-on-fail", help="The same for failed jobs (default: false).")
 @click.option(
-    "--metrics-max-data-points", type=int, help="Minutes of BullMQ's metrics to keep in Redis (default: off)."
+    "--metrics-max-data-points",
+    type=int,
+    help="Minutes for which BullMQ's metrics are kept in Redis (default: no metrics).",
 )
 @click.pass_context
 def command(
