@@ -35,7 +35,7 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Add jobs whose events were lost to the silver tables, from Redis and from snapshots.
+    """Fill gaps in the silver tables with jobs from Redis and from snapshots.
 
     A gap is a range of lost events; 'gaps' lists them. Jobs that finished in a gap are added with their last attempt
     only. Jobs that are neither in Redis nor in a snapshot cannot be added. Repeating the command adds no job twice.

@@ -31,7 +31,7 @@ __all__ = ["command"]
     metavar="DURATION",
     default="7d",
     show_default=True,
-    help="The value of 'run' (silver only).",
+    help="The same value as for 'run' (silver only).",
 )
 @spark_options
 def command(

@@ -90,8 +90,8 @@ def command(
     """Check that the required software is installed and that the queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
-    has read them are lost. So a stream should keep the events of twice the trigger interval and batch duration, and of
-    the longest outage.
+    has read them are lost. So a stream should keep the events of two batches (trigger interval plus batch duration,
+    twice), and those of the longest outage.
 
     Exit codes: 0 all checks passed, 1 a requirement is missing, a stream is too short, or a queue cannot be recorded.
     """

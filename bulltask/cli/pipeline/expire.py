@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("expire", short_help="Delete old days from tables.")
+@click.command("expire", short_help="Remove old days from tables.")
 @lake_option
-@click.option("--before", type=day, metavar="DAY", required=True, help="Delete days (UTC) before this one.")
+@click.option("--before", type=day, metavar="DAY", required=True, help="Remove days (UTC) before this one.")
 @click.option(
     "--tables",
     default="bronze.events,bronze.jobs",
     show_default=True,
     help="Names of tables or layers, comma-separated, such as bronze.events or gold.",
 )
-@click.option("--yes", is_flag=True, help="Delete the days.")
+@click.option("--yes", is_flag=True, help="Remove the days.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) -> None:
-    """Delete old days from tables. Without --yes, only list them.
+    """Remove old days from tables. Without --yes, only list them.
 
     The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
     after its events have expired, its history lacks the earlier attempts. Needs no Java.

@@ -38,7 +38,7 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Write the results of the jobs that 'enqueue' has added to Parquet. WRITE_ID is the id that 'enqueue' has printed.
+    """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' has printed.
 
     There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,
     failed, unfinished, or missing if Redis no longer has the job.

@@ -54,7 +54,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where an empty lake begins: with the oldest event in Redis, or with the next event.",
+    help="Where to begin if the lake is empty: at the oldest event in Redis, or at the next new event.",
 )
 @click.option(
     "--open-job-timeout",
