@@ -8,7 +8,7 @@ As a TOML file::
     [[objective]]
     metric = "wait"                # or run, total
     threshold = 2.0                # seconds
-    target = 0.99                  # the fraction that should meet the objective
+    target = 0.99                  # the fraction that should meet the threshold
     queue = "emails"               # "*", the default, matches any text, even within a name
     name = "mail.*"                # of the task
 """
