@@ -23,7 +23,7 @@ def by_status_error(exc: BaseException) -> ErrorCategory | None:
 
 
 def by_response(exc: BaseException) -> ErrorCategory | None:
-    """Return the category of an error of an unknown client, by ``response.status_code`` or ``status_code``.
+    """Return an unknown client's error category, by ``response.status_code`` or ``status_code``.
 
     ``status`` and ``code`` are not used, because errors that are unrelated to HTTP have these attributes, too.
     """

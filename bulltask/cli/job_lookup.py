@@ -21,10 +21,10 @@ from bulltask.transport.scripts.queue import scan_queues, worker_queues
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
 
 MAX_LOG_LINES: Final = 1_000
-"""Maximum number of lines of a job's log that are read, the newest."""
+"""How many lines of a job's log are read: the newest."""
 
 MAX_PAGES: Final = 1_000
-"""Maximum number of pages of a thousand keys that are scanned for names of queues: about a second of Redis' time."""
+"""How many pages, of a thousand keys each, are scanned for queue names: about a second of Redis' time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class FoundJob:
         job: The job.
         state: Its state.
         logs: The last lines of its log, in order.
-        log_lines: Number of lines of the whole log.
+        log_lines: Number of lines in the whole log.
     """
 
     job: Job
@@ -149,8 +149,8 @@ def _scan_queues(client: Client, config: Config) -> set[str]:
         if cursor == "0":
             return queues
     click.echo(
-        f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for names of queues, so there may be more"
-        " queues: choose one with --queue",
+        f"Redis has more than the {MAX_PAGES * 1000:,} keys that were scanned for queue names, so there may be more "
+        "queues: choose one with --queue",
         err=True,
     )
     return queues

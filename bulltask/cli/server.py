@@ -62,7 +62,10 @@ command = server
 def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in data.newer_directories(binary):
-        click.echo(f"note: {binary} starts without data; {other} has data of another server", err=True)
+        click.echo(
+            f"note: {binary} starts without data, because it cannot read the newer data of another server in {other}",
+            err=True,
+        )
     started = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
     start_and_record(started, data)
     return started

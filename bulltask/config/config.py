@@ -203,7 +203,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         try:
             settings["broker_url"] = SecretUrl(Path(path).read_text().strip())
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"the file that {URL_FILE} names cannot be read: {exc}") from exc
+            raise ConfigError(f"cannot read the file in {URL_FILE}: {exc}") from exc
     return settings
 
 

@@ -225,14 +225,14 @@ def _check_address(value: SecretUrl, name: str) -> None:
                 f"{name} must end with a database number, as in redis://host:6379/0, or have none for 0, not {value}"
             )
     if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
-        raise ConfigError(f"{name} must have a database number as its db, not {value}")
+        raise ConfigError(f"db in {name} must be a database number, not {value}")
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:
     """Check the TLS options, because a misspelled option would otherwise have no effect, without any error."""
     given = tls_options(value)
     if given and value.scheme != "rediss":
-        raise ConfigError(f"{name} must start with rediss:// to use TLS and {min(given)}, not {value}")
+        raise ConfigError(f"{name} must start with rediss:// if it has {min(given)}, an option of TLS, not {value}")
     for option in given:
         if option not in TLS_OPTIONS:
             raise ConfigError(f"{name} {value} has an unknown option {option}{did_you_mean(option, TLS_OPTIONS)}")

@@ -115,7 +115,9 @@ def _start_or_join(data: DataDirectory) -> str:
         if running is not None and _join(*running):
             return running[1].url
         for other in data.newer_directories(binary):
-            log.warning("%s cannot read the data of another server that was used more recently, in %s", binary, other)
+            log.warning(
+                "%s starts without data, because it cannot read the newer data of another server in %s", binary, other
+            )
         return _start_here(binary, data.directory(binary))
 
 
@@ -149,7 +151,7 @@ def _start_lock(data: DataDirectory) -> Iterator[None]:
     try:
         if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):
             raise BrokerUnavailableError(
-                f"another process has held {data.lock_file} for {_LOCK_TIMEOUT:g} s: see server.log"
+                f"another process has locked {data.lock_file} for {_LOCK_TIMEOUT:g} s: see server.log"
             )
         try:
             yield

@@ -17,7 +17,7 @@
     │   ├── BrokerNotReadyError      Redis cannot reply now: LOADING, READONLY, MISCONF …
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
     │   └── BrokerConfigError        a cluster node, a Sentinel, or a database that does not exist
-    ├── ScriptIntegrityError     a Lua script of the installed package has been altered
+    ├── ScriptIntegrityError     a Lua script in the bulltask package was modified
     ├── JobError                 a script rejected an operation on a job              (BullMQ's return code)
     │   ├── JobNotFoundError         -1
     │   ├── LockMissingError         -2
@@ -220,7 +220,7 @@ RECOVERABLE = (BrokerUnavailableError, BrokerNotReadyError, BrokerOutOfMemoryErr
 
 
 class ScriptIntegrityError(BulltaskError):
-    """A Lua script of the installed package has been altered: reinstall bulltask."""
+    """A Lua script in the bulltask package was modified: reinstall bulltask."""
 
 
 class JobError(BulltaskError):

@@ -86,12 +86,12 @@ def check_job_id(job_id: str) -> str:
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
         raise InvalidNameError(f"job_id {job_id!r} has a ':', BullMQ's separator in keys; use '-'")
     if job_id in _QUEUE_KEYS:
-        raise InvalidNameError(f"job_id {job_id!r} is the name of one of the queue's keys; add a prefix")
+        raise InvalidNameError(f"job_id {job_id!r} is a name that BullMQ uses for the queue's own keys; add a prefix")
     return job_id
 
 
 def is_queue_key(job_id: str) -> bool:
-    """Return whether ``job_id`` is the name of one of a queue's keys, which no job may have."""
+    """Return whether ``job_id`` is a name that BullMQ uses for a queue's keys; no job may have it."""
     return job_id in _QUEUE_KEYS
 
 

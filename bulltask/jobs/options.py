@@ -110,11 +110,11 @@ def stored_options(given: Mapping[str, Any], strategies: Sequence[str] = ()) -> 
         strategies: The setting ``backoff_strategies``.
 
     Raises:
-        ConfigError: A value is invalid, or two options exclude each other.
+        ConfigError: A value is invalid, or two options cannot be combined.
     """
     flags = [name for name in FAILURE_FLAGS if given.get(name)]
     if len(flags) > 1:
-        raise ConfigError(f"the options {', '.join(flags)} exclude each other: use only one of them")
+        raise ConfigError(f"use only one of the options {', '.join(flags)}")
     wire: dict[str, object] = {}
     for name, (stored, read) in STORED.items():
         if (value := given.get(name)) is None:
@@ -164,12 +164,14 @@ def check_priority(value: object) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
-        raise ConfigError(f"priority must be an integer from 0 (none) and 1 (first) to {MAX_PRIORITY}, not {value!r}")
+        raise ConfigError(
+            f"priority must be an integer from 1 (highest) to {MAX_PRIORITY}, or 0 for none, not {value!r}"
+        )
     return value
 
 
 def text_chars(options: JobOptions) -> int:
-    """Return the number of characters of the sender's strings in the options; the rest is short."""
+    """Count the characters in the options' strings that come from the sender; the rest is short."""
     chars = len(options.headers)
     for option in options.more.values():
         for part in option.values() if isinstance(option, Mapping) else (option,):

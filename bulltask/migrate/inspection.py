@@ -38,7 +38,7 @@ _KINDS: Final = {"wait": "list", "paused": "list", "active": "list"}
 
 
 def key_type_of(info: QueueInfo, suffix: str) -> str:
-    """Return the Redis type of a key of jobs, which for finished jobs depends on Bull's version."""
+    """Return the Redis type of a key with jobs; for finished jobs it depends on Bull's version."""
     return info.types[suffix] if info.types[suffix] == "set" else _KINDS.get(suffix, "zset")
 
 

@@ -58,7 +58,9 @@ class BullMigration:
         self.source = BullKeys(self.target.prefix if source_prefix is None else source_prefix, source or queue.name)
         self.in_place = self.source.base == self.target.base
         if self.in_place and self._options.id_prefix:
-            raise ConfigError("id_prefix needs another target queue: in place, every job keeps its id")
+            raise ConfigError(
+                "id_prefix requires another target queue, because jobs that are converted in place keep their ids"
+            )
 
     def plan(self, on_progress: OnProgress = _ignore) -> MigrationPlan:
         """Read all jobs and return the plan of a migration; a dry run.

@@ -31,7 +31,7 @@ class _Scan:
         origins: Number of jobs by origin.
         known: The outcome for jobs of known origin.
         unknown: The outcome for jobs of unknown origin, if they are Bull's.
-        unknown_ids: The ids of jobs of unknown origin.
+        unknown_ids: The ids of jobs whose origin is unknown.
         repeating: Next jobs of repeatable jobs, by id.
     """
 
@@ -158,10 +158,10 @@ class Planner:
     def _warnings(self, info: QueueInfo, outcome: MigrationOutcome, *, joins: bool) -> list[str]:
         jobs = outcome.moved
         checks = (
-            (info.workers is None, "CLIENT LIST is not permitted: make known that no Bull worker is connected"),
+            (info.workers is None, "CLIENT LIST is not permitted: make sure that no Bull worker is connected"),
             (
                 joins,
-                "Bull's queue is paused, but the target is not and has jobs: jobs that the pause held back will run",
+                "Bull's queue is paused, but the target has jobs and is not paused, so the migrated jobs will run",
             ),
             (
                 info.types["priority"] == "zset" and info.sizes["wait"] + info.sizes["paused"] > 0,
@@ -169,7 +169,7 @@ class Planner:
             ),
             (
                 bool(jobs["recovered"]),
-                "active jobs without a lock will run again: make known that no worker still runs them",
+                "active jobs without a lock will run again: make sure that no worker still runs them",
             ),
         )
         return [text for applies, text in checks if applies]

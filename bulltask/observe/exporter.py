@@ -62,7 +62,7 @@ def bind(host: str, port: int) -> socket.socket:
         reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
         raise ConfigError(
             f"metrics cannot be served on {host or 'any address'}, port {port}: {reason}. Choose another metrics port "
-            "(each worker of a machine needs a different one), or 0 for any free port"
+            "(each worker on a machine needs a different one), or 0 for any free port"
         ) from exc
     return listener
 

@@ -49,7 +49,7 @@ class AddOptions(TypedDict, total=False):
             number keeps the newest jobs, ``{"age": seconds, "count": n}`` keeps jobs up to that age and at most ``n``.
             Default: the app's ``result_expires`` (a day) and ``result_failure_expires`` (forever).
         keep_logs: Maximum number of lines in its log; 0: no limit (default: the setting ``max_logs``, 1,000).
-        stack_trace_limit: Maximum number of tracebacks of failed attempts.
+        stack_trace_limit: How many tracebacks of failed attempts are kept.
         size_limit: Maximum size of its data as JSON, in bytes; checked before anything is sent.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`.
         parent: The job that waits for this job.
@@ -106,7 +106,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """
     known = AddOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise TypeError(f"unknown option {unknown[0]!r}; use {', '.join(sorted(known))}")
 
 
 def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], config: Config) -> NewJob:

@@ -58,7 +58,7 @@ class FlowReader:
         queue: The queue of the root.
         job_id: The root.
         depth: Maximum number of levels.
-        max_children: Maximum number of children of each kind per job.
+        max_children: How many children of each kind are read per job.
 
     Raises:
         InvalidNameError: The queue's name is invalid.

@@ -49,7 +49,7 @@ class Acquisition:
         self, context: QueueContext, token: str, timeout: Duration | None, lock: Duration | None, worker: str
     ) -> None:
         if token in {"", _NO_LOCK}:
-            raise ConfigError("invalid token: use a text that no other client uses, and not '0'")
+            raise ConfigError("invalid token: use a unique string other than '0'")
         lock_ms = None if lock is None else to_ms(lock, "lock_duration")
         if lock_ms == 0:
             raise ConfigError("lock_duration must be longer than 0")

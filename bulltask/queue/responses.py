@@ -1,4 +1,4 @@
-"""Return types of the getters of queues and jobs."""
+"""Return types of queue and job getters."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Request:
         queue: The queue's name in the app.
         args, kwargs: The call.
         retries: Attempts made before this one (BullMQ's ``atm``).
-        attempts: Maximum number of attempts of the job.
+        attempts: The job's maximum number of attempts.
         attempts_started: Started attempts of the job, including this one (``ats``).
         headers: The sender's ``headers=``.
         timestamp_ms: When the job was added, epoch milliseconds.
@@ -180,7 +180,7 @@ class Context:
             ConfigError: ``duration`` is invalid.
         """
         if not to_ms(duration, "duration"):
-            raise ConfigError(f"a rate limit must last for 0.001 s or more, not {duration!r}")
+            raise ConfigError(f"the duration must be at least 0.001 s, not {duration!r}")
         raise RateLimitQueue(duration)
 
     def move_to_waiting_children(self) -> Never:

@@ -74,7 +74,7 @@ class Repeat:
         """Validate a user's schedule.
 
         Raises:
-            ConfigError: An option is invalid, or options contradict each other.
+            ConfigError: An option is invalid, or options cannot be combined.
         """
         _check_rule(rule)
         every, cron, tz, offset = rule.get("every"), rule.get("cron"), rule.get("tz"), rule.get("offset")
@@ -82,7 +82,7 @@ class Repeat:
         if (every is None) == (cron is None):
             raise ConfigError("a job scheduler needs either every= or cron=")
         if immediately and start is not None:
-            raise ConfigError("immediately and start contradict each other: use only one of them")
+            raise ConfigError("use either immediately or start, not both")
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise ConfigError(f"limit must be an integer of 1 or more, not {limit!r}")
         start_ms = None if start is None else to_epoch_ms(start, "start")
@@ -218,7 +218,7 @@ def _check_rule(rule: Rule) -> None:
 
 
 def iteration_id(scheduler_id: str, at_ms: int) -> str:
-    """Return the id of the job of an iteration."""
+    """Return the id of an iteration's job."""
     return f"repeat:{scheduler_id}:{at_ms}"
 
 
@@ -248,7 +248,7 @@ def iteration_options(
 
 def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[str, Any]:
     if tz is not None:
-        raise ConfigError("tz needs cron=: an interval is the same in every time zone")
+        raise ConfigError("tz can only be used with cron=, because an interval is the same in every time zone")
     every_ms = to_ms(every, "every")
     if every_ms < 1:
         raise ConfigError(f"every must be at least 0.001 s, not {every!r}")
@@ -260,7 +260,7 @@ def _interval(every: Duration, offset: Duration | None, tz: str | None) -> dict[
 
 def _pattern(cron: object, offset: Duration | None, tz: str | None) -> dict[str, Any]:
     if offset is not None:
-        raise ConfigError("offset needs every=: a pattern defines when it fires")
+        raise ConfigError("offset can only be used with every=, because a cron pattern contains its times")
     if not isinstance(cron, str):
         raise ConfigError(f"cron must be a pattern such as '0 3 * * *', not {cron!r}")
     if cron not in ALIASES and len(cron.split()) not in {5, 6}:

@@ -104,7 +104,7 @@ class Faults:
         self.drop, self.then = commands, then
 
     def cut_replies(self, commands: CommandFilter, n_bytes: int) -> None:
-        """Pass only ``n_bytes`` of the replies of the given commands."""
+        """Pass only ``n_bytes`` of each reply to the given commands."""
         self.cut, self.cut_bytes = commands, n_bytes
 
     def answer(self, commands: CommandFilter, reply: InjectedReply) -> None:

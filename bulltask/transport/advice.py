@@ -1,4 +1,4 @@
-"""Advice in the messages of errors of permissions (ACL) and of TLS."""
+"""Advice in error messages about permissions (ACL) and TLS."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ _packed_names = lru_cache(maxsize=500)(_words)
 
 
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
-    """Return the bytes to send when the server has none of the scripts of ``calls``; each script's body is sent once.
+    """Return the bytes to send when the server does not have the calls' scripts; each script's body is sent once.
 
     For later entries the script is loaded. Another ``SCRIPT FLUSH`` may come between them, but every round executes at
     least the entries with a body.

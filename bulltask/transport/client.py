@@ -253,7 +253,7 @@ def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
 
 
 class _CheckedOutClient:
-    """Context manager of a pooled client. (The generator of ``contextlib`` would take 3 % of the time of a send.)"""
+    """Context manager of a pooled client. (The generator of ``contextlib`` would take 3 % of a send's time.)"""
 
     __slots__ = ("_client", "_return_to_pool")
 

@@ -196,7 +196,7 @@ class ClusterClient:
 
 
 class ClusterPool:
-    """A pool of clients of a cluster, like :class:`~bulltask.transport.client.ClientPool` for a single server.
+    """A pool of cluster clients, like :class:`~bulltask.transport.client.ClientPool` for a single server.
 
     Args:
         endpoint: One of the nodes.

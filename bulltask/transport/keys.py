@@ -11,7 +11,7 @@ _BULLTASK_ROOT: Final = "bulltask"
 
 
 def beat_queues(prefix: str, app: str) -> str:
-    """Return the key of the set of queues in which an app's ``beat_schedule`` has created job schedulers."""
+    """Return the key of a set: the queues in which an app's ``beat_schedule`` has created job schedulers."""
     return f"{_BULLTASK_ROOT}:beat:{prefix}:{app}"
 
 
@@ -134,7 +134,7 @@ class QueueKeys:
         return f"{self.bulltask_base}crashes:{job_id}"
 
     def added_ids(self, write_id: str) -> str:
-        """Ids of the jobs that one write of a DataFrame has added (a set of bulltask, with an expiry)."""
+        """Ids of the jobs that a DataFrame's write has added (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:
@@ -147,7 +147,7 @@ class QueueKeys:
 
 
 class BullKeys(QueueKeys):
-    """The keys of a queue of Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs.
+    """A queue's keys in Bull 1 to 4, BullMQ's predecessor; most names are BullMQ's, but the layout differs.
 
     Args:
         prefix: Bull's prefix, ``bull`` by default.

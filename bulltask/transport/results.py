@@ -196,7 +196,7 @@ class _OutageTolerance:
 
 
 class StreamWatcher:
-    """Notifies the tasks of one event loop when jobs of one queue finish, with one reader for all of them."""
+    """Notifies an event loop's tasks when a queue's jobs finish, with one reader for all of them."""
 
     def __init__(self, keys: QueueKeys, client: AsyncClient) -> None:
         self._keys, self._client = keys, client
@@ -295,6 +295,6 @@ def _deadline(timeout_ms: int | None) -> int | None:
 
 def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:
     return ResultTimeoutError(
-        f"job {ref.id} in queue {ref.queue} has not finished within {(timeout_ms or 0) / 1000:g} s. It is not "
-        "affected: you can call get() again"
+        f"job {ref.id} in queue {ref.queue} has not finished within {(timeout_ms or 0) / 1000:g} s. The "
+        "job is not affected, and you can call get() again"
     )

@@ -34,7 +34,7 @@ class ServerInfo:
 
 
 UNKNOWN_SERVER: Final = ServerInfo()
-"""The info of a server, or of a proxy in front of it, that does not have the command ``HELLO``."""
+"""The info of a server without the command ``HELLO``, or behind a proxy without it."""
 
 
 def server_info() -> Call[ServerInfo]:

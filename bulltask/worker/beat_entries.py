@@ -58,7 +58,7 @@ def _parse_entry(app: App, name: str, entry: object) -> BeatEntry:
     try:
         check_scheduler_id(name)
         if not isinstance(entry, Mapping):
-            raise ConfigError(f"it must be a dictionary, not {entry!r}")
+            raise ConfigError(f"an entry must be a dictionary, not {entry!r}")
         _check_keys(entry)
         return BeatEntry(name, _parse_rule(entry, app.config.timezone), _build_job(app, entry))
     except (BulltaskError, TypeError, ValueError) as exc:

@@ -105,7 +105,7 @@ class Preflight:
         try:
             loader.all_scripts()
         except ScriptIntegrityError as exc:
-            self._logger.error("A Lua script of the installed bulltask was altered", error=str(exc))  # noqa: TRY400
+            self._logger.error("A Lua script in the bulltask package was modified", error=str(exc))  # noqa: TRY400
             return False
         return True
 

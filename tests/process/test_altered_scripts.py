@@ -45,7 +45,7 @@ def test_a_worker_with_a_modified_script_names_the_file_and_runs_no_job(
         (line,) = worker.warnings()
     finally:
         worker.close()
-    assert line["event"] == "A Lua script of the installed bulltask was altered"
+    assert line["event"] == "A Lua script in the bulltask package was modified"
     assert str(script) in line["error"]
     assert "reinstall bulltask" in line["error"]
     assert harness.redis.lrange(harness.keys.wait, 0, -1) == [job.id]

@@ -265,7 +265,7 @@ def test_sync_and_async_producers_return_sync_and_async_jobs(broker_url: str, re
 
 def expected_error(reason: str) -> tuple[type[Exception], str]:
     return {
-        "two flags": (ConfigError, "exclude each other"),
+        "two flags": (ConfigError, "use only one of the options"),
         "another parent": (ConfigError, "cannot have another parent"),
         "deduplicated": (ConfigError, "cannot be deduplicated"),
         "twice": (InvalidNameError, "is used twice in queue q by one flow"),

@@ -164,5 +164,5 @@ def test_the_password_may_come_from_a_file(tmp_path: Path) -> None:
     assert conf.freeze().broker_url.get_secret_value() == url_to("127.0.0.1")
     both = Settings({}, {"BULLTASK_BROKER_URL_FILE": str(secret), "BULLTASK_BROKER_URL": "redis://other"})
     assert both.freeze().broker_url == "redis://other"
-    with pytest.raises(BulltaskError, match="the file that BULLTASK_BROKER_URL_FILE names cannot be read"):
+    with pytest.raises(BulltaskError, match="cannot read the file in BULLTASK_BROKER_URL_FILE"):
         Settings({}, {"BULLTASK_BROKER_URL_FILE": str(tmp_path / "none")})

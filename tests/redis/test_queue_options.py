@@ -155,7 +155,7 @@ def test_an_option_of_a_call_overrides_that_of_its_task(app: App, redis_client: 
         (
             {"fail_parent_on_failure": True, "remove_dependency_on_failure": True},
             ConfigError,
-            "fail_parent_on_failure, remove_dependency_on_failure exclude each other",
+            "use only one of the options fail_parent_on_failure, remove_dependency_on_failure",
         ),
         ({"omit_context": "no"}, ConfigError, "omit_context"),
         ({"telemetry_metadata": {}}, ConfigError, "telemetry_metadata"),

@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Show a job by ID: its state, data, result, attempts, events, logs and tracebacks.
 
-    Redis is searched first. Without --queue, that means all queues: those of the app, of the lake and of connected
-    workers first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
+    Redis is searched first. Without --queue, all queues are searched: those of the app, the lake and connected workers
+    first, then the others. The lake adds jobs that Redis no longer has, and the history of each attempt.
 
     Exit codes: 0 the job was found, 1 it is unknown, or an error.
     """

@@ -156,7 +156,9 @@ class AsyncJob(JobFields):
         """
         keys = self._context.keys
         if not await self._context.arun(scripts.remove_job(keys, self.id, children=children)):
-            raise LockMismatchError(self.id, keys.name, "It (or a child of it) is active and cannot be removed.")
+            raise LockMismatchError(
+                self.id, keys.name, "The job or one of its child jobs is active, so nothing was removed."
+            )
 
     async def promote(self) -> None:
         """Move a delayed job to the waiting jobs.

@@ -238,7 +238,7 @@ class AsyncQueue(AsyncQueueGetters):
         fail a job that has a ``deferred_failure`` with that text instead of running it.
 
         Args:
-            token: Locks the job; a text that no other client uses, such as a UUID.
+            token: Locks the job; a unique string, such as a UUID.
             timeout: How long to wait for a job; 0: do not wait, ``None``: wait forever.
             lock_duration: How long the lock lasts (default: the setting ``lock_duration``, 30 s).
             worker: The name that is stored as :attr:`AsyncJob.processed_by`.

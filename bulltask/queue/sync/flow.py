@@ -88,7 +88,7 @@ class FlowProducer(FlowBase):
             queue: The queue of its root, which may be any job of a larger flow.
             job_id: The root's id.
             depth: Number of levels, including the root's.
-            max_children: Maximum number of children of each kind (completed, pending, failed, ignored) per job.
+            max_children: How many children of each kind (completed, pending, failed, ignored) are read per job.
 
         Returns:
             The tree, ``None`` if there is no such job. Children that were removed are left out.

@@ -29,7 +29,7 @@ class QueueGetters(QueueBase):
     def get_jobs(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
     ) -> list[Job]:
-        """Return jobs ``start`` to ``end`` (both included) of each of ``states``.
+        """Return jobs ``start`` to ``end`` (both included) in each state.
 
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
@@ -89,7 +89,7 @@ class QueueGetters(QueueBase):
         return sum(counts.values())
 
     def get_counts_per_priority(self, priorities: Sequence[int]) -> dict[int, int]:
-        """Count the waiting jobs of each of ``priorities``; 0 means without a priority."""
+        """Count the waiting jobs with each priority; 0 means without a priority."""
         wanted = list(dict.fromkeys(priorities))
         if not wanted:
             return {}

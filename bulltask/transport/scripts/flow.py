@@ -162,7 +162,7 @@ def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
 
 
 def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) -> Call[dict[str, int]]:
-    """``getDependencyCounts``: count the job's children of each of ``kinds``."""
+    """``getDependencyCounts``: count the job's children by kind."""
 
     def parse_reply(reply: Any) -> dict[str, int]:
         return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}

@@ -211,7 +211,7 @@ def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[
 
 
 def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, asc: bool) -> Call[list[str]]:
-    """``getRanges``: read the ids from ``start`` to ``end`` of each of ``states``, without repetitions."""
+    """``getRanges``: read the ids from ``start`` to ``end`` in each state, without repetitions."""
 
     def parse_reply(reply: Any) -> list[str]:
         all_ids: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Calls of the scripts of job schedulers, and of the commands for ``beat_schedule``."""
+"""Script calls for job schedulers, and commands for ``beat_schedule``."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _entries(reply: Any) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True)
 class RangeEnd:
-    """The end of a range of entries.
+    """The end of a range in a stream.
 
     Attributes:
         last: Id of the last entry, ``""`` if there is none.

@@ -67,7 +67,7 @@ class Heartbeat:
         return min(_RETRY_MS, self._interval_ms) if self._unavailable else self._interval_ms
 
     def has_renewed(self, index: int) -> bool:
-        """Whether the last renewal of the locks of queue ``index`` succeeded; if not, they may have expired."""
+        """Whether the last renewal of queue ``index``'s locks succeeded; if not, they may have expired."""
         return index not in self._failures
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
