@@ -70,7 +70,7 @@ def broker_option(function: F) -> F:
 
 def app_options(function: F) -> F:
     """Add ``-A`` and ``-b``, which may also be given before the command."""
-    return click.option("-A", "--app", help="The app: pkg.mod:name, pkg.mod or pkg.")(broker_option(function))
+    return click.option("-A", "--app", help="The app to load: pkg.mod:name, pkg.mod or pkg.")(broker_option(function))
 
 
 def redis_options(function: F) -> F:

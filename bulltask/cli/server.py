@@ -25,14 +25,14 @@ _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the data.  [default: that of embedded://, ~/.local/share/bulltask]",
+    help="Directory for the data.  [default: that of embedded://, ~/.local/share/bulltask]",
 )
 @click.option(
     "--loglevel",
     type=click.Choice(["debug", "verbose", "notice", "warning"]),
     default="notice",
     show_default=True,
-    help="Log level of the server's server.log.",
+    help="Log level of the server, in server.log.",
 )
 def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     """Run a Valkey (or Redis) server for development until Ctrl-C.

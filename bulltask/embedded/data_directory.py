@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The directories for data of one name, one for each release series: ``ROOT/valkey-9/NAME``.
+    """The data directories of one name, one for each release series: ``ROOT/valkey-9/NAME``.
 
     A release series is a flavour and a major version. Each has a separate directory: Redis cannot read Valkey's files.
 

@@ -47,7 +47,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics``.
+    """Numbers of completed or failed jobs per minute; recorded by workers with ``metrics_max_data_points``.
 
     Attributes:
         count: Jobs counted so far (by BullMQ: without the current minute).

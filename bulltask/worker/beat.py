@@ -195,7 +195,7 @@ def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Op
     """Create or change the scheduler of an entry; return the error, ``""`` for none."""
     rule = entry.rule
     if rule.every_ms is not None:
-        # As in Celery, the first run of an interval is at its end, not at deployment.
+        # As in Celery, the first iteration of an interval is at its end, not at deployment.
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
         fields = {"beat": label.owner, "digest": label.digest}

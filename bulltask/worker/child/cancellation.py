@@ -97,7 +97,7 @@ class TaskExecution:
         return reason
 
     def resolve(self, raised: BaseException | None) -> BaseException | None:
-        """Return the exception that ends the run; ``None`` if the task's return value is its result.
+        """Return the exception that ends the attempt; ``None`` if the task's return value is its result.
 
         A task may handle a soft limit and continue. After a hard limit or a revocation the attempt fails, even if the
         task returns.

@@ -68,7 +68,7 @@ class Recovery:
 
     A job is released and is next in its queue; the attempt does not count. A job in ``max_crashes`` crashes, the last
     one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
-    a run (time limit, revocation), that run is a failed attempt, and the child's other jobs are released without a
+    an attempt (time limit, revocation), that attempt fails, and the child's other jobs are released without a
     crash being counted.
 
     If Redis is unavailable, the jobs are recovered later. Locks that have expired since are reacquired first, except
