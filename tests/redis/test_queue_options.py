@@ -166,7 +166,7 @@ def test_an_option_of_a_call_overrides_that_of_its_task(app: App, redis_client: 
         ({"job_id": "0"}, InvalidNameError, "is a number"),
         ({"job_id": "0:a:b"}, InvalidNameError, "':'"),
         ({"job_id": "a:b"}, InvalidNameError, "':'"),
-        ({"job_id": "meta"}, InvalidNameError, "queue's keys"),
+        ({"job_id": "meta"}, InvalidNameError, "queue's own keys"),
         ({"headers": {"x": b""}}, EncodeError, "headers"),
         ({"expires": []}, ConfigError, "expires"),
     ],

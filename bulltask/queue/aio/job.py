@@ -157,7 +157,7 @@ class AsyncJob(JobFields):
         keys = self._context.keys
         if not await self._context.arun(scripts.remove_job(keys, self.id, children=children)):
             raise LockMismatchError(
-                self.id, keys.name, "The job or one of its child jobs is active, so nothing was removed."
+                self.id, keys.name, "The job or one of its child jobs is active and cannot be removed."
             )
 
     async def promote(self) -> None:

@@ -156,7 +156,7 @@ class Job(JobFields):
         keys = self._context.keys
         if not self._context.run(scripts.remove_job(keys, self.id, children=children)):
             raise LockMismatchError(
-                self.id, keys.name, "The job or one of its child jobs is active, so nothing was removed."
+                self.id, keys.name, "The job or one of its child jobs is active and cannot be removed."
             )
 
     def promote(self) -> None:
