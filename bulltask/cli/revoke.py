@@ -39,7 +39,10 @@ _EXITS: Final = {Revocation.RUNNING: EXIT_RUNNING, Revocation.UNKNOWN: EXIT_UNKN
 def command(
     ctx: click.Context, /, *, job_ids: tuple[str, ...], queue: str | None, terminate: bool, **options: Any
 ) -> None:
-    """Revoke jobs by ID: each fails immediately, as revoked, and is not retried.
+    """Revoke jobs by ID, so that they do not run and are not retried.
+
+    A job that has not started fails immediately, with the reason 'revoked'. A running job continues, unless
+    --terminate is given.
 
     Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
 

@@ -73,7 +73,7 @@ SETTINGS: Final = {
 @click.option(
     "--max-stalled-count",
     type=int,
-    help="How often a job may stall and run again; the next stall fails it (default: 1).",
+    help="How many times a job may stall and run again; the next stall fails it (default: 1).",
 )
 @click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
 @click.option("--max-crashes", type=int, help="Fail a job after it has crashed this many child processes (default: 2).")

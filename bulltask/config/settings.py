@@ -73,7 +73,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "publish_retries",
             integer(0, 100),
             3,
-            "how often a send is retried if Redis is unavailable or the reply is lost",
+            "maximum number of retries of a send, if Redis is unavailable or the reply is lost",
         ),
         _S(
             "broker_publish_timeout",
@@ -87,7 +87,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "connection_retries",
             optional(integer(1)),
             None,
-            "how often the worker tries to reconnect to Redis before it exits; none: without limit",
+            "maximum number of attempts to reconnect to Redis before the worker exits; none: no limit",
         ),
         _S(
             "broker_reconnect_delay",
@@ -130,7 +130,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_retries",
             integer(0, 1_000),
             2,
-            "how often a failed job is retried, after its first attempt",
+            "maximum number of retries of a failed job, after its first attempt",
         ),
         _S(
             "task_retry_backoff",
@@ -173,7 +173,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "unknown_task",
             choice("requeue", "fail"),
             "requeue",
-            "what happens to a job whose task is not registered: requeue tries again later, fail fails it",
+            "what happens to a job whose task is not registered; requeue: it is rescheduled, so that another worker "
+            "can run it; fail: it fails",
         ),
         _S(
             "include", "include", parse_names, (), "modules that the worker imports, so that their tasks are registered"
@@ -233,7 +234,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_stalled_count",
             integer(0, 1_000),
             1,
-            "how often a job may stall and run again; the next stall fails it",
+            "how many times a job may stall and run again; the next stall fails it",
         ),
         _S("skip_stalled_check", "skip_stalled_check", flag, False, "do not check for stalled jobs"),
         _S(

@@ -150,7 +150,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
         return fd
     os.close(fd)
     raise BrokerUnavailableError(
-        f"another server already runs on the data in {data_dir}: stop it, or choose another directory"
+        f"another server is already using the data in {data_dir}: stop it, or choose another directory"
     )
 
 

@@ -208,7 +208,7 @@ class BrokerNotReadyError(BrokerError):
 
 
 class BrokerOutOfMemoryError(BrokerError):
-    """Redis has reached maxmemory and may not evict keys."""
+    """Redis has reached maxmemory and is not allowed to evict keys."""
 
 
 class BrokerConfigError(BrokerError):
@@ -247,7 +247,7 @@ class LockMissingError(JobError):
 
 
 class JobStateError(JobError):
-    """The job is in another state than the operation needs; ``get_state()`` returns it."""
+    """The job is not in the state that this operation requires; ``get_state()`` returns its current state."""
 
 
 class PendingChildrenError(JobError):

@@ -215,7 +215,7 @@ class RedisErrorReply(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisRecovered(ChildEvent):
-    """Redis executes commands again for which it had returned errors."""
+    """Commands succeed again, after Redis had returned errors for them."""
 
     queue: str
     attempt: int

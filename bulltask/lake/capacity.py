@@ -22,7 +22,8 @@ _NEIGHBOURS: Final = 3
 """How many lower and higher values are listed next to the recommended concurrency."""
 
 _ASSUMPTIONS: Final = (
-    "A slot runs one job at a time: a worker with a concurrency of 8 has 8 slots.",
+    "A slot runs one job at a time. A worker has one slot per child (--concurrency) for sync tasks, and up to"
+    " --concurrency times --async-concurrency slots for async tasks.",
     "Every slot runs jobs of all these queues, in order of arrival. Jobs arrive at random within the busiest minute."
     " Priorities, rate limits, pauses and restarts of workers are not part of the model.",
     "More slots do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",

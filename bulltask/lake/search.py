@@ -4,8 +4,8 @@ A job that failed and was completed by a later retry has two rows, and only the 
 be in the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read
 from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
 
-The latest row usually ends last, as with a manual retry. But a backfill can add today that a job which was removed a
-week ago had been completed before that, in a gap. So the rows of a job are read from the day on which it was added.
+The latest row usually has the latest end, as after a manual retry. A backfill is the exception: today it may add a
+completion that is older than the job's removal a week ago. So a job's rows are read from the day on which it was added.
 """
 
 from __future__ import annotations

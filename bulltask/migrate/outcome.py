@@ -29,7 +29,7 @@ class SkipReason(Enum):
     RESERVED = "their id is the name of a BullMQ key: use id_prefix (--id-prefix) to change their ids"
     BULLMQ = "BullMQ's jobs, or already migrated"
     NOT_SELECTED = "in a state that was not selected, or beyond the limit"
-    CHANGING = "changed each time they were read: another program works on the queue"
+    CHANGING = "changed each time they were read: another program is modifying the queue"
 
 
 @dataclass(slots=True)

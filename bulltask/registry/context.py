@@ -78,7 +78,7 @@ class Context:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
 
         Args:
-            progress: Any JSON value; boards show a number from 0 to 100, or an object.
+            progress: Any JSON value; dashboards show a number from 0 to 100, or an object.
 
         Raises:
             EncodeError: The value is not plain JSON.
@@ -92,7 +92,7 @@ class Context:
         await self._asend("progress", self._encode(progress))
 
     def log(self, line: str) -> None:
-        """Append a line to the job's log in Redis, where boards show it (BullMQ's ``job.log``).
+        """Append a line to the job's log in Redis, where dashboards show it (BullMQ's ``job.log``).
 
         The log keeps the newest 1,000 lines. ``keep_logs`` of the job or task and the setting ``max_logs`` change that.
         """
@@ -125,7 +125,7 @@ class Context:
         """Replace the job's data, which its next attempt gets as arguments (BullMQ's ``updateData``).
 
         Args:
-            data: The task's arguments by name, the later :attr:`Request.kwargs`.
+            data: The task's arguments by name; the next attempt gets them as :attr:`Request.kwargs`.
 
         Raises:
             EncodeError: The value is not plain JSON.

@@ -60,7 +60,8 @@ class PipelineOptions(TypedDict, total=False):
         open_job_timeout: The time without events after which an open job times out: it is written in its last state;
             default: 7 days.
         max_events_per_trigger: The maximum number of events of a batch, over all queues; default: 200,000.
-        align: Read no queue beyond the time of the slowest queue with more events; default: on.
+        align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
+            was cut off; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
         metrics_port: Serve ``/metrics`` for Prometheus on this port while the query runs; default: off.
         metrics_host: The address to bind the metrics port to; default: ``127.0.0.1``.

@@ -148,7 +148,7 @@ class WorkerProcess:
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired as exc:
-            raise TimeoutError(f"the worker (process {self.pid}) still runs after {timeout:g} s") from exc
+            raise TimeoutError(f"the worker (process {self.pid}) is still running after {timeout:g} s") from exc
 
     def kill(self) -> None:
         """Kill it (``SIGKILL``), which also ends its children, and wait until it has ended."""

@@ -91,7 +91,10 @@ def tls_hint(exc: BaseException, url: str) -> str:
     # In TLS 1.3 the server checks the client certificate after the client has completed the handshake, so its alert
     # may be lost when the connection is closed.
     if url.startswith("rediss://") and re.search("timeout|" + _CONNECTION_ENDED, text, re.IGNORECASE):
-        return ". Either the port does not speak TLS, or the server requires another client certificate (ssl_certfile)"
+        return (
+            ". Either the port does not speak TLS, or the server requires a client certificate, or a different one "
+            "(ssl_certfile)"
+        )
     if url.startswith("redis://") and re.search(_CONNECTION_ENDED, text, re.IGNORECASE):
         return ". If the port speaks TLS, start the URL with rediss://"
     return ""

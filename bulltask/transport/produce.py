@@ -201,7 +201,8 @@ class RetryBudget:
             raise exc  # every connection was refused, so nothing was sent
         first, last = self._jobs[0], self._jobs[-1]
         jobs = f"job {first.id}" if first is last else f"{len(self._jobs)} jobs, {first.id} to {last.id},"
+        stored = "it" if first is last else "some of them"
         raise type(exc)(
-            f"{exc}. Gave up sending {jobs} after {self._failed} attempts; it is unknown whether Redis has stored it. "
-            "You can send it again: with the same job_id it is stored once"
+            f"{exc}. Gave up sending {jobs} after {self._failed} attempts; Redis may have stored {stored}. "
+            "If you send again, use the same job_id, so that no job is added twice"
         ) from exc

@@ -333,7 +333,7 @@ def test_a_stopped_server_restarts_on_its_port_with_its_data(tmp_path):
 def test_two_servers_never_share_a_directory(tmp_path):
     with (
         EmbeddedServer(tmp_path),
-        pytest.raises(BrokerUnavailableError, match="another server already runs on the"),
+        pytest.raises(BrokerUnavailableError, match="another server is already using the data"),
     ):
         lock_directory(tmp_path, timeout=0.05)
 

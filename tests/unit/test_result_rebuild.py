@@ -274,7 +274,7 @@ def test_a_failure_without_a_traceback_becomes_a_task_error() -> None:
 
 def test_a_traceback_of_an_earlier_attempt_is_not_used_to_rebuild() -> None:
     _, trace = failure_of(KeyError("x"))
-    rebuilt = task_error("the process running this job died (SIGKILL)", trace)
+    rebuilt = task_error("the child process running this job died (SIGKILL)", trace)
     assert "KeyError: 'x'" in str(rebuilt)
 
 

@@ -23,7 +23,6 @@ from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootE
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
 from bulltask.worker.supervisor.launch import choose_launcher
-from bulltask.worker.supervisor.recovery import _ordinal
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -58,24 +57,6 @@ def test_the_start_method_selects_the_launcher(
     start = choose_launcher(method, forker, spawner, texts.append)
     assert [start(3), start(3)] == [pid, pid]
     assert len(texts) == warned
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (1, "1st"),
-        (2, "2nd"),
-        (3, "3rd"),
-        (4, "4th"),
-        (11, "11th"),
-        (13, "13th"),
-        (20, "20th"),
-        (21, "21st"),
-        (33, "33rd"),
-    ],
-)
-def test_an_ordinal_number_has_its_english_suffix(number: int, text: str) -> None:
-    assert _ordinal(number) == text
 
 
 def test_a_block_stores_the_file_descriptor_for_stacks() -> None:

@@ -181,7 +181,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Return the seconds until the current rate limit ends, 0 if the queue is not limited.
 
         Args:
-            max_jobs: The limit's number of jobs, if it is set at the workers.
+            max_jobs: The number of jobs in the workers' ``limiter``, if the queue has no global rate limit.
         """
         ttl_ms = await self._context.arun(scripts.get_rate_limit_ttl(self._context.keys, max_jobs))
         return max(0, ttl_ms) / 1000
@@ -262,7 +262,8 @@ class AsyncQueue(AsyncQueueGetters):
         call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
-            max_stalled_count: A job that stalls more often fails when it is acquired next (default: the setting).
+            max_stalled_count: A job that stalls more times than this fails when it is acquired next; default:
+                the setting.
         """
         return await self._context.arun(manual.check_stalled(self._context, max_stalled_count))
 

@@ -106,7 +106,8 @@ def stream_events(
         queues: Names of queues, or ``*`` for all, including queues that are created later.
         starting: Where a new checkpoint begins.
         max_events_per_trigger: The maximum number of events of a batch, over all queues; ``None`` for no limit.
-        align: Read no queue beyond the time of the slowest queue with more events, so that watermarks drop nothing.
+        align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
+            was cut off, so that watermarks drop nothing.
         on_loss: What to do if events were trimmed before they were read: ``fail`` ends the query, and ``gap`` emits a
             row ``bulltask.gap``.
         connection: The options of `BrokerOptions`.

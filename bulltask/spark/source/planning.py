@@ -223,7 +223,7 @@ class BatchLimits:
     Attributes:
         max_entries: The batch limit over all queues; each queue with entries contributes at least one entry. ``None``:
             no limit.
-        align: Whether no queue may pass the time at which the slowest queue was cut off.
+        align: Whether no queue may pass the earliest time at which another queue was cut off.
         count_missed: Whether a new queue was created while the query ran, so that its trimmed entries are lost.
             Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
         target: The latest end: the state of the streams when the query started (``Trigger.AvailableNow``).
@@ -323,7 +323,7 @@ def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, m
 
 
 def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
-    """Move queues back that passed the time at which the slowest queue with more entries was cut off."""
+    """Move queues back that passed the earliest time at which a queue was cut off."""
     times = [time for progress in all_progress if (time := progress.cutoff_ms) is not None]
     if not times:
         return

@@ -169,8 +169,8 @@ class Recovery:
         running = token in orphans.running
         if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
-                f"the process running this job died ({orphans.exit_reason}), for the {_ordinal(crashes)} time: "
-                f"max_crashes is {max_crashes}"
+                f"the child process running this job died ({orphans.exit_reason}); this was crash {crashes} of this "
+                f"job (max_crashes={max_crashes})"
             )
             self._failures.fail(keys, token, job_id, reason)
             self._bus.emit(CrashLimitExceeded(job_id, keys.queue, crashes, reason))
@@ -189,7 +189,3 @@ class Recovery:
         # and a crash must be counted once.
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
-
-
-def _ordinal(number: int) -> str:
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number if number < 20 else number % 10, 'th') }"
