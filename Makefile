@@ -45,9 +45,13 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(shell find tests -name '*.py' -not 
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
 
+# Directories without a fast test are not even collected, which takes a quarter of the time before the first test.
+SLOW_TESTS = tests/process tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
+
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests without Java, Node.js and workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" \
+		$(addprefix --ignore ,$(SLOW_TESTS)) $(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy, import contracts, spelling, unused code, types of the public API
 	$(BIN)/ruff check .

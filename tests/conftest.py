@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -48,6 +49,21 @@ FLAVOUR = cast("Flavour", os.environ.get("BULLTASK_TEST_SERVER", "valkey"))  # "
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution | None:
     """Use `Distribution` for ``--dist loadfile``, the mode of ``make test``."""
     return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Switch the garbage collector off during collection, and exclude the collected tests from its later searches.
+
+    The modules and tests live until the end, so searching them takes a quarter of the CPU time and finds nothing.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

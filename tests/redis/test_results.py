@@ -93,9 +93,10 @@ def blocked(client: redis.Redis) -> int:
 
 
 def script_calls(client: redis.Redis) -> int:
-    """Return how many scripts the server has run since its statistics were reset."""
+    """Return how many scripts the server has run since its statistics were reset; NOSCRIPT replies do not count."""
     stats: Any = client.info("commandstats")
-    return sum(stats.get(name, {"calls": 0})["calls"] for name in ("cmdstat_evalsha", "cmdstat_eval"))
+    counts = [stats[name] for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats]
+    return sum(count["calls"] - count["failed_calls"] for count in counts)
 
 
 def start_waiters(

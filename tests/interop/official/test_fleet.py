@@ -194,8 +194,9 @@ def waits_for_the_marker(mail: InteropQueue) -> bool:
 
 
 @FIXED_IN_3
-def test_pausing_an_official_worker_locally_has_no_effect(mail: InteropQueue) -> None:
+def test_pausing_an_official_worker_locally_has_no_effect(mail: InteropQueue, request: pytest.FixtureRequest) -> None:
     official_worker = mail.node_worker("echo", drainDelay=1)
     mail.send("echo").get(timeout=60)
     mail.node.call("worker.call", worker=official_worker, method="pause")
-    mail.stream.wait_for(timeout=60, event="completed", jobId=mail.send("echo", value=2).id)
+    version_2 = request.node.callspec.params["mail"] == "2"  # in 3.4.4 the job waits, which takes the whole timeout
+    mail.stream.wait_for(timeout=60 if version_2 else 3, event="completed", jobId=mail.send("echo", value=2).id)
