@@ -368,19 +368,19 @@ def test_ttin_adds_a_child_and_ttou_removes_it_when_its_jobs_have_finished(harne
 
 
 def test_ttin_adds_children_up_to_twice_the_concurrency_plus_two(harness: WorkerHarness) -> None:
-    worker = harness.worker(children=1)
+    worker = harness.worker(children=2)
     worker.wait_for_line("Child started")
-    for children in (2, 3, 4):
+    for children in (3, 4, 5, 6):
         worker.send(signal.SIGTTIN)
         worker.wait_for_line("Concurrency changed", children=children)
     worker.send(signal.SIGTTIN)
     worker.wait_for_line("Signal ignored", signal="SIGTTIN")
-    jobs = [harness.hold() for _ in range(4)]
-    assert len({harness.wait_for_start(job)["pid"] for job in jobs}) == 4
-    harness.open_gate("gate", 4)
+    jobs = [harness.hold() for _ in range(6)]
+    assert len({harness.wait_for_start(job)["pid"] for job in jobs}) == 6
+    harness.open_gate("gate", 6)
     for job in jobs:
         job.get(timeout=60)
-    assert [line["children"] for line in worker.logged("Concurrency changed")] == [2, 3, 4]
+    assert [line["children"] for line in worker.logged("Concurrency changed")] == [3, 4, 5, 6]
     assert worker.stop() == ExitCode.OK
 
 

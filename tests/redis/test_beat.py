@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import redis
 
 from bulltask import App, crontab
+from bulltask.events import Bus
 from bulltask.queue.sync.schedulers import JobSchedulers
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.worker.beat import Changes, reconcile
+from bulltask.worker.beat import Beat, Changes, reconcile
 from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.broker_backoff import ReconnectBackoff
 
 QUEUE = "default"
 KEYS = QueueKeys("bull", "{default}", QUEUE)
@@ -146,3 +149,27 @@ def test_beat_entries_are_reconciled_among_thousands_of_schedulers(broker_url: s
     redis_client.zadd(KEYS.repeat, {f"user-{number}": number for number in range(2_500)})
     assert reconcile_app(broker_url, {"a": HOURLY}).added == ["a"]
     assert reconcile_app(broker_url, {}).removed == ["a"]
+
+
+def test_a_worker_reconciles_once_and_only_warns_if_beat_schedule_is_not_set(
+    broker_url: str, schedulers: JobSchedulers
+) -> None:
+    app, bus = App("shop", broker_url, beat_schedule={"a": HOURLY}), Bus()
+    logger = MagicMock()
+    with app.broker.pool.client() as client:
+        client.connect()
+
+        def start(entries: Any) -> Beat:
+            beat = Beat(app, entries, client, app.broker.clock, ReconnectBackoff(bus, app.config), logger)
+            assert beat.interval_ms < 60_000
+            beat.tick(0, 0)
+            assert beat.interval_ms > 3_600_000
+            return beat
+
+        start(read_entries(app))
+        assert [scheduler.id for scheduler in schedulers.list()] == ["a"]
+        start(None).tick(0, 0)
+        logger.warning.assert_called_once()
+        assert [scheduler.id for scheduler in schedulers.list()] == ["a"]
+        start([])
+        assert schedulers.list() == []

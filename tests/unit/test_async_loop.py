@@ -23,7 +23,7 @@ from bulltask.worker.slots import Slot, Slots
 from bulltask.worker.states import SlotState
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
-FIELDS = [b"name", b"send", b"data", b"{}", b"opts", b'{"attempts":1}', b"timestamp", b"1", b"ats", b"1"]
+FIELDS = [b"name", b"send", b"data", b"{}", b"timestamp", b"1", b"ats", b"1"]
 CONNECTION_LOST = BrokerUnavailableError("gone")
 
 
@@ -48,13 +48,13 @@ class Child:
         fake: Any = self
         self.loop = AsyncLoop(block, fake, settler, lambda: fake, fake, fake)
 
-    def start_job(self, max_concurrent: int = 0) -> Slot:
+    def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
         """Acquire a job and start its attempt."""
         slot = self.loop.free_slot(lambda: False)
         assert slot is not None
         slot.activate(0, "7", 1)
         attempt: Any = None
-        job = RunningJob.from_hash("mail", "7", FIELDS)
+        job = RunningJob.from_hash("mail", "7", [*FIELDS, b"opts", opts])
         self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
         self.loop.release_slot(slot)
         return slot
@@ -150,6 +150,18 @@ def test_a_job_whose_outcome_redis_rejects_is_read_again_and_fails(child: Child)
     (event,) = child.events
     assert isinstance(event, JobFailed)
     assert event.error.startswith("the outcome of the job could not be stored")
+
+
+def test_a_deferred_duplicate_is_added_after_the_outcome_also_after_an_outage(child: Child) -> None:
+    child.replies = [None, CONNECTION_LOST]
+    child.start_job(opts=b'{"attempts":1,"de":{"id":"only-one"}}')
+    child.finish()
+    first, *others = child.scripts
+    assert first == "wakeNext:moveToFinished"
+    assert len(others) == 2
+    assert others[0] == others[1] != first
+    assert child.pauses == 1
+    assert [type(event) for event in child.events] == [JobCompleted]
 
 
 def test_the_loop_thread_ends_with_the_child(child: Child) -> None:

@@ -208,3 +208,33 @@ async def test_the_event_loop_finds_a_request_by_polling_if_the_signal_is_lost(c
     with pytest.raises(asyncio.CancelledError, match="soft time limit of 1 s"):
         await asyncio.sleep(60)
     child.cancellation.leave_async()
+
+
+def test_an_error_of_spark_does_not_prevent_a_cancellation(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(child.cancellation, "_cancel_spark", fail)
+    child.begin()
+    with pytest.raises(SoftTimeLimitExceeded):
+        child.call(child.request)
+
+
+async def test_attempts_share_one_poll_timer_which_ends_with_the_last_attempt(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Callable[[], None]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda _, poll: timers.append(poll))
+    execution = child.begin()
+
+    async def attempt() -> None:
+        child.cancellation.enter_async(execution)
+        await asyncio.sleep(0)
+        child.cancellation.leave_async()
+
+    await asyncio.gather(attempt(), attempt())
+    assert len(timers) == 1
+    timers[0]()
+    assert len(timers) == 1
+    await attempt()
+    assert len(timers) == 2

@@ -364,7 +364,7 @@ def test_the_stored_size_of_a_failure_is_bounded(error: Exception) -> None:
     failed = replace(job(BULLTASK_OPTS), stacktrace=earlier)
     outcome = decide_retry(error, failed, task(), app)
     assert len(outcome.reason) <= REASON_CHARS
-    acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed)
+    acquired = AcquiredJob(Slots(1, 1).children[0].slots()[0], 0, QueueKeys("bull", "{mail}", "mail"), failed, 0)
     call = Settler(app.config, ServerClock(), Bus(), "worker").call(acquired, outcome, fetch_next=False)
     assert len(call.packed()) < TRACES_CHARS + 3 * REASON_CHARS
 

@@ -51,7 +51,7 @@ def acquired() -> AcquiredJob:
     }
     flat = [text.encode() for pair in fields.items() for text in pair]
     slot: Any = SimpleNamespace(token="token")
-    return AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", flat))
+    return AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", flat), 0)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child import spark_tasks
 from bulltask.worker.slots import Deadlines, Slots, SlotView
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
-from bulltask.worker.supervisor import launch, stacks
+from bulltask.worker.supervisor import child_pool, launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
@@ -177,3 +177,15 @@ def test_only_consecutive_boot_failures_end_the_worker() -> None:
         pool._count_boot_failures(died, child)
     with pytest.raises(ChildBootError, match=f"^{_MAX_BOOT_FAILURES} children"):
         pool._count_boot_failures(died, child)
+
+
+def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(child_pool, "mono_ms", lambda: 1_000)
+    pool = ChildPool(Slots(3, 1), fork, nothing, Bus(), 3)
+    pool._not_before_ms = [1_000, 1_700, 1_400]
+    assert pool.start_missing() == 400
+    assert pool.alive == 1
+    pool._not_before_ms = [1_000] * 3
+    assert pool.start_missing() is None
+    assert pool.alive == 3

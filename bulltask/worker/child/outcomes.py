@@ -45,7 +45,7 @@ class AcquiredJob:
     queue_index: int
     keys: QueueKeys
     job: RunningJob
-    max_concurrent: int = 0
+    max_concurrent: int
 
 
 @value_class

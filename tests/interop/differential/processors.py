@@ -157,7 +157,7 @@ class WorkerProcessor:
         job = RunningJob.from_hash(self._keys.queue, fetched.job_id, fetched.fields)
         if job.is_repeated:
             run_sync(self._client, add_next_iteration(self._keys, job, self._clock.now_ms(), UTC))
-        return HeldJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job))
+        return HeldJob(job.id, token, AcquiredJob(cast(Any, SimpleNamespace(token=token)), 0, self._keys, job, 0))
 
 
 def _with(held: HeldJob, token: str) -> AcquiredJob:

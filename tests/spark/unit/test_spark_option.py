@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bulltask import App, ConfigError
+from bulltask import App, ConfigError, PermanentError
+from bulltask.worker.child import spark_tasks
 from bulltask.worker.child.spark_tasks import SparkTaskRunner, missing_dependencies
 
 
@@ -105,3 +107,42 @@ def test_java_is_found_by_java_home_and_path_as_in_spark(tmp_path: Path, monkeyp
     assert missing_dependencies() == ""
     monkeypatch.setenv("JAVA_HOME", str(java))
     assert missing_dependencies() == f"JAVA_HOME={java} has no bin/java: set it to a JRE, 17 or newer"
+
+
+NO_JOB: Any = SimpleNamespace(id="7", name="count")
+
+
+@pytest.mark.parametrize("has_context_class", [False, True])
+def test_spark_starts_unless_the_import_of_the_app_created_a_session(
+    app: App, monkeypatch: pytest.MonkeyPatch, has_context_class: bool
+) -> None:
+    def error(active: object) -> str:
+        thin = SimpleNamespace()  # Spark Connect's client has no SparkContext
+        full = SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=active))
+        monkeypatch.setitem(sys.modules, "pyspark", cast(ModuleType, full if has_context_class else thin))
+        runner = SparkTaskRunner(app, lambda _: cast(Any, None), lambda _job, _token: True, lambda: None)
+        monkeypatch.setattr(spark_tasks, "_SPARK_MODULE", "no.such.module")
+        monkeypatch.setattr(spark_tasks, "missing_dependencies", lambda: "")
+        with pytest.raises((PermanentError, ModuleNotFoundError)) as raised:
+            runner.wrap(NO_JOB, "token", len, None)("abc")
+        return str(raised.value)
+
+    assert "No module named" in error(None)
+    assert ("was created while the app was imported" in error(object())) == has_context_class
+
+
+@pytest.mark.parametrize(("context", "has_reported"), [(None, False), (False, False), (True, True)])
+def test_spark_reports_progress_only_until_the_task_itself_does(
+    app: App, monkeypatch: pytest.MonkeyPatch, context: bool | None, has_reported: bool
+) -> None:
+    runner = SparkTaskRunner(app, lambda _: cast(Any, None), lambda _job, _token: True, lambda: None)
+    attempts: list[Any] = []
+
+    def run(attempt: Any) -> AbstractContextManager[None]:
+        attempts.append(attempt)
+        return nullcontext()
+
+    monkeypatch.setattr(runner, "_spark_child", lambda _: SimpleNamespace(run=run))
+    reporter: Any = None if context is None else SimpleNamespace(has_reported=context)
+    assert runner.wrap(NO_JOB, "token", len, reporter)("abc") == 3
+    assert attempts[0].has_reported() is has_reported

@@ -1,0 +1,88 @@
+"""How the main thread of a child settles jobs during an outage, without a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from bulltask.config.config import Settings
+from bulltask.errors import BrokerError, BrokerUnavailableError
+from bulltask.events import Bus, JobCompleted
+from bulltask.jobs.job import RunningJob
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.slots import Slots
+
+KEYS = QueueKeys("bull", "{mail}", "mail")
+OPTS = b'{"attempts":1,"de":{"id":"only-one"}}'
+FIELDS = [b"name", b"send", b"data", b"{}", b"opts", OPTS, b"timestamp", b"1", b"ats", b"1"]
+CONNECTION_LOST = BrokerUnavailableError("gone")
+
+
+class Child:
+    """A main thread that settles one job. Its connection returns the replies that a test sets, then ``None``."""
+
+    may_acquire = False
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.log: list[str] = []
+        self.completed: list[JobCompleted] = []
+        self.client = self.backoff = self
+        self.round_robin = SimpleNamespace(after=lambda index: index)
+        bus, clock = Bus(), SimpleNamespace(now_ms=lambda: 1_000)
+        bus.subscribe(JobCompleted, self.completed.append)
+        nothing: Any = None
+        fake: Any = self
+        settler = Settler(Settings({}, {}).freeze(), clock, bus, "worker")  # type: ignore[arg-type]
+        (block,) = Slots(1, 1).children
+        block.reset()
+        (slot,) = block.slots()
+        slot.activate(0, "7", 1)
+        acquired = AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", FIELDS), 0)
+        SyncLoop(fake, nothing, settler, nothing, nothing)._settle(acquired, CompletedOutcome(b"1", 1), 0.0)
+
+    # This object is also the fetcher, its connection and its backoff.
+
+    def run(self, call: Call[Any]) -> Any:
+        self.log.append("" if call.script is None else call.script.name)
+        reply = self.replies.pop(0) if self.replies else None
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def record_lost_call(self, _exc: BrokerError, _slot: object) -> None:
+        self.log.append("lost")
+
+    def back_off(self, _exc: BrokerError) -> None:
+        self.log.append("wait")
+
+    def release(self, _slot: object) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+def test_a_child_waits_before_it_writes_an_outcome_again() -> None:
+    child = Child(CONNECTION_LOST, CONNECTION_LOST)
+    write = child.log[0]
+    assert child.log[:7] == [write, "lost", "wait", write, "lost", "wait", write]
+    assert len(child.completed) == 1
+
+
+def test_a_deferred_duplicate_is_added_after_the_outcome_despite_an_outage() -> None:
+    write, *after = Child(None, CONNECTION_LOST).log
+    add, pause, again = after
+    assert write == "wakeNext:moveToFinished"
+    assert add == again != write
+    assert pause == "wait"
+
+
+def test_a_deferred_duplicate_that_redis_rejects_does_not_stop_the_child() -> None:
+    child = Child(None, BrokerError("OOM"))
+    assert len(child.log) == 2
+    assert len(child.completed) == 1
