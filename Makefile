@@ -40,7 +40,8 @@ test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all te
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 # pytest rewrites the assertions of the test modules, which takes up to 15 s in each process unless they are cached.
-$(VENV)/collected.stamp: $(VENV)/dev.stamp $(shell find tests -name '*.py' -not -path '*/node_modules/*')
+# The processes compile changed modules themselves, unless they may not write the result.
+$(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(shell find tests -name '*.py' -not -path '*/node_modules/*'))
 	@echo "make: compiling the tests for all processes"
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
@@ -50,8 +51,9 @@ SLOW_TESTS = tests/process tests/interop tests/mixed_versions tests/spark/local 
 
 test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests without Java, Node.js and workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
-	$(BIN)/python -m pytest -n 2 --hypothesis-profile=quick -m "not (spark or process or interop or bench or slow)" \
-		$(addprefix --ignore ,$(SLOW_TESTS)) $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
+		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \
+		$(TESTS) $(ARGS)
 
 lint: $(VENV)/dev.stamp  ## run ruff, mypy, import contracts, spelling, unused code, types of the public API
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-SECONDS = 10.0
+SECONDS = 5.0
 
 
 @contextmanager
