@@ -181,7 +181,7 @@ class PastSnapshot:
         name: The task's name.
         data_text: Its data as JSON; :attr:`data` is the value.
         opts_text: Its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
-        returnvalue_text: Its result as JSON; :attr:`returnvalue` is the value.
+        return_value_text: Its result as JSON; :attr:`return_value` is the value.
         failed_reason: The reason of its last failed attempt.
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest, 0 is none.
@@ -197,7 +197,7 @@ class PastSnapshot:
     name: str | None
     data_text: str | None
     opts_text: str | None
-    returnvalue_text: str | None
+    return_value_text: str | None
     failed_reason: str | None
     stacktrace_text: str | None
     priority: int | None
@@ -216,7 +216,7 @@ class PastSnapshot:
             at=row["snapshot_at"],
             data_text=row["data"],
             opts_text=row["opts"],
-            returnvalue_text=row["return_value"],
+            return_value_text=row["return_value"],
             stacktrace_text=row["stacktrace"],
             delay=_seconds(row["delay_ms"]),
             **{name: row[name] for name in names},
@@ -233,9 +233,9 @@ class PastSnapshot:
         return _value(self.opts_text)
 
     @property
-    def returnvalue(self) -> Any:
+    def return_value(self) -> Any:
         """Its result; ``None`` for malformed JSON, too."""
-        return _value(self.returnvalue_text)
+        return _value(self.return_value_text)
 
     @property
     def stacktrace(self) -> tuple[str, ...]:
@@ -325,6 +325,6 @@ def _snapshot(snapshot: PastSnapshot) -> dict[str, Any]:
         **{name: to_json(getattr(snapshot, name)) for name in names},
         "data": snapshot.data_text if snapshot.data is None else snapshot.data,
         "opts": snapshot.opts,
-        "returnvalue": snapshot.returnvalue,
+        "return_value": snapshot.return_value,
         "stacktrace": list(snapshot.stacktrace),
     }

@@ -78,7 +78,7 @@ def test_a_job_has_its_incarnations_attempts_events_and_newest_snapshot(lake: La
     assert record.events[2].at == at("2026-11-20 10:00", 9)
     assert record.snapshot is not None
     snapshot = record.snapshot
-    assert (snapshot.state, snapshot.data, snapshot.returnvalue) == ("completed", {"to": "ada"}, [1])
+    assert (snapshot.state, snapshot.data, snapshot.return_value) == ("completed", {"to": "ada"}, [1])
 
 
 def test_malformed_json_in_a_snapshot_is_returned_as_text_only(lake: LakeBuilder) -> None:

@@ -93,7 +93,7 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
             ("parent", job.parent_key),
         ]
     if all_fields and snapshot is not None:
-        result = None if snapshot.returnvalue is None else snapshot.returnvalue_text
+        result = None if snapshot.return_value is None else snapshot.return_value_text
         rows += [("data", snapshot.data_text), ("options", snapshot.opts_text), ("result", result)]
     if job is not None:
         wait, run, total = duration_text(job.wait), duration_text(job.run), duration_text(job.total)
