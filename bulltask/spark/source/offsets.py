@@ -195,7 +195,8 @@ class EventGap:
             f"[BULLTASK_EVENTS_LOST] queue={self.queue} last_id_before={self.last_id_before}: "
             f"{'' if self.exact else 'at least '}{pluralize(self.lost, 'event', 'd')} lost "
             f"({_DESCRIPTIONS[self.loss_reason]}), {left}. "
-            "Set failOnDataLoss=false to continue after the gap (gapRows=true records it), and increase "
+            "To record the gap and continue, use on_loss='gap' (pipeline run: --on-loss gap; "
+            "format('bulltask'): failOnDataLoss=false, gapRows=true); to prevent losses, increase "
             "streams.events.maxLen of the queue"
         )
 

@@ -110,7 +110,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
     rest = f"the first remaining event is {left[0]}" if left else "no event is left"
     return re.escape(
         f"[BULLTASK_EVENTS_LOST] queue={{mail}} last_id_before={after}: {case.message}, {rest}. "
-        "Set failOnDataLoss=false to continue"
+        "To record the gap and continue, use on_loss='gap'"
     )
 
 

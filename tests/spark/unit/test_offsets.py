@@ -185,11 +185,12 @@ def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
     assert first_offset(None, "latest") == first_offset(None, at(5)) == START
 
 
-def test_the_message_of_a_gap_names_queue_id_count_and_option() -> None:
+def test_the_message_of_a_gap_names_queue_id_count_and_options() -> None:
     gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, loss_reason=LossReason.TRIMMED)
     assert gap.message.startswith(
         "[BULLTASK_EVENTS_LOST] queue={emails} last_id_before=50-0: 3155 events lost (trimmed before they were read), "
-        "the first remaining event is 80-0. Set failOnDataLoss=false"
+        "the first remaining event is 80-0. To record the gap and continue, use on_loss='gap' (pipeline run: "
+        "--on-loss gap; format('bulltask'): failOnDataLoss=false, gapRows=true)"
     )
     gone = EventGap("emails", at(50), None, 0, exact=False, loss_reason=LossReason.STREAM_DELETED)
     assert "at least 0 events lost (the stream was deleted), no event is left." in gone.message
