@@ -40,7 +40,10 @@ def command(
     conf: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Add a job to a queue for each row of a Parquet file or a directory of them, each exactly once.
+    """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
+
+    However often Spark repeats a task, each job is added once. Rows with equal name and data become one job; with
+    --id-col, rows with equal ids.
 
     The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
     repeat the command after an error.

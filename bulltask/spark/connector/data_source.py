@@ -87,7 +87,7 @@ class BulltaskSource(DataSource):
         return EventsStreamReader(read_options(StreamOptions, self.options), select_columns("events", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch: each row becomes a job.
+        """Return the writer of a batch: each distinct row becomes a job.
 
         Args:
             schema: The schema of the rows.

@@ -1,4 +1,4 @@
-"""``enqueue_stream``: add a job for each row of a streaming DataFrame."""
+"""``enqueue_stream``: add a job for each distinct row of each batch of a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def enqueue_stream(
     job_id: Column | None = None,
     **options: Unpack[EnqueueStreamOptions],
 ) -> StreamingQuery:
-    """Start a query that adds a job to a queue for each row of a streaming DataFrame.
+    """Start a query that adds a job to a queue for each distinct row of each batch of a streaming DataFrame.
 
     Each batch is a separate write with an id that is derived from the query and the batch. A batch that Spark runs
     again after a crash adds only missing jobs, and the same row in a later batch is another job. Rows of one batch with

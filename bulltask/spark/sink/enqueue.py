@@ -1,4 +1,4 @@
-"""``enqueue``: add a job for each row of a DataFrame."""
+"""``enqueue``: add a job for each distinct row of a DataFrame."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def enqueue(
     job_id: Column | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> EnqueueResult:
-    """Add a job to a queue for each row of a DataFrame, each exactly once, however often Spark runs a task.
+    """Add one job to a queue for each distinct row of a DataFrame, however often Spark repeats a task.
+
+    Rows with equal name and data become one job, unless ``on_duplicate_rows`` is changed; with ``job_id``, rows with
+    equal ids.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
     rolled back: jobs that were sent before an error stay, and repeating the write adds only missing jobs.
@@ -283,7 +286,7 @@ class FileColumns:
 def enqueue_file(
     spark: SparkSession, path: str, queue: str, names: FileColumns, **options: Unpack[EnqueueOptions]
 ) -> EnqueueResult:
-    """Add a job to a queue for each row of a Parquet file or a directory of them, as ``enqueue`` does.
+    """Add a job to a queue for each distinct row of a Parquet file or a directory of them, as ``enqueue`` does.
 
     Args:
         spark: The session.

@@ -74,9 +74,10 @@ def map_dataframe(
 ) -> DataFrame:
     """Call a task for each row of a DataFrame, and return the rows with the results of their jobs.
 
-    All jobs are sent before this function returns, each exactly once, however often Spark runs a task. Spark's
-    executors then keep the rows and the ids of their jobs until the DataFrame is garbage-collected. Results are
-    looked up, and waited for, each time the rows are needed; use ``cache()`` or write the rows to keep them.
+    All jobs are sent before this function returns, each once, however often Spark repeats a task. By default, rows with
+    equal arguments share one job and its result. Spark's executors then keep the rows and the ids of their jobs until
+    the DataFrame is garbage-collected. Results are looked up, and waited for, each time the rows are needed; use
+    ``cache()`` or write the rows to keep them.
 
     Args:
         task: The task. Its options apply: queue, retries, retention of results …

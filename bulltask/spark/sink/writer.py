@@ -1,6 +1,6 @@
 """The writers of ``format("bulltask")``, and the sender of a task's rows.
 
-Each row becomes a job exactly once, however often Spark runs a task. Spark passes copies of a batch writer to its
+Each distinct row becomes one job, however often Spark repeats a task. Spark passes copies of a batch writer to its
 tasks, so all tasks have the same write id. The writer of a streaming query is created again for each
 batch, so its write id is derived from the query and the batch, which stay the same when a batch is run again.
 """
