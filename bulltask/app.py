@@ -236,7 +236,7 @@ class App:
         return AsyncQueue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
     def flows(self) -> FlowProducer:
-        """Return a producer of flows: trees of jobs in which a parent runs after its children."""
+        """Return a producer of flows: trees of jobs in which a parent runs after its child jobs."""
         return FlowProducer(broker=lambda: self.broker)
 
     def aflows(self) -> AsyncFlowProducer:

@@ -1,4 +1,4 @@
-"""``bulltask migrate-bull``: convert a Bull queue to BullMQ; a dry run without ``--execute``."""
+"""``bulltask migrate-bull``: convert a Bull queue to BullMQ; a dry run without ``--yes``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_LISTED: Final = 5
 @app_options
 @click.option("--to", "target", help="Target queue (default: QUEUE).")
 @click.option("--bull-prefix", help="Bull's key prefix (default: the app's, bull).")
-@click.option("--execute", is_flag=True, help="Migrate the jobs; without it, nothing is changed.")
+@click.option("--yes", is_flag=True, help="Migrate the jobs; without it, nothing is changed.")
 @click.option("--states", default=",".join(STATES), show_default=True, help="States of the jobs, comma-separated.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--id-prefix", default="", help="Prefix for job ids, if the target queue has jobs with the same ids.")
@@ -49,11 +49,11 @@ def command(
     broker: SecretUrl | None,
     target: str | None,
     bull_prefix: str | None,
-    execute: bool,
+    yes: bool,
     states: str,
     **options: Any,
 ) -> None:
-    """Convert the jobs of the Bull queue QUEUE to BullMQ's layout; a dry run without --execute.
+    """Convert the jobs of the Bull queue QUEUE to BullMQ's layout; a dry run without --yes.
 
     It prints a report. Each job moves in one atomic step, so you can stop the
     migration at any time and run it again.
@@ -79,8 +79,8 @@ def command(
         ctx.exit(EXIT_REJECTED)
     if plan.layout is QueueLayout.EMPTY:
         return
-    if not execute:
-        click.echo("Dry run: nothing was changed. Repeat the command with --execute to migrate these jobs.")
+    if not yes:
+        click.echo("Dry run: nothing was changed. Repeat the command with --yes to migrate these jobs.")
         return
     report = migration.run(plan, _progress("migrated"))
     _show_report(report, plan)

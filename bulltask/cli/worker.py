@@ -54,7 +54,7 @@ SETTINGS: Final = {
     type=click.Choice(["auto", "fork", "spawn"]),
     help="How child processes are started, as in multiprocessing; auto: fork where possible (default: auto).",
 )
-@click.option("-n", "--hostname", help="Name of this worker (default: host, process id and a random suffix).")
+@click.option("-n", "--hostname", help="Name of this worker; its id is NAME@HOST-PID-RANDOM.")
 @click.option(
     "-l",
     "--loglevel",

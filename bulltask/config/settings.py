@@ -171,10 +171,10 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S(
             "task_unknown",
             "unknown_task",
-            choice("requeue", "fail"),
-            "requeue",
-            "what happens to a job whose task is not registered; requeue: it is rescheduled, so that another worker "
-            "can run it; fail: it fails",
+            choice("reschedule", "fail"),
+            "reschedule",
+            "what happens to a job whose task is not registered; reschedule: it is delayed, so that another "
+            "worker can run it; fail: it fails",
         ),
         _S(
             "include", "include", parse_names, (), "modules that the worker imports, so that their tasks are registered"
@@ -278,7 +278,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "worker_name",
             worker_name,
             "",
-            "the worker's name; none: host, process id and a random suffix",
+            "a name, before the rest of the worker id: name@host-pid-random; none: host-pid-random",
         ),
         _S(
             "limiter",

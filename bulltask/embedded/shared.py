@@ -229,6 +229,4 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise BrokerUnavailableError(
-                f"the watchdog process of the embedded server did not start: {error}"
-            ) from error
+            raise BrokerUnavailableError(f"the keeper of the embedded server did not start: {error}") from error

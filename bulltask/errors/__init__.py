@@ -3,7 +3,7 @@
 ::
 
     BulltaskError
-    ├── ConfigError              a setting has an unknown name or an invalid value      (also a ValueError)
+    ├── ConfigError              a setting or the value of an argument is invalid       (also a ValueError)
     ├── AppNotFoundError         ``-A`` does not name an App
     ├── DuplicateTaskError       two functions have the same task name
     ├── TaskNotRegisteredError         the app has no task of that name                      (also a LookupError)
@@ -53,7 +53,7 @@
     ├── RescheduleJob            run the job again later, without counting the attempt
     ├── ReleaseJob               release the job: it is next in its queue; the attempt does not count
     ├── RateLimitQueue           the same, and rate-limit the queue
-    ├── WaitForChildren          run the job again when its children have finished
+    ├── WaitForChildren          run the job again when its child jobs have finished
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
     └── TaskCancelled            the job was revoked while it was running
 
@@ -150,7 +150,7 @@ class BulltaskError(Exception):
 
 
 class ConfigError(BulltaskError, ValueError):
-    """A setting has an unknown name or an invalid value."""
+    """A setting or an argument of a call is invalid: an unknown name, or an invalid value."""
 
 
 class AppNotFoundError(BulltaskError):
@@ -251,7 +251,7 @@ class JobStateError(JobError):
 
 
 class PendingChildrenError(JobError):
-    """The job still has pending children."""
+    """The job still has pending child jobs."""
 
 
 class ParentNotFoundError(JobError):
@@ -271,7 +271,7 @@ class SchedulerJobError(JobError):
 
 
 class FailedChildrenError(JobError):
-    """The job has failed children and cannot complete."""
+    """The job has failed child jobs and cannot complete."""
 
 
 class SchedulerCollisionError(JobError):
@@ -283,7 +283,7 @@ class SchedulerBusyError(JobError):
 
 
 class NoPendingChildrenError(JobError):
-    """The job has no pending children to wait for."""
+    """The job has no pending child jobs to wait for."""
 
 
 class QueueError(BulltaskError):

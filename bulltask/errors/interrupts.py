@@ -61,11 +61,11 @@ class ReleaseJob(Interrupt):
 class RateLimitQueue(Interrupt):
     """Releases the job and rate-limits the queue, without counting the attempt.
 
-    BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. Other workers observe the limit if the queue has a rate
-    limit or they have a ``limiter``; the child that ran the task always does.
+    BullMQ's ``worker.rateLimit(ms)`` with ``RateLimitError``. If the queue has a rate limit, all workers wait;
+    otherwise only the workers with a ``limiter`` and the child that ran the task.
 
     Args:
-        duration: Seconds or ``timedelta`` during which no worker acquires jobs from the queue.
+        duration: How long they acquire no jobs from the queue: seconds or ``timedelta``.
     """
 
     def __init__(self, duration: float | timedelta) -> None:
@@ -74,10 +74,10 @@ class RateLimitQueue(Interrupt):
 
 
 class WaitForChildren(Interrupt):
-    """Runs the job again when its pending children have finished, without counting the attempt.
+    """Runs the job again when its pending child jobs have finished, without counting the attempt.
 
-    BullMQ's ``WaitingChildrenError``. A job without pending children runs again immediately. A job with a failed child
-    that fails its parent fails.
+    BullMQ's ``WaitingChildrenError``. A job without pending child jobs runs again immediately. A job with a failed
+    child job that fails its parent fails.
     """
 
     def __init__(self) -> None:

@@ -14,8 +14,10 @@ __all__ = [
     "JobCompleted",
     "JobFailed",
     "JobReleased",
+    "JobRescheduled",
     "JobRetried",
     "JobStarted",
+    "JobWaitsForChildren",
     "LockLost",
     "MalformedJobFailed",
     "RedisDisconnected",
@@ -95,12 +97,34 @@ class JobRetried(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job was released unfinished, at a shutdown or at the request of its task. The attempt does not count."""
+    """The job was released and waits again, after a shutdown or at the request of its task. The attempt does not count.
+
+    At a shutdown, the supervisor emits it, which listeners do not receive.
+    """
 
     job_id: str
     queue: str
     task: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRescheduled(ChildEvent):
+    """The task has rescheduled its job: the job is delayed. The attempt does not count."""
+
+    job_id: str
+    queue: str
+    task: str
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobWaitsForChildren(ChildEvent):
+    """At the request of its task, the job waits for its child jobs and then runs again. The attempt does not count."""
+
+    job_id: str
+    queue: str
+    task: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ __all__ = [
     "ChildKilled",
     "ChildStarted",
     "ConcurrencyChanged",
-    "CrashLimitExceeded",
+    "CrashLimitReached",
     "HeartbeatFailed",
     "HeartbeatSucceeded",
     "JobRecovered",
     "JobRevoked",
     "JobStalled",
+    "RunningJobLostLock",
     "ServiceFailed",
     "SignalIgnored",
     "StalledCheckSkipped",
@@ -58,7 +59,7 @@ class JobRecovered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CrashLimitExceeded(Event):
+class CrashLimitReached(Event):
     """The job has failed: its child crashed ``max_crashes`` times, the last time with no other job in the child."""
 
     job_id: str
@@ -97,13 +98,21 @@ class HeartbeatSucceeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
-    """The locks of some jobs of a queue could not be renewed."""
+    """The heartbeat of a queue failed, so none of its locks was renewed."""
 
     queue: str
     job_ids: tuple[str, ...]
     error: str
     attempt: int
     """Number of consecutive failures, including this failure; only the first is logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJobLostLock(Event):
+    """A heartbeat has found that a running job has lost its lock: another worker may run the job again."""
+
+    job_id: str
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class PastAttempt:
             ``open`` if the outcome is unknown.
         failed_reason: The reason of a final failure; events do not contain the reason of a retried attempt.
         error_fingerprint: As in :class:`PastJob`.
-        worker: The worker's name, from a snapshot.
+        worker: The worker id (a Node.js worker's name), from a snapshot.
         source: ``events`` or ``snapshot``.
     """
 
@@ -188,7 +188,7 @@ class PastSnapshot:
         delay: Its delay in seconds.
         attempts_made: BullMQ's count of attempts that ended.
         attempts_started: BullMQ's count of attempts that started.
-        worker: Name of the worker that ran it last.
+        worker: Id of the worker that ran it last (a Node.js worker's name).
         parent_key: Redis key of its parent job.
     """
 

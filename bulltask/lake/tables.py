@@ -165,7 +165,7 @@ SNAPSHOTS: Final = Table(
         failed_reason text why the last failed attempt failed
         stacktrace text JSON list of tracebacks, one per failed attempt
         parent_key text Redis key of its parent job
-        worker text name of the worker that ran the job last, if the worker has a name
+        worker text worker id of the worker that ran the job last; its name if it is a Node.js worker
         snapshot_at time when the job was read
         """,
     ),
@@ -207,7 +207,7 @@ ATTEMPTS: Final = Table(
         outcome text completed, failed, retried, stalled, waiting-children, or open if the outcome is unknown
         failed_reason text why the job failed; null for retried attempts, as events do not contain their reasons
         error_fingerprint text first line of failed_reason, with # for quoted texts, numbers and hex numbers
-        worker text name of the worker, from a snapshot
+        worker text worker id (a Node.js worker's name), from a snapshot
         source text events, or snapshot if a backfill added the row
         as_of time time of the last event of the row; of several rows with the same key, the latest as_of is valid
         """,
@@ -261,7 +261,7 @@ TASK_MINUTE: Final = Table(
         failed long attempts that failed and were not retried
         retried long attempts that failed or were released, and were retried
         stalled long attempts that stalled
-        waiting_children long attempts that ended because the job waits for its children
+        waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed
         removed long jobs that were removed before they finished
         wait_p50 long median wait of the attempts that started, milliseconds, within 1 %

@@ -243,13 +243,14 @@ class MetricsListener:
             events.TaskNotRegistered,
             lambda e: block.add(e.queue, TASK_NOT_REGISTERED if e.delay_ms is None else RETRIED),
         )
-        bus.subscribe(events.CrashLimitExceeded, lambda e: block.add(e.queue, CRASHED))
+        bus.subscribe(events.CrashLimitReached, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
         # A recovered job is a stalled job that the supervisor has found before the stalled check.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
+        bus.subscribe(events.RunningJobLostLock, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
         bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())

@@ -50,7 +50,7 @@ def configure(
 
     Args:
         level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``; case does not matter.
-        worker_id: Added to every line: ``{hostname}-{pid}-{random}``; ``None`` outside of a worker.
+        worker_id: Added to every line; ``None`` outside of a worker.
         json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colours are used
             only on a terminal, and not if ``NO_COLOR`` is set.
         stream: Where lines are written, by default ``sys.stderr``.

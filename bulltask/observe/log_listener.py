@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from bulltask import events
 
-__all__ = ["LogListener", "listener_errors"]
+__all__ = ["LogListener"]
 
 RESULT_CHARS = 200
 ERROR_CHARS = 2_000
@@ -32,21 +32,6 @@ EXIT_HINTS = {
     "SIGILL": NATIVE_CRASH,
     "SIGABRT": NATIVE_CRASH,
 }
-
-
-def listener_errors(log: FilteringBoundLogger) -> events.OnError:
-    """Return a function for ``Bus(on_error=…)`` that logs the exceptions of listeners."""
-
-    def report(listener: str, event: events.Event, exc: Exception) -> None:
-        log.error(
-            "Listener failed",
-            listener=listener,
-            on=type(event).__name__,
-            exc_info=exc,
-            hint="Further failures of this listener for this event are not logged",
-        )
-
-    return report
 
 
 _Line = tuple[int, type[events.Event], Callable[[Any], None]]
@@ -79,12 +64,14 @@ class LogListener:
             (logging.ERROR, events.JobFailed, self._failed),
             (logging.WARNING, events.JobRetried, self._retried),
             (logging.INFO, events.JobReleased, self._released),
+            (logging.INFO, events.JobRescheduled, self._rescheduled),
+            (logging.INFO, events.JobWaitsForChildren, self._waits_for_children),
             (logging.ERROR, events.TaskNotRegistered, self._not_registered),
             (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
             (logging.WARNING, events.JobRecovered, self._recovered),
-            (logging.ERROR, events.CrashLimitExceeded, self._crashed),
+            (logging.ERROR, events.CrashLimitReached, self._crashed),
             (logging.ERROR, events.MalformedJobFailed, self._malformed_job),
             (logging.INFO, events.CancelRequested, self._cancel_requested),
             (logging.INFO, events.JobRevoked, self._revoked),
@@ -94,6 +81,7 @@ class LogListener:
         return (
             (logging.DEBUG, events.HeartbeatSucceeded, self._heartbeat),
             (logging.WARNING, events.HeartbeatFailed, self._heartbeat_failed),
+            (logging.WARNING, events.RunningJobLostLock, self._running_job_lost_lock),
             (logging.WARNING, events.StalledCheckSkipped, self._check_skipped),
             (logging.ERROR, events.ServiceFailed, self._service_failed),
             (logging.INFO, events.ChildStarted, self._child_started),
@@ -163,6 +151,13 @@ class LogListener:
     def _released(self, event: events.JobReleased) -> None:
         self._log.info("Job released", job_id=event.job_id, queue=event.queue, task=event.task, reason=event.reason)
 
+    def _rescheduled(self, event: events.JobRescheduled) -> None:
+        delay = _seconds(event.delay_ms)
+        self._log.info("Job rescheduled", job_id=event.job_id, queue=event.queue, task=event.task, delay=delay)
+
+    def _waits_for_children(self, event: events.JobWaitsForChildren) -> None:
+        self._log.info("Job waits for child jobs", job_id=event.job_id, queue=event.queue, task=event.task)
+
     def _not_registered(self, event: events.TaskNotRegistered) -> None:
         fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
         if event.delay_ms is None:
@@ -215,9 +210,9 @@ class LogListener:
             hint="The job runs again, because the child process that ran it died",
         )
 
-    def _crashed(self, event: events.CrashLimitExceeded) -> None:
+    def _crashed(self, event: events.CrashLimitReached) -> None:
         self._log.error(
-            "Crash limit exceeded",
+            "Crash limit reached",
             job_id=event.job_id,
             queue=event.queue,
             crashes=event.crashes,
@@ -256,6 +251,10 @@ class LogListener:
             error=_shorten(event.error, ERROR_CHARS),
             hint="If the locks expire, other workers acquire the jobs: check Redis and the network",
         )
+
+    def _running_job_lost_lock(self, event: events.RunningJobLostLock) -> None:
+        hint = "Another worker may run the job again; the task is still running here"
+        self._log.warning("Lock lost", job_id=event.job_id, queue=event.queue, hint=hint)
 
     def _check_skipped(self, event: events.StalledCheckSkipped) -> None:
         self._log.warning(

@@ -138,7 +138,7 @@ class RetriesExhausted(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class WaitingChildren(JobEvent):
-    """A job waits for its children. ``prev`` is ``"active"`` if it was running, ``None`` for a new job."""
+    """A job waits for its child jobs. ``prev`` is ``"active"`` if it was running, ``None`` for a new job."""
 
     event: ClassVar[str] = "waiting-children"
     prev: str | None

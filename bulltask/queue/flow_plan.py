@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 from bulltask.config.config import Config
-from bulltask.errors import BulltaskError, ConfigError, InvalidNameError
+from bulltask.errors import BulltaskError, ConfigError
 from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import bullmq_name, check_queue_name
@@ -44,7 +44,7 @@ class ChildOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FlowJob:
-    """A job of a flow, and its children, which must finish before it runs.
+    """A job of a flow, and its child jobs, which must finish before it runs.
 
     Attributes:
         name: The job's name; a bulltask worker runs the task of that name.
@@ -86,7 +86,7 @@ class FlowJob:
 
 @dataclass(frozen=True, slots=True)
 class FlowNode(Generic[J]):
-    """A job of a flow that was added or read, and its children."""
+    """A job of a flow that was added or read, and its child jobs."""
 
     job: J
     children: tuple[FlowNode[J], ...] = ()
@@ -107,7 +107,7 @@ class PlannedJob:
     Attributes:
         job: The job.
         has_custom_id: The caller set its id, so a job with this id may exist already.
-        children: Its children.
+        children: Its child jobs.
         result: The id that is stored, or the error; ``None`` before it was sent.
     """
 
@@ -194,7 +194,7 @@ def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
         job = planned.job
         key = (bullmq_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
         if key in seen:
-            raise InvalidNameError(
-                f"job_id {job.id!r} is used twice in queue {job.queue} by one flow; a job has one parent"
+            raise ConfigError(
+                f"two jobs of the flow have the job_id {job.id!r} in queue {job.queue}; use a different id for each job"
             )
         seen.add(key)

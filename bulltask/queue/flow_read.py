@@ -26,7 +26,7 @@ class ReadNode:
         context: The context of its queue.
         job_id: Its id.
         stored: The job; ``None`` if it was removed.
-        keys: Full keys of its children, by outcome.
+        keys: Full keys of its child jobs, by outcome.
         children: The children that were read.
     """
 

@@ -141,7 +141,7 @@ class JobFields:
 
     @property
     def processed_by(self) -> str | None:
-        """Name of the worker that last acquired it."""
+        """Id of the worker that last acquired it; the name of a Node.js worker."""
         return self._stored.processed_by
 
     @property

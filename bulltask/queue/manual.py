@@ -169,7 +169,7 @@ def release(job: JobFields, token: str | None) -> Operation[None]:
 
 
 def wait_for_children(job: JobFields, token: str | None) -> Operation[bool]:
-    """Make a job wait for its children; return false if no child is pending."""
+    """Make a job wait for its child jobs; return false if none is pending."""
     context, fetch = job.context, _fetch_options(job, token)
     try:
         yield from execute(scripts.move_to_waiting_children(context.keys, job.id, fetch.token, context.now_ms()))

@@ -100,8 +100,8 @@ class Dependencies:
     Attributes:
         processed: Completed children, with their return values.
         unprocessed: Children that have not finished.
-        ignored: Failed children whose failure is ignored, with the reasons.
-        failed: Failed children whose failure fails the job.
+        ignored: Failed child jobs whose failure is ignored, with the reasons.
+        failed: Failed child jobs whose failure fails the job.
     """
 
     processed: Mapping[str, Any]
@@ -125,7 +125,7 @@ class DependencyPage:
 
 @dataclass(frozen=True, slots=True)
 class ChildFailures:
-    """A job's failed children, by full key.
+    """A job's failed child jobs, by full key.
 
     Attributes:
         ignored: Children whose failure is ignored, with the reasons.

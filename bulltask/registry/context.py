@@ -186,7 +186,7 @@ class Context:
     def move_to_waiting_children(self) -> Never:
         """End this attempt and run the job again when its pending child jobs have ended; the attempt does not count.
 
-        Without pending children it runs again immediately. If a child has failed that fails its parent, the job fails.
+        Without pending child jobs it runs again immediately. If a child job has failed that fails its parent, it fails.
         Use :meth:`update_data` first to record the state of the task.
 
         Raises:

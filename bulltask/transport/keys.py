@@ -97,7 +97,7 @@ class QueueKeys:
         return f"{self.base}{job_id}:lock"
 
     def dependencies(self, job_id: str) -> str:
-        """Full keys of the job's pending children."""
+        """Full keys of the job's pending child jobs."""
         return f"{self.base}{job_id}:dependencies"
 
     def processed(self, job_id: str) -> str:
@@ -105,11 +105,11 @@ class QueueKeys:
         return f"{self.base}{job_id}:processed"
 
     def ignored(self, job_id: str) -> str:
-        """Failure reasons of the job's failed children whose failure is ignored, by their full key."""
+        """Failure reasons of the job's failed child jobs whose failure is ignored, by their full key."""
         return f"{self.base}{job_id}:failed"
 
     def unsuccessful(self, job_id: str) -> str:
-        """Full keys of the job's failed children whose failure fails the job."""
+        """Full keys of the job's failed child jobs whose failure fails the job."""
         return f"{self.base}{job_id}:unsuccessful"
 
     def scheduler(self, scheduler_id: str) -> str:

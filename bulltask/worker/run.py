@@ -16,7 +16,8 @@ from bulltask.events.bus import Bus
 from bulltask.jobs.names import check_queue_name
 from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.log_listener import LogListener, listener_errors
+from bulltask.observe.listener_errors import listener_errors
+from bulltask.observe.log_listener import LogListener
 from bulltask.transport.inspect import queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
@@ -80,7 +81,7 @@ def default_queues(app: App) -> tuple[str, ...]:
 
 
 def worker_id(name: str = "") -> str:
-    """Return a unique id: ``{hostname}-{pid}-{random}``, after ``{name}@`` if a name is given."""
+    """Return a unique worker id: ``{hostname}-{pid}-{random}``, after ``{name}@`` if the worker has a name."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     return f"{name}@{identity}" if name else identity
 

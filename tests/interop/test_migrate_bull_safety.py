@@ -71,7 +71,7 @@ def test_a_dry_run_changes_nothing_and_prints_the_plan(migration: MigrationHarne
 
 def test_the_command_prints_a_report_whose_counts_add_up(migration: MigrationHarness) -> None:
     ids = fill(migration, 40)
-    completed = migration.command("--execute")
+    completed = migration.command("--yes")
     assert (completed.returncode, migration.all_ids()) == (0, ids)
     assert "Migrated 40 jobs" in completed.stdout
     if migration.in_place:
@@ -95,13 +95,13 @@ def test_a_killed_migration_can_be_repeated_without_lost_or_duplicate_jobs(
 
     with FlakyProxy("127.0.0.1", int(migration.url.rsplit(":", 1)[1].split("/")[0])) as proxy:
         proxy.latency(0.04)  # slow enough to be killed in the middle
-        with migration.start("--execute", url=f"redis://127.0.0.1:{proxy.port}/0") as process:
+        with migration.start("--yes", url=f"redis://127.0.0.1:{proxy.port}/0") as process:
             wait(lambda: done() >= after or process.poll() is not None, 60, f"{after} moved jobs")
             process.send_signal(signal.SIGKILL)
             process.wait()
     assert 0 < done() < 1_500, "it was killed too early or too late"
     assert migration.all_ids() == ids
-    assert migration.command("--execute").returncode == 0
+    assert migration.command("--yes").returncode == 0
     assert migration.all_ids() == ids
     assert sorted(numbers(migration, migration.name)) == list(range(1_500))
     assert migration.counts() == {"waiting": 750, "delayed": 375, "prioritized": 375}
@@ -144,7 +144,7 @@ def test_a_second_migration_changes_nothing(migration: MigrationHarness) -> None
     migration.bull.calls(["add", "tick", {}, {"repeat": {"every": 60_000}}])
     assert migration.migrate().complete
     before = migration.dump()
-    completed = migration.command("--execute")
+    completed = migration.command("--yes")
     assert completed.returncode == (3 if migration.in_place else 0)
     assert ("may have been migrated before" if migration.in_place else "Nothing to migrate") in (
         completed.stdout + completed.stderr
@@ -162,7 +162,7 @@ def test_a_migration_rejects_a_bullmq_queue(migration: MigrationHarness) -> None
         migration.node.call("job.waitUntilFinished", queue="mail", job=failed)
     migration.node.reset()
     before = migration.dump("bull:mail:*")
-    completed = migration.command("--execute")
+    completed = migration.command("--yes")
     assert (completed.returncode, migration.dump("bull:mail:*")) == (3, before)
     assert "bull:mail is a BullMQ queue without Bull jobs" in completed.stderr
     with pytest.raises(MigrationError, match="BullMQ queue without Bull jobs"):
@@ -192,7 +192,7 @@ def test_connected_workers_prevent_a_migration(migration: MigrationHarness, seco
     held = second_bull.hold()
     waiting = migration.bull.add("n")
     before = migration.dump("bull:mail:[0-9]")
-    completed = migration.command("--execute")
+    completed = migration.command("--yes")
     assert (completed.returncode, migration.dump("bull:mail:[0-9]")) == (3, before)
     assert "workers of bull:mail seem to be connected" in completed.stderr
     report = migration.migrate(force=True)
@@ -209,7 +209,7 @@ def test_active_jobs_are_migrated_only_with_recover_active_and_without_lock(
     second_bull.close()
     locked = migration.migrate(recover_active=True)
     assert (locked.outcome.skipped, locked.complete) == ({SkipReason.ACTIVE: [job]}, False)
-    assert migration.command("--execute").returncode == 4
+    assert migration.command("--yes").returncode == 4
     migration.redis.delete(f"bull:mail:{job}:lock")  # as if it had expired
     assert migration.migrate().outcome.skipped == {SkipReason.ACTIVE: [job]}
     assert migration.migrate(recover_active=True).outcome.moved == {"recovered": 1}
@@ -284,7 +284,7 @@ def test_the_command_accepts_an_app_and_a_target_queue(migration: MigrationHarne
     (tmp_path / "plain.py").write_text(f"from bulltask import App\n\napp = App('plain', queue_hash_tag={tag})\n")
     migration.bull.calls(["add", {"unnamed": True}], prefix="old")
     args = ["--workdir", str(tmp_path), "migrate-bull", "mail", "-A", "plain:app", "-b", migration.url]
-    options = ["--to", "other", "--bull-prefix", "old", "--default-name", "mail.send", "--execute"]
+    options = ["--to", "other", "--bull-prefix", "old", "--default-name", "mail.send", "--yes"]
     completed = subprocess.run([COMMAND, *args, *options], capture_output=True, text=True, check=False, timeout=40)
     assert (completed.returncode, completed.stderr) == (0, "")
     name = "{other}" if tag else "other"

@@ -97,7 +97,7 @@ def test_an_unconvertible_repeatable_is_listed_with_a_call_for_a_scheduler(
         f"app.queue('mail').schedulers.upsert('{repeatable.scheduler_id}', cron='{YEARLY}'"
     )
     assert "tz='Asia/Tokyo', name='gone'" in repeatable.manual
-    done = migration.command("--execute")
+    done = migration.command("--yes")
     assert (done.returncode, repeatable.manual in done.stdout) == (4, True)
     assert migration.redis.zcard("bull:mail:repeat") == 1
 
@@ -139,6 +139,6 @@ def test_a_repeatable_job_that_has_ended_creates_no_scheduler(migration: Migrati
 def test_a_repeatable_beyond_the_limit_is_listed_without_a_call(migration: MigrationHarness) -> None:
     repeat(migration, "yearly", {}, {"cron": YEARLY})
     repeat(migration, "hourly", {}, {"every": 3_600_000})
-    done = migration.command("--execute", "--limit", "1")
+    done = migration.command("--yes", "--limit", "1")
     assert " skipped: the limit was reached" in done.stdout
     assert "manually" not in done.stdout

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 
 from bulltask import App, AsyncResult
-from bulltask.events import Bus, CrashLimitExceeded
+from bulltask.events import Bus, CrashLimitReached
 from bulltask.lua import loader
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.quarantine import EXTRA_CRASHES
-from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -100,7 +100,7 @@ def test_one_crash_of_a_child_with_twenty_jobs_fails_none_and_each_runs_once_mor
     os.kill(worker.children[0], signal.SIGKILL)
     assert all_completed(jobs, 0.5)
     assert {harness.start_count(job) for job in jobs} == {2}
-    assert worker.logged("Crash limit exceeded") == []
+    assert worker.logged("Crash limit reached") == []
 
 
 def test_a_quarantined_job_waits_until_its_child_is_empty_and_keeps_its_lock(harness: WorkerHarness) -> None:
@@ -133,9 +133,9 @@ class DyingChild:
         self._app, self._client, self._keys = app, app.broker.client(), app.broker.keys("default")
         self._client.connect()
         self._tokens = (f"token-{number}" for number in itertools.count())
-        self.crashed: list[CrashLimitExceeded] = []
+        self.crashed: list[CrashLimitReached] = []
         bus = Bus()
-        bus.subscribe(CrashLimitExceeded, self.crashed.append)
+        bus.subscribe(CrashLimitReached, self.crashed.append)
         backoff = ReconnectBackoff(bus, app.config)
         self.recovery = Recovery([self._keys], self._client, app.broker.clock, app.config, bus, backoff)
 
@@ -149,7 +149,7 @@ class DyingChild:
 
     def die(self, tokens: Iterable[str], running: Iterable[str]) -> int:
         """Let the child die; return the number of rounds until its jobs were recovered."""
-        self.recovery.recover(OrphanedJobs(tuple(tokens), frozenset(running), 0, "SIGKILL", intentional=False))
+        self.recovery.recover(JobsOfDeadChild(tuple(tokens), frozenset(running), 0, "SIGKILL", intentional=False))
         rounds = 1
         while self.recovery.pending:
             self.recovery.tick(0, 0)
@@ -184,7 +184,7 @@ def test_a_poison_pill_fails_although_it_never_runs_alone(harness: WorkerHarness
     assert set(harness.redis.lrange(harness.keys.wait, 0, -1)) == {job.id for job in jobs[1:]}
 
 
-def test_orphaned_jobs_do_not_crash_out_when_the_connection_breaks_repeatedly(
+def test_jobs_of_a_dead_child_do_not_fail_when_the_connection_breaks_repeatedly(
     harness: WorkerHarness, dying_child: DyingChild, proxy: FlakyProxy
 ) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(20)]

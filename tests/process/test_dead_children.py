@@ -107,7 +107,7 @@ def test_a_job_that_kills_its_children_fails_with_a_reason_that_names_the_signal
     assert "max_crashes" in reason
     assert good.get(timeout=60) is None
     assert harness.start_count(good) == 1
-    assert worker.wait_for_line("Crash limit exceeded")[0]["crashes"] == 2
+    assert worker.wait_for_line("Crash limit reached")[0]["crashes"] == 2
     worker.wait_for_line("Child started", count=4)
     assert worker.stop() == 0
 

@@ -136,7 +136,9 @@ def test_a_task_that_waits_without_pending_children_runs_again_immediately(start
     assert started_harness.app.send_task("childless").get(timeout=60) == 2
 
 
-@pytest.mark.parametrize(("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed children")])
+@pytest.mark.parametrize(
+    ("wait", "why"), [(False, r"child bull:\{default\}:.* failed"), (True, "has failed child jobs")]
+)
 def test_a_task_fails_when_a_child_job_fails_its_parent(harness: WorkerHarness, wait: bool, why: str) -> None:
     harness.worker(TASKS, children=2 if wait else 1)
     job = harness.app.send_task("with_failing_child", kwargs={"wait": wait}, max_retries=0)
@@ -149,10 +151,10 @@ def test_an_invalid_delay_fails_the_job(started_harness: WorkerHarness) -> None:
         started_harness.app.send_task("invalid_delay").get(timeout=60)
 
 
-def test_the_log_reports_that_a_task_delayed_its_job(harness: WorkerHarness) -> None:
+def test_the_log_reports_that_a_task_rescheduled_its_job(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS)
     job = harness.app.send_task("later")
     job.get(timeout=60)
-    line = worker.wait_for_line("Job released", job_id=job.id)[0]
-    assert line["reason"] == "its task rescheduled it, to run in 0.3 s"
+    line = worker.wait_for_line("Job rescheduled", job_id=job.id)[0]
+    assert line["delay"] == 0.3
     assert worker.warnings() == []

@@ -83,7 +83,7 @@ def test_retention_and_metrics_apply_to_a_job_that_crashed_its_children(harness:
     )
     job = plain_sender(harness).send_task("hold", kwargs={"gate": "gate"})
     os.kill(int(harness.wait_for_start(job, timeout=60)["pid"]), signal.SIGKILL)
-    worker.wait_for_line("Crash limit exceeded", job_id=job.id)
+    worker.wait_for_line("Crash limit reached", job_id=job.id)
     harness.wait_for_event("failed", job, timeout=60)
     assert harness.redis.exists(harness.keys.job(job.id)) == 0
     assert harness.redis.zcard(harness.keys.failed) == 0

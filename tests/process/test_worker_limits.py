@@ -74,7 +74,7 @@ def test_starts_count_separately_from_crashes(harness: WorkerHarness) -> None:
     with pytest.raises(PermanentError, match=STARTED_TOO_OFTEN):
         job.get(timeout=60)
     assert harness.start_count(job) == 1
-    assert worker.logged("Crash limit exceeded") == []
+    assert worker.logged("Crash limit reached") == []
 
 
 # ---- max_stalled_count and the check --------------------------------------------------------------------------------

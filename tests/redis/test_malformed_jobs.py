@@ -12,7 +12,7 @@ from bulltask import App
 from bulltask.clock import mono_ms
 from bulltask.events import (
     Bus,
-    CrashLimitExceeded,
+    CrashLimitReached,
     Event,
     JobCompleted,
     JobRecovered,
@@ -25,7 +25,7 @@ from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import FetchOptions, move_to_active
 from bulltask.worker.broker_backoff import ReconnectBackoff
-from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from tests.support.in_process_child import Child
 
@@ -77,7 +77,7 @@ def recover(app: App, keys: QueueKeys, client: Client, bus: Bus) -> Callable[...
 
     def settle(*tokens: str) -> int:
         recovery = Recovery([keys], client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
-        recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
+        recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
         return recovery.pending
 
     return settle
@@ -137,7 +137,7 @@ def test_a_supervisor_fails_a_job_with_huge_numbers_in_its_options(
     app: App, emitted: list[Event], acquire: Callable[..., str], recover: Callable[..., int], opts: dict[str, Any]
 ) -> None:
     assert recover(acquire("large", opts=json.dumps(opts))) == 0
-    assert [event.job_id for event in events_of(emitted, CrashLimitExceeded)] == ["large"]
+    assert [event.job_id for event in events_of(emitted, CrashLimitReached)] == ["large"]
     assert app.queue("mail").get_job_counts("failed", "active") == {"failed": 1, "active": 0}
 
 

@@ -20,6 +20,7 @@ from bulltask.events import (
     RedisErrorReply,
     RedisReconnected,
     RedisRecovered,
+    RunningJobLostLock,
 )
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -31,7 +32,7 @@ from bulltask.worker.states import CancelReason
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.named_connections import NamedConnections
-from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -41,7 +42,6 @@ E = TypeVar("E", bound=Event)
 
 LOCK_MS = 30_000
 LONG_AGO_MS = LOCK_MS // 2
-LOST = "the lock is gone or held by another worker"
 
 
 class Supervised:
@@ -232,7 +232,8 @@ def test_a_lock_of_another_worker_is_reported_once(worker: Supervised) -> None:
     worker.redis.set(worker.keys[0].lock(job_id), "another worker's")
     for _ in range(3):
         worker.heartbeat.tick(0, 0)
-    assert worker.events(HeartbeatFailed) == [HeartbeatFailed("mail", (job_id,), LOST, 1)]
+    assert worker.events(RunningJobLostLock) == [RunningJobLostLock(job_id, "mail")]
+    assert worker.events(HeartbeatFailed) == []
     assert [event.locks for event in worker.events(HeartbeatSucceeded)] == [0, 0, 0]
 
 
@@ -302,7 +303,7 @@ def test_jobs_of_a_child_that_died_in_an_outage_are_released_immediately(
     tokens = (worker.slot.token, worker.other.token)
     jobs = ((0, tokens[0], killed), (1, tokens[1], neighbour))
     worker.recovery.recover(
-        OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_attempt}, jobs)
+        JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", False, {tokens[0]: killed_attempt}, jobs)
     )
     assert worker.recovery.pending == 0
     assert [event.job_id for event in worker.events(JobRecovered)] == [neighbour]

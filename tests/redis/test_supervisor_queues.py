@@ -12,7 +12,7 @@ from bulltask.clock import mono_ms
 from bulltask.errors import BrokerUnavailableError
 from bulltask.events import (
     Bus,
-    CrashLimitExceeded,
+    CrashLimitReached,
     Event,
     HeartbeatFailed,
     HeartbeatSucceeded,
@@ -29,7 +29,7 @@ from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.slots import Slots, SlotView
 from bulltask.worker.states import SlotState
 from bulltask.worker.supervisor.heartbeat import Heartbeat
-from bulltask.worker.supervisor.recovery import OrphanedJobs, Recovery
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild, Recovery
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
 from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -84,7 +84,7 @@ def test_jobs_of_a_dead_child_are_recovered_although_another_queue_is_broken(
     redis_client.set(keys[0].active, "not a list")
     recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
     tokens = ("token-0", "token-1")
-    recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
+    recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     recovery.tick(0, 0)
     assert [event.job_id for event in emitted if isinstance(event, JobRecovered)] == [jobs[1].id]
     assert jobs[1].get_state() == "waiting"
@@ -107,9 +107,9 @@ def test_a_job_does_not_fail_for_crashes_while_another_queue_is_broken(
     for crash in range(app.config.max_crashes + 1):
         tokens = (f"token-{crash}", f"other-{crash}")
         client.run(move_to_active(keys[1], FetchOptions(tokens[0], 30_000, "dead"), app.now_ms()))
-        recovery.recover(OrphanedJobs(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
+        recovery.recover(JobsOfDeadChild(tokens, frozenset(tokens), mono_ms(), "SIGKILL", intentional=False))
     assert job.get_state() == "waiting"
-    assert [event for event in emitted if isinstance(event, CrashLimitExceeded)] == []
+    assert [event for event in emitted if isinstance(event, CrashLimitReached)] == []
 
 
 def test_jobs_with_expired_locks_are_left_to_the_stalled_check(
@@ -119,7 +119,7 @@ def test_jobs_with_expired_locks_are_left_to_the_stalled_check(
     redis_client.set(keys[0].active, "not a list")
     recovery = Recovery(keys, client, app.broker.clock, app.config, bus, ReconnectBackoff(bus, app.config))
     died_ms = mono_ms() - app.config.lock_ms - 1
-    recovery.recover(OrphanedJobs(("token-0",), frozenset(), died_ms, "SIGKILL", intentional=False))
+    recovery.recover(JobsOfDeadChild(("token-0",), frozenset(), died_ms, "SIGKILL", intentional=False))
     assert recovery.pending == 0
 
 

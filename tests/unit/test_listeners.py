@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError
 from bulltask.events import (
     Bus,
     ChildEvent,
-    CrashLimitExceeded,
+    CrashLimitReached,
     Event,
     JobCompleted,
     JobFailed,
@@ -58,7 +58,7 @@ def test_one_listener_can_receive_all_events_of_children(kind: type[Event]) -> N
     assert received == [STARTED, DONE]
 
 
-@pytest.mark.parametrize("kind", [WorkerStarted, CrashLimitExceeded])
+@pytest.mark.parametrize("kind", [WorkerStarted, CrashLimitReached])
 def test_a_listener_for_an_event_of_the_supervisor_is_rejected_with_advice(kind: type[Event]) -> None:
     with pytest.raises(
         ConfigError, match=rf"{kind.__name__} is emitted by a worker's supervisor.*app\.events\(queue\)"

@@ -16,8 +16,8 @@ import structlog
 from bulltask import events
 from bulltask.errors import ConfigError
 from bulltask.events import Bus
+from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log import LogListener, configure
-from bulltask.observe.log_listener import listener_errors
 from bulltask.observe.writer import LineWriter
 
 WORKER = "node-1-12345-a1b2c3"
@@ -28,6 +28,8 @@ EVENTS: list[events.Event] = [
     events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "permanent", 1, TRACEBACK),
     events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000),
     events.JobReleased("1", "mail", "mail.send", "shutdown"),
+    events.JobRescheduled("1", "mail", "mail.send", 2000),
+    events.JobWaitsForChildren("1", "mail", "mail.send"),
     events.TaskNotRegistered("1", "mail", "mail.sned", 5000),
     events.TaskNotRegistered("1", "mail", "mail.sned", None),
     events.SchedulingFailed("1", "mail", "nightly", "cron pattern 'x' must have 5 fields", 2000),
@@ -35,11 +37,12 @@ EVENTS: list[events.Event] = [
     events.LockLost("1", "mail", "mail.send"),
     events.JobStalled("1", "mail", 1_700_000_000_123),
     events.JobRecovered("1", "mail", 1, 12.0),
-    events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"),
+    events.CrashLimitReached("1", "mail", 3, "SIGSEGV"),
     events.CancelRequested("1", 0, "soft_limit"),
     events.JobRevoked("1", "mail"),
     events.HeartbeatSucceeded("mail", 10, 1.5),
     events.HeartbeatFailed("mail", ("1",), "timed out", 1),
+    events.RunningJobLostLock("1", "mail"),
     events.StalledCheckSkipped("mail", 1),
     events.ServiceFailed("Recovery", 1, OverflowError("too large")),
     events.ChildStarted(0, 4711),
@@ -164,6 +167,21 @@ def test_a_failed_heartbeat_is_one_line_with_at_most_ten_job_ids() -> None:
     assert line["job_ids"] == list(job_ids[:10])
     log.bus.emit(events.HeartbeatFailed("mail", job_ids, "timed out", 2))
     assert len(log.lines()) == 1
+
+
+def test_a_lock_that_a_running_job_has_lost_is_logged_with_a_hint() -> None:
+    assert Log().emit(events.RunningJobLostLock("1", "mail")) == {
+        "level": "warning",
+        "event": "Lock lost",
+        "job_id": "1",
+        "queue": "mail",
+        "hint": "Another worker may run the job again; the task is still running here",
+    }
+
+
+def test_a_rescheduled_job_is_logged_with_its_delay() -> None:
+    line = Log().emit(events.JobRescheduled("1", "mail", "mail.send", 2000))
+    assert (line["event"], line["delay"]) == ("Job rescheduled", 2.0)
 
 
 def test_a_lost_connection_to_redis_is_logged_as_an_error() -> None:

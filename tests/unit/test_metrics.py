@@ -92,7 +92,7 @@ def test_the_outcomes_of_jobs_are_counted_by_queue() -> None:
 def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 0)
-    bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
     bus.emit(events.TaskNotRegistered("1", "mail", "t", 5000))
     total = memory.totals()["mail"]
@@ -104,7 +104,7 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     bus = attach_listener(memory, 1)
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
-    bus.emit(events.CrashLimitExceeded("1", "mail", 3, "SIGSEGV"))
+    bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
     bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
     samples = scrape(memory)
     counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}
@@ -141,7 +141,8 @@ def test_heartbeats_and_stalled_checks_are_counted() -> None:
     bus = attach_listener(memory, 0)
     bus.emit(events.HeartbeatSucceeded("mail", 10, 1.0))
     bus.emit(events.HeartbeatSucceeded("mail", 5, 12.0))
-    bus.emit(events.HeartbeatFailed("mail", ("1", "2"), "timed out", 2))
+    bus.emit(events.HeartbeatFailed("mail", ("1",), "timed out", 2))
+    bus.emit(events.RunningJobLostLock("2", "mail"))
     bus.emit(events.StalledCheckSkipped("mail", 2))
     bus.emit(events.JobStalled("1", "mail", None))
     bus.emit(events.JobRecovered("2", "mail", 1, 10.0))

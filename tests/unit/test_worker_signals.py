@@ -19,7 +19,7 @@ from bulltask.worker.slots import ChildBlock, Slots
 from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.process_spec import ProcessSpec
-from bulltask.worker.supervisor.recovery import OrphanedJobs
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild
 from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, SignalQueue
 from bulltask.worker.supervisor.stacks import StackCollector
 from bulltask.worker.wakeup_pipe import WakeupPipe
@@ -134,7 +134,7 @@ class PoolHarness:
                 os._exit(0)
         return pid
 
-    def wait_for_death(self) -> list[OrphanedJobs]:
+    def wait_for_death(self) -> list[JobsOfDeadChild]:
         """Wait until a child dies."""
         return wait_until(self.pool.reap, what="a dead child")
 
@@ -177,7 +177,7 @@ def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable
     exited = start_pool(wait_for_term)
     wait_until(lambda: running(exited))
     os.kill(pid_of(exited), signal.SIGTERM)
-    assert exited.wait_for_death()[0].intentional, "its orphaned jobs do not count as crashed"
+    assert exited.wait_for_death()[0].intentional, "its jobs do not count as crashed"
     assert exited.emitted[-1] == ChildExited(0, pid_of(exited))
 
     died = start_pool(lambda block: setattr(block, "run_state", ProcessState.RUN))
@@ -185,7 +185,7 @@ def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable
     assert died.emitted[-1] == ChildDied(0, pid_of(died), "exit code 0", 0)
 
 
-def test_running_orphaned_jobs_are_distinguished_from_other_jobs(start_pool: Callable[..., PoolHarness]) -> None:
+def test_running_jobs_of_a_dead_child_are_distinguished_from_other_jobs(start_pool: Callable[..., PoolHarness]) -> None:
     def child_main(block: ChildBlock) -> None:
         reserved, active, settling = block.slots()
         reserved.reserve(1)
@@ -195,10 +195,10 @@ def test_running_orphaned_jobs_are_distinguished_from_other_jobs(start_pool: Cal
         os.kill(os.getpid(), signal.SIGKILL)
 
     harness = start_pool(child_main)
-    orphans = harness.wait_for_death()[0]
+    dead = harness.wait_for_death()[0]
     tokens = [slot.token for slot in harness.slots.children[0].slots()]
-    assert orphans.tokens == tuple(tokens)
-    assert orphans.running == {tokens[1]}
+    assert dead.tokens == tuple(tokens)
+    assert dead.running == {tokens[1]}
 
 
 def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_child(start_pool: Callable[..., PoolHarness]) -> None:

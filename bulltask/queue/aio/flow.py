@@ -1,4 +1,4 @@
-"""``AsyncFlowProducer``: add and read flows, trees of jobs in which a parent runs after its children."""
+"""``AsyncFlowProducer``: add and read flows, trees of jobs in which a parent runs after its child jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AsyncFlowProducer(FlowBase):
             ])
         )
 
-    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its children have
+    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its child jobs have
     completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
     """
 

@@ -120,7 +120,7 @@ class AsyncJob(JobFields):
         return await self.get_state() is JobState.PRIORITIZED
 
     async def is_waiting_children(self) -> bool:
-        """True if the job waits for its children."""
+        """True if the job waits for its child jobs."""
         return await self.get_state() is JobState.WAITING_CHILDREN
 
     async def retry(self, state: str = "failed") -> None:
@@ -148,7 +148,7 @@ class AsyncJob(JobFields):
         """Remove the job, in any state.
 
         Args:
-            children: Remove its children too.
+            children: Remove its child jobs too.
 
         Raises:
             LockMismatchError: The job, or one of these children, is active.
@@ -220,7 +220,7 @@ class AsyncJob(JobFields):
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
-            PendingChildrenError, FailedChildrenError: It cannot complete because of its children.
+            PendingChildrenError, FailedChildrenError: It cannot complete because of its child jobs.
         """
         stored = await self._context.arun(manual.complete(self, value, token, fetch_next=fetch_next))
         return None if stored is None else AsyncJob(self._context, stored, self.token if token is None else token)
@@ -276,7 +276,7 @@ class AsyncJob(JobFields):
         await self._context.arun(manual.release(self, token))
 
     async def move_to_waiting_children(self, token: str | None = None) -> bool:
-        """Make the job wait for its pending children; return false if no child is pending.
+        """Make the job wait for its pending child jobs; return false if none is pending.
 
         Raises:
             FailedChildrenError: A child has failed and fails this job.
@@ -309,7 +309,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(flow_scripts.get_dependency_counts(self._context.keys, self.id, wanted))
 
     async def get_failed_children(self) -> ChildFailures:
-        """Return the failed children: those whose failure is ignored, with reasons, and those that fail this job."""
+        """Return the failed child jobs: those whose failure is ignored, with reasons, and those that fail this job."""
         return await self._context.arun(read.get_failed_children(self._context, self.id))
 
     async def remove_child_dependency(self) -> bool:

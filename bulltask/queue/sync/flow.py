@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/flow.py by tools/generate_sync.py (make sync): do not edit.
-"""``FlowProducer``: add and read flows, trees of jobs in which a parent runs after its children."""
+"""``FlowProducer``: add and read flows, trees of jobs in which a parent runs after its child jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FlowProducer(FlowBase):
             ])
         )
 
-    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its children have
+    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its child jobs have
     completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
     """
 

@@ -119,7 +119,7 @@ class Job(JobFields):
         return self.get_state() is JobState.PRIORITIZED
 
     def is_waiting_children(self) -> bool:
-        """True if the job waits for its children."""
+        """True if the job waits for its child jobs."""
         return self.get_state() is JobState.WAITING_CHILDREN
 
     def retry(self, state: str = "failed") -> None:
@@ -147,7 +147,7 @@ class Job(JobFields):
         """Remove the job, in any state.
 
         Args:
-            children: Remove its children too.
+            children: Remove its child jobs too.
 
         Raises:
             LockMismatchError: The job, or one of these children, is active.
@@ -217,7 +217,7 @@ class Job(JobFields):
             EncodeError, PayloadTooLargeError: The value is not JSON, or is too large; the job is still active.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
-            PendingChildrenError, FailedChildrenError: It cannot complete because of its children.
+            PendingChildrenError, FailedChildrenError: It cannot complete because of its child jobs.
         """
         stored = self._context.run(manual.complete(self, value, token, fetch_next=fetch_next))
         return None if stored is None else Job(self._context, stored, self.token if token is None else token)
@@ -273,7 +273,7 @@ class Job(JobFields):
         self._context.run(manual.release(self, token))
 
     def move_to_waiting_children(self, token: str | None = None) -> bool:
-        """Make the job wait for its pending children; return false if no child is pending.
+        """Make the job wait for its pending child jobs; return false if none is pending.
 
         Raises:
             FailedChildrenError: A child has failed and fails this job.
@@ -306,7 +306,7 @@ class Job(JobFields):
         return self._context.run(flow_scripts.get_dependency_counts(self._context.keys, self.id, wanted))
 
     def get_failed_children(self) -> ChildFailures:
-        """Return the failed children: those whose failure is ignored, with reasons, and those that fail this job."""
+        """Return the failed child jobs: those whose failure is ignored, with reasons, and those that fail this job."""
         return self._context.run(read.get_failed_children(self._context, self.id))
 
     def remove_child_dependency(self) -> bool:

@@ -78,7 +78,7 @@ def add_prioritized_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
 
 
 def add_parent_job(keys: QueueKeys, job: NewJob, now_ms: int) -> Call[str]:
-    """``addParentJob``: add a job that waits for its children, which are added after it in the same transaction."""
+    """``addParentJob``: add a job that waits for its child jobs, which are added after it in the same transaction."""
     script_keys = (keys.meta, keys.id, keys.delayed, keys.waiting_children, keys.completed, keys.events)
     return _add("addParentJob", script_keys, keys, job, now_ms)
 

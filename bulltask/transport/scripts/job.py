@@ -276,7 +276,7 @@ def _traces(raw: bytes | None) -> tuple[str, ...]:
 
 
 def remove_job(keys: QueueKeys, job_id: str, *, children: bool) -> Call[bool]:
-    """``removeJob``: remove a job (and its children); False if it, or one of them, is locked."""
+    """``removeJob``: remove a job (and its child jobs); False if it, or one of them, is locked."""
 
     def parse_reply(reply: Any) -> bool:
         raise_for(reply, job_id, keys.name)

@@ -17,7 +17,8 @@ from bulltask.events.listeners import Listeners
 from bulltask.jobs.job import RunningJob
 from bulltask.lua import loader
 from bulltask.observe.counters import MetricsListener, MetricsMemory
-from bulltask.observe.log_listener import LogListener, listener_errors
+from bulltask.observe.listener_errors import listener_errors
+from bulltask.observe.log_listener import LogListener
 from bulltask.process import die_with_parent, exit_child, unblock_signals
 from bulltask.registry.context import JobClient
 from bulltask.transport.scripts.move import renew_lock

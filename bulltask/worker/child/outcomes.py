@@ -150,17 +150,13 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
             return None
 
 
-def release_reason(outcome: RequestedOutcome) -> str:
-    """Return the reason in the log line of a requested outcome."""
+def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:
+    """Return the reason in the log line of a released job."""
     match outcome:
-        case RescheduledByTaskOutcome():
-            return f"its task rescheduled it, to run in {outcome.delay_ms / 1000:g} s"
         case ReleasedOutcome():
             return "its task released it"
         case RateLimitedOutcome():
             return f"its task rate-limited the queue for {outcome.limit_ms / 1000:g} s"
-        case WaitingForChildrenOutcome():
-            return "it waits for its child jobs"
 
 
 def _rate_limited(exc: RateLimitQueue) -> RateLimitedOutcome | FailedOutcome:

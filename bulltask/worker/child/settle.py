@@ -29,7 +29,9 @@ from bulltask.events import (
     JobCompleted,
     JobFailed,
     JobReleased,
+    JobRescheduled,
     JobRetried,
+    JobWaitsForChildren,
     LockLost,
     SchedulingFailed,
     TaskNotRegistered,
@@ -227,15 +229,15 @@ class Settler:
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
 
-        BullMQ's scripts stop with an error at a malformed hash, and a flow's parent cannot complete while children are
-        pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
-        script, which does not read the malformed fields. A parent with pending children is retried first, as in
+        BullMQ's scripts stop with an error at a malformed hash, and a flow's parent cannot complete while child jobs
+        are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
+        script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
         Node.js.
 
         ``None`` means that nothing can be written: the job is left to the stalled check, so that one malformed job
         does not block a child forever.
 
-        A job that was to wait for its children, but has no pending child, is released: it runs again immediately.
+        A job that was to wait for its child jobs, but has no pending child job, is released: it runs again immediately.
         """
         if isinstance(exc, NoPendingChildrenError):
             return ReleasedOutcome()
@@ -317,7 +319,7 @@ class Settler:
             case None:
                 self._bus.emit(LockLost(job.id, job.queue, job.name))
             case _:
-                self._bus.emit(JobReleased(job.id, job.queue, job.name, release_reason(outcome)))
+                self._bus.emit(_requested_event(job, outcome))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
         """Emit an event: the loop has stopped while these jobs were running. A process that a task has forked exits."""
@@ -335,6 +337,16 @@ def _requested_call(acquired: AcquiredJob, outcome: RequestedOutcome, now_ms: in
             return move_from_active_to_wait(keys, job_id, token)
         case WaitingForChildrenOutcome():
             return move_to_waiting_children(keys, job_id, token, now_ms)
+
+
+def _requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased | JobRescheduled | JobWaitsForChildren:
+    match outcome:
+        case RescheduledByTaskOutcome():
+            return JobRescheduled(job.id, job.queue, job.name, outcome.delay_ms)
+        case WaitingForChildrenOutcome():
+            return JobWaitsForChildren(job.id, job.queue, job.name)
+        case _:
+            return JobReleased(job.id, job.queue, job.name, release_reason(outcome))
 
 
 def _failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:

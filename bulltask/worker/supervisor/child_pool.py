@@ -15,7 +15,7 @@ from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.launch import Launcher
-from bulltask.worker.supervisor.recovery import OrphanedJobs
+from bulltask.worker.supervisor.recovery import JobsOfDeadChild
 from bulltask.worker.supervisor.stacks import StackCollector
 
 __all__ = ["ChildBootError", "ChildPool"]
@@ -149,21 +149,21 @@ class ChildPool:
                 self._start(index)
         return min(waits, default=None)
 
-    def reap(self) -> list[OrphanedJobs]:
-        """Collect dead children; return the orphaned jobs of each.
+    def reap(self) -> list[JobsOfDeadChild]:
+        """Collect dead children; return the jobs of each.
 
         Raises:
             ChildBootError: Several children in a row died before they could acquire a job.
         """
-        orphans = []
+        dead = []
         for index, child in list(self._children.items()):
             try:
                 pid, status = os.waitpid(child.pid, os.WNOHANG)
             except ChildProcessError:
                 pid, status = child.pid, 0
             if pid:
-                orphans.append(self._remove_dead(index, child, status))
-        return orphans
+                dead.append(self._remove_dead(index, child, status))
+        return dead
 
     def close(self) -> None:
         """Request every child to stop when its jobs are settled (warm shutdown)."""
@@ -188,7 +188,7 @@ class ChildPool:
         self._slots_by_token.update({slot.token: (index, slot) for slot in child.slots})
         self._bus.emit(ChildStarted(index, pid))
 
-    def _remove_dead(self, index: int, child: _Child, status: int) -> OrphanedJobs:
+    def _remove_dead(self, index: int, child: _Child, status: int) -> JobsOfDeadChild:
         del self._children[index]
         for slot in child.slots:
             del self._slots_by_token[slot.token]
@@ -219,7 +219,7 @@ class ChildPool:
         died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
         self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
         intentional = child.stop_requested or exited or bool(child.killed_attempts)
-        return OrphanedJobs(tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs)
+        return JobsOfDeadChild(tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs)
 
     def _count_boot_failures(self, block: ChildBlock, child: _Child) -> None:
         if block.run_state is not ProcessState.INIT or child.stop_requested:

@@ -8,7 +8,7 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import BrokerError
-from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded
+from bulltask.events import Bus, HeartbeatFailed, HeartbeatSucceeded, RunningJobLostLock
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.move import find_by_token, renew_locks
@@ -144,5 +144,5 @@ class Heartbeat:
         }
         if running and (lost_now := sorted(running.intersection(self._views()), key=lambda view: view.job_id)):
             self._reported_lost.update((view.token, view.attempt) for view in lost_now)
-            job_ids = tuple(view.job_id for view in lost_now)
-            self._bus.emit(HeartbeatFailed(keys.queue, job_ids, "the lock is gone or held by another worker", 1))
+            for view in lost_now:
+                self._bus.emit(RunningJobLostLock(view.job_id, keys.queue))

@@ -166,8 +166,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         try:
-            for orphans in self._pool.reap():
-                self._recovery.recover(orphans)
+            for dead in self._pool.reap():
+                self._recovery.recover(dead)
         except ChildBootError:
             self._exit_code = ExitCode.BOOT_FAILED
             self.cold_shutdown()

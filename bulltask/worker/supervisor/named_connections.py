@@ -27,7 +27,7 @@ class NamedConnections:
     Args:
         broker: Creates the connections.
         queues: The names of the worker's queues in the app.
-        worker_id: Shown as the worker's name.
+        worker_id: Shown by dashboards as the worker's name.
         backoff: The supervisor's backoff.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bulltask.clock import ServerClock, mono_ms
 from bulltask.config.config import Config
 from bulltask.errors import RECOVERABLE, BrokerError, JobError
-from bulltask.events import Bus, CrashLimitExceeded, JobRecovered, JobReleased
+from bulltask.events import Bus, CrashLimitReached, JobRecovered, JobReleased
 from bulltask.transport.call import Call, command
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
@@ -20,14 +20,14 @@ from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import should_fail
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
 
-__all__ = ["OrphanedJobs", "Recovery"]
+__all__ = ["JobsOfDeadChild", "Recovery"]
 
 _CRASHES_KEPT_MS: Final = 86_400_000
 """How long Redis keeps the tokens that count a job's crashes."""
 
 
 @dataclass(frozen=True, slots=True)
-class OrphanedJobs:
+class JobsOfDeadChild:
     """The jobs of a dead child.
 
     Attributes:
@@ -50,15 +50,15 @@ class OrphanedJobs:
 
 
 @dataclass(slots=True)
-class _PendingOrphans:
-    """Orphaned jobs that are not settled yet.
+class _PendingRecovery:
+    """The jobs of a dead child that are not settled yet.
 
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
         concurrent: How many jobs the child had when it died; some may be settled since.
     """
 
-    orphans: OrphanedJobs
+    dead: JobsOfDeadChild
     queues: set[int]
     concurrent: int = 0
 
@@ -95,17 +95,17 @@ class Recovery:
         self._bus, self._backoff, self._queue_backoff = bus, backoff, QueueBackoff(queues, bus, config)
         self._failures = FailureRecorder(client, clock, config, bus)
         self._malformed = MalformedJobHandler(client, clock, config, bus)
-        self._pending: list[_PendingOrphans] = []
+        self._pending: list[_PendingRecovery] = []
 
     @property
     def pending(self) -> int:
         """Number of dead children whose jobs are not settled yet."""
         return len(self._pending)
 
-    def recover(self, orphans: OrphanedJobs) -> None:
+    def recover(self, dead: JobsOfDeadChild) -> None:
         """Recover the jobs of a dead child now, or later if Redis is unavailable."""
-        if orphans.tokens:
-            self._pending.append(_PendingOrphans(orphans, set(range(len(self._queues)))))
+        if dead.tokens:
+            self._pending.append(_PendingRecovery(dead, set(range(len(self._queues)))))
             self.tick(mono_ms(), 0)
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
@@ -115,18 +115,18 @@ class Recovery:
         try:
             for pending in tuple(self._pending):
                 self._settle(pending)
-                if not pending.queues or mono_ms() - pending.orphans.died_ms > self._config.lock_ms:
+                if not pending.queues or mono_ms() - pending.dead.died_ms > self._config.lock_ms:
                     self._pending.remove(pending)
         except BrokerError as exc:
             self._backoff.record_failure(exc)
         else:
             self._backoff.reset()
 
-    def _settle(self, pending: _PendingOrphans) -> None:
-        tokens = pending.orphans.tokens
+    def _settle(self, pending: _PendingRecovery) -> None:
+        tokens = pending.dead.tokens
         jobs_by_queue: dict[int, list[tuple[str, str]]] = {}
         for index in pending.queues:
-            known = [(token, job_id) for queue, token, job_id in pending.orphans.jobs if queue == index]
+            known = [(token, job_id) for queue, token, job_id in pending.dead.jobs if queue == index]
             with self._queue_backoff.recording(index):
                 if known:
                     self._client.run(renew_locks(self._queues[index], known, self._config.lock_ms))
@@ -143,7 +143,7 @@ class Recovery:
                 pending.queues.discard(index)
                 self._queue_backoff.reset(index)
 
-    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
+    def _try_to_settle(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
         """Settle a job; if its hash is malformed, fail it, so that it does not block other jobs."""
         # JobError: the lock is lost, or the job was settled just before the child died.
         with suppress(JobError):
@@ -159,29 +159,29 @@ class Recovery:
             # run after this command.
             self._client.run(command("ZADD", keys.marker, 0, "0"))
 
-    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingOrphans) -> None:
-        orphans, max_crashes = pending.orphans, self._config.max_crashes
-        killed_attempt = orphans.killed_attempts.get(token)
+    def _settle_job(self, keys: QueueKeys, token: str, job_id: str, pending: _PendingRecovery) -> None:
+        dead, max_crashes = pending.dead, self._config.max_crashes
+        killed_attempt = dead.killed_attempts.get(token)
         if killed_attempt is not None and killed_attempt.matches(job_id):
             self._failures.record_killed(keys, job_id, killed_attempt)
             return
-        crashes = 0 if orphans.intentional else self._count_crash(keys, token, job_id)
-        running = token in orphans.running
+        crashes = 0 if dead.intentional else self._count_crash(keys, token, job_id)
+        running = token in dead.running
         if crashes and should_fail(crashes, max_crashes, concurrent=pending.concurrent, running=running):
             reason = (
-                f"the child process running this job died ({orphans.exit_reason}); this was crash {crashes} of this "
+                f"the child process running this job died ({dead.exit_reason}); this was crash {crashes} of this "
                 f"job (max_crashes={max_crashes})"
             )
             self._failures.fail(keys, token, job_id, reason)
-            self._bus.emit(CrashLimitExceeded(job_id, keys.queue, crashes, reason))
+            self._bus.emit(CrashLimitReached(job_id, keys.queue, crashes, reason))
             return
         if crashes:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         self._client.run(move_from_active_to_wait(keys, job_id, token))
-        if orphans.intentional:
+        if dead.intentional:
             self._bus.emit(JobReleased(job_id, keys.queue, "", "its child was stopped before the job had ended"))
         else:
-            self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - orphans.died_ms))
+            self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
 
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
