@@ -93,9 +93,12 @@ def settings(directory: Path) -> dict[str, str]:
         "spark.driver.memory": "1g",
         "spark.local.dir": str(directory / "local"),
         "spark.log.level": "OFF",
+        # Otherwise Spark records the calling line of each operation on a column, for messages of errors.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # Generating and compiling Java takes longer than running a query over the few rows of a test.
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.dataFrameQueryContext.enabled": "false",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }
