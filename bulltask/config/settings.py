@@ -278,7 +278,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "worker_name",
             worker_name,
             "",
-            "a name, before the rest of the worker id: name@host-pid-random; none: host-pid-random",
+            "the first part of the worker id, which is name@host-pid-random; none: host-pid-random",
         ),
         _S(
             "limiter",

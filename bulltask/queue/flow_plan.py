@@ -31,9 +31,9 @@ class ChildOptions(TypedDict, total=False):
         fail_parent_on_failure: The parent fails immediately, and then the parent's parent, if the parent has this
             option.
         continue_parent_on_failure: The parent runs immediately; ``get_failed_children`` returns the reason.
-        ignore_dependency_on_failure: The parent runs after its other children; ``get_failed_children`` returns the
+        ignore_dependency_on_failure: The parent runs after its other child jobs; ``get_failed_children`` returns the
             reason.
-        remove_dependency_on_failure: The parent runs after its other children; the failure is not recorded in it.
+        remove_dependency_on_failure: The parent runs after its other child jobs; the failure is not recorded in it.
     """
 
     fail_parent_on_failure: bool

@@ -39,7 +39,7 @@ class Acquisition:
         token: Locks the job.
         timeout: How long to wait; 0: do not wait, ``None``: wait forever.
         lock: How long the lock lasts; ``None``: the setting ``lock_duration``.
-        worker: The worker's name to store in the job, ``""`` for none.
+        worker: Stored in the job as the worker that runs it, ``""`` for none.
 
     Raises:
         ConfigError: The token is empty, or a duration is invalid.
@@ -202,7 +202,7 @@ def _finish(
 
 
 def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
-    """Return options with the job's token and worker name, with which the next job is acquired, too."""
+    """Return options with the job's token and its worker, with which the next job is acquired, too."""
     lock_token = job.token if token is None else token
     if not lock_token:
         raise ConfigError(f"job {job.id} was not acquired by get_next_job(): pass the token of its lock")

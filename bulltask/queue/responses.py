@@ -69,7 +69,7 @@ class ClientInfo:
     """A connection of a worker or an event listener.
 
     Attributes:
-        name: The worker's name, ``""`` if it has none.
+        name: The worker id (the name of a Node.js worker), ``""`` if it has none.
         raw_name: The connection's name in ``CLIENT LIST``.
         address: ``host:port`` of the connection.
         age: Seconds since it was opened.

@@ -85,7 +85,7 @@ class AsyncQueueGetters(QueueBase):
         )
 
     async def count(self) -> int:
-        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for children."""
+        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for child jobs."""
         counts = await self.get_job_counts("waiting", "paused", "delayed", "prioritized", "waiting-children")
         return sum(counts.values())
 
@@ -184,7 +184,7 @@ class AsyncQueueGetters(QueueBase):
         return await self.get_jobs("failed", start, end, asc=False)
 
     async def get_waiting_children(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
-        """Return jobs that wait for their children, the oldest first."""
+        """Return jobs that wait for their child jobs, the oldest first."""
         return await self.get_jobs("waiting-children", start, end, asc=True)
 
     async def get_waiting_count(self) -> int:
@@ -212,7 +212,7 @@ class AsyncQueueGetters(QueueBase):
         return await self.get_job_count_by_types("failed")
 
     async def get_waiting_children_count(self) -> int:
-        """Count the jobs that wait for their children."""
+        """Count the jobs that wait for their child jobs."""
         return await self.get_job_count_by_types("waiting-children")
 
     async def get_job_count_by_types(self, *states: str) -> int:

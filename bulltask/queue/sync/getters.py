@@ -84,7 +84,7 @@ class QueueGetters(QueueBase):
         )
 
     def count(self) -> int:
-        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for children."""
+        """Count the jobs that no worker has acquired: waiting, paused, prioritized, delayed, waiting for child jobs."""
         counts = self.get_job_counts("waiting", "paused", "delayed", "prioritized", "waiting-children")
         return sum(counts.values())
 
@@ -183,7 +183,7 @@ class QueueGetters(QueueBase):
         return self.get_jobs("failed", start, end, asc=False)
 
     def get_waiting_children(self, start: int = 0, end: int = -1) -> list[Job]:
-        """Return jobs that wait for their children, the oldest first."""
+        """Return jobs that wait for their child jobs, the oldest first."""
         return self.get_jobs("waiting-children", start, end, asc=True)
 
     def get_waiting_count(self) -> int:
@@ -211,7 +211,7 @@ class QueueGetters(QueueBase):
         return self.get_job_count_by_types("failed")
 
     def get_waiting_children_count(self) -> int:
-        """Count the jobs that wait for their children."""
+        """Count the jobs that wait for their child jobs."""
         return self.get_job_count_by_types("waiting-children")
 
     def get_job_count_by_types(self, *states: str) -> int:

@@ -44,7 +44,7 @@ KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
 _SCRIPT_ERRORS: Final = ("non local key", "hash to the same slot")
 
 Children = tuple[tuple[str, int], list[str], int]
-"""The cursor to continue with (``"0"`` at the end), full keys of children, and their total number."""
+"""The cursor to continue with (``"0"`` at the end), full keys of child jobs, and their total number."""
 
 DEPENDENCY_KINDS: Final = ("processed", "unprocessed", "ignored", "failed")
 
@@ -154,7 +154,7 @@ def remove_child_dependency(keys: QueueKeys, job_id: str, parent_key: str) -> Ca
 
 
 def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
-    """``removeUnprocessedChildren``: remove the job's children that are neither finished nor locked."""
+    """``removeUnprocessedChildren``: remove the job's child jobs that are neither finished nor locked."""
     args = (keys.base, job_id)
     return script_call(
         loader.official_script("removeUnprocessedChildren"), (keys.job(job_id), keys.meta), args, lambda _: None
@@ -162,7 +162,7 @@ def remove_unprocessed_children(keys: QueueKeys, job_id: str) -> Call[None]:
 
 
 def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) -> Call[dict[str, int]]:
-    """``getDependencyCounts``: count the job's children by kind."""
+    """``getDependencyCounts``: count the job's child jobs by kind."""
 
     def parse_reply(reply: Any) -> dict[str, int]:
         return {kind: int(count) for kind, count in zip(kinds, reply, strict=True)}
@@ -172,17 +172,17 @@ def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) ->
 
 
 def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
-    """Read the return values of the job's completed children, by their full key."""
+    """Read the return values of the job's completed child jobs, by their full key."""
     return command("HGETALL", keys.processed(job_id), parse_reply=_values)
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
-    """Read the failure reasons of the children whose failure is ignored, by their full key."""
+    """Read the failure reasons of the child jobs whose failure is ignored, by their full key."""
     return command("HGETALL", keys.ignored(job_id), parse_reply=_reasons)
 
 
 def unsuccessful_children(keys: QueueKeys, job_id: str) -> Call[list[str]]:
-    """List the full keys of the children whose failure fails the job."""
+    """List the full keys of the child jobs whose failure fails the job."""
     return command("ZRANGE", keys.unsuccessful(job_id), 0, -1, parse_reply=texts)
 
 

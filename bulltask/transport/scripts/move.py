@@ -55,7 +55,7 @@ class FetchOptions:
     Attributes:
         token: Value of the lock.
         lock_ms: How long a lock lasts unless it is renewed.
-        worker: The worker's name, written into each job that it acquires; ``""`` for none.
+        worker: The worker id, written into each job that it acquires; ``""`` for none.
         limiter: BullMQ's ``limiter``, which applies if the queue has no global rate limit.
         data_points: Minutes of BullMQ's metrics to keep; ``None`` turns the metrics off.
     """
