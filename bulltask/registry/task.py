@@ -149,7 +149,7 @@ class AnyTask(Generic[P, R]):
         Args:
             df: The rows.
             columns: The columns with the arguments; default: all columns of ``df``.
-            map_options: ``timeout``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``,
+            map_options: ``wait``, ``poll``, ``options``, ``write_id``, ``on_duplicate_rows``, ``result_prefix``,
                 ``chunk_size``, ``idempotency_ttl``.
 
         Returns:

@@ -192,5 +192,5 @@ def flows() -> None:
 
 
 def spark_rows(frame: DataFrame) -> None:
-    assert_type(add.map_dataframe(frame, ["x", "y"], timeout=60), DataFrame)
+    assert_type(add.map_dataframe(frame, ["x", "y"], wait=60), DataFrame)
     assert_type(add.map_dataframe(frame, {"x": "n"}, options={"priority": 5}), DataFrame)

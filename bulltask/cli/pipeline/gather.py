@@ -21,6 +21,7 @@ __all__ = ["command"]
 @click.option(
     "--wait",
     type=seconds,
+    default=0,
     metavar="DURATION",
     help="How long to wait for unfinished jobs (default: do not wait).",
 )
@@ -33,7 +34,7 @@ def command(
     write_id: str,
     queue: str,
     out: str,
-    wait: float | None,
+    wait: float,
     master: str | None,
     conf: tuple[str, ...],
     **connection: Any,

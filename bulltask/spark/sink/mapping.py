@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, TypedDict, Unpack
@@ -11,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from bulltask import embedded
-from bulltask.clock import Duration, to_ms, wall_ms
+from bulltask.clock import Duration, to_ms
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError, InvalidJobError
 from bulltask.jobs.names import bullmq_name
@@ -26,7 +25,7 @@ from bulltask.spark.sink.enqueue import (
     send_rows,
     vectorized_udf,
 )
-from bulltask.spark.sink.results import RESULT_FIELDS, JobLookup
+from bulltask.spark.sink.results import RESULT_FIELDS, JobLookup, lookup_deadline_ms
 from bulltask.spark.sink.rows import NUMBER, JobBuilder, RowColumns, SharedOptions, check_write_id, new_write_id
 from bulltask.spark.sink.writer import RowSender
 from bulltask.transport.keys import QueueKeys
@@ -44,8 +43,9 @@ class MapOptions(TypedDict, total=False):
     """Further arguments of ``map_dataframe``.
 
     Attributes:
-        timeout: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the clocks
-            of the executors; ``0`` does not wait, ``None`` (default) waits without limit.
+        wait: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the clocks of
+            the executors; ``0`` does not wait, ``None`` (default) waits without limit. Jobs that are still unfinished
+            are no error.
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
         write_id: Makes the calls repeatable: the same rows with the same id add no job twice. Default: a new id.
@@ -56,7 +56,7 @@ class MapOptions(TypedDict, total=False):
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
     """
 
-    timeout: Duration | None
+    wait: Duration | None
     poll: Duration
     options: Mapping[str, Any]
     write_id: str
@@ -102,8 +102,8 @@ def map_dataframe(
     config = replace(task.config, broker_url=embedded.resolve_url(task.config.broker_url))
     plan = _plan(task, config, settings.get("options", {}))
     prefix = _check_column_names(df, settings.get("result_prefix", ""))
-    timeout, poll_ms = settings.get("timeout"), max(1, to_ms(settings.get("poll", 2.0), "poll"))
-    wait_ms = math.inf if timeout is None else to_ms(timeout, "timeout")
+    wait, poll_ms = settings.get("wait"), max(1, to_ms(settings.get("poll", 2.0), "poll"))
+    lookup_deadline_ms(wait)  # report an invalid value before anything is sent
     arguments = [column.alias(name) for name, column in _arguments(task, df, columns).items()]
     sender = _sender(plan, config, settings)
 
@@ -115,7 +115,7 @@ def map_dataframe(
         # Keep exactly these rows: if they were computed again, rows from rand() or from a growing table would differ.
         rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 
-    lookup = JobLookup(config, _keys(config, plan.queue), wall_ms() + wait_ms, poll_ms)
+    lookup = JobLookup(config, _keys(config, plan.queue), lookup_deadline_ms(wait), poll_ms)
     with_results = rows.withColumn(
         _JOB_RESULT, vectorized_udf(lookup.look_up, RESULT_FIELDS)(F.col(f"{_SEND_RESULT}.id"))
     )

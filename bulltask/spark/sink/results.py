@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import scan_added_ids
 from bulltask.transport.scripts.job import job_fields
 
-__all__ = ["RESULT_FIELDS", "GatherOptions", "JobLookup", "gather"]
+__all__ = ["RESULT_FIELDS", "GatherOptions", "JobLookup", "gather", "lookup_deadline_ms"]
 
 RESULT_FIELDS: Final = StructType(
     [
@@ -60,7 +61,7 @@ class GatherOptions(TypedDict, total=False):
 
 
 def gather(
-    ids: DataFrame | EnqueueResult, queue: str, *, wait: Duration | None = None, **options: Unpack[GatherOptions]
+    ids: DataFrame | EnqueueResult, queue: str, *, wait: Duration | None = 0, **options: Unpack[GatherOptions]
 ) -> DataFrame:
     """Return the results of jobs: ``id``, ``state``, ``return_value``, ``failed_reason``, ``finished_at``.
 
@@ -72,7 +73,7 @@ def gather(
         ids: Rows with a column ``id``, or the result of ``enqueue``, whose ids Redis keeps for its ``idempotency_ttl``.
         queue: The queue's name.
         wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
-            default: do not wait.
+            ``0`` (default) does not wait, ``None`` waits without limit. Jobs that are still unfinished are no error.
         options: The options of :class:`GatherOptions`.
 
     Raises:
@@ -81,9 +82,8 @@ def gather(
     """
     check_option_names(options, GatherOptions)
     source = _source_options(queue, options)
-    deadline_ms = None if wait is None else wall_ms() + to_ms(wait, "wait")
     poll_ms = max(1, to_ms(options.get("poll", 2.0), "poll"))
-    lookup = JobLookup(source.config, source.keys(queue), deadline_ms, poll_ms)
+    lookup = JobLookup(source.config, source.keys(queue), lookup_deadline_ms(wait), poll_ms)
     rows = _ids_of_write(ids, lookup) if isinstance(ids, EnqueueResult) else ids
     if not isinstance(rows.schema["id"].dataType if "id" in rows.columns else None, StringType):
         raise ConfigError(f"gather needs a column 'id' of strings; the rows have {rows.schema.simpleString()}")
@@ -97,6 +97,14 @@ def gather(
     )
 
 
+def lookup_deadline_ms(wait: Duration | None) -> float:
+    """Return `JobLookup.deadline_ms` for the argument ``wait`` of ``gather`` or ``map_dataframe``."""
+    if wait is None:
+        return math.inf
+    wait_ms = to_ms(wait, "wait")
+    return wall_ms() + wait_ms if wait_ms else 0
+
+
 @dataclass(frozen=True, slots=True)
 class JobLookup:
     """Looks up jobs and waits for them. It is sent to the executors.
@@ -104,13 +112,13 @@ class JobLookup:
     Attributes:
         config: The location of Redis.
         keys: The keys of the queue.
-        deadline_ms: When to stop waiting for unfinished jobs, by this machine's clock; ``None``: do not wait.
+        deadline_ms: When to stop waiting for unfinished jobs, by this machine's clock; 0 does not wait.
         poll_ms: The time between two checks.
     """
 
     config: Config = field(repr=False)  # its URL may have a password
     keys: QueueKeys
-    deadline_ms: float | None
+    deadline_ms: float
     poll_ms: int
 
     def look_up(self, arrays: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -127,7 +135,7 @@ class JobLookup:
             for start in range(0, len(unfinished), _IDS_PER_ROUND_TRIP):
                 results.update(self._query(connection, unfinished[start : start + _IDS_PER_ROUND_TRIP]))
             unfinished = [job_id for job_id in unfinished if results[job_id]["state"] == _UNFINISHED]
-            left_ms = 0 if self.deadline_ms is None else self.deadline_ms - wall_ms()
+            left_ms = self.deadline_ms - wall_ms()
             if left_ms <= 0:
                 break
             if unfinished:

@@ -34,7 +34,7 @@ def test_every_program_of_a_page_runs(
         program = program.replace('format("bulltask")', f'format("bulltask").option("url", "{broker_url}")')
         program = program.replace("OPTIONS (", f"OPTIONS (url '{broker_url}', ")
         # This test has no worker, so do not wait for jobs.
-        program = program.replace("wait=60", "wait=0.1").replace("timeout=600", "timeout=1")
+        program = program.replace("wait=600", "wait=1").replace("wait=60", "wait=0.1")
         exec(compile(program, f"{page}, block {number}", "exec"), namespace)
     for query in spark.streams.active:
         query.stop()

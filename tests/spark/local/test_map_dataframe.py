@@ -59,7 +59,7 @@ def test_each_row_is_returned_with_the_result_of_its_job(
     rows = spark.range(300, numPartitions=3).select(
         F.col("id"), F.when(F.col("id") % 50 == 49, -1.0).otherwise(F.rand()).alias("x"), F.lit("kept").alias("note")
     )
-    mapped = half.map_dataframe(rows, {"value": "x", "by": F.lit(4)}, timeout=120, poll=0.2, result_prefix="job_")
+    mapped = half.map_dataframe(rows, {"value": "x", "by": F.lit(4)}, wait=120, poll=0.2, result_prefix="job_")
     assert mapped.columns == ["id", "x", "note", "job_id", "job_state", "job_return_value", "job_failed_reason"]
     for results in (mapped.collect(), mapped.where("id % 2 = 1").collect()):
         good = [row for row in results if row["x"] >= 0]
@@ -78,7 +78,7 @@ def test_map_dataframe_sends_the_same_jobs_as_delay(
     spark: SparkSession, half: Any, redis_client: redis.Redis, app: App
 ) -> None:
     sent = half.delay(1.5)
-    mapped = half.map_dataframe(spark.createDataFrame([(1.5,)], "value double"), timeout=0)
+    mapped = half.map_dataframe(spark.createDataFrame([(1.5,)], "value double"), wait=0)
     [row] = mapped.collect()
     assert (row["state"], row["return_value"], row["failed_reason"]) == ("unfinished", None, None)
     jobs: Any = [redis_client.hgetall(f"bull:{{sums}}:{job_id}") for job_id in (sent.id, row["id"])]
@@ -95,7 +95,7 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
     rows = spark.createDataFrame([(1.0,), (1.0,), (2.0,)], "value double")
 
     def ids(**options: Any) -> list[str]:
-        return [row["id"] for row in half.map_dataframe(rows, timeout=0, **options).collect()]
+        return [row["id"] for row in half.map_dataframe(rows, wait=0, **options).collect()]
 
     first = ids(write_id="w1")
     assert ids(write_id="w1") == first
@@ -114,14 +114,14 @@ def test_map_dataframe_with_a_write_id_sends_jobs_once(
         (["value", "nothing"], {}, TypeError, r"columns value, nothing: .*half\(value.*'nothing'"),
         (["by"], {}, TypeError, r"missing a required argument: 'value'"),
         ("value", {}, ConfigError, r"\['value'\], not 'value'"),
-        (["value"], {"wait": 5}, TypeError, "unknown option 'wait'; known options are timeout"),
+        (["value"], {"timeout": 5}, TypeError, "unknown option 'timeout'; known options are wait"),
         (["value"], {"options": {"job_id": "a"}}, ConfigError, "job_id applies to a single job"),
         (["value"], {"options": {"countdowm": 1}}, TypeError, "countdowm"),
         (["value"], {"options": {"remove_on_complete": True}}, ConfigError, "half keeps no results"),
         (["value"], {"options": {"remove_on_complete": 0}}, ConfigError, "half keeps no results"),
         (["value"], {"write_id": "a b"}, ConfigError, "write id"),
         (["value"], {"chunk_size": 0}, ConfigError, "chunk_size must be"),
-        (["value"], {"timeout": -1}, ConfigError, "timeout must be"),
+        (["value"], {"wait": -1}, ConfigError, "wait must be"),
         (["value"], {"on_duplicate_rows": "drop"}, ConfigError, "on_duplicate_rows must be"),
         (["value"], {"result_prefix": "x_"}, ConfigError, "COLUMN_TAKEN.*'x_state'"),
     ],
@@ -141,7 +141,7 @@ def test_a_task_without_parameters_is_called_for_each_row(
     @app.task(name="tick")
     def tick() -> None: ...
 
-    mapped = tick.map_dataframe(spark.range(2).toDF("n"), [], timeout=0, on_duplicate_rows="keep")
+    mapped = tick.map_dataframe(spark.range(2).toDF("n"), [], wait=0, on_duplicate_rows="keep")
     assert len({row["id"] for row in mapped.collect()}) == 2
     assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
 

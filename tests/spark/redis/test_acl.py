@@ -77,7 +77,7 @@ def read_everything(url: str, ids: list[str]) -> None:
     assert len(query.events()) > 8
 
     options = read_options(WriteOptions, {"url": url, "queue": "mail"})
-    [results] = JobLookup(options.config, options.keys("mail"), None, 1).look_up(iter([pa.array(ids)]))
+    [results] = JobLookup(options.config, options.keys("mail"), 0, 1).look_up(iter([pa.array(ids)]))
     assert [row["state"] for row in results.to_pylist()].count("completed") == 3
     with Connection(options.config) as connection:
         assert len(connection.run(scan_added_ids(options.keys("mail"), "w1", "0"))[1]) == len(ids)

@@ -135,7 +135,7 @@ def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, q
         manual_worker.complete(5)
         manual_worker.close()
     options = read_options(WriteOptions, {"url": broker_url, "queue": name})
-    [results] = JobLookup(options.config, options.keys(name), None, 1).look_up(iter([pa.array([*ids, "unknown"])]))
+    [results] = JobLookup(options.config, options.keys(name), 0, 1).look_up(iter([pa.array([*ids, "unknown"])]))
     assert [row["state"] for row in results.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
 
 
