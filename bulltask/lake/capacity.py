@@ -97,7 +97,7 @@ def recommend(
 
     Args:
         task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
-            process. ``run_counts`` may be a mapping or, as Arrow returns it, pairs.
+            process. ``run_histogram_ms`` may be a mapping or, as Arrow returns it, pairs.
         capacity_minutes: Rows of ``gold.capacity_minute`` for the same queues and days.
         max_wait: How long an attempt may wait for a worker (seconds or ``timedelta``).
         target: The fraction of attempts that wait no longer, between 0 and 1 (exclusive).
@@ -176,7 +176,7 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
         by_task[row["queue"], row["name"]].append(row)
     tasks = {}
     for task, task_rows in by_task.items():
-        runs = merge_histograms(row["run_counts"] for row in task_rows)
+        runs = merge_histograms(row["run_histogram_ms"] for row in task_rows)
         final = sum(row["completed"] + row["failed"] for row in task_rows)
         repeated = sum(row["retried"] + row["stalled"] + row["waiting_children"] for row in task_rows)
         if runs:

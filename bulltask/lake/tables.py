@@ -272,8 +272,8 @@ TASK_MINUTE: Final = Table(
         run_p99 long 99th percentile of the run times
         busy_ms long total milliseconds that attempts ran in this minute, without attempts whose end is unknown
         wasted_ms long part of busy_ms that belongs to attempts that were retried, stalled or failed
-        wait_counts counts log histogram of the waits; add up the histograms of minutes for those of hours or days
-        run_counts counts the same for run times
+        wait_histogram_ms counts log histogram of the waits; add up the histograms of minutes for those of hours or days
+        run_histogram_ms counts the same for run times
         events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
         complete flag true if no gap of the queue overlaps the minute
         """,
@@ -337,9 +337,9 @@ SLO_DAY: Final = Table(
         metric text wait (of first attempts), run (of attempts) or total (of finished jobs)
         threshold_ms long longest duration that meets the objective, milliseconds
         target double fraction of durations that should meet the objective, 0 to 1
-        total long number of measured durations
-        good long number of durations that meet the objective; for total, a failed job does not meet it
-        attainment double good / total
+        measured long number of measured durations
+        good long number of durations that meet the objective; for the metric total, a failed job does not meet it
+        attainment double good / measured
         error_budget_remaining double 1 - (1 - attainment) / (1 - target): at most 1, negative if overspent
         complete flag true if no gap of the queue overlaps the day
         """,

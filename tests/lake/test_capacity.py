@@ -75,7 +75,7 @@ def minute(index: int, added: int, *runs_ms: int, **others: Any) -> dict[str, An
     ended = dict.fromkeys(("failed", "retried", "stalled", "waiting_children"), 0) | {"completed": len(runs_ms)}
     start = at("2026-11-22 10:00") + timedelta(minutes=index)
     counts = [(bucket_of(run), 1) for run in runs_ms]
-    row = {"queue": "mail", "name": "send", "minute": start, "added": added, "run_counts": counts}
+    row = {"queue": "mail", "name": "send", "minute": start, "added": added, "run_histogram_ms": counts}
     return row | ended | {"complete": True} | others
 
 
@@ -147,7 +147,7 @@ def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
     assert result is not None
     assert result.peak_minute == at("2026-11-22 10:00")  # the incomplete minute has a hundred times the jobs
     assert any(line.startswith("Not counted: 1 minute with") for line in result.reasoning)
-    alone = recommend([lost | {"run_counts": {bucket_of(500): 3}}])
+    alone = recommend([lost | {"run_histogram_ms": {bucket_of(500): 3}}])
     assert alone is not None
     assert alone.peak_minute == at("2026-11-22 10:01")
     assert not any(line.startswith("Not counted") for line in alone.reasoning)

@@ -51,7 +51,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
                 }
             ],
         )
-        slo = {"metric": "run", "threshold_ms": 500, "target": 0.5, "total": 4, "good": 3, "complete": True}
+        slo = {"metric": "run", "threshold_ms": 500, "target": 0.5, "measured": 4, "good": 3, "complete": True}
         lake.gold("slo_day", [{**key, **slo}])
     return lake
 

@@ -28,7 +28,7 @@ def as_dicts(table: tables.ReportTable) -> list[dict[str, Any]]:
 
 
 def slo_row(dt: str, good: int, complete: bool = True) -> dict[str, Any]:
-    fixed = {"queue": "mail", "name": "send", "metric": "wait", "threshold_ms": 2000, "target": 0.99, "total": 1000}
+    fixed = {"queue": "mail", "name": "send", "metric": "wait", "threshold_ms": 2000, "target": 0.99, "measured": 1000}
     return {**fixed, "dt": dt, "good": good, "complete": complete}
 
 
@@ -150,7 +150,7 @@ def test_a_row_without_a_task_name_counts_only_if_attempts_ran(lake: LakeBuilder
 def test_objectives_of_several_days_are_combined(lake: LakeBuilder) -> None:
     lake.gold("slo_day", [slo_row("2026-11-21", 1000), slo_row("2026-11-22", 985, complete=False)])
     [row] = as_dicts(sections.slo(read(lake.layout, period("2026-11-21..2026-11-22"))))
-    assert (row["total"], row["good"], row["complete"]) == (2000, 1985, False)
+    assert (row["measured"], row["good"], row["complete"]) == (2000, 1985, False)
     assert row["error_budget_remaining"] == pytest.approx(1 - (15 / 2000) / 0.01)
 
 

@@ -45,7 +45,7 @@ def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reas
     times = {"first_seen": at("2026-11-22 10:00"), "last_seen": at("2026-11-22 10:01")}
     ids = {"sample_failed_reason": f"{reason}\nline 2", "sample_job_ids": [f"id-{reason}"]}
     lake.gold("errors_day", [{**key, "error_fingerprint": reason, "count": 1, **times, **ids}])
-    slo = {"metric": "wait", "threshold_ms": 2000, "target": 0.9, "total": 3, "good": 2, "complete": True}
+    slo = {"metric": "wait", "threshold_ms": 2000, "target": 0.9, "measured": 3, "good": 2, "complete": True}
     lake.gold("slo_day", [{**key, **slo}])
     cost = {"jobs": 3, "attempts": 6, "busy_s": 4.3, "wasted_s": 0.5, "cost": Decimal("0.5"), "complete": True}
     lake.gold("cost_day", [{**key, **cost}])
@@ -194,7 +194,7 @@ def test_a_page_about_200_tasks_shows_15_rows(lake: LakeBuilder) -> None:
 def test_long_tables_are_truncated_and_name_the_command_for_the_rest(lake: LakeBuilder) -> None:
     lost = {"lost": 1, "exact": True, "loss_reason": "trimmed", "last_at_before": at("2026-11-22 10:00")}
     gaps = [{"last_id_before": f"{n}-0", "detected_at": at("2026-11-22 10:01", n), **lost} for n in range(50)]
-    slo = {"queue": "mail", "metric": "run", "target": 0.9, "total": 10, "complete": True, "dt": "2026-11-22"}
+    slo = {"queue": "mail", "metric": "run", "target": 0.9, "measured": 10, "complete": True, "dt": "2026-11-22"}
     slos = [{**slo, "name": f"task-{n:02}", "threshold_ms": 5, "good": n % 10} for n in range(60)]
     lake.gold("task_minute", [task_minute("10:00", finished=1)]).gaps(gaps).gold("slo_day", slos)
     report = build_report(lake)

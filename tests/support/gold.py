@@ -36,7 +36,10 @@ def task_minute(
     """
     waits, runs = list(waits), list(runs)
     row = {"queue": "mail", "name": name, "minute": _minute(minute), "complete": True, **dict.fromkeys(_COUNTS, 0)}
-    sizes = {"wait_counts": _sizes(waits), "run_counts": _sizes(runs), "started": len(waits), "busy_ms": sum(runs)}
+    sizes = {
+        "wait_histogram_ms": _sizes(waits), "run_histogram_ms": _sizes(runs), "started": len(waits),
+        "busy_ms": sum(runs),
+    }  # fmt: skip
     return {**row, **sizes, **values}
 
 

@@ -156,7 +156,7 @@ class Oracle:
             "removed": sum(row["state"] == "removed" and at(row["as_of"]) for row in jobs),
             "busy_ms": sum(overlap(row, minute, MINUTE) for row in attempts),
             "wasted_ms": sum(overlap(row, minute, MINUTE) for row in wasted),
-            "wait_counts": counts(waits), "run_counts": counts(runs),
+            "wait_histogram_ms": counts(waits), "run_histogram_ms": counts(runs),
             "events_lost": sum(gap["lost"] for gap in gaps), "complete": not gaps,
             "waits": waits, "runs": runs,
         }  # fmt: skip
@@ -243,7 +243,7 @@ class Oracle:
         attainment = sum(good) / len(good)
         return {
             "queue": queue, "name": name, "metric": metric, "threshold_ms": limit, "target": target, "dt": dt,
-            "total": len(good), "good": sum(good), "attainment": attainment,
+            "measured": len(good), "good": sum(good), "attainment": attainment,
             "error_budget_remaining": 1 - (1 - attainment) / (1 - target), "complete": self._is_complete(queue, dt),
         }  # fmt: skip
 

@@ -194,7 +194,7 @@ def busiest_day(layout: Layout, data: ReportData) -> tuple[list[Row], list[Row]]
     queues = next(_days(reader, CAPACITY_MINUTE, period, ["queue", "minute", "busy_slots", "peak_slots"]))
     runs = dict(_histograms(reader, period, 1440, [])[1].by_task)
     for row in tasks:
-        row["run_counts"] = runs.pop((row["queue"], row["name"]), None)
+        row["run_histogram_ms"] = runs.pop((row["queue"], row["name"]), None)
     return tasks, queues.to_pylist()
 
 
@@ -269,13 +269,13 @@ def _histograms(
     """Return the histograms of waits and of runs."""
     totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
     parts: tuple[list[Any], list[Any]] = ([], [])
-    for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_counts", "run_counts"]):
+    for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_histogram_ms", "run_histogram_ms"]):
         names = pc.binary_join_element_wise(day["queue"], pc.fill_null(day["name"], _NULL), _NULL)
         tasks = names.combine_chunks().dictionary_encode()
         keys = [(queue, None if name == _NULL else name) for queue, name in map(_split, tasks.dictionary.to_pylist())]
         lines = pa.array([shown.index(key) if key in shown else len(shown) for key in keys], pa.int32())
         rows = pa.table({"task": tasks.indices, "line": lines.take(tasks.indices), "at": _with_steps(day, step)["at"]})
-        for index, column in enumerate(("wait_counts", "run_counts")):
+        for index, column in enumerate(("wait_histogram_ms", "run_histogram_ms")):
             flat = _flatten(rows, day[column])
             for row in _sum_counts(flat, ["task", "bucket"]).to_pylist():
                 totals[index][keys[row["task"]]][row["bucket"]] += row["count"]

@@ -224,7 +224,7 @@ def slo(data: ReportData) -> ReportTable:
         ReportColumn("metric", "Metric", Unit.TEXT),
         ReportColumn("threshold_ms", "Threshold", Unit.MS),
         ReportColumn("target", "Target", Unit.FRACTION),
-        ReportColumn("total", "Measured", Unit.COUNT),
+        ReportColumn("measured", "Measured", Unit.COUNT),
         ReportColumn("good", "Good", Unit.COUNT),
         ReportColumn("attainment", "Attained", Unit.FRACTION),
         ReportColumn("error_budget_remaining", "Error budget remaining", Unit.FRACTION),
@@ -232,12 +232,12 @@ def slo(data: ReportData) -> ReportTable:
     ]
     rows: list[Sequence[Any]] = []
     for key, days in _grouped(data.slos, "queue", "name", "metric", "threshold_ms", "target").items():
-        total, good = sum(day["total"] for day in days), sum(day["good"] for day in days)
-        attainment = good / total if total else None
+        measured, good = sum(day["measured"] for day in days), sum(day["good"] for day in days)
+        attainment = good / measured if measured else None
         complete = all(day["complete"] for day in days)
         queue, name, metric, threshold_ms, target = key
         left = _error_budget_remaining(attainment, target)
-        rows.append([queue, name or UNKNOWN, metric, threshold_ms, target, total, good, attainment, left, complete])
+        rows.append([queue, name or UNKNOWN, metric, threshold_ms, target, measured, good, attainment, left, complete])
     return ReportTable(columns, sorted(rows, key=lambda row: (row[8] is None, row[8], row[1])))
 
 

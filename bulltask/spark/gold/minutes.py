@@ -51,7 +51,7 @@ def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("
     """
     counters = ", ".join(_fact_sql(name, name) for name in COUNTERS)
     histograms = (
-        f"transform(map_entries({column}_counts), entry -> {_fact_sql(kind, 'entry.value', 'entry.key')})"
+        f"transform(map_entries({column}_histogram_ms), entry -> {_fact_sql(kind, 'entry.value', 'entry.key')})"
         for column, kind in _HISTOGRAM_KINDS.items()
     )
     nonzero = f"filter(concat(array({counters}), {', '.join(histograms)}), fact -> fact.amount != 0)"
@@ -73,12 +73,12 @@ def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
         f"map_from_entries(array_sort(collect_list(if(kind = '{kind}', struct(bucket, amount), null))))"
-        f" as {column}_counts"
+        f" as {column}_histogram_ms"
         for column, kind in _HISTOGRAM_KINDS.items()
     ]
     rows = summed.groupBy(*keys).agg(*map(F.expr, [*sums, *counts, *others]))
     percentiles = [
-        f"{percentile(f'{column}_counts', quantile)} as {column}_{name}"
+        f"{percentile(f'{column}_histogram_ms', quantile)} as {column}_{name}"
         for column in _HISTOGRAM_KINDS
         for name, quantile in _QUANTILES.items()
     ]
@@ -86,7 +86,7 @@ def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame
 
 
 def percentile(counts: str, quantile: float) -> str:
-    """Return `bulltask.lake.log_histogram.percentile` of a column like ``wait_counts`` as SQL; buckets are sorted."""
+    """Return `bulltask.lake.log_histogram.percentile` of a column such as ``wait_histogram_ms``, as SQL."""
     total = f"aggregate(map_values({counts}), 0L, (sum, count) -> sum + count)"
     start = f"named_struct('seen', 0L, 'wanted', ceil({quantile!r}D * {total}), 'last', cast(null as int))"
     last = "if(state.seen < state.wanted, entry.key, state.last)"

@@ -127,7 +127,7 @@ def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
 
 
 def with_dicts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: dict(value) if name.endswith("_counts") else value for name, value in row.items()}
+    return {name: dict(value) if name.endswith("_histogram_ms") else value for name, value in row.items()}
 
 
 def in_order(rows: list[dict[str, Any]], table: Table) -> list[dict[str, Any]]:
@@ -251,10 +251,10 @@ def test_merged_minutes_equal_the_sums_of_their_hour_or_month(
         for name in ("added", "completed", "busy_ms"):
             assert row[name] == sum(minute[name] for minute in minutes)
         assert row["complete"] == all(minute["complete"] for minute in minutes)
-        assert dict(row["wait_counts"]) == merge_histograms(minute["wait_counts"] for minute in minutes)
+        assert dict(row["wait_histogram_ms"]) == merge_histograms(minute["wait_histogram_ms"] for minute in minutes)
         runs = [run for minute in minutes for run in minute["runs"]]
         assert row["run_p99"] == close_to_percentile(runs, 0.99)
-        assert row["wait_p50"] == percentile(dict(row["wait_counts"]), 0.5)
+        assert row["wait_p50"] == percentile(dict(row["wait_histogram_ms"]), 0.5)
 
 
 def test_only_minutes_and_days_within_a_gap_are_incomplete(lake: Layout) -> None:
