@@ -178,7 +178,7 @@ def _tasks(rows: list[Row]) -> dict[tuple[Any, Any], _Task]:
     for task, task_rows in by_task.items():
         runs = merge_histograms(row["run_histogram_ms"] for row in task_rows)
         final = sum(row["completed"] + row["failed"] for row in task_rows)
-        repeated = sum(row["retried"] + row["stalled"] + row["waiting_children"] for row in task_rows)
+        repeated = sum(row["requeued"] + row["stalled"] + row["waiting_children"] for row in task_rows)
         if runs:
             tasks[task] = _Task((final + repeated) / final if final else 1.0, *mean_and_variance(runs))
     return tasks

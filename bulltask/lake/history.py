@@ -139,8 +139,8 @@ class History:
         """Count the attempts that ended in each hour or day, without hours and days in which none ended.
 
         Args:
-            outcome: Only attempts with this outcome: ``completed``, ``failed`` (and not retried), ``retried``,
-                ``stalled`` or ``waiting-children``.
+            outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
+                job runs again: the attempt failed, was released or rescheduled), ``stalled`` or ``waiting-children``.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 

@@ -48,8 +48,8 @@ def merge_histograms(histograms: Iterable[Histogram | Iterable[tuple[int, int]] 
     """Add up histograms, for example those of the minutes of a day.
 
     Args:
-        histograms: Values of ``wait_histogram_ms`` or ``run_histogram_ms``: mappings or, as Arrow returns them, lists of
-            pairs; ``None`` is empty.
+        histograms: Values of ``wait_histogram_ms`` or ``run_histogram_ms``: mappings or, as Arrow returns them, lists
+            of pairs; ``None`` is empty.
     """
     total: Counter[int] = Counter()
     for histogram in histograms:

@@ -104,9 +104,9 @@ class PastAttempt:
         ended_at: When it ended.
         wait: Seconds that it waited.
         run: Seconds that it ran.
-        outcome: ``completed``, ``failed``, ``retried``, ``stalled``, ``waiting-children``, or
-            ``open`` if the outcome is unknown.
-        failed_reason: The reason of a final failure; events do not contain the reason of a retried attempt.
+        outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
+            was released or rescheduled), ``stalled``, ``waiting-children``, or ``open`` if the outcome is unknown.
+        failed_reason: The reason of a final failure; events do not contain the reason of a requeued attempt.
         error_fingerprint: As in :class:`PastJob`.
         worker: The worker id (a Node.js worker's name), from a snapshot.
         source: ``events`` or ``snapshot``.

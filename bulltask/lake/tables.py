@@ -204,8 +204,8 @@ ATTEMPTS: Final = Table(
         ended_at time when the attempt ended
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
-        outcome text completed, failed, retried, stalled, waiting-children, or open if the outcome is unknown
-        failed_reason text why the job failed; null for retried attempts, as events do not contain their reasons
+        outcome text completed, failed, requeued, stalled, waiting-children, or open if the outcome is unknown
+        failed_reason text why the job failed; null for requeued attempts, as events do not contain their reasons
         error_fingerprint text first line of failed_reason, with # for quoted texts, numbers and hex numbers
         worker text worker id (a Node.js worker's name), from a snapshot
         source text events, or snapshot if a backfill added the row
@@ -258,8 +258,8 @@ TASK_MINUTE: Final = Table(
         added long jobs added
         started long attempts started
         completed long attempts that completed
-        failed long attempts that failed and were not retried
-        retried long attempts that failed or were released, and were retried
+        failed long attempts that failed, and with them their jobs
+        requeued long attempts after which the job runs again: they failed, were released or rescheduled
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed
@@ -271,7 +271,7 @@ TASK_MINUTE: Final = Table(
         run_p95 long 95th percentile of the run times
         run_p99 long 99th percentile of the run times
         busy_ms long total milliseconds that attempts ran in this minute, without attempts whose end is unknown
-        wasted_ms long part of busy_ms that belongs to attempts that were retried, stalled or failed
+        wasted_ms long part of busy_ms that belongs to attempts that were requeued, stalled or failed
         wait_histogram_ms counts log histogram of the waits; add up the histograms of minutes for those of hours or days
         run_histogram_ms counts the same for run times
         events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
@@ -291,7 +291,7 @@ ERRORS_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         error_fingerprint text fingerprint of the failures, as in silver.attempts
-        count long number of failures, without retried attempts: events do not contain their reasons
+        count long number of failures, without requeued attempts: events do not contain their reasons
         fraction double count divided by all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
@@ -359,7 +359,7 @@ COST_DAY: Final = Table(
         jobs long finished jobs
         attempts long attempts that ended
         busy_s double total seconds that attempts ran
-        wasted_s double part of busy_s that belongs to attempts that were retried, stalled or failed
+        wasted_s double part of busy_s that belongs to attempts that were requeued, stalled or failed
         cost money busy_s times the price of a slot per second; null if no price is configured, like cost_per_job
         cost_per_job money cost / jobs; null without jobs
         complete flag true if no gap of the queue overlaps the day

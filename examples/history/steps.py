@@ -109,7 +109,7 @@ class DemoSteps:
         today = datetime.now(UTC).date()
         self._pipeline.build("gold", days=sorted({self._first_day, today}))
         minutes = self._table("gold/task_minute").where("name IS NOT NULL")
-        sums = {name: F.sum(name) for name in ("added", "completed", "failed", "retried")}
+        sums = {name: F.sum(name) for name in ("added", "completed", "failed", "requeued")}
         tasks = minutes.groupBy("name").agg(
             *(column.alias(name) for name, column in sums.items()),
             F.round(F.sum("busy_ms") / 1000, 1).alias("busy_s"),
@@ -125,11 +125,11 @@ class DemoSteps:
         attempts = {(row["name"], row["outcome"]): row["count"] for row in self._counts("silver/attempts", "outcome")}
         for index, name in enumerate(TASKS):
             orders = range(len(range(index, jobs, len(TASKS))))
-            failed, retried = (sum(map(rule.get(name, never), orders)) for rule in (FAILS, RETRIES))
-            expected = {"completed": len(orders) - failed, "failed": failed, "retried": retried}
+            failed, requeued = (sum(map(rule.get(name, never), orders)) for rule in (FAILS, RETRIES))
+            expected = {"completed": len(orders) - failed, "failed": failed, "requeued": requeued}
             actual = {word: {**attempts, **ended}.get((name, word), 0) for word in expected}
             # If your server was killed, the worker has released its jobs, which adds attempts.
-            if {**actual, "retried": min(actual["retried"], retried)} != expected:
+            if {**actual, "requeued": min(actual["requeued"], requeued)} != expected:
                 problems.append(f"{name}: silver has {actual}, and should have {expected}")
         if (self._lake / "bronze/gaps").exists():
             problems.append(f"events were lost: {self._table('bronze/gaps').collect()}")

@@ -72,7 +72,7 @@ def test_run_times_that_vary_more_need_more_slots() -> None:
 
 
 def minute(index: int, added: int, *runs_ms: int, **others: Any) -> dict[str, Any]:
-    ended = dict.fromkeys(("failed", "retried", "stalled", "waiting_children"), 0) | {"completed": len(runs_ms)}
+    ended = dict.fromkeys(("failed", "requeued", "stalled", "waiting_children"), 0) | {"completed": len(runs_ms)}
     start = at("2026-11-22 10:00") + timedelta(minutes=index)
     counts = [(bucket_of(run), 1) for run in runs_ms]
     row = {"queue": "mail", "name": "send", "minute": start, "added": added, "run_histogram_ms": counts}
@@ -94,7 +94,7 @@ def test_the_recommendation_is_based_on_the_busiest_minute() -> None:
 
 def test_retried_attempts_add_to_the_load() -> None:
     once = recommend([minute(0, 600, 1_000, 1_000)], peak_factor=1)
-    twice = recommend([minute(0, 600, 1_000, 1_000, completed=1, retried=1)], peak_factor=1)
+    twice = recommend([minute(0, 600, 1_000, 1_000, completed=1, requeued=1)], peak_factor=1)
     assert once is not None
     assert twice is not None
     assert twice.load == pytest.approx(2 * once.load)

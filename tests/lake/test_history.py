@@ -142,7 +142,7 @@ def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
             "job_id": str(number),
             "name": rng.choice(["send", "report"]),
             "queue": rng.choice(["mail", "other"]),
-            "outcome": rng.choice(["completed", "completed", "failed", "retried"]),
+            "outcome": rng.choice(["completed", "completed", "failed", "requeued"]),
             "ended_at": rng.choice(hours) + timedelta(milliseconds=rng.randrange(3_600_000)),
             "run_ms": int(rng.lognormvariate(5, 2)) if number % 50 else 0,
             "wait_ms": None if number % 3 else rng.randrange(100),

@@ -37,7 +37,7 @@ def build_report(lake: LakeBuilder, days: str = "2026-11-22") -> Report:
 def full_report(lake: LakeBuilder, name: str = "send", queue: str = "mail", reason: str = "no answer") -> Report:
     """Return a report with data in every section."""
     waits, runs = [10, 20, 3000], [100, 200, 4000]
-    counts = {"added": 5, "finished": 3, "completed": 2, "failed": 1, "retried": 2, "stalled": 1, "wasted_ms": 500}
+    counts = {"added": 5, "finished": 3, "completed": 2, "failed": 1, "requeued": 2, "stalled": 1, "wasted_ms": 500}
     lake.gold("task_minute", [task_minute("10:00", name, queue=queue, waits=waits, runs=runs, **counts)])
     busy = {"busy_slots": 1.5, "utilisation": 0.5, "capacity": 3, "peak_slots": 2, "backlog_delta": 2}
     lake.gold("capacity_minute", [queue_minute("10:00", queue=queue, **busy)])
@@ -179,7 +179,7 @@ def test_markdown_has_every_section(lake: LakeBuilder) -> None:
 
 def test_a_page_about_200_tasks_shows_15_rows(lake: LakeBuilder) -> None:
     rows = [
-        task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], finished=1, retried=1)
+        task_minute(f"10:{n % 60:02}", f"task-{n:03}", runs=[n + 1], waits=[n], finished=1, requeued=1)
         for n in range(200)
     ]
     lake.gold("task_minute", rows)
@@ -211,7 +211,7 @@ def test_a_page_about_one_task_has_all_sections(lake: LakeBuilder) -> None:
     text = ParsedPage(html(build_report(lake))).text
     for expected in (
         "No jobs failed.",
-        "No attempts were retried",
+        "No attempts were requeued",
         "No objectives are set",
         "no events of this time",
         "With 1 slot, ",

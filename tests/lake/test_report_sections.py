@@ -50,10 +50,10 @@ def test_costs_are_sorted_and_tasks_without_jobs_have_no_cost_per_job(lake: Lake
     assert [cost.wasted for cost in costs] == [0.5, 5 / 99, 0.5]
 
 
-def test_the_table_of_retries_includes_tasks_that_only_stalled(lake: LakeBuilder) -> None:
-    counts: list[dict[str, Any]] = [{name: 1} for name in ("retried", "stalled", "waiting_children")]
+def test_the_table_of_requeues_includes_tasks_that_only_stalled(lake: LakeBuilder) -> None:
+    counts: list[dict[str, Any]] = [{name: 1} for name in ("requeued", "stalled", "waiting_children")]
     lake.gold("task_minute", [task_minute("10:00", *count, **count) for count in counts])
-    assert set(column(sections.retries(by_task(data(lake))), "name")) == {"retried", "stalled"}
+    assert set(column(sections.requeues(by_task(data(lake))), "name")) == {"requeued", "stalled"}
 
 
 def test_an_inexact_gap_is_shown_as_a_lower_bound(lake: LakeBuilder) -> None:

@@ -14,7 +14,7 @@ from tests.support.lake_report import DAY, build_report, period, values
 
 
 def test_attempts_of_all_outcomes_are_counted(lake: LakeBuilder) -> None:
-    ends: dict[str, Any] = {"completed": 1, "failed": 2, "retried": 3, "stalled": 4, "waiting_children": 5}
+    ends: dict[str, Any] = {"completed": 1, "failed": 2, "requeued": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
     shown = top_with_others(by_task(read(lake.layout, DAY)))
@@ -46,7 +46,7 @@ def test_the_throughput_chart_is_shown_without_added_or_ended_jobs(lake: LakeBui
     lake.gold("task_minute", [task_minute("10:00", waits=[20])])
     report = build_report(lake)
     assert values(report, "throughput") == {"added": [0], "completed": [0], "failed": [0]}
-    assert "retries" not in report.charts
+    assert "requeues" not in report.charts
 
 
 @pytest.mark.parametrize(("minute", "covered"), [("23:58", "23:58 to 23:59 UTC"), ("23:59", "23:59 to 24:00 UTC")])

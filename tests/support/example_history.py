@@ -86,7 +86,7 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     expected = [(*key, outcome) for key, call in known.items() for outcome in expected_outcomes(*call)]
     additional = Counter(attempts) - Counter(expected)
     assert not Counter(expected) - Counter(attempts)
-    assert {outcome for _, _, outcome in additional} <= {"stalled", "retried"}
+    assert {outcome for _, _, outcome in additional} <= {"stalled", "requeued"}
     assert additional.total() < count / 10
     events = Counter((row["queue"], row["event_id"]) for row in rows_of(layout, EVENTS))
     assert events == Counter((queue, entry) for queue in set(QUEUES.values()) for entry in _entries(client, queue))
@@ -118,7 +118,7 @@ def expected_state(name: str, order: int) -> str:
 
 def expected_outcomes(name: str, order: int) -> list[str]:
     """Return the expected outcomes of a job's attempts."""
-    return [*(["retried"] if name == "mail.send" and order % 25 == 0 else []), expected_state(name, order)]
+    return [*(["requeued"] if name == "mail.send" and order % 25 == 0 else []), expected_state(name, order)]
 
 
 def jobs_in(client: redis.Redis) -> dict[tuple[str, str], tuple[str, int]]:

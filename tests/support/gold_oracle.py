@@ -21,7 +21,7 @@ __all__ = ["History", "Oracle", "random_history"]
 Row = dict[str, Any]
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 COUNTER_OF_OUTCOME = {
-    "completed": "completed", "failed": "failed", "retried": "retried", "stalled": "stalled",
+    "completed": "completed", "failed": "failed", "requeued": "requeued", "stalled": "stalled",
     "waiting-children": "waiting_children",
 }  # fmt: skip
 
@@ -146,7 +146,7 @@ class Oracle:
         waits = [row["wait_ms"] for row in started if row["wait_ms"] is not None]
         runs = [row["run_ms"] for row in ended if row["run_ms"] is not None]
         gaps = overlapping_gaps(self.history.gaps, queue, minute, MINUTE)
-        wasted = [row for row in attempts if row["outcome"] in {"failed", "retried", "stalled"}]
+        wasted = [row for row in attempts if row["outcome"] in {"failed", "requeued", "stalled"}]
         return {
             "queue": queue, "name": name, "minute": minute, "dt": day_of(minute),
             "added": sum(at(row["event_at"]) for row in added),
@@ -264,7 +264,9 @@ class Oracle:
         start = datetime.fromisoformat(dt).replace(tzinfo=UTC)
         attempts = [row for row in self.history.attempts if (row["queue"], row["name"]) == (queue, name)]
         busy = sum(overlap(row, start, DAY) for row in attempts)
-        wasted = sum(overlap(row, start, DAY) for row in attempts if row["outcome"] in {"failed", "retried", "stalled"})
+        wasted = sum(
+            overlap(row, start, DAY) for row in attempts if row["outcome"] in {"failed", "requeued", "stalled"}
+        )
         jobs = sum(
             row["finished_at"] is not None and day_of(row["finished_at"]) == dt
             for row in self.history.jobs
@@ -300,7 +302,7 @@ TASKS: Mapping[str, Sequence[str | None]] = {
     "{images}": ("resize", "send"),
     "007": ("job",),
 }
-OUTCOMES = ("completed", "failed", "retried", "stalled", "waiting-children", "open")
+OUTCOMES = ("completed", "failed", "requeued", "stalled", "waiting-children", "open")
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:

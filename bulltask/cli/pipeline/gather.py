@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.option(
     "--wait",
     type=seconds,
-    default=0,
+    default="0",
     metavar="DURATION",
     help="How long to wait for unfinished jobs (default: do not wait).",
 )

@@ -57,7 +57,7 @@ class TaskAggregate:
     @property
     def attempts(self) -> int:
         """The number of ended attempts."""
-        return sum(self.counts[name] for name in ("completed", "failed", "retried", "stalled", "waiting_children"))
+        return sum(self.counts[name] for name in ("completed", "failed", "requeued", "stalled", "waiting_children"))
 
     def wait(self, quantile: float) -> int | None:
         """Return a percentile of the waits in milliseconds; ``quantile`` is 0 to 1."""

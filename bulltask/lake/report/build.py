@@ -34,7 +34,7 @@ _REASONS: Final = 10
 """How many failure reasons are listed."""
 
 _RATES: Final = ("added", "completed", "failed")
-_REPEATED: Final = ("retried", "stalled")
+_REPEATED: Final = ("requeued", "stalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Report:
         created_at: When the report was created.
         alerts: Warnings at the top.
         figures: Key figures.
-        charts: The charts by name: ``throughput``, ``wait``, ``run``, ``retries``, ``busy``, ``backlog``; without
+        charts: The charts by name: ``throughput``, ``wait``, ``run``, ``requeues``, ``busy``, ``backlog``; without
             charts that have no values.
         ranges: Percentiles of tasks, ``wait`` and ``run``.
         tasks: Aggregates of tasks; at most ``MAX_TASKS``, of which the last can combine all further tasks.
@@ -240,7 +240,7 @@ def _charts(
         "throughput": ("Jobs per minute", "", rates(data, axis, _RATES)),
         "wait": ("Wait for a worker, p95", "ms", percentiles(data.waits, axis, names, 0.95, others=others > 0)),
         "run": ("Run, p95", "ms", percentiles(data.runs, axis, names, 0.95, others=others > 0)),
-        "retries": ("Attempts per minute", "", rates(data, axis, _REPEATED)),
+        "requeues": ("Attempts per minute", "", rates(data, axis, _REPEATED)),
         "busy": ("Busy slots", "slots", busy(data, axis, queues)),
         "backlog": ("Backlog since the start", "jobs", backlog(data, axis, queues)),
     }

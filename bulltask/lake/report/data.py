@@ -50,14 +50,14 @@ _MINUTE_US: Final = 60_000_000
 _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
 _MAX_POINTS: Final = 240
 _TASK_SUMS: Final = (
-    "added", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "busy_ms",
+    "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "busy_ms",
     "wasted_ms",
 )  # fmt: skip
 _QUEUE_SUMS: Final = ("added", "finished_or_removed", "backlog_delta", "busy_slots", "utilisation")
 _QUEUE_PEAKS: Final = ("peak_slots", "utilisation", "wait_p95")
 _LOAD: Final = (
     "queue", "name", "minute", "complete",
-    "added", "completed", "failed", "retried", "stalled", "waiting_children",
+    "added", "completed", "failed", "requeued", "stalled", "waiting_children",
 )  # fmt: skip
 
 

@@ -51,11 +51,11 @@ def _sections(report: Report) -> Iterator[str]:
     if report.reasons_left[0]:
         reasons, count = report.reasons_left
         yield f"{reasons:,} other reasons: {count:,} failures\n"
-    yield "## Retries and stalls\n"
+    yield "## Requeued and stalled attempts\n"
     yield (
-        as_markdown(report_tables["retries"])
-        if report_tables["retries"].rows
-        else "No attempts were retried or stalled.\n"
+        as_markdown(report_tables["requeues"])
+        if report_tables["requeues"].rows
+        else "No attempts were requeued or stalled.\n"
     )
     yield "## Capacity\n"
     yield recommendation_text(report.recommendations)

@@ -32,7 +32,7 @@ _SECTIONS: Final = (
     ("throughput", "Throughput"),
     ("durations", "Wait and run"),
     ("failures", "Failures"),
-    ("retries", "Retries"),
+    ("requeues", "Requeued, stalled"),
     ("capacity", "Capacity"),
     ("slo", "Objectives"),
     ("cost", "Cost"),

@@ -25,7 +25,7 @@ __all__ = [
     "failures",
     "gaps",
     "reasons",
-    "retries",
+    "requeues",
     "slo",
     "tasks",
 ]
@@ -103,7 +103,7 @@ class Cost:
 
     @property
     def wasted(self) -> float | None:
-        """The fraction of busy time that attempts used which were retried, stalled or failed."""
+        """The fraction of busy time that attempts used which were requeued, stalled or failed."""
         return self.wasted_s / self.busy_s if self.busy_s else None
 
     @classmethod
@@ -291,32 +291,32 @@ def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
     return ReportTable(columns, rows)
 
 
-def retries(aggregates: Iterable[TaskAggregate]) -> ReportTable:
-    """Return retried and stalled attempts as a table."""
+def requeues(aggregates: Iterable[TaskAggregate]) -> ReportTable:
+    """Return requeued and stalled attempts as a table."""
     columns = [
         _QUEUE,
         _NAME,
         ReportColumn("attempts", "Attempts", Unit.COUNT),
-        ReportColumn("retried", "Retried", Unit.COUNT),
-        ReportColumn("retried_fraction", "Retried fraction", Unit.FRACTION),
+        ReportColumn("requeued", "Requeued", Unit.COUNT),
+        ReportColumn("requeued_fraction", "Requeued fraction", Unit.FRACTION),
         ReportColumn("stalled", "Stalled", Unit.COUNT),
         ReportColumn("stalled_fraction", "Stalled fraction", Unit.FRACTION),
         ReportColumn("wasted_ms", "Wasted time", Unit.MS),
     ]
     return ReportTable(
         columns,
-        [_retried(aggregate) for aggregate in aggregates if aggregate.counts["retried"] or aggregate.counts["stalled"]],
+        [_requeued(task) for task in aggregates if task.counts["requeued"] or task.counts["stalled"]],
     )
 
 
-def _retried(aggregate: TaskAggregate) -> list[Any]:
-    retried, stalled, attempts = aggregate.counts["retried"], aggregate.counts["stalled"], aggregate.attempts or 1
+def _requeued(aggregate: TaskAggregate) -> list[Any]:
+    requeued, stalled, attempts = aggregate.counts["requeued"], aggregate.counts["stalled"], aggregate.attempts or 1
     return [
         aggregate.queue,
         aggregate.label,
         aggregate.attempts,
-        retried,
-        retried / attempts,
+        requeued,
+        requeued / attempts,
         stalled,
         stalled / attempts,
         aggregate.counts["wasted_ms"],

@@ -46,7 +46,7 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
     result = {
         "tasks": sections.tasks(report.tasks).without(*hidden_columns),
         "reasons": _reasons(report.reasons),
-        "retries": sections.retries(report.tasks).without(*hidden_columns),
+        "requeues": sections.requeues(report.tasks).without(*hidden_columns),
         "capacity": capacity_table(report.queues, report.recommendations if has_queues else Recommendations()).first(
             MAX_ROWS, "bulltask pipeline report capacity"
         ),
@@ -152,9 +152,12 @@ def notes(report: Report) -> list[str]:
         "Percentiles of waits and runs are computed from log histograms (gold.task_minute), within 1 % of the exact"
         " values. Waits below 50 ms are only as accurate as the clocks.",
         "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
-        "Finished jobs are completed or failed. Events do not contain the reasons of retried attempts, so only the last"
-        " reason of a failed job is shown.",
-        "Wasted time is the run time of attempts that were retried, stalled or failed.",
+        "Finished jobs are completed or failed. Events do not contain the reasons of requeued attempts, so only the"
+        " last reason of a failed job is shown.",
+        "After a requeued attempt, its job runs again: the attempt failed, was released (a shutdown, a rate limit, a"
+        " crash), or was rescheduled by its task. Events do not distinguish these cases.",
+        "Wasted time is the run time of attempts that were requeued, stalled or failed. For a task that reschedules"
+        " itself, such as a task that polls, it includes its normal work.",
         "Backlog is the number of jobs added minus the number of jobs finished or removed since the start of the"
         " charts, including delayed jobs. After the first lost event of a queue, its backlog is unknown.",
     ]

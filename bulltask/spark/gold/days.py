@@ -131,7 +131,7 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
         span: The days.
         prices: The price of a slot per hour, by queue and ``*``; other queues have no costs.
     """
-    ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "retried", "stalled", "waiting_children")))
+    ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
     cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)
     jobs = F.nullif(F.col("jobs"), F.lit(0))
     return (

@@ -26,7 +26,7 @@ MINUTE_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 
 COUNTERS: Final = (
-    "added", "started", "completed", "failed", "retried", "stalled", "waiting_children", "finished", "removed",
+    "added", "started", "completed", "failed", "requeued", "stalled", "waiting_children", "finished", "removed",
     "busy_ms", "wasted_ms",
 )  # fmt: skip
 """The kinds of facts that are columns of ``gold.task_minute``; ``waited`` and ``ran`` have histograms."""
@@ -34,13 +34,13 @@ COUNTERS: Final = (
 _COUNTER_OF_OUTCOME: Final = {
     "completed": "completed",
     "failed": "failed",
-    "retried": "retried",
+    "requeued": "requeued",
     "stalled": "stalled",
     "waiting-children": "waiting_children",
 }
 """The counter of each outcome of an attempt; an open one has not ended."""
 
-_WASTED: Final = "outcome in ('failed', 'retried', 'stalled')"
+_WASTED: Final = "outcome in ('failed', 'requeued', 'stalled')"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ Bools = npt.NDArray[np.bool_]
 KINDS: Final = tuple(STATE_AFTER)
 """The kinds of events, by number."""
 
-OUTCOMES: Final = ("open", "retried", "stalled", "completed", "failed", "waiting-children")
+OUTCOMES: Final = ("open", "requeued", "stalled", "completed", "failed", "waiting-children")
 """The outcomes of attempts, by number."""
 
 _KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
@@ -221,7 +221,7 @@ def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints,
     end_kind = lifecycles.kind[end]
     released = (end_kind == _WAITING) & lifecycles.from_active[end]
     outcome = _OUTCOME_OF_KIND[end_kind]
-    outcome = np.where(released | (end_kind == _DELAYED), OUTCOMES.index("retried"), outcome)
+    outcome = np.where(released | (end_kind == _DELAYED), OUTCOMES.index("requeued"), outcome)
     stalled = released & (lifecycles.kind[next_event] == _STALLED)
     return np.where(stalled, OUTCOMES.index("stalled"), outcome), released
 

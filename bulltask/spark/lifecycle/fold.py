@@ -46,7 +46,7 @@ __all__ = [
     "lifecycle",
 ]
 
-Outcome = Literal["completed", "failed", "retried", "stalled", "waiting-children", "open"]
+Outcome = Literal["completed", "failed", "requeued", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
 #: The end of the year 9999, the last time that Python and Spark can represent. Ids of events can be later.
@@ -74,8 +74,8 @@ STATE_AFTER: dict[str, JobState] = {
 _ENDS: dict[str, Outcome] = {
     "completed": "completed",
     "failed": "failed",
-    "delayed": "retried",
-    "waiting": "retried",
+    "delayed": "requeued",
+    "waiting": "requeued",
     "stalled": "stalled",
     "waiting-children": "waiting-children",
 }
@@ -118,8 +118,9 @@ class AttemptRow:
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
         started_ms: When a worker acquired it.
         ended_ms: When it ended.
-        outcome: ``retried`` also stands for a release; ``open`` means that the outcome is unknown.
-        failed_reason: The reason of a final failure. Events do not have the reason of a retried attempt.
+        outcome: ``requeued``: the job runs again, because the attempt failed, was released or rescheduled, which events
+            do not distinguish; ``open``: the outcome is unknown.
+        failed_reason: The reason of a final failure. Events do not have the reason of a requeued attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
 

@@ -231,7 +231,7 @@ def _attempt() -> dict[str, Column]:
     outcome = (
         F.when(ended_by.isin(*FINISHED, "stalled", "waiting-children"), ended_by)
         .when(released & (followed_by == "stalled"), F.lit("stalled"))
-        .when(released | (ended_by == "delayed"), F.lit("retried"))
+        .when(released | (ended_by == "delayed"), F.lit("requeued"))
         .otherwise(F.lit("open"))
     )
 

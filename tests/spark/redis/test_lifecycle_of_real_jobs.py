@@ -140,12 +140,12 @@ EXPECTED = {
     "delayed": ["completed"],
     "prioritized": ["completed"],
     "failed, no retry": ["failed"],
-    "failed, no delay": ["retried", "retried", "failed"],
-    "failed, delays": ["retried", "retried", "failed"],
-    "completed, second attempt": ["retried", "completed"],
-    "moved to delayed": ["retried", "completed"],
-    "moved to wait": ["retried", "retried", "completed"],
-    "rate limited": ["retried", "completed"],
+    "failed, no delay": ["requeued", "requeued", "failed"],
+    "failed, delays": ["requeued", "requeued", "failed"],
+    "completed, second attempt": ["requeued", "completed"],
+    "moved to delayed": ["requeued", "completed"],
+    "moved to wait": ["requeued", "requeued", "completed"],
+    "rate limited": ["requeued", "completed"],
     "waited for children": ["waiting-children", "completed"],
     "parent of a flow": ["completed"],
 }
@@ -171,7 +171,7 @@ def assert_matches_hash(job: dict[str, str], row: JobRow, releases: int) -> None
     last = row.attempts[-1]
     assert row.name == job["name"]
     assert len(ended) == int(job["ats"])
-    assert sum(ended.count(outcome) for outcome in ("completed", "failed", "retried")) - releases == int(job["atm"])
+    assert sum(ended.count(outcome) for outcome in ("completed", "failed", "requeued")) - releases == int(job["atm"])
     assert row.stalls == int(job.get("stc", 0))
     assert row.state == ("completed" if "returnvalue" in job else "failed")
     # The hash of a completed job keeps the reason of its last retry.

@@ -47,8 +47,8 @@ def test_a_completed_job_has_an_attempt_with_its_wait_and_run_times() -> None:
 @pytest.mark.parametrize(
     ("steps", "outcomes"),
     [
-        (["delayed", "waiting<delayed", "active"], ["retried", "open"]),
-        (["waiting<active", "active"], ["retried", "open"]),
+        (["delayed", "waiting<delayed", "active"], ["requeued", "open"]),
+        (["waiting<active", "active"], ["requeued", "open"]),
         (["waiting<active", "stalled", "active"], ["stalled", "open"]),
         (["waiting-children<active", "waiting<waiting-children", "active"], ["waiting-children", "open"]),
         (["failed<active", "retries-exhausted", "waiting<failed", "active"], ["failed", "open"]),
@@ -109,7 +109,7 @@ def test_a_reused_id_starts_an_incarnation_and_a_duplicate_does_not() -> None:
     [
         (["completed<active"], [(1, None, None, 0, "completed")]),
         (["waiting", "completed<active"], [(1, None, None, 10, "completed")]),
-        (["waiting<active", "active"], [(1, None, None, 0, "retried"), (2, 0, 10, None, "open")]),
+        (["waiting<active", "active"], [(1, None, None, 0, "requeued"), (2, 0, 10, None, "open")]),
         (["waiting<active", "stalled"], [(1, None, None, 0, "stalled")]),
         (["stalled", "active"], [(1, None, None, 0, "stalled"), (2, None, 10, None, "open")]),
         (["stalled", "waiting<active"], [(1, None, None, 0, "stalled")]),
