@@ -199,7 +199,7 @@ class RunningJob:
     ``data`` is decoded during the attempt, so that malformed data fails the job like any error.
 
     Attributes:
-        attempts_made: Attempts made before this one (BullMQ's ``atm``).
+        attempts_made: Earlier attempts that count towards the maximum (BullMQ's ``atm``).
         attempts_started: Started attempts including this attempt (``ats``); larger than ``attempts_made`` + 1 after a
             stall or a crash.
         deferred_failure: Reason with which the job must fail instead of running (``defa``).

@@ -25,7 +25,7 @@ class StoredJob:
         data: The decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
         opts: The stored options under BullMQ's stored names.
         delay_ms: Delay of the job, 0 once it is promoted.
-        attempts_made: Attempts made (``atm``).
+        attempts_made: Attempts that count towards the maximum (``atm``).
         attempts_started: Started attempts (``ats``).
         stalled_count: Stalls (``stc``).
         processed_by: Id of the worker that last acquired it, a Node.js worker's name (``pb``).

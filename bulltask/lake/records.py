@@ -29,7 +29,7 @@ class PastJob:
         started_at: When a worker first acquired it.
         finished_at: When it finished.
         seen_at: When it finished; for jobs that have not finished, their last event. Searches use this time.
-        attempts: The number of attempts, including released ones.
+        attempt_count: The number of attempts with any outcome; can be greater than BullMQ's ``attempts_made``.
         stalls: The number of stalled attempts.
         wait: Seconds that it waited for a worker, in all attempts.
         run: Seconds that it ran, in all attempts.
@@ -51,7 +51,7 @@ class PastJob:
     started_at: datetime | None
     finished_at: datetime | None
     seen_at: datetime
-    attempts: int | None
+    attempt_count: int | None
     stalls: int | None
     wait: float | None
     run: float | None
@@ -77,7 +77,7 @@ class PastJob:
             started_at=row["first_started_at"],
             finished_at=row["finished_at"],
             seen_at=row["finished_at"] or row["as_of"],
-            attempts=row["attempts"],
+            attempt_count=row["attempt_count"],
             stalls=row["stalls"],
             wait=_seconds(row["wait_ms"]),
             run=_seconds(row["run_ms"]),
@@ -148,7 +148,7 @@ class PastEvent:
         delay_until: When a ``delayed`` job is due.
         failed_reason: Why the job failed; only ``failed`` has it.
         return_value: The result of ``completed`` as JSON.
-        attempts_made: The number of attempts of ``retries-exhausted``.
+        attempts_made: The attempts that count towards the job's maximum; only in ``retries-exhausted``.
         extra: All other fields as a JSON object.
     """
 
@@ -186,8 +186,8 @@ class PastSnapshot:
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest, 0 is none.
         delay: Its delay in seconds.
-        attempts_made: BullMQ's count of attempts that ended.
-        attempts_started: BullMQ's count of attempts that started.
+        attempts_made: Its attempts that count towards its maximum: they completed or failed.
+        attempts_started: Its attempts that started, with any outcome.
         worker: Id of the worker that ran it last (a Node.js worker's name).
         parent_key: Redis key of its parent job.
     """

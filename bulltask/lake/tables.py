@@ -114,7 +114,7 @@ EVENTS: Final = Table(
         delay_until time when the job is due; only in delayed
         failed_reason text why the job failed; only in failed
         return_value text result as JSON; only in completed
-        attempts_made int number of attempts; only in retries-exhausted
+        attempts_made int attempts that count towards the maximum; only in retries-exhausted
         extra text all other fields as a JSON object
         """,
     ),
@@ -158,8 +158,8 @@ SNAPSHOTS: Final = Table(
         priority int priority: 1 is the highest, 0 is no priority
         processed_at time start of the last attempt, by the worker's clock
         finished_at time end of the last attempt, by the worker's clock
-        attempts_made int BullMQ's count of attempts that ended
-        attempts_started int BullMQ's count of attempts that started
+        attempts_made int attempts that count towards the maximum: they completed or failed
+        attempts_started int attempts that started, with any outcome
         stalled_count int number of stalls
         return_value text result as JSON
         failed_reason text why the last failed attempt failed
@@ -229,7 +229,7 @@ JOBS: Final = Table(
         first_started_at time when a worker acquired it for the first time
         finished_at time when it finished; null for a removed job and for an open job that timed out
         state text completed, failed, removed, or the last state of an open job that timed out
-        attempts int number of attempts, including released ones
+        attempt_count int number of attempts with any outcome; can be greater than attempts_made
         stalls int number of stalled attempts
         wait_ms long milliseconds that it waited for a worker, in all attempts
         run_ms long milliseconds that it ran, in all attempts

@@ -116,7 +116,7 @@ class JobFields:
 
     @property
     def attempts_made(self) -> int:
-        """How many attempts have ended."""
+        """Its attempts that count towards the maximum: they completed or failed."""
         return self._stored.attempts_made
 
     @property

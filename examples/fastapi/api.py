@@ -35,7 +35,7 @@ async def report_status(job_id: UUID) -> dict[str, Any]:
     snapshot = await app.result(str(job_id)).asnapshot()
     if snapshot.state is JobState.UNKNOWN:
         raise HTTPException(404, NOT_FOUND)
-    return {"state": snapshot.state, "attempts": snapshot.attempts_made, "error": snapshot.failed_reason or None}
+    return {"state": snapshot.state, "attempts_made": snapshot.attempts_made, "error": snapshot.failed_reason or None}
 
 
 @api.get("/reports/{job_id}/result")

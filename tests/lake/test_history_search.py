@@ -85,15 +85,15 @@ def test_a_search_applies_all_filters_and_returns_the_newest_first(sample: Histo
 
 def test_a_job_of_a_search_has_times_in_utc_and_durations_in_seconds(lake: LakeBuilder) -> None:
     end = at("2026-11-20 10:00:01", 500)
-    row = job("a", end, "failed", attempts=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
+    row = job("a", end, "failed", attempt_count=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
     row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "failed_reason": "no"}
     lake.jobs([{**row, "error_fingerprint": "no", "parent_key": "bull:{up}:1"}])
     (found_job,) = History(lake.layout.root).search().jobs
     assert found_job == PastJob(
         id="a", queue="mail", name="send", state="failed", created_at=at("2026-11-20 10:00"),
-        started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempts=3, stalls=1, wait=1.5, run=0.25,
-        total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7, source="events",
-        as_of=end, incarnation="a-0",
+        started_at=at("2026-11-20 10:00:01"), finished_at=end, seen_at=end, attempt_count=3, stalls=1, wait=1.5,
+        run=0.25, total=None, failed_reason="no", error_fingerprint="no", parent_key="bull:{up}:1", data_bytes=7,
+        source="events", as_of=end, incarnation="a-0",
     )  # fmt: skip
     assert found_job.seen_at.tzinfo is UTC
 

@@ -36,7 +36,7 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
     now = datetime.now(UTC)
     rows = [
         {
-            "job_id": f"job-{n}", "name": "send", "state": "failed", "attempts": 3, "run_ms": 2500,
+            "job_id": f"job-{n}", "name": "send", "state": "failed", "attempt_count": 3, "run_ms": 2500,
             "finished_at": now - timedelta(hours=n), "failed_reason": f"refused\n\x1b[2J by host {n}",
         }
         for n in range(5)

@@ -168,14 +168,14 @@ async def test_the_fastapi_handlers_send_a_job_and_return_its_state_result_or_er
     sent = await web.post("/reports", json={"year": 2025})
     assert sent.status_code == 202
     status = sent.json()["status"]
-    assert (await web.get(status)).json() == {"state": "waiting", "attempts": 0, "error": None}
+    assert (await web.get(status)).json() == {"state": "waiting", "attempts_made": 0, "error": None}
     assert (await web.get(f"{status}/result?wait=0")).status_code == 503
     with running("fastapi", "bulltask worker -A shop", servers):
         assert (await web.get(f"{status}/result?wait=30")).json() == {"year": 2025, "orders": 14175}
         failing = await web.post("/reports", json={"year": 1999})
         result = await web.get(f"{failing.json()['status']}/result?wait=30")
         assert (result.status_code, result.json()["detail"]) == (422, "there are no books of 1999")
-    assert (await web.get(status)).json() == {"state": "completed", "attempts": 1, "error": None}
+    assert (await web.get(status)).json() == {"state": "completed", "attempts_made": 1, "error": None}
 
 
 async def test_the_fastapi_handlers_do_not_show_jobs_of_other_tasks(web: httpx.AsyncClient) -> None:

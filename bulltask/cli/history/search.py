@@ -64,7 +64,7 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
 
 
 def _row(job: PastJob) -> tuple[str, ...]:
-    attempts = "-" if job.attempts is None else str(job.attempts)
+    attempts = "-" if job.attempt_count is None else str(job.attempt_count)
     reason = in_one_line(job.failed_reason or "", _REASON_WIDTH)
     texts = (in_one_line(text) for text in (job.queue, job.name or "-", job.id))
     return (stamp(job.seen_at), job.state, *texts, attempts, duration_text(job.run), reason)

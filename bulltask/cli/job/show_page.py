@@ -87,7 +87,7 @@ def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, ob
             ("added", stamp(job.created_at)),
             ("started", stamp(job.started_at)),
             ("finished", job.finished_at and stamp(job.finished_at)),
-            ("attempts", job.attempts),
+            ("attempts", job.attempt_count),
             ("stalls", job.stalls),
             ("reason", job.failed_reason),
             ("parent", job.parent_key),

@@ -95,7 +95,7 @@ def jobs_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "first_started_at": _times(derived.first_started_ms[at]),
         "finished_at": _times(finished_ms),
         "state": _take_words(_STATES, state),
-        "attempts": pa.array(derived.attempt_count[at], pa.int32()),
+        "attempt_count": pa.array(derived.attempt_count[at], pa.int32()),
         "stalls": pa.array(derived.stalls[at], pa.int32()),
         "wait_ms": _known(derived.wait_ms[at]),
         "run_ms": _known(derived.run_ms[at]),

@@ -148,7 +148,7 @@ def jobs_of(derived: DataFrame) -> DataFrame:
         as_time(F.col("first_started_ms")).alias("first_started_at"),
         as_time(F.col("finished_ms")).alias("finished_at"),
         "state",
-        _in_incarnation("attempt_count").cast("int").alias("attempts"),
+        _in_incarnation("attempt_count").cast("int").alias("attempt_count"),
         _in_incarnation("stalls").cast("int").alias("stalls"),
         F.when(_in_incarnation("waits") > 0, _in_incarnation("wait_ms")).alias("wait_ms"),
         F.when(_in_incarnation("runs") > 0, _in_incarnation("run_ms")).alias("run_ms"),

@@ -249,7 +249,7 @@ def _jobs(rows: DataFrame) -> DataFrame:
         F.when(is_only, F.col("processed_at")).alias("first_started_at"),
         "finished_at",
         "state",
-        _last_attempt_number().alias("attempts"),
+        _last_attempt_number().alias("attempt_count"),
         F.coalesce("stalled_count", F.lit(0)).alias("stalls"),
         F.lit(None).cast("bigint").alias("wait_ms"),
         F.when(is_only, _ms("processed_at", "finished_at")).alias("run_ms"),

@@ -113,7 +113,7 @@ def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
         ("again", None): ("completed", "snapshot"),
     }
     [broken] = [row for row in rows if row["job_id"] == "broken"]
-    assert (broken["queue"], broken["name"], broken["attempts"], broken["stalls"]) == ("mail", "send", 1, 0)
+    assert (broken["queue"], broken["name"], broken["attempt_count"], broken["stalls"]) == ("mail", "send", 1, 0)
     assert (broken["failed_reason"], broken["error_fingerprint"]) == ("no such user 'x9'", "no such user #")
     assert broken["data_bytes"] == len(json.dumps({"to": "broken", "n": 1.5, "list": []}, separators=(",", ":")))
     attempts = read_table(spark, lake.layout, ATTEMPTS).where("job_id = 'broken'").collect()

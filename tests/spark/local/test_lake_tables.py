@@ -34,7 +34,7 @@ def test_rows_are_read_as_written_with_the_latest_row_per_key(spark: SparkSessio
             "job_id": "{1}",
             "incarnation": incarnation,
         }
-        return names | keys | {"state": state, "as_of": as_of, "attempts": 1}
+        return names | keys | {"state": state, "as_of": as_of, "attempt_count": 1}
 
     jobs = [job(None, "failed", 1), job(None, "completed", 2), job("5-0", "failed", 3)]
     frame = as_table(spark.createDataFrame(jobs, spark_schema(JOBS)), JOBS)

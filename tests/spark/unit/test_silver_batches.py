@@ -102,7 +102,7 @@ def test_each_ended_attempt_and_finished_job_is_written_once() -> None:
         ("1000-0", 2, "failed"),
         ("1000-0", 3, "completed"),
     ]
-    assert columns(lake.jobs, "incarnation", "state", "attempts", "stalls") == [
+    assert columns(lake.jobs, "incarnation", "state", "attempt_count", "stalls") == [
         ("1000-0", "failed", 2, 1),
         ("1000-0", "completed", 3, 1),
         ("1110-0", "removed", 0, 0),
@@ -154,7 +154,7 @@ def test_a_manual_retry_does_not_rewrite_earlier_incarnations() -> None:
     lake.add_batch(history(*steps, *steps))
     assert columns(lake.jobs, "incarnation") == [("1000-0",), ("1040-0",)]
     lake.add_batch(history(*steps, *steps, "waiting<completed", "active", "completed<active")[8:])
-    assert columns(lake.jobs, "incarnation", "attempts") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
+    assert columns(lake.jobs, "incarnation", "attempt_count") == [("1000-0", 1), ("1040-0", 1), ("1040-0", 2)]
 
 
 def test_the_removal_of_a_finished_job_needs_no_earlier_events() -> None:
