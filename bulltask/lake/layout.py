@@ -7,8 +7,8 @@
     LAKE/gold/task_minute/dt=…/
     LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
-``ingest_id`` identifies the write that created the files, so that a repeated write can remove files of an earlier
-attempt.
+``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a repeated write
+can remove files of an earlier attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from urllib.parse import unquote
 from bulltask.errors import ConfigError, LakeError
 from bulltask.lake.tables import TABLES, Table
 
-__all__ = ["Layout", "batch_of", "check_local", "ingest_id", "list_directories", "partition_name", "partition_value"]
+__all__ = [
+    "Layout",
+    "batch_ingest_id",
+    "batch_of",
+    "check_local",
+    "list_directories",
+    "partition_name",
+    "partition_value",
+]
 
 _INTERNAL: Final = "_pipeline"
 
@@ -34,8 +42,8 @@ _ESCAPED: Final = {code: f"%{code:02X}" for code in (*range(1, 32), *map(ord, "\
 """The characters that Spark escapes in the names of directories."""
 
 
-def ingest_id(query_id: str, batch_id: int) -> str:
-    """Return the id of a batch's write. A batch that is run again has the same id.
+def batch_ingest_id(query_id: str, batch_id: int) -> str:
+    """Return the ``ingest_id`` of a batch. A batch that is run again has the same id.
 
     Args:
         query_id: Spark's id of the query. A new checkpoint has a new id, and numbers its batches from 0 again.
@@ -44,9 +52,9 @@ def ingest_id(query_id: str, batch_id: int) -> str:
     return f"{query_id.replace('-', '')[:8]}-{batch_id:08d}"
 
 
-def batch_of(ingest: str) -> tuple[str, int]:
+def batch_of(ingest_id: str) -> tuple[str, int]:
     """Return the parts of an ``ingest_id``: the beginning of the query's id, and the number of the batch."""
-    query, _, number = ingest.rpartition("-")
+    query, _, number = ingest_id.rpartition("-")
     return query, int(number)
 
 
@@ -116,23 +124,23 @@ class Layout:
         """Return the directory of a table's day."""
         return self.table(table) / f"dt={day.isoformat()}"
 
-    def written_directories(self, table: Table, ingest: str) -> Iterator[Path]:
+    def written_directories(self, table: Table, ingest_id: str) -> Iterator[Path]:
         """Yield the directories that a write has created in a table with ``ingest_id``."""
         for day in list_directories(self.table(table)):
             for queue in list_directories(day):
-                if (directory := queue / f"ingest_id={ingest}").is_dir():
+                if (directory := queue / f"ingest_id={ingest_id}").is_dir():
                     yield directory
 
-    def remove(self, ingest: str, tables: Iterable[Table] | None = None) -> None:
+    def remove(self, ingest_id: str, tables: Iterable[Table] | None = None) -> None:
         """Remove the files of a write, before it is repeated.
 
         Args:
-            ingest: The ``ingest_id`` of the write.
+            ingest_id: The ``ingest_id`` of the write.
             tables: The tables; default: all tables that are partitioned by ``ingest_id``.
         """
         for table in TABLES.values() if tables is None else tables:
             if "ingest_id" in table.partitions:
-                for path in self.written_directories(table, ingest):
+                for path in self.written_directories(table, ingest_id):
                     shutil.rmtree(path)
 
 

@@ -2,9 +2,9 @@
 
 ::
 
-    LAKE/_pipeline/head.json                the last committed batch
-    LAKE/_pipeline/batches/<ingest>.json    the last committed batches
-    LAKE/_pipeline/publishing.json          the batch whose files are being moved into the tables
+    LAKE/_pipeline/head.json                   the last committed batch
+    LAKE/_pipeline/batches/<ingest_id>.json    the last committed batches
+    LAKE/_pipeline/publishing.json             the batch whose files are being moved into the tables
 
 A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
 before anything else is written. A committed batch that Spark repeats, because it was killed before it stored that the
@@ -57,7 +57,7 @@ class BatchRecord:
     """A committed batch.
 
     Attributes:
-        ingest: The ``ingest_id`` of its files.
+        ingest_id: The ``ingest_id`` of its files.
         previous: The ``ingest_id`` of the previous batch, whose open jobs it read; ``None`` for a lake's first batch.
         number: The number of the batch, from 1, across checkpoints.
         written_ms: When it was committed, by this machine's clock.
@@ -67,7 +67,7 @@ class BatchRecord:
         lost: The number of events ever lost of each queue.
         attempts: The number of rows added to ``silver.attempts``.
         jobs: The number of rows added to ``silver.jobs``.
-        open_jobs_ingest: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
+        open_jobs_ingest_id: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
             batch; ``None`` if no jobs are open.
         open_job_events: The number of these events.
         oldest_ms: The time of the oldest of them; 0 if no jobs are open.
@@ -75,7 +75,7 @@ class BatchRecord:
         queries: The last batch number of each Spark query that has written to the lake, by the beginning of its id.
     """
 
-    ingest: str
+    ingest_id: str
     previous: str | None = None
     number: int = 1
     written_ms: int = 0
@@ -85,7 +85,7 @@ class BatchRecord:
     lost: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 0
     jobs: int = 0
-    open_jobs_ingest: str | None = None
+    open_jobs_ingest_id: str | None = None
     open_job_events: int = 0
     oldest_ms: int = 0
     steps_ms: Mapping[str, int] = field(default_factory=dict)
@@ -128,16 +128,16 @@ class Ledger:
         """Return the last committed batch; ``None`` before the first."""
         return _read_record(self._head)
 
-    def get(self, ingest: str) -> BatchRecord | None:
+    def get(self, ingest_id: str) -> BatchRecord | None:
         """Return the record of a batch; ``None`` if it does not exist or was removed."""
-        return _read_record(self._file(ingest))
+        return _read_record(self._file(ingest_id))
 
-    def has(self, ingest: str) -> bool:
+    def has(self, ingest_id: str) -> bool:
         """Whether a batch is committed, by the head: an uncommitted batch can have a record, old batches have none."""
-        head, (query, number) = self.head(), batch_of(ingest)
+        head, (query, number) = self.head(), batch_of(ingest_id)
         if head is None:
             return False
-        return number <= head.queries.get(query, -1) if head.queries else self._file(ingest).exists()
+        return number <= head.queries.get(query, -1) if head.queries else self._file(ingest_id).exists()
 
     def records(self) -> Iterator[BatchRecord]:
         """Yield the last batches, newest first, as far as their records are kept."""
@@ -149,15 +149,15 @@ class Ledger:
     def publishing(self) -> str | None:
         """Return the ``ingest_id`` of an uncommitted batch whose files may be in the tables."""
         stored = _read(self._publishing)
-        return None if stored is None else str(stored["ingest"])
+        return None if stored is None else str(stored["ingest_id"])
 
-    def begin_publishing(self, ingest: str) -> None:
+    def begin_publishing(self, ingest_id: str) -> None:
         """Record that the files of a batch will be moved into the tables."""
-        _write(self._publishing, {"ingest": ingest})
+        _write(self._publishing, {"ingest_id": ingest_id})
 
     def commit(self, record: BatchRecord) -> None:
         """Commit a batch."""
-        _write(self._file(record.ingest), record.to_json())
+        _write(self._file(record.ingest_id), record.to_json())
         _write(self._head, record.to_json())
         self._publishing.unlink(missing_ok=True)
         self._remove_old_records()
@@ -165,12 +165,12 @@ class Ledger:
     def _remove_old_records(self) -> None:
         files = set(self._layout.internal("batches").glob("[!_]*.json"))
         if len(files) > _MAX_RECORDS + _CLEANUP_SLACK:
-            kept = {self._file(record.ingest) for record in islice(self.records(), _MAX_RECORDS)}
+            kept = {self._file(record.ingest_id) for record in islice(self.records(), _MAX_RECORDS)}
             for file in files - kept:
                 file.unlink(missing_ok=True)
 
-    def _file(self, ingest: str) -> Path:
-        return self._layout.internal("batches", f"{ingest}.json")
+    def _file(self, ingest_id: str) -> Path:
+        return self._layout.internal("batches", f"{ingest_id}.json")
 
 
 def _read_record(path: Path) -> BatchRecord | None:

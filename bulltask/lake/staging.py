@@ -26,13 +26,13 @@ class Staging:
 
     Args:
         layout: The lake.
-        ingest: The ``ingest_id`` of the batch.
+        ingest_id: The ``ingest_id`` of the batch.
     """
 
-    def __init__(self, layout: Layout, ingest: str) -> None:
-        self._layout, self._ingest = layout, ingest
+    def __init__(self, layout: Layout, ingest_id: str) -> None:
+        self._layout, self._ingest_id = layout, ingest_id
         self.clear()
-        self._root = layout.internal("staging", f"{ingest}-{secrets.token_hex(4)}")
+        self._root = layout.internal("staging", f"{ingest_id}-{secrets.token_hex(4)}")
 
     def directory(self, name: str) -> Path:
         """Return a directory for files of any kind; it need not exist."""
@@ -65,7 +65,7 @@ class Staging:
             root = self.table(table)
             for day in list_directories(root):
                 for queue in list_directories(day):
-                    target = self._layout.table(table) / day.name / queue.name / f"ingest_id={self._ingest}"
+                    target = self._layout.table(table) / day.name / queue.name / f"ingest_id={self._ingest_id}"
                     target.parent.mkdir(parents=True, exist_ok=True)
                     queue.rename(target)
 

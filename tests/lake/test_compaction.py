@@ -98,7 +98,7 @@ def test_the_key_of_an_attempt_includes_its_number(lake: LakeBuilder) -> None:
 
 def test_files_of_an_unfinished_batch_are_not_compacted(lake: LakeBuilder) -> None:
     add_events(lake, "2026-11-22 10:00", 2)
-    lake.events([{"event_id": "1795341600500-0", "event": "added"}], ingest="3f0c2a91-00000017")
+    lake.events([{"event_id": "1795341600500-0", "event": "added"}], ingest_id="3f0c2a91-00000017")
     Ledger(lake.layout).begin_publishing("3f0c2a91-00000017")
     report = compact(lake.layout, "bronze.events", before=TOMORROW)
     assert (report.files_before, report.files_after) == (2, 1)

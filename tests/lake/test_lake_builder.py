@@ -35,7 +35,7 @@ def test_rows_are_read_back_with_the_partitions_of_their_times(tmp_path: Path) -
 
 def test_the_time_of_an_event_is_read_from_its_id(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
-    lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest="x-1")
+    lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest_id="x-1")
     (row,) = rows(lake, EVENTS)
     moment = at("2026-11-22 00:00", 123)
     assert (row["event_ms"], row["event_seq"], row["event_at"]) == (1795305600123, 4, moment)

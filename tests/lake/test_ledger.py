@@ -9,7 +9,7 @@ import pytest
 
 from bulltask.errors import DecodeError
 from bulltask.lake import ledger as ledger_module
-from bulltask.lake.layout import Layout, ingest_id
+from bulltask.lake.layout import Layout, batch_ingest_id
 from bulltask.lake.ledger import BatchRecord, Ledger, QueueRecord
 
 QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-8333-444444444444"
@@ -26,9 +26,9 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def finish(ledger: Ledger, query: str, batches: range) -> None:
     for number in batches:
         head = ledger.head() or BatchRecord("", number=0)
-        ingest = ingest_id(query, number)
+        ingest_id = batch_ingest_id(query, number)
         queries = {**head.queries, query[:8]: number}
-        ledger.commit(BatchRecord(ingest, previous=head.ingest or None, number=head.number + 1, queries=queries))
+        ledger.commit(BatchRecord(ingest_id, previous=head.ingest_id or None, number=head.number + 1, queries=queries))
 
 
 def records_in(root: Path) -> int:
@@ -43,11 +43,11 @@ def test_a_batch_stays_done_after_its_record_was_removed(ledger: Ledger, tmp_pat
     assert [record.number for record in ledger.records()] == [*range(16, 6, -1)]
     finish(ledger, NEXT_QUERY, range(30))
     assert records_in(tmp_path) <= 15
-    assert ledger.get(ingest_id(QUERY, 3)) is None
-    assert all(ledger.has(ingest_id(QUERY, number)) for number in range(16))
-    assert not ledger.has(ingest_id(QUERY, 16))
-    assert ledger.has(ingest_id(NEXT_QUERY, 29))
-    assert not ledger.has(ingest_id(NEXT_QUERY, 30))
+    assert ledger.get(batch_ingest_id(QUERY, 3)) is None
+    assert all(ledger.has(batch_ingest_id(QUERY, number)) for number in range(16))
+    assert not ledger.has(batch_ingest_id(QUERY, 16))
+    assert ledger.has(batch_ingest_id(NEXT_QUERY, 29))
+    assert not ledger.has(batch_ingest_id(NEXT_QUERY, 30))
 
 
 def test_a_batch_that_was_killed_before_the_head_was_written_is_not_done(ledger: Ledger, tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_a_batch_that_was_killed_before_the_head_was_written_is_not_done(ledger:
     before = Layout(tmp_path).internal("head.json").read_text()
     finish(ledger, QUERY, range(1, 2))
     Layout(tmp_path).internal("head.json").write_text(before)
-    assert ledger.get(ingest_id(QUERY, 1)) is not None
-    assert not ledger.has(ingest_id(QUERY, 1))
+    assert ledger.get(batch_ingest_id(QUERY, 1)) is not None
+    assert not ledger.has(batch_ingest_id(QUERY, 1))
     Layout(tmp_path).internal("head.json").unlink()
-    assert not ledger.has(ingest_id(QUERY, 0))
+    assert not ledger.has(batch_ingest_id(QUERY, 0))
 
 
 def test_a_ledger_in_the_old_format_finds_batches_by_their_records(ledger: Ledger, tmp_path: Path) -> None:
@@ -67,31 +67,31 @@ def test_a_ledger_in_the_old_format_finds_batches_by_their_records(ledger: Ledge
         stored = json.loads(path.read_text())
         del stored["queries"]
         path.write_text(json.dumps(stored))
-    assert ledger.has(ingest_id(QUERY, 1))
-    assert not ledger.has(ingest_id(QUERY, 3))
+    assert ledger.has(batch_ingest_id(QUERY, 1))
+    assert not ledger.has(batch_ingest_id(QUERY, 3))
     assert [record.number for record in ledger.records()] == [3, 2, 1]
 
 
 def test_a_record_is_read_back_with_the_records_of_its_queues(ledger: Ledger) -> None:
     queues = {"mail": QueueRecord(300, "1-0", "9-0", lost=5, gaps=1)}
     record = BatchRecord(
-        ingest_id(QUERY, 0), queues=queues, last_ids={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2
+        batch_ingest_id(QUERY, 0), queues=queues, last_ids={"mail": "9-0"}, lost={"mail": 5}, open_job_events=2
     )
     ledger.commit(record)
-    assert ledger.head() == ledger.get(record.ingest) == record
+    assert ledger.head() == ledger.get(record.ingest_id) == record
 
 
 def test_a_batch_is_being_published_until_the_head_is_written(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.publishing() is None
-    ingest = ingest_id(QUERY, 0)
-    ledger.begin_publishing(ingest)
-    assert ledger.publishing() == ingest
+    ingest_id = batch_ingest_id(QUERY, 0)
+    ledger.begin_publishing(ingest_id)
+    assert ledger.publishing() == ingest_id
     head = Layout(tmp_path).internal("head.json")
     head.mkdir()  # makes writing the head fail, as a power failure would
     with pytest.raises(IsADirectoryError):
-        ledger.commit(BatchRecord(ingest))
+        ledger.commit(BatchRecord(ingest_id))
     head.rmdir()
-    assert ledger.publishing() == ingest, "its files must not count yet"
+    assert ledger.publishing() == ingest_id, "its files must not count yet"
     finish(ledger, QUERY, range(1))
     assert ledger.publishing() is None
 

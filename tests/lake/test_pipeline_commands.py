@@ -90,7 +90,7 @@ def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
 def test_a_lake_of_another_version_is_reported_in_one_line(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
     head = lake.layout.internal("head.json")
     head.parent.mkdir()
-    head.write_text('{"version": 2, "ingest": "3f0c2a91-00000000"}')
+    head.write_text('{"version": 2, "ingest_id": "3f0c2a91-00000000"}')
     result = run("status", "-b", "redis://127.0.0.1:1")
     assert result.exit_code == 1
     assert result.output == (

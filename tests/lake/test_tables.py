@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.lake.arrow import arrow_schema
-from bulltask.lake.layout import Layout, ingest_id, partition_value
+from bulltask.lake.layout import Layout, batch_ingest_id, partition_value
 from bulltask.lake.tables import ATTEMPTS, EVENTS, TABLES, TASK_MINUTE, Table
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -44,8 +44,10 @@ def test_tables_and_layout_do_not_import_pyarrow() -> None:
 
 
 def test_the_ingest_id_consists_of_the_query_and_the_batch() -> None:
-    assert ingest_id("3f0c2a91-77aa-4c1e-a0f0-000000000000", 17) == "3f0c2a91-00000017"
-    assert ingest_id("4f0c2a91-77aa-4c1e-a0f0-000000000000", 17) != ingest_id("3f0c2a91-77aa-4c1e-a0f0-0000000000", 17)
+    assert batch_ingest_id("3f0c2a91-77aa-4c1e-a0f0-000000000000", 17) == "3f0c2a91-00000017"
+    assert batch_ingest_id("4f0c2a91-77aa-4c1e-a0f0-000000000000", 17) != batch_ingest_id(
+        "3f0c2a91-77aa-4c1e-a0f0-0000000000", 17
+    )
 
 
 def test_only_the_files_of_the_given_ingest_id_are_removed(tmp_path: Path) -> None:

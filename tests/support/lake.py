@@ -62,37 +62,37 @@ class LakeBuilder:
         self.layout = Layout(root)
         self._calls, self._files = itertools.count(), itertools.count()
 
-    def jobs(self, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def jobs(self, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of silver.jobs."""
-        return self.write(JOBS, (_closed(row, "finished_at") for row in rows), ingest)
+        return self.write(JOBS, (_closed(row, "finished_at") for row in rows), ingest_id)
 
-    def attempts(self, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def attempts(self, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of silver.attempts."""
-        return self.write(ATTEMPTS, ({"attempt": 1, **_closed(row, "ended_at")} for row in rows), ingest)
+        return self.write(ATTEMPTS, ({"attempt": 1, **_closed(row, "ended_at")} for row in rows), ingest_id)
 
-    def events(self, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def events(self, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of bronze.events; each needs an ``event_id``."""
-        return self.write(EVENTS, (_event(row) for row in rows), ingest)
+        return self.write(EVENTS, (_event(row) for row in rows), ingest_id)
 
-    def gaps(self, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def gaps(self, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of bronze.gaps."""
-        return self.write(GAPS, rows, ingest)
+        return self.write(GAPS, rows, ingest_id)
 
-    def snapshots(self, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def snapshots(self, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of bronze.jobs."""
-        return self.write(SNAPSHOTS, rows, ingest)
+        return self.write(SNAPSHOTS, rows, ingest_id)
 
     def gold(self, table: str, rows: Iterable[Row]) -> Self:
         """Write rows of a gold table, named without its layer."""
         return self.write(TABLES[f"gold.{table}"], rows)
 
-    def write(self, table: Table, rows: Iterable[Row], ingest: str | None = None) -> Self:
+    def write(self, table: Table, rows: Iterable[Row], ingest_id: str | None = None) -> Self:
         """Write rows of any table.
 
         Raises:
             ValueError: A row has an unknown column, or no time that determines its day.
         """
-        default = {"queue": "mail", "ingest_id": ingest or f"test-{next(self._calls):08d}"}
+        default = {"queue": "mail", "ingest_id": ingest_id or f"test-{next(self._calls):08d}"}
         files: defaultdict[Path, list[Row]] = defaultdict(list)
         known = set(arrow_schema(table).names)
         for row in rows:

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from bulltask.lake.layout import Layout, batch_of, ingest_id
+from bulltask.lake.layout import Layout, batch_ingest_id, batch_of
 from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS
 
@@ -53,7 +53,7 @@ def interrupted_step(layout: Layout) -> tuple[str, str]:
 
 def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
     head = Ledger(layout).head()
-    if head is not None and head.ingest == left:
+    if head is not None and head.ingest_id == left:
         return "ledger", "the head is written, publishing.json is not removed"
     if Ledger(layout).get(left) is not None:
         return "ledger", "the record is written, the head is not"
@@ -66,7 +66,7 @@ def _in_spark(layout: Layout) -> tuple[str, str]:
     if planned == committed:
         return "plan", f"Spark has committed batch {committed} and planned no other"
     query, head = json.loads((layout.checkpoint / "metadata").read_text())["id"], Ledger(layout).head()
-    if head is not None and head.ingest == ingest_id(query, planned):
+    if head is not None and head.ingest_id == batch_ingest_id(query, planned):
         return "commit", f"batch {planned} is done, Spark has committed {committed}"
     staged = sorted(path.name for path in layout.internal("staging").glob("*/*"))
     if EVENTS.full_name in staged:

@@ -161,7 +161,7 @@ class _Progress:
 
     def print_new(self) -> None:
         head = self._ledger.head()
-        if head is not None and (self._shown is None or head.ingest != self._shown.ingest):
+        if head is not None and (self._shown is None or head.ingest_id != self._shown.ingest_id):
             self._shown = head
             click.echo(_batch_line(head), err=True)
 

@@ -45,4 +45,4 @@ def command(
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
     result = snapshot(spark, Layout(lake), source.texts, states=parse_names(states, "--states"), since=since)
-    click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs, ingest_id {result.ingest}")
+    click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs; ingest_id of this write: {result.ingest_id}")

@@ -24,7 +24,7 @@ from bulltask.lake.gaps import CLOCK_TOLERANCE, GapRow, find_gaps
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, BACKFILLS, EVENTS, JOBS, SNAPSHOTS
 from bulltask.spark.lifecycle.sql import as_time, error_fingerprint, plain_reason
-from bulltask.spark.tables.lake_tables import append, day_of, ingest_of, latest, read_table
+from bulltask.spark.tables.lake_tables import append, command_ingest_id, day_of, latest, read_table
 from bulltask.spark.tables.snapshot import FINISHED, snapshot
 
 __all__ = ["BackfillResult", "backfill"]
@@ -98,10 +98,10 @@ def backfill(
     try:
         with hold_swaps(layout):
             missing.count()
-        ingest = ingest_of("backfill", snapshot_at)
+        ingest_id = command_ingest_id("backfill", snapshot_at)
         rows = missing.withColumns({"source": F.lit("snapshot"), "as_of": F.lit(snapshot_at)})
-        append(_attempts(rows), ATTEMPTS, layout, ingest)
-        jobs = append(_jobs(rows), JOBS, layout, ingest)
+        append(_attempts(rows), ATTEMPTS, layout, ingest_id)
+        jobs = append(_jobs(rows), JOBS, layout, ingest_id)
         jobs_by_gap = {row["gap"]: row["count"] for row in _by_gap(missing)}
     finally:
         missing.unpersist()
@@ -109,7 +109,7 @@ def backfill(
         (gap.queue, gap.last_id_before, gap.detected_at, jobs_by_gap.get(index, 0), snapshot_at)
         for index, gap in enumerate(gaps)
     ]
-    _record_backfills(spark, layout, ingest, list(dict.fromkeys(backfills)))
+    _record_backfills(spark, layout, ingest_id, list(dict.fromkeys(backfills)))
     return BackfillResult(len(gaps), sum(gap.lost for gap in gaps), examined, jobs, len(jobs_by_gap))
 
 
@@ -265,8 +265,8 @@ def _jobs(rows: DataFrame) -> DataFrame:
 
 
 def _record_backfills(
-    spark: SparkSession, layout: Layout, ingest: str, backfills: Sequence[tuple[object, ...]]
+    spark: SparkSession, layout: Layout, ingest_id: str, backfills: Sequence[tuple[object, ...]]
 ) -> None:
     schema = "queue string, last_id_before string, detected_at timestamp, backfilled_jobs long, backfilled_at timestamp"
     rows = spark.createDataFrame(backfills, schema)
-    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest)
+    append(rows.withColumn("dt", day_of(F.col("backfilled_at"))), BACKFILLS, layout, ingest_id)

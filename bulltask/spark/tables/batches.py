@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame
 from bulltask.clock import mono_ms, wall_ms
 from bulltask.errors import LakeError
 from bulltask.lake.atomic_swap import hold_swaps
-from bulltask.lake.layout import Layout, batch_of, ingest_id, list_directories
+from bulltask.lake.layout import Layout, batch_ingest_id, batch_of, list_directories
 from bulltask.lake.ledger import BatchRecord, Ledger
 from bulltask.lake.staging import Staging, write_file
 from bulltask.lake.tables import ATTEMPTS, EVENTS, GAPS, JOBS, Table
@@ -74,30 +74,30 @@ class BatchWriter:
             LakeError: The lake is ahead of the checkpoint, or the batch is not complete.
         """
         layout = Layout(self.root)
-        ledger, ingest = Ledger(layout), ingest_id(_query_id(layout), batch_id)
+        ledger, ingest_id = Ledger(layout), batch_ingest_id(_query_id(layout), batch_id)
         head = ledger.head()
-        if head is not None and head.ingest == ingest:
+        if head is not None and head.ingest_id == ingest_id:
             return  # the batch is committed, but Spark was killed before it committed its checkpoint
-        if ledger.has(ingest):
+        if ledger.has(ingest_id):
             raise LakeError(
-                f"batch {ingest} and later batches are already in {layout.root}: the checkpoint is older than the lake."
-                f" Delete {layout.checkpoint}: the next run continues after the lake's last event"
+                f"batch {ingest_id} and later batches are already in {layout.root}: the checkpoint is older than the "
+                f"lake. Delete {layout.checkpoint}: the next run continues after the lake's last event"
             )
         _clean_up(layout, ledger)
-        _BatchRun(self, layout, ledger, head, ingest).write(batch)
+        _BatchRun(self, layout, ledger, head, ingest_id).write(batch)
 
 
 class _BatchRun:
     """One batch, from its rows to its record in the ledger."""
 
     def __init__(
-        self, writer: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest: str
+        self, writer: BatchWriter, layout: Layout, ledger: Ledger, head: BatchRecord | None, ingest_id: str
     ) -> None:
-        self._writer, self._layout, self._ledger, self._ingest = writer, layout, ledger, ingest
+        self._writer, self._layout, self._ledger, self._ingest_id = writer, layout, ledger, ingest_id
         self._head = head or BatchRecord("", number=0)
-        self._staging = Staging(layout, ingest)
-        self._open_jobs_ingest, self._open_job_events, self._oldest_ms = (
-            self._head.open_jobs_ingest,
+        self._staging = Staging(layout, ingest_id)
+        self._open_jobs_ingest_id, self._open_job_events, self._oldest_ms = (
+            self._head.open_jobs_ingest_id,
             self._head.open_job_events,
             self._head.oldest_ms,
         )
@@ -108,23 +108,23 @@ class _BatchRun:
             batch.sparkSession.conf.set(name, value)
         with self._step("bronze"):
             read = bronze.stage(batch, self._staging, datetime.now(UTC))
-            check_complete(self._layout, self._ingest, read.queues, hash_tag=self._writer.hash_tag)
+            check_complete(self._layout, self._ingest_id, read.queues, hash_tag=self._writer.hash_tag)
         counts = self._derive(read) if read.events else {}
         with self._step("publish"):
-            self._ledger.begin_publishing(self._ingest)
+            self._ledger.begin_publishing(self._ingest_id)
             self._staging.publish(_TABLES)
             self._publish_open_jobs()
         self._ledger.commit(self._record(read, counts))
         self._staging.clear()
         for old in list_directories(self._layout.open_jobs):
-            if old.name != self._open_jobs_ingest:
+            if old.name != self._open_jobs_ingest_id:
                 shutil.rmtree(old)
 
     def _derive(self, read: bronze.BronzeBatch) -> dict[Table, int]:
         """Write the rows of attempts and jobs, and the open events; return the number of rows."""
         with self._step("derive"):
             open_events = (
-                None if self._open_jobs_ingest is None else read_open_events(self._layout, self._open_jobs_ingest)
+                None if self._open_jobs_ingest_id is None else read_open_events(self._layout, self._open_jobs_ingest_id)
             )
             # Files must not be moved during the lookup, because it is not repeated.
             with hold_swaps(self._layout):
@@ -136,11 +136,11 @@ class _BatchRun:
         for table, rows in tables.items():
             with self._step(table.name):
                 self._staging.write(table, rows)
-        self._open_job_events, self._open_jobs_ingest = derived.open_events.num_rows, None
+        self._open_job_events, self._open_jobs_ingest_id = derived.open_events.num_rows, None
         self._oldest_ms = pc.min(derived.open_events["event_ms"]).as_py() or 0
         if self._open_job_events:
             with self._step("open_jobs"):
-                self._open_jobs_ingest = self._ingest
+                self._open_jobs_ingest_id = self._ingest_id
                 write_file(self._staging.directory(_OPEN_JOBS), derived.open_events)
         return {table: rows.num_rows for table, rows in tables.items()}
 
@@ -151,17 +151,17 @@ class _BatchRun:
         return time_out_before_ms if oldest_ms < time_out_before_ms else 0
 
     def _publish_open_jobs(self) -> None:
-        if self._open_jobs_ingest == self._ingest:
+        if self._open_jobs_ingest_id == self._ingest_id:
             self._layout.open_jobs.mkdir(exist_ok=True)
-            self._staging.directory(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest)
+            self._staging.directory(_OPEN_JOBS).rename(self._layout.open_jobs / self._ingest_id)
 
     def _record(self, read: bronze.BronzeBatch, counts: Mapping[Table, int]) -> BatchRecord:
         head = self._head
-        query, number = batch_of(self._ingest)
+        query, number = batch_of(self._ingest_id)
         lost = {queue: head.lost.get(queue, 0) + record.lost for queue, record in read.queues.items() if record.lost}
         return BatchRecord(
-            self._ingest,
-            previous=head.ingest or None,
+            self._ingest_id,
+            previous=head.ingest_id or None,
             number=head.number + 1,
             written_ms=wall_ms(),
             clock_ms=max(head.clock_ms, read.newest_ms),
@@ -170,7 +170,7 @@ class _BatchRun:
             lost={**head.lost, **lost},
             attempts=counts.get(ATTEMPTS, 0),
             jobs=counts.get(JOBS, 0),
-            open_jobs_ingest=self._open_jobs_ingest,
+            open_jobs_ingest_id=self._open_jobs_ingest_id,
             open_job_events=self._open_job_events,
             oldest_ms=self._oldest_ms,
             steps_ms=self._steps_ms,
@@ -187,7 +187,7 @@ class _BatchRun:
 def _clean_up(layout: Layout, ledger: Ledger) -> None:
     """Remove the files of a batch that was killed while it was published."""
     interrupted, head = ledger.publishing(), ledger.head()
-    if interrupted is not None and (head is None or head.ingest != interrupted):
+    if interrupted is not None and (head is None or head.ingest_id != interrupted):
         layout.remove(interrupted, _TABLES)
         shutil.rmtree(layout.open_jobs / interrupted, ignore_errors=True)
 

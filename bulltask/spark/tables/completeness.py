@@ -27,19 +27,19 @@ __all__ = ["check_complete"]
 _NONE = QueueRecord()
 
 
-def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
+def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRecord], *, hash_tag: bool) -> None:
     """Compare the records of a batch with its offsets.
 
     Args:
         layout: The lake.
-        ingest: The ``ingest_id`` of the batch.
+        ingest_id: The ``ingest_id`` of the batch.
         records: The counts of each queue, by name without the hash tag.
         hash_tag: The setting ``queue_hash_tag``.
 
     Raises:
         LakeError: Rows are missing or duplicated.
     """
-    _, number = batch_of(ingest)
+    _, number = batch_of(ingest_id)
     end = _offset(layout, number)
     begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
     if begin is None:  # the first batch was planned by an older version of bulltask
@@ -52,7 +52,7 @@ def check_complete(layout: Layout, ingest: str, records: Mapping[str, QueueRecor
         record = records.get(queue, _NONE)
         if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
-                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest} should have {_shown(expected)} of queue {queue!r}, but "
+                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest_id} should have {_shown(expected)} of queue {queue!r}, but "
                 f"its files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be "
                 "the same directory for the driver and for all executors. The batch was not published: mount the "
                 "directory on every node and run the pipeline again before Redis trims these events"

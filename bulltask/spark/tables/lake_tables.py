@@ -28,7 +28,7 @@ from bulltask.lake.atomic_swap import AtomicSwap
 from bulltask.lake.layout import Layout, list_directories
 from bulltask.lake.tables import Kind, Table
 
-__all__ = ["append", "as_table", "day_of", "ingest_of", "latest", "read_table", "spark_schema"]
+__all__ = ["append", "as_table", "command_ingest_id", "day_of", "latest", "read_table", "spark_schema"]
 
 _TYPES: Final[Mapping[Kind, DataType]] = {
     Kind.TEXT: StringType(),
@@ -78,12 +78,12 @@ def latest(rows: DataFrame, table: Table) -> DataFrame:
     return rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1").drop("rank")
 
 
-def ingest_of(command: str, now: datetime | None = None) -> str:
+def command_ingest_id(command: str, now: datetime | None = None) -> str:
     """Return the ``ingest_id`` of one run of a command: its name and the time."""
     return f"{command}-{now or datetime.now(UTC):%Y%m%dT%H%M%S%f}"
 
 
-def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
+def append(rows: DataFrame, table: Table, layout: Layout, ingest_id: str) -> int:
     """Append rows to a table of bronze or silver, for a command and not for the pipeline.
 
     The rows are written to a directory that readers skip, and then published partition by partition.
@@ -92,7 +92,7 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
         rows: Rows with all columns of the table except ``ingest_id``.
         table: The table.
         layout: The lake.
-        ingest: The ``ingest_id`` of the rows, unique for each call and table.
+        ingest_id: The ``ingest_id`` of the rows, unique for each call and table.
 
     Returns:
         The number of rows.
@@ -105,6 +105,6 @@ def append(rows: DataFrame, table: Table, layout: Layout, ingest: str) -> int:
         for day in list_directories(new):
             for queue in list_directories(day):
                 count += sum(pq.read_metadata(file).num_rows for file in queue.glob("*.parquet"))
-                target = layout.table(table) / day.name / queue.name / f"ingest_id={ingest}"
+                target = layout.table(table) / day.name / queue.name / f"ingest_id={ingest_id}"
                 swaps.swap(queue, target, [])
     return count

@@ -18,7 +18,7 @@ from bulltask.lake.ledger import Ledger
 from bulltask.lake.tables import ATTEMPTS, EVENTS, JOBS, Table
 from bulltask.spark.lifecycle.fold import FINISHED
 from bulltask.spark.lifecycle.sql import attempts_of, derive, in_order, is_finished, jobs_of, lifecycle_events
-from bulltask.spark.tables.lake_tables import as_table, day_of, ingest_of, read_table
+from bulltask.spark.tables.lake_tables import as_table, command_ingest_id, day_of, read_table
 
 __all__ = ["build_silver", "derived_silver"]
 
@@ -48,7 +48,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     head = Ledger(layout).head()
     clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
     time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
-    ingest = ingest_of("build")
+    ingest_id = command_ingest_id("build")
     with AtomicSwap(layout) as swaps:
         directories: dict[Table, Path] = {}
         with hold_swaps(layout), derived_silver(read_table(spark, layout, EVENTS), time_out_before_ms) as silver:
@@ -61,7 +61,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
         for table, new in directories.items():
             for (day, queue), replaced in sorted((_new_partitions(new) | old[table]).items()):
                 has_rows = (new / day / queue).is_dir()
-                target = layout.table(table) / day / queue / f"ingest_id={ingest}"
+                target = layout.table(table) / day / queue / f"ingest_id={ingest_id}"
                 swaps.swap(new / day / queue if has_rows else None, target if has_rows else None, replaced)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import SNAPSHOTS
 from bulltask.spark.connector.session import register
-from bulltask.spark.tables.lake_tables import append, day_of, ingest_of
+from bulltask.spark.tables.lake_tables import append, command_ingest_id, day_of
 
 __all__ = ["FINISHED", "SnapshotResult", "snapshot"]
 
@@ -24,12 +24,12 @@ class SnapshotResult:
     """The result of a snapshot.
 
     Attributes:
-        ingest: The ``ingest_id`` of the rows.
+        ingest_id: The ``ingest_id`` of the rows.
         rows: The number of jobs.
         snapshot_at: The ``snapshot_at`` of the rows.
     """
 
-    ingest: str
+    ingest_id: str
     rows: int
     snapshot_at: datetime
 
@@ -53,10 +53,10 @@ def snapshot(
     """
     register(spark)
     snapshot_at = datetime.now(UTC)
-    ingest = ingest_of("snapshot", snapshot_at)
+    ingest_id = command_ingest_id("snapshot", snapshot_at)
     rows = _jobs(spark, source, states, since).withColumn("snapshot_at", F.lit(snapshot_at))
     rows = rows.withColumn("dt", day_of(F.col("finished_at"), F.col("snapshot_at")))
-    return SnapshotResult(ingest, append(rows, SNAPSHOTS, layout, ingest), snapshot_at)
+    return SnapshotResult(ingest_id, append(rows, SNAPSHOTS, layout, ingest_id), snapshot_at)
 
 
 def _jobs(spark: SparkSession, source: Mapping[str, str], states: Sequence[str], since: datetime | None) -> DataFrame:

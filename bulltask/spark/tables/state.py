@@ -25,9 +25,9 @@ _MAX_CACHED_FILES: Final = 50_000
 """The maximum number of files whose id range is cached: reading it takes a third of a millisecond."""
 
 
-def read_open_events(layout: Layout, ingest: str) -> pa.Table:
+def read_open_events(layout: Layout, ingest_id: str) -> pa.Table:
     """Return the events of open jobs that a batch has stored for the next batch."""
-    files = sorted((layout.open_jobs / ingest).glob("*.parquet"))
+    files = sorted((layout.open_jobs / ingest_id).glob("*.parquet"))
     return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
 
 

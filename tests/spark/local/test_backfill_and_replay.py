@@ -204,7 +204,7 @@ def test_a_snapshot_is_restricted_by_states_and_time(
     assert snapshot(spark, lake.layout, source, states=["waiting", "completed"]).rows == 3
     assert snapshot(spark, lake.layout, source, since=now() + HOUR).rows == 0
     result = snapshot(spark, lake.layout, source, since=now() - HOUR)
-    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{result.ingest}'").collect()
+    rows = read_table(spark, lake.layout, SNAPSHOTS).where(f"ingest_id = '{result.ingest_id}'").collect()
     assert [(row["id"], row["return_value"], row["state"], row["queue"]) for row in rows] == [
         ("a", "7", "completed", "mail")
     ]

@@ -151,15 +151,15 @@ def test_a_batch_interrupted_during_its_renames_is_removed_and_rewritten(
     shutil.copytree(layout.open_jobs, layout.internal("kept"))
     write_events(redis_client, events[20:])
     run(pipeline())
-    ingest = json.loads(layout.internal("head.json").read_text())["ingest"]
+    ingest_id = json.loads(layout.internal("head.json").read_text())["ingest_id"]
     layout.internal("head.json").write_text(before)
     shutil.copytree(layout.internal("kept"), layout.open_jobs, dirs_exist_ok=True)
-    layout.internal("batches", f"{ingest}.json").unlink()
-    layout.internal("publishing.json").write_text(json.dumps({"ingest": ingest}))
+    layout.internal("batches", f"{ingest_id}.json").unlink()
+    layout.internal("publishing.json").write_text(json.dumps({"ingest_id": ingest_id}))
     shutil.rmtree(layout.checkpoint)  # so that the next batch has another number
     run(pipeline())
     assert ids_in(layout) == ids(events)
-    assert ingest not in {row["ingest_id"] for row in arrow_rows(layout, EVENTS)}
+    assert ingest_id not in {row["ingest_id"] for row in arrow_rows(layout, EVENTS)}
     assert not layout.internal("publishing.json").exists()
 
 
@@ -236,7 +236,7 @@ def test_silver_of_batches_equals_silver_of_all_events(
     head = Ledger(layout).head()
     assert head is not None
     assert head.open_job_events == 1, "only the job 'last' is open"
-    assert [path.name for path in layout.open_jobs.iterdir()] == [head.open_jobs_ingest]
+    assert [path.name for path in layout.open_jobs.iterdir()] == [head.open_jobs_ingest_id]
     assert sum(record.jobs for record in Ledger(layout).records()) == len(arrow_rows(layout, JOBS))
 
 
@@ -287,9 +287,9 @@ def test_files_are_stored_by_day_queue_and_batch(pipeline: Make, redis_client: r
     layout = pipeline().layout
     head = Ledger(layout).head()
     assert head is not None
-    (directory,) = layout.written_directories(EVENTS, head.ingest)
+    (directory,) = layout.written_directories(EVENTS, head.ingest_id)
     day = date.fromisoformat("2025-10-09")  # the day of the first ids of `histories`
-    assert directory == layout.day(EVENTS, day) / "queue=mail" / f"ingest_id={head.ingest}"
+    assert directory == layout.day(EVENTS, day) / "queue=mail" / f"ingest_id={head.ingest_id}"
 
 
 @pytest.mark.parametrize(

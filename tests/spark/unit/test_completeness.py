@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bulltask.errors import LakeError
-from bulltask.lake.layout import Layout, ingest_id
+from bulltask.lake.layout import Layout, batch_ingest_id
 from bulltask.lake.ledger import QueueRecord
 from bulltask.spark.source.offsets import START, Offsets, QueueOffset, StreamId, encode_offsets
 from bulltask.spark.tables.completeness import check_complete
@@ -30,7 +30,7 @@ def store_offsets(layout: Layout, number: int, end: Offsets, begin: Offsets | No
 
 
 def check(layout: Layout, number: int, records: Mapping[str, QueueRecord], *, hash_tag: bool = True) -> None:
-    check_complete(layout, ingest_id("3f0c2a91", number), records, hash_tag=hash_tag)
+    check_complete(layout, batch_ingest_id("3f0c2a91", number), records, hash_tag=hash_tag)
 
 
 @pytest.mark.parametrize("records", [QueueRecord(4), QueueRecord(1, lost=3, gaps=1), QueueRecord(0, lost=4, gaps=2)])
