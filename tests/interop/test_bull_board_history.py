@@ -38,7 +38,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
             attempt(2, ended_at=FIRST + timedelta(hours=2)),
             attempt(3, ended_at=third, run_ms=9_000, wait_ms=None),
             attempt(4, ended_at=third, outcome="failed", run_ms=300),
-            attempt(5, ended_at=third, outcome="retried", run_ms=50),
+            attempt(5, ended_at=third, outcome="requeued", run_ms=50),
             attempt(6, ended_at=third, queue="reports"),
             attempt(7, ended_at=FIRST + timedelta(days=9)),
         ]

@@ -47,7 +47,7 @@ def add_finished_job(lake: LakeBuilder, job_id: str, state: str = "failed", **mo
     )
     lake.attempts(
         [
-            {**job, "outcome": "retried", "started_at": start, "ended_at": END, "wait_ms": 500, "run_ms": 1000},
+            {**job, "outcome": "requeued", "started_at": start, "ended_at": END, "wait_ms": 500, "run_ms": 1000},
             {**job, "attempt": 2, "outcome": state, "started_at": END, "ended_at": END, "failed_reason": "no\nway"},
         ]
     )
@@ -111,7 +111,7 @@ def test_show_prints_a_job_that_only_the_lake_has(lake: LakeBuilder, run: Run) -
     assert 'data       {"to": "ada"}' in lines
     attempts = lines[lines.index("Attempts") + 2 : lines.index("Events") - 1]
     assert [line.split() for line in attempts] == [
-        ["1", "2026-11-20", "09:59:57.250", "0.500", "s", "1.000", "s", "retried", "-"],
+        ["1", "2026-11-20", "09:59:57.250", "0.500", "s", "1.000", "s", "requeued", "-"],
         ["2", "2026-11-20", "10:00:00.250", "-", "-", "failed", "-", "no", "way"],
     ]
     events = lines[lines.index("Events") + 1 :]
@@ -129,9 +129,9 @@ def test_show_adds_attempts_and_events_from_the_lake(app: App, lake: LakeBuilder
     shown = run("show", job_id, "--lake", lake.layout.root)
     assert "(from Redis and the lake)" in shown.output
     assert 'data       {"to": "ada"}' in shown.output
-    assert shown.output.count("retried") == 1
+    assert shown.output.count("requeued") == 1
     job = json.loads(run("show", job_id, "--lake", lake.layout.root, "--json").output)
-    assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["retried", "failed"]
+    assert [attempt["outcome"] for attempt in job["history"]["attempts"]] == ["requeued", "failed"]
     assert job["history"]["incarnations"][0]["finished_at"] == "2026-11-20T10:00:00.250000+00:00"
     assert job["history"]["attempts"][0]["wait"] == 0.5
 

@@ -13,7 +13,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("enqueue", short_help="Add a job for each row of a Parquet file.")
+@click.command("enqueue", short_help="Add a job for each distinct row of a Parquet file.")
 @click.argument("file", metavar="FILE.parquet")
 @redis_options
 @click.option("--queue", required=True, help="Queue to add the jobs to.")
