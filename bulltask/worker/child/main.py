@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import traceback
@@ -120,7 +119,6 @@ def _reset_signals(parent_pid: int) -> None:
     # Without a supervisor the locks are not renewed, and another worker will run the jobs. So the kernel kills the
     # child when the supervisor dies.
     die_with_parent(signal.SIGKILL, parent_pid)
-    gc.enable()
 
 
 def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
