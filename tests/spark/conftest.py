@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.manual_worker import ManualWorker
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.redis_cluster import Cluster
 from tests.support.spark_jvm import java_options, spark_home
+from tests.support.spark_python import spark_python
 
 
 @pytest.fixture
@@ -42,17 +44,18 @@ def spark(
     """The shared session with the data source: two tasks at a time, at most two attempts each. Do not stop it."""
     need_java()
     directory = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv("SPARK_HOME", str(spark_home(directory / "home")))
-        patch.delenv("PYSPARK_PYTHON", raising=False)  # the session chooses
         # The JVM starts Python processes and ends with them: do not count them as left over.
         patch.delenv(SESSION_VARIABLE, raising=False)
+        program, server = stack.enter_context(spark_python(directory / "python"))
+        patch.setenv("PYSPARK_PYTHON", str(program))
         shared = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(directory))
         patch.setenv(SESSION_VARIABLE, session_id)
         gateway = shared.sparkContext._gateway
         assert gateway is not None
         jvm = gateway.proc
-        session_processes.add(jvm.pid)
+        session_processes.update((jvm.pid, server))
         yield shared
         shared.stop()
         gateway.shutdown()
