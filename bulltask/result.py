@@ -44,8 +44,8 @@ class RemoteTraceback(Exception):
 class AsyncResult(Generic[R]):
     """The handle of a job: its state, result or exception.
 
-    It works for every job of the queue, including jobs that Node sent or ran. Waiting uses the queue's event stream
-    and re-checks the job's state, so it neither polls nor hangs if events were trimmed.
+    It works for every job of the queue, including jobs that Node sent or ran. Waiting blocks
+    on the queue's event stream. Every 5 s it also reads the job, so it does not hang if events were trimmed.
 
     Args:
         job_id: The job's id.

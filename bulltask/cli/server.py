@@ -63,7 +63,8 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in data.newer_directories(binary):
         click.echo(
-            f"note: {binary} starts without data, because it cannot read the newer data of another server in {other}",
+            f"note: {binary} starts without the data in {other}: a server of another release series wrote them more "
+            f"recently, and {binary} cannot read its files",
             err=True,
         )
     started = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])

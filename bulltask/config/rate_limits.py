@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError
 __all__ = ["EVERY_QUEUE", "Limits", "rate_limits"]
 
 EVERY_QUEUE: Final = "*"
-"""Key for all queues without a limit of their name."""
+"""The key of the limit for all queues that are not listed."""
 
 Limits = Mapping[str, Mapping[str, int] | None]
 """BullMQ's ``limiter`` (``max`` jobs in ``duration`` milliseconds) by the queue's name in the app."""

@@ -76,8 +76,8 @@ class RateLimitQueue(Interrupt):
 class WaitForChildren(Interrupt):
     """Runs the job again when its pending child jobs have finished, without counting the attempt.
 
-    BullMQ's ``WaitingChildrenError``. A job without pending child jobs runs again immediately. A job with a failed
-    child job that fails its parent fails.
+    BullMQ's ``WaitingChildrenError``. A job without pending child jobs runs again immediately. If a child job with
+    ``fail_parent_on_failure`` has failed, the job fails.
     """
 
     def __init__(self) -> None:

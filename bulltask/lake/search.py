@@ -4,8 +4,9 @@ A job that failed and was completed by a later retry has two rows, and only the 
 be in the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read
 from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
 
-The latest row usually has the latest end, as after a manual retry. A backfill is the exception: today it may add a
-completion that is older than the job's removal a week ago. So a job's rows are read from the day on which it was added.
+The latest row usually has the latest end time, too, as after a manual retry. A backfill is the exception: a row that it
+adds today can contain a completion that is earlier than a removal recorded last week. So a job's rows are read from the
+day on which it was added.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bulltask.lake.tables import JOBS
 __all__ = ["CLOCK_DIFFERENCE", "MAX_UNKNOWN_AGE", "latest_ranks", "row_key", "search", "seen_expression", "sort_rank"]
 
 CLOCK_DIFFERENCE: Final = timedelta(days=1)
-"""How long before the job was added its row may be dated: clocks of workers and senders differ from Redis'."""
+"""How much earlier a row's date can be than the time at which the job was added, because clocks differ."""
 
 MAX_UNKNOWN_AGE: Final = timedelta(days=31)
 """The assumed maximum lifetime of a job whose added event is missing."""

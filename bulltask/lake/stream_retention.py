@@ -109,7 +109,7 @@ class RetentionExample:
         jobs_per_s: Jobs per second.
         events_per_s: Their events per second.
         default_retention_s: The number of seconds that a stream of the default length keeps events.
-        near_live: ``maxLen`` for a trigger of 10 s and batches of 5 s.
+        half_minute: ``maxLen`` for a trigger of 10 s and batches of 5 s.
         quarter_hour: ``maxLen`` for an outage of 15 minutes.
         quarter_hour_mb: The memory of that stream in Redis, in MB.
     """
@@ -117,7 +117,7 @@ class RetentionExample:
     jobs_per_s: int
     events_per_s: float
     default_retention_s: float
-    near_live: int
+    half_minute: int
     quarter_hour: int
     quarter_hour_mb: float
 
@@ -128,10 +128,10 @@ def retention_examples(jobs_per_s: Iterable[int] = (10, 50, 200, 1_000, 5_000)) 
     for jobs in jobs_per_s:
         rate = jobs * EVENTS_PER_JOB
         quarter_hour = recommended_length(rate, RetentionNeed(10, 5, 900))
-        near_live = recommended_length(rate, RetentionNeed(10, 5))
+        half_minute = recommended_length(rate, RetentionNeed(10, 5))
         examples.append(
             RetentionExample(
-                jobs, rate, DEFAULT_LENGTH / rate, near_live, quarter_hour, quarter_hour * BYTES_PER_EVENT / 1e6
+                jobs, rate, DEFAULT_LENGTH / rate, half_minute, quarter_hour, quarter_hour * BYTES_PER_EVENT / 1e6
             )
         )
     return examples

@@ -44,11 +44,11 @@ class ServerFacts:
 
     Attributes:
         cluster: Whether it is a node of a Redis Cluster; ``None``: not known yet.
-        described: Queues whose ``meta`` was written.
+        queues_with_meta: Queues whose ``meta`` was written.
     """
 
     cluster: bool | None = None
-    described: set[str] = field(default_factory=set)
+    queues_with_meta: set[str] = field(default_factory=set)
 
 
 class FlowSender:
@@ -107,7 +107,7 @@ class FlowSender:
         with_custom_id = [planned for planned in self._all if planned.has_custom_id]
         parents = [root for root in self._roots if root.job.parent is not None]
         batch = _Batch()
-        queues = {planned.job.queue for planned in self._all} - self._facts.described
+        queues = {planned.job.queue for planned in self._all} - self._facts.queues_with_meta
         for queue in sorted(queues):
             batch.add(write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._broker.config.max_events))
         traces = batch.add(self._traces())
@@ -117,7 +117,7 @@ class FlowSender:
         )
         if batch.calls:
             results: list[Any] = yield batch.calls
-            self._facts.described |= queues
+            self._facts.queues_with_meta |= queues
             if any(traces(results)):
                 return True
             for root, exists in zip(parents, parent_exists(results), strict=True):

@@ -186,7 +186,8 @@ class Context:
     def move_to_waiting_children(self) -> Never:
         """End this attempt and run the job again when its pending child jobs have ended; the attempt does not count.
 
-        Without pending child jobs it runs again immediately. If a child job has failed that fails its parent, it fails.
+        Without pending child jobs it runs again immediately. If a child job with ``fail_parent_on_failure`` has failed,
+        this job fails.
         Use :meth:`update_data` first to record the state of the task.
 
         Raises:

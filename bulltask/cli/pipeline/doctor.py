@@ -232,7 +232,7 @@ def _sizes() -> str:
                 f"{item.jobs_per_s:,}",
                 f"{item.events_per_s:,.0f}",
                 f"{item.default_retention_s:,.1f} s",
-                f"{item.near_live:,}",
+                f"{item.half_minute:,}",
                 f"{item.quarter_hour:,}",
                 f"{item.quarter_hour_mb:,.0f} MB",
             )

@@ -136,8 +136,8 @@ def enqueue(
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option or a column is invalid, ``df`` is a streaming DataFrame, or there are equal rows,
-            which are not allowed.
+        ConfigError: An option or a column is invalid, ``df`` is a streaming DataFrame, or there are equal rows
+            and ``on_duplicate_rows`` is ``error``.
     """
     start_ms = mono_ms()
     check_option_names(options, EnqueueOptions)
@@ -226,7 +226,7 @@ def number_duplicates(rows: DataFrame, columns: Sequence[str], mode: str) -> Dat
         mode: The value of ``on_duplicate_rows``.
 
     Raises:
-        ConfigError: There are equal rows, which are not allowed; or ``mode`` is invalid.
+        ConfigError: There are equal rows and ``mode`` is ``error``, or ``mode`` is invalid.
     """
     if mode not in {"collapse", "keep", "error"}:
         raise ConfigError(f"on_duplicate_rows must be collapse, keep or error, not {mode!r}")

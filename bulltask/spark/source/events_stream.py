@@ -107,7 +107,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # A queue that is new in a list may be old; with "all queues", a new queue was just created.
+        # A queue that was just added to a list of names may have existed for long; with *, it was just created.
         limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
         start_offsets = decode_offsets(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
