@@ -65,11 +65,11 @@ class Bench:
             other_cpu = watch_other_cpu()
             with self._worker(peer, started.url, directory) as worker:
                 first, settled_ns, last = self._watch(peer, client, worker, directory / "counters")
-                foreign = other_cpu()
+                other = other_cpu()
                 worker.stop()  # after this, no more jobs run
             counts = read_counts(directory / "counters", self._jobs)
             stored = peer.stored(client) if peer.stored is not None else None
-        return _result(counts, settled_ns, first, last) | {"stored": stored, "foreign": foreign}
+        return _result(counts, settled_ns, first, last) | {"stored": stored, "other_cpu": other}
 
     def fastest(self, peer: Peer) -> tuple[Peer, str]:
         """Return the peer with its fastest settings, after one measurement of each, and a summary."""
@@ -98,7 +98,7 @@ class Bench:
             quantiles = statistics.quantiles(samples, n=100, method="inclusive")
         return {
             **{f"p{percent}_ms": quantiles[percent - 1] * 1e3 for percent in (50, 95, 99)},
-            "foreign": other_cpu(),
+            "other_cpu": other_cpu(),
         }
 
     def _send(self, peer: Peer, operation: str, jobs: int) -> Result:
@@ -109,7 +109,7 @@ class Bench:
             pending = peer.pending(client)
         if pending != output["sent"]:
             raise Failed(f"{peer.name}: {output['sent']} jobs were sent, but {pending} are in the queue")
-        return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "foreign": other_cpu()}
+        return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "other_cpu": other_cpu()}
 
     def _watch(self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path) -> tuple[_Usage, int, _Usage]:
         """Wait for the first and the last job; return usage at the start, end time, and usage at the end."""

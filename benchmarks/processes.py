@@ -170,8 +170,8 @@ def watch_other_cpu() -> Callable[[], float]:
 
     def fraction() -> float:
         all_now, busy_now = _machine_us()
-        foreign = busy_now - busy_before - (tree_cpu_us(os.getpid()) - own_before)
-        return max(0.0, foreign / max(1, all_now - all_before))
+        other = busy_now - busy_before - (tree_cpu_us(os.getpid()) - own_before)
+        return max(0.0, other / max(1, all_now - all_before))
 
     return fraction
 

@@ -18,11 +18,11 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "redis_us": "Redis CPU µs/job",
         "lost": "lost",
         "duplicated": "run twice",
-        "foreign": "other CPU",
+        "other_cpu": "other CPU",
     },
-    "single": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "foreign": "other CPU"},
-    "bulk": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "foreign": "other CPU"},
-    "latency": {"p50_ms": "p50 ms", "p95_ms": "p95 ms", "p99_ms": "p99 ms", "foreign": "other CPU"},
+    "single": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "other_cpu": "other CPU"},
+    "bulk": {"rate": "jobs/s", "redis_us": "Redis CPU µs/job", "other_cpu": "other CPU"},
+    "latency": {"p50_ms": "p50 ms", "p95_ms": "p95 ms", "p99_ms": "p99 ms", "other_cpu": "other CPU"},
 }
 TITLES = {
     "throughput": "Processing a backlog",
@@ -80,11 +80,11 @@ def problems(rounds: Rounds) -> list[str]:
 def noise(rounds: Rounds) -> str:
     """Return a warning if processes outside the benchmark used too much CPU time; otherwise an empty string."""
     fractions = [
-        result["foreign"]
+        result["other_cpu"]
         for measures in rounds
         for peers in measures.values()
         for result in peers.values()
-        if "foreign" in result
+        if "other_cpu" in result
     ]
     highest = max(fractions, default=0.0)
     if highest <= MAX_OTHER_CPU:
@@ -137,7 +137,7 @@ def _align(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 def _cell(values: Sequence[float], name: str) -> str:
     if name in {"lost", "duplicated"}:
         return f"{sum(values):.0f}"  # the sum of all rounds, because a median would hide a single one
-    if name == "foreign":
+    if name == "other_cpu":
         return f"{max(values):.0%}"
     return spread(values, 2 if name.endswith("_ms") else 0)
 

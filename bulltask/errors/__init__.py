@@ -190,11 +190,11 @@ class BrokerUnavailableError(BrokerError, ConnectionError):
 
     Attributes:
         refused: The machine refused the connection, because nothing listens on the port; a quick retry is cheap.
-        answered: A server answers, but not in Redis' protocol.
+        wrong_protocol: Whether a server replied, but not in Redis' protocol.
     """
 
     refused = False
-    answered = False
+    wrong_protocol = False
 
 
 class BrokerAuthError(BrokerError):

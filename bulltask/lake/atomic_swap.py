@@ -25,7 +25,7 @@ from bulltask.lake.layout import Layout
 
 __all__ = ["STEPS", "AtomicSwap", "OnStep", "finish_intents", "hold_swaps", "ignore_step"]
 
-STEPS: Final = ("written", "intended", "moved-away", "in-place", "cleared")
+STEPS: Final = ("files-written", "intent-written", "moved-away", "in-place", "cleared")
 """The steps of a swap, in order. Tests kill the process after each step."""
 
 OnStep = Callable[[str], None]
@@ -76,7 +76,7 @@ class AtomicSwap:
             target: The new directory's final path; it must not exist unless it is one of the old directories.
             old: The directories to remove.
         """
-        self._on_step("written")
+        self._on_step("files-written")
         self._count += 1
         name = f"{self._name}-{self._count}"
         root = self._layout.root
@@ -88,7 +88,7 @@ class AtomicSwap:
         with _exclusive(self._layout):
             path = self._layout.internal("intents", f"{name}.json")
             _write_atomically(path, json.dumps(intent))
-            self._on_step("intended")
+            self._on_step("intent-written")
             _finish(self._layout, path, self._on_step)
             self._on_step("cleared")
 

@@ -61,7 +61,7 @@ class BatchRecord:
         previous: The ``ingest_id`` of the previous batch, whose open jobs it read; ``None`` for a lake's first batch.
         number: The number of the batch, from 1, across checkpoints.
         written_ms: When it was committed, by this machine's clock.
-        clock_ms: Time of the newest event ever read, by Redis' clock; 0 before the first.
+        newest_event_ms: Time of the newest event ever read; 0 before the first.
         queues: The result for each queue, by name without the hash tag.
         last_ids: Id of the last event ever read of each queue.
         lost: The number of events ever lost of each queue.
@@ -70,7 +70,7 @@ class BatchRecord:
         open_jobs_ingest_id: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
             batch; ``None`` if no jobs are open.
         open_job_events: The number of these events.
-        oldest_ms: The time of the oldest of them; 0 if no jobs are open.
+        oldest_open_event_ms: The time of the oldest of them; 0 if no jobs are open.
         steps_ms: How long each step took.
         queries: The last batch number of each Spark query that has written to the lake, by the beginning of its id.
     """
@@ -79,7 +79,7 @@ class BatchRecord:
     previous: str | None = None
     number: int = 1
     written_ms: int = 0
-    clock_ms: int = 0
+    newest_event_ms: int = 0
     queues: Mapping[str, QueueRecord] = field(default_factory=dict)
     last_ids: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class BatchRecord:
     jobs: int = 0
     open_jobs_ingest_id: str | None = None
     open_job_events: int = 0
-    oldest_ms: int = 0
+    oldest_open_event_ms: int = 0
     steps_ms: Mapping[str, int] = field(default_factory=dict)
     queries: Mapping[str, int] = field(default_factory=dict)
 

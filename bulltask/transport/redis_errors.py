@@ -86,7 +86,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
             f"the program at {url} does not use the Redis protocol: {exc}. It may be a proxy whose Redis is down, "
             "another program on this port, or a server that requires TLS (rediss://)"
         )
-        error.answered = True
+        error.wrong_protocol = True
         return error
     text = str(exc).rstrip(".") or "no reply in time"  # a timeout of asyncio has no text
     if advice := tls_advice(exc):

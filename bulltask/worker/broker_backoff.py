@@ -91,7 +91,7 @@ class ReconnectBackoff:
         if isinstance(exc, BrokerUnavailableError):
             # A restart of Redis causes several connection errors, of which one is reported. A reply of a program that
             # is not Redis is reported in addition.
-            if not self._lost or (exc.answered and message not in self._reported):
+            if not self._lost or (exc.wrong_protocol and message not in self._reported):
                 self._bus.emit(RedisDisconnected(str(exc)))
             self._lost = True
         elif message not in self._reported:

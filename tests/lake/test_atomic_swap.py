@@ -95,7 +95,7 @@ def test_a_replaced_directory_is_either_old_or_new_after_a_kill(tmp_path: Path, 
     (day / "rows").write_text("old")
     run_killed(KILLED_SWAP, str(tmp_path), step)
     finish_intents(Layout(tmp_path))
-    assert (day / "rows").read_text() == ("old" if step == "written" else "new")
+    assert (day / "rows").read_text() == ("old" if step == "files-written" else "new")
     assert [path.name for path in day.iterdir()] == ["rows"]
 
 
@@ -119,7 +119,7 @@ def test_a_swap_waits_until_every_reader_has_released_its_lock(tmp_path: Path) -
     waits, done = threading.Event(), threading.Event()
 
     def replace() -> None:
-        with AtomicSwap(layout, lambda step: waits.set() if step == "written" else None) as swaps:
+        with AtomicSwap(layout, lambda step: waits.set() if step == "files-written" else None) as swaps:
             swaps.swap(None, None, [day])
         done.set()
 
@@ -143,7 +143,7 @@ def test_a_reader_completes_the_swap_of_a_killed_command_first(tmp_path: Path) -
         assert (day / "rows").read_text() == "new"
 
 
-@pytest.mark.parametrize("step", ["intended", "moved-away"])
+@pytest.mark.parametrize("step", ["intent-written", "moved-away"])
 def test_the_next_swap_completes_unfinished_swaps_first(tmp_path: Path, step: str) -> None:
     day = tmp_path / "gold" / "day"
     day.mkdir(parents=True)

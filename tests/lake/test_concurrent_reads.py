@@ -74,7 +74,7 @@ def test_a_single_queue_can_be_read_while_its_directory_is_replaced(
 
 def test_a_day_is_not_read_once_its_removal_is_recorded(lake: LakeBuilder) -> None:
     def check(step: str) -> None:
-        assert job_ids(lake.layout) == (list("dcba") if step == "written" else []), step
+        assert job_ids(lake.layout) == (list("dcba") if step == "files-written" else []), step
 
     with AtomicSwap(lake.layout, check) as swaps:
         swaps.swap(None, None, [lake.layout.day(JOBS, DAY)])
@@ -122,7 +122,7 @@ def test_a_directory_that_is_moved_while_others_are_listed_is_detected(
     visited = list[str]()
 
     def check(step: str) -> None:
-        if step != "intended":
+        if step != "intent-written":
             return
         directory = lake.layout.day(JOBS, DAY) / "queue=mail"
         (new,) = (path for path in lake.layout.internal("new").glob("*/*") if path.is_dir())

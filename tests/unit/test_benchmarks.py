@@ -26,7 +26,7 @@ NEEDS_NODE = pytest.mark.skipif(bool(missing(["bullmq"])), reason="needs Node.js
 
 def throughput_result(rate: float, **fields: Any) -> dict[str, Any]:
     counted = {"done": 100, "stored": 100, "lost": 0, "duplicated": 0}
-    return {"rate": rate, "worker_us": 40.0, "redis_us": 30.0, "foreign": 0.01, **counted, **fields}
+    return {"rate": rate, "worker_us": 40.0, "redis_us": 30.0, "other_cpu": 0.01, **counted, **fields}
 
 
 def two_rounds(**fields: Any) -> list[dict[str, dict[str, dict[str, Any]]]]:
@@ -123,7 +123,7 @@ def test_a_missing_framework_is_reported_by_name(
 
 def test_a_busy_machine_is_reported() -> None:
     assert noise(two_rounds()) == ""
-    assert "up to 40%" in noise(two_rounds(foreign=0.4))
+    assert "up to 40%" in noise(two_rounds(other_cpu=0.4))
 
 
 def test_the_last_line_includes_bullmq() -> None:

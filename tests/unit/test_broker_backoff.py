@@ -119,7 +119,7 @@ def test_every_error_of_an_outage_is_reported_once_in_any_order() -> None:
 def test_a_reply_in_another_protocol_is_reported_after_a_lost_connection() -> None:
     reconnect, events = backoff()
     http = BrokerUnavailableError("HTTP")
-    http.answered = True
+    http.wrong_protocol = True
     reset = BrokerUnavailableError("reset")
     for exc in (reset, http, reset, http, connection_refused()):
         reconnect.record_failure(exc)

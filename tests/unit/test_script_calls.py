@@ -249,10 +249,10 @@ def test_a_gap_is_counted_unless_the_stream_was_replaced(counted: int, missing: 
     assert gap == StreamGap("1-0", "8-0", missing)
 
 
-def test_a_reply_in_another_protocol_means_that_the_server_has_answered() -> None:
+def test_a_reply_in_another_protocol_is_marked_as_such() -> None:
     error = connection_error(InvalidResponse("HTTP/1.1 400"), "redis://server", connecting=True)
     assert isinstance(error, BrokerUnavailableError)
-    assert error.answered
+    assert error.wrong_protocol
 
 
 def budget(**settings: Any) -> RetryBudget:

@@ -86,13 +86,13 @@ class DerivedColumns:
 
     Attributes:
         lifecycles: The events.
-        begins: Whether an attempt begins with the event. If the event is not ``active``, it ends an attempt whose start
-            is unknown.
+        has_attempt: Whether a row of an attempt belongs to the event: the event starts the attempt, or ends an attempt
+            whose start is unknown.
         outcome: The outcome of this attempt, an index of `OUTCOMES`.
         end: The event that ended the attempt; also set if the attempt has not ended but another event follows.
         queued_ms, started_ms, ended_ms: The times of this attempt.
-        decided: The event that decided the outcome, or the last event.
-        decider: The event that must be known to decide the outcome.
+        as_of_event: The last event from which the row of the attempt is derived.
+        deciding_event: The event after which the outcome does not change any more; -1 if it is not known yet.
         added: The added event of this incarnation.
         attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
             attempts, the sums of waits and runs; -1 for an empty sum.
@@ -102,14 +102,14 @@ class DerivedColumns:
     """
 
     lifecycles: Lifecycles
-    begins: Bools
+    has_attempt: Bools
     outcome: Ints
     end: Ints
     queued_ms: Ints
     started_ms: Ints
     ended_ms: Ints
-    decided: Ints
-    decider: Ints
+    as_of_event: Ints
+    deciding_event: Ints
     added: Ints
     attempt_count: Ints
     stalls: Ints

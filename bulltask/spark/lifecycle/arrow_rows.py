@@ -43,7 +43,7 @@ def attempts(events: pa.Table) -> pa.Table:
         ended.
     """
     derived = _derive(events)
-    return attempts_of(derived, derived.begins)
+    return attempts_of(derived, derived.has_attempt)
 
 
 def jobs(events: pa.Table) -> pa.Table:
@@ -75,7 +75,7 @@ def attempts_of(derived: DerivedColumns, chosen: Bools) -> pa.Table:
         "outcome": _take_words(OUTCOMES, outcome),
         "failed_reason": failed_reason,
         "error_fingerprint": fingerprint,
-        "as_of": rows.as_of(derived.decided[at]),
+        "as_of": rows.as_of(derived.as_of_event[at]),
     }
     return rows.table(ATTEMPTS, columns)
 

@@ -41,7 +41,7 @@ def attempts(events: DataFrame) -> DataFrame:
         ``silver.attempts`` without its partitions except ``queue``: a row for each attempt, including attempts
         that have not ended. ``incarnation`` is the id of the added event, because job ids can be reused.
     """
-    return attempts_of(derive(lifecycle_events(events)).where("begins"))
+    return attempts_of(derive(lifecycle_events(events)).where("has_attempt"))
 
 
 def jobs(events: DataFrame) -> DataFrame:
@@ -83,9 +83,9 @@ def derive(events: DataFrame) -> DataFrame:
         events: The result of `lifecycle_events`, for any number of batches.
 
     Returns:
-        All events. ``begins``: whether an attempt begins with the event; see `attempts_of`. ``decided``: whether the
-        event that decided the outcome is new; NULL without such an event. ``is_last``: whether the event is the last of
-        an incarnation of which more than the removal is known; see `jobs_of`.
+        All events. ``has_attempt``: whether an attempt begins with the event; see `attempts_of`. ``decided``: whether
+        the event that decided the outcome is new; NULL without such an event. ``is_last``: whether the event is the
+        last of an incarnation of which more than the removal is known; see `jobs_of`.
     """
     window = in_order()
     so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -94,7 +94,9 @@ def derive(events: DataFrame) -> DataFrame:
         "from_active",
         F.coalesce(F.col("prev") == "active", F.lit(False)),  # so that no condition below is NULL
     )
-    near = known.withColumns(_neighbours(window)).withColumn("begins", (event == "active") | _ends_unknown_attempt())
+    near = known.withColumns(_neighbours(window)).withColumn(
+        "has_attempt", (event == "active") | _ends_unknown_attempt()
+    )
     derived = near.withColumns(_attempt()).withColumns(_sums(so_far))
     added = F.struct("event_ms", "event_seq", "name", "actives", *_SUMS)
     placed = derived.withColumn("added", F.last(F.when(event == "added", added), ignorenulls=True).over(so_far))
@@ -254,14 +256,14 @@ def _attempt() -> dict[str, Column]:
 
 def _sums(so_far: WindowSpec) -> dict[str, Column]:
     """Return running sums over all incarnations of a job, and the last event except ``removed``."""
-    begins, event = F.col("begins"), F.col("event")
-    wait_ms = F.when(begins & (F.col("queued_ms") >= 0), F.col("started_ms") - F.col("queued_ms"))
-    run_ms = F.when(begins, F.col("ended_ms") - F.col("started_ms"))
+    has_attempt, event = F.col("has_attempt"), F.col("event")
+    wait_ms = F.when(has_attempt & (F.col("queued_ms") >= 0), F.col("started_ms") - F.col("queued_ms"))
+    run_ms = F.when(has_attempt, F.col("ended_ms") - F.col("started_ms"))
     last_kept = F.when(event != "removed", F.struct("event", "event_ms", "event_seq", "failed_reason", "is_new"))
     return {
         "actives": F.count_if(event == "active").over(so_far),
-        "attempt_count": F.count_if(begins).over(so_far),
-        "stalls": F.count_if(begins & (F.col("outcome") == "stalled")).over(so_far),
+        "attempt_count": F.count_if(has_attempt).over(so_far),
+        "stalls": F.count_if(has_attempt & (F.col("outcome") == "stalled")).over(so_far),
         "waits": F.count(wait_ms).over(so_far),
         "wait_ms": F.coalesce(F.sum(wait_ms).over(so_far), F.lit(0)),
         "runs": F.count(run_ms).over(so_far),

@@ -99,7 +99,7 @@ class _BatchRun:
         self._open_jobs_ingest_id, self._open_job_events, self._oldest_ms = (
             self._head.open_jobs_ingest_id,
             self._head.open_job_events,
-            self._head.oldest_ms,
+            self._head.oldest_open_event_ms,
         )
         self._steps_ms: dict[str, int] = {}
 
@@ -146,8 +146,8 @@ class _BatchRun:
 
     def _time_out_before_ms(self, read: bronze.BronzeBatch) -> int:
         """Return the time since which an open job needs an event to not time out; 0 if no event is older."""
-        time_out_before_ms = max(read.newest_ms, self._head.clock_ms) - self._writer.open_job_timeout_ms
-        oldest_ms = min(read.oldest_ms, self._head.oldest_ms or read.oldest_ms)
+        time_out_before_ms = max(read.newest_ms, self._head.newest_event_ms) - self._writer.open_job_timeout_ms
+        oldest_ms = min(read.oldest_ms, self._head.oldest_open_event_ms or read.oldest_ms)
         return time_out_before_ms if oldest_ms < time_out_before_ms else 0
 
     def _publish_open_jobs(self) -> None:
@@ -164,7 +164,7 @@ class _BatchRun:
             previous=head.ingest_id or None,
             number=head.number + 1,
             written_ms=wall_ms(),
-            clock_ms=max(head.clock_ms, read.newest_ms),
+            newest_event_ms=max(head.newest_event_ms, read.newest_ms),
             queues=read.queues,
             last_ids={**head.last_ids, **{queue: record.last for queue, record in read.queues.items() if record.last}},
             lost={**head.lost, **lost},
@@ -172,7 +172,7 @@ class _BatchRun:
             jobs=counts.get(JOBS, 0),
             open_jobs_ingest_id=self._open_jobs_ingest_id,
             open_job_events=self._open_job_events,
-            oldest_ms=self._oldest_ms,
+            oldest_open_event_ms=self._oldest_ms,
             steps_ms=self._steps_ms,
             queries={**head.queries, query: number},
         )

@@ -46,7 +46,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
     # List before reading events: rows that a batch adds afterwards are kept, and duplicate rows do no harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()
-    clock = datetime.fromtimestamp((head.clock_ms if head else 0) / 1000, UTC)
+    clock = datetime.fromtimestamp((head.newest_event_ms if head else 0) / 1000, UTC)
     time_out_before_ms = round((clock - open_job_timeout).timestamp() * 1000)
     ingest_id = command_ingest_id("build")
     with AtomicSwap(layout) as swaps:
@@ -152,7 +152,7 @@ def _choose_rows(derived: DataFrame, time_out_before_ms: int) -> DataFrame:
     with_last = derived.withColumn("incarnation", incarnation).withColumns(last).withColumn("timed_out", timed_out)
     return with_last.withColumns(
         {
-            "is_attempt": F.col("begins") & (F.col("decided").isNotNull() | F.col("timed_out")),
+            "is_attempt": F.col("has_attempt") & (F.col("decided").isNotNull() | F.col("timed_out")),
             "is_job": F.col("is_last") & is_over,
         }
     ).where("is_attempt OR is_job")

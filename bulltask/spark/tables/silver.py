@@ -125,14 +125,14 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
     continues = (derived.added == derived.added[last]) & ~(was_finished | is_removed)[last]
     is_old = lifecycles.ms[last] < time_out_before_ms
     timed_out = continues & is_old
-    decided = np.where(derived.decider >= 0, lifecycles.is_new[derived.decider], timed_out)
+    decided = np.where(derived.deciding_event >= 0, lifecycles.is_new[derived.deciding_event], timed_out)
     # Whether the incarnation ends in this batch, so that no earlier batch has written its row.
     ends_now = np.select(
         [was_finished, is_removed, lifecycles.next >= 0],
         [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
         timed_out,
     )
-    return derived.begins & decided, derived.is_last & ends_now, continues & ~is_old
+    return derived.has_attempt & decided, derived.is_last & ends_now, continues & ~is_old
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
