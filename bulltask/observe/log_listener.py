@@ -254,7 +254,7 @@ class LogListener:
 
     def _running_job_lost_lock(self, event: events.RunningJobLostLock) -> None:
         hint = "Another worker may run the job again; the task is still running here"
-        self._log.warning("Lock lost", job_id=event.job_id, queue=event.queue, hint=hint)
+        self._log.warning("Running job lost its lock", job_id=event.job_id, queue=event.queue, hint=hint)
 
     def _check_skipped(self, event: events.StalledCheckSkipped) -> None:
         self._log.warning(

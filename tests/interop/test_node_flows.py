@@ -119,7 +119,7 @@ def test_a_parent_with_pending_children_is_retried(mail: InteropQueue, ran_by: s
 def test_a_parent_with_pending_children_fails_without_attempts_left(mail: InteropQueue, ran_by: str) -> None:
     mail.worker() if ran_by == "bulltask" else mail.node_worker("fail-named")
     parent = early_parent(mail)
-    with pytest.raises(NodeError, match=r"pending (children|dependencies)"):
+    with pytest.raises(NodeError, match=r"pending (child jobs|dependencies)"):
         mail.node_result(parent)
     seen = mail.node_job(parent)
     assert (seen["state"], seen["attemptsMade"]) == ("failed", 1)

@@ -172,7 +172,7 @@ def test_a_failed_heartbeat_is_one_line_with_at_most_ten_job_ids() -> None:
 def test_a_lock_that_a_running_job_has_lost_is_logged_with_a_hint() -> None:
     assert Log().emit(events.RunningJobLostLock("1", "mail")) == {
         "level": "warning",
-        "event": "Lock lost",
+        "event": "Running job lost its lock",
         "job_id": "1",
         "queue": "mail",
         "hint": "Another worker may run the job again; the task is still running here",

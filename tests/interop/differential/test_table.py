@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bulltask.errors import ConfigError, InvalidNameError, ParentNotFoundError
+from bulltask.errors import ConfigError, ParentNotFoundError
 from bulltask.queue import FlowJob, FlowProducer, Queue
 from tests.interop.differential.intended_differences import META
 from tests.interop.differential.pair import HOUR, START_MS, Outcome, Pair
@@ -187,7 +187,7 @@ def test_logs_keep_the_newest_thousand_lines(pair: Pair, session_node: NodeBridg
 def test_invalid_flows_are_rejected(pair: Pair) -> None:
     leaf = FlowJob("leaf", "q", {}, {"job_id": "same"})
     with FlowProducer(pair.url) as flows:
-        with pytest.raises(InvalidNameError, match="twice"):
+        with pytest.raises(ConfigError, match="two jobs"):
             flows.add(FlowJob("root", "q", {}, {}, [leaf, leaf]))
         with pytest.raises(ConfigError, match="deduplicated"):
             flows.add(FlowJob("root", "q", {}, {}, [FlowJob("leaf", "q", {}, {"deduplication": "d"})]))
