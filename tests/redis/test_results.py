@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from bulltask import App, AsyncResult, JobState
 from bulltask.errors import BrokerUnavailableError, DecodeError, JobNotFoundError, ResultTimeoutError, TaskError
+from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from bulltask.transport import results
@@ -425,6 +427,25 @@ def test_a_connection_that_breaks_during_the_wait_is_replaced(
     wait_until(lambda: blocked(redis_client) == 1, what="the waiter on a new connection")
     worker.end("again")
     assert future.result(60) == "again"
+
+
+def test_a_waiter_pauses_after_each_lost_connection(
+    app: App, worker: Worker, redis_client: redis.Redis, broker_url: str, threads: ThreadPoolExecutor
+) -> None:
+    job, address = send(app), urlsplit(broker_url)
+    with FlakyProxy(address.hostname or "", address.port or 0) as proxy:
+        behind = App("results", f"redis://127.0.0.1:{proxy.port}{address.path}")
+        proxy.drop_replies(4, match="XREAD")
+        started = time.monotonic()
+        future = threads.submit(behind.result(job.id).get, 60)
+        for lost in range(1, 5):  # the event wakes the waiter, and its reply is lost
+            wait_until(lambda: blocked(redis_client) == 1, what="the waiter")
+            redis_client.xadd(KEYS.events, {"event": "progress", "jobId": "other"})
+            proxy.wait_for(lambda at: at.dropped == lost)  # noqa: B023 - used in this iteration only
+        worker.end("done")
+        assert future.result(60) == "done"
+        assert time.monotonic() - started >= 4 * 0.2
+        behind.close()
 
 
 # --- snapshots of jobs ------------------------------------------------------------------------------------------------
