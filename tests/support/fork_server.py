@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-__all__ = ["ForkServer", "ForkedProcess", "fork_server"]
+__all__ = ["ForkServer", "ForkedProcess", "fork_server", "redirect"]
 
 PRELOADED = ("bulltask.app", "bulltask.cli.main", "bulltask.cli.worker", "bulltask.worker.run", "encodings.idna")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -220,6 +220,11 @@ def prepare_child(control: socket.socket, files: list[int], wait: int, go: int) 
     os.close(go)
     os.read(wait, 1)
     os.close(wait)
+    redirect(files)
+
+
+def redirect(files: Sequence[int]) -> None:
+    """Make the open files this process's standard input, output and error."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     for file in files:

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support.fork_server import redirect
+
 __all__ = ["spark_python"]
 
 STREAMING = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -81,9 +83,7 @@ def serve(listening: socket.socket) -> tuple[list[str], str, dict[str, str]]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
             control.detach()  # open until this process exits: then the program exits, too
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-                os.close(file)
+            redirect(files)
             words, directory, environ = json.loads(request)
             return words, directory, environ
         for file in files:
