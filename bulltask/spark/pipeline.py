@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -132,6 +133,7 @@ class Pipeline:
         with ExitStack() as stack:
             lock = stack.enter_context(RunLock(self.layout))
             finish_intents(self.layout)
+            _remove_partial_offsets(self.layout.checkpoint)
             self._serve_metrics(stack)
             query = self._start(available_now)
             _RUNNING_QUERIES[self.layout.root] = query, lock
@@ -291,6 +293,16 @@ class Pipeline:
         """Return where a new checkpoint begins: after the last events in the lake."""
         head = Ledger(self.layout).head()
         return self._starting if head is None else json.dumps(dict(head.last_ids))
+
+
+def _remove_partial_offsets(checkpoint: Path) -> None:
+    """Remove what is left of the first batch's offsets if the driver died, or the query stopped, as Spark wrote them.
+
+    Spark never starts a query whose checkpoint has files but no batch (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+    """
+    offsets = checkpoint / "offsets"
+    if offsets.is_dir() and not any(path.name.isdigit() for path in offsets.iterdir()):
+        shutil.rmtree(offsets)
 
 
 def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) -> None:

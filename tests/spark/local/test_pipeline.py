@@ -211,6 +211,19 @@ def test_a_lake_is_written_by_one_pipeline_at_a_time(pipeline: Make, redis_clien
     run(pipeline())
 
 
+def test_a_driver_killed_while_it_writes_the_first_offsets_does_not_block_the_lake(
+    pipeline: Make, redis_client: redis.Redis
+) -> None:
+    events = events_of("mail", 8)
+    write_events(redis_client, events)
+    offsets = pipeline().layout.checkpoint / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.6b0f3c1e-temporary.tmp").write_text("v1")
+    (offsets / ".0.6b0f3c1e-temporary.tmp.crc").write_bytes(b"crc")
+    run(pipeline())
+    assert ids_in(pipeline().layout) == ids(events)
+
+
 def test_silver_of_batches_equals_silver_of_all_events(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
