@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.certificates import Certificates
 from tests.support.manual_worker import ManualWorker
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.redis_cluster import Cluster
-from tests.support.spark_jvm import java_options, spark_home
+from tests.support.spark_jvm import SMALL_QUERIES, java_options, spark_home
 from tests.support.spark_python import spark_python
 
 
@@ -38,24 +37,31 @@ def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
 
 
 @pytest.fixture(scope="session")
+def forked_python(session_processes: set[int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The program for ``PYSPARK_PYTHON``: it forks Python processes, which takes less time than starting them."""
+    need_java()
+    with spark_python(tmp_path_factory.mktemp("spark-python") / "python") as (program, server):
+        session_processes.add(server)
+        yield program
+
+
+@pytest.fixture(scope="session")
 def spark(
-    session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
+    forked_python: Path, session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """The shared session with the data source: two tasks at a time, at most two attempts each. Do not stop it."""
-    need_java()
     directory = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home(directory / "home")))
+        patch.setenv("PYSPARK_PYTHON", str(forked_python))
         # The JVM starts Python processes and ends with them: do not count them as left over.
         patch.delenv(SESSION_VARIABLE, raising=False)
-        program, server = stack.enter_context(spark_python(directory / "python"))
-        patch.setenv("PYSPARK_PYTHON", str(program))
         shared = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(directory))
         patch.setenv(SESSION_VARIABLE, session_id)
         gateway = shared.sparkContext._gateway
         assert gateway is not None
         jvm = gateway.proc
-        session_processes.update((jvm.pid, server))
+        session_processes.add(jvm.pid)
         yield shared
         shared.stop()
         gateway.shutdown()
@@ -92,16 +98,11 @@ def need_java() -> None:
 
 def settings(directory: Path) -> dict[str, str]:
     return {
+        **SMALL_QUERIES,
         "spark.driver.extraJavaOptions": java_options(directory),
         "spark.driver.memory": "1g",
         "spark.local.dir": str(directory / "local"),
         "spark.log.level": "OFF",
-        # Otherwise Spark records the calling line of each operation on a column, for messages of errors.
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # Generating and compiling Java takes longer than running a query over the few rows of a test.
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.dataFrameQueryContext.enabled": "false",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.showConsoleProgress": "false",
     }

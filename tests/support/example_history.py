@@ -19,7 +19,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
 from tests.support.programs import ROOT
-from tests.support.spark_jvm import java_options, spark_home
+from tests.support.spark_jvm import SMALL_QUERIES, java_options, spark_home
 
 __all__ = ["PREFIX", "check_lake", "count_finished_jobs", "count_sent_jobs", "run_example", "run_worker"]
 
@@ -29,14 +29,23 @@ QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "
 
 
 @contextmanager
-def run_example(url: str, root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run the example on a given server and without its workers; its output goes to a file next to the lake.
 
-    The JVM has the fast-start options of the other tests. Apart from that, Spark has the settings of the example.
+    Args:
+        url: The server's URL.
+        root: The directory of the lake.
+        python: The interpreter of Spark's Python processes.
+        words: Further arguments of the example.
     """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *words]
-    java = {"SPARK_HOME": str(spark_home(root.with_name("home"))), "SPARK_SUBMIT_OPTS": java_options(root.parent)}
-    environ = {**os.environ, **java}
+    command += [word for name, value in SMALL_QUERIES.items() for word in ("--conf", f"{name}={value}")]
+    environ = {
+        **os.environ,
+        "PYSPARK_PYTHON": str(python),
+        "SPARK_HOME": str(spark_home(root.with_name("home"))),
+        "SPARK_SUBMIT_OPTS": java_options(root.parent),
+    }
     with (
         root.with_suffix(".log").open("a") as log,
         subprocess.Popen(command, env=environ, stdout=log, stderr=log, text=True) as run,

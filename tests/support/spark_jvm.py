@@ -10,16 +10,27 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pyspark
 
-__all__ = ["archive", "java", "java_options", "shared_home", "spark_home", "thin_home"]
+__all__ = ["SMALL_QUERIES", "archive", "java", "java_options", "shared_home", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that runs for a minute does not profit from optimised code: small runs take a third less time without."""
 
 ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
 """Start without the archive if it does not match, and print no warning to standard output."""
+
+SMALL_QUERIES: Final = {
+    # Otherwise Spark records the calling line of each operation on a column, for messages of errors.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # Generating and compiling Java takes longer than running a query over the few rows of a test.
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
+}
+"""Settings of Spark with which queries over few rows take less time."""
 
 
 def java_options(parent: Path | None = None) -> str:

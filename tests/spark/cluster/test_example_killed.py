@@ -49,13 +49,13 @@ def executors(directory: Path) -> Iterator[int]:
 
 
 def test_every_job_is_in_the_tables_once_after_all_executors_were_killed(
-    cluster: SparkCluster, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+    cluster: SparkCluster, forked_python: Path, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     root = tmp_path / "lake"
     conf_values = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
     conf = [word for name, value in conf_values.items() for word in ("--conf", f"{name}={value}")]
     words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
-    with run_example(broker_url, root, *words) as run:
+    with run_example(broker_url, root, forked_python, *words) as run:
         wait_until(lambda: count_sent_jobs(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
         killed = list(executors(cluster.directory))
         for pid in killed:

@@ -23,7 +23,6 @@ from bulltask.lake.ledger import Ledger
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
 from tests.conftest import ServerFactory
-from tests.spark.conftest import need_java
 from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
 from tests.support.pipeline_kills import interrupted_step, is_running
 from tests.support.processes import SESSION_VARIABLE, parent_of
@@ -55,7 +54,6 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lake's directory. Spark's processes end shortly after its JVM: do not count them as left over."""
-    need_java()
     monkeypatch.delenv(SESSION_VARIABLE)
     return tmp_path / "lake"
 
@@ -99,17 +97,17 @@ def last_batch(root: Path) -> int:
 
 
 def test_the_tables_of_the_example_are_correct_after_kills(
-    server: RedisServer, client: redis.Redis, root: Path, rng: random.Random
+    server: RedisServer, client: redis.Redis, root: Path, forked_python: Path, rng: random.Random
 ) -> None:
     with ExitStack() as stack:
         # The first driver is killed while it sends jobs; its pipeline has started before.
-        with run_example(server.url, root, "--jobs", str(COUNT)) as run:
+        with run_example(server.url, root, forked_python, "--jobs", str(COUNT)) as run:
             to_send = rng.uniform(0.05, 0.8) * COUNT
             wait_while_running(run, lambda: count_sent_jobs(client) > to_send, "a part of the jobs was sent", root)
             kill(run)
         sent = count_sent_jobs(client)
         log.warning("The driver was killed when %d of %d jobs were sent", sent, COUNT)
-        with run_example(server.url, root, "--resume") as run:
+        with run_example(server.url, root, forked_python, "--resume") as run:
             wait_while_running(run, lambda: PIPELINE_STEP in log_of(root), "all jobs were sent", root)
             running_worker = stack.enter_context(run_worker(server.url))
             to_finish = rng.uniform(0.03, 0.4) * COUNT
@@ -128,7 +126,7 @@ def test_the_tables_of_the_example_are_correct_after_kills(
         for number in range(2, KILLS + 1):
             if not completed:
                 log.warning("kill %d of the driver: %s", number, ": ".join(interrupted_step(Layout(root))))
-                with run_example(server.url, root, "--resume") as run:
+                with run_example(server.url, root, forked_python, "--resume") as run:
                     completed = completes(run, root, 600 if number == KILLS else rng.uniform(15, 60))
         assert completed, log_of(root)
         assert running_worker.poll() is None
