@@ -1,11 +1,11 @@
-"""Keep a shared server running as long as it has users. A separate program, standard library only.
+"""Keep a shared server running as long as a process uses it. A separate program, standard library only.
 
-Usage: ``python -I -S keeper.py USERS_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
+Usage: ``python -I -S keeper.py LOCK_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 
-Every process that uses the server holds a shared ``flock`` on ``USERS_FILE``. The keeper starts the server, then
-requests the exclusive lock: the kernel grants it when the last user is gone, even after a crash. Then the keeper stops
-the server and exits, which releases the lock for the next user. There is no counter that a crash could leave
-wrong.
+Every process that uses the server holds a shared ``flock`` on ``LOCK_FILE``. The keeper starts the server, then
+requests the exclusive lock: the kernel grants it when the last of these processes has ended, even after a crash. Then
+the keeper stops the server and exits, which releases the lock for the next process. There is no counter that a crash
+could leave wrong.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def _on_signal(_number: int, _frame: object) -> None:
     raise _StopKeeping
 
 
-def _wait_for_last_user(users: int) -> None:
+def _wait_for_last_process(lock: int) -> None:
     try:
         signal.signal(signal.SIGTERM, _on_signal)
         signal.signal(signal.SIGCHLD, _on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-        fcntl.flock(users, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     except _StopKeeping:
         pass
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
+def _keep(lock: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
     # Blocked until the handlers are set, so that the death of a server right after its start is not missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     tie = tie_to_parent()
@@ -79,7 +79,7 @@ def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]
         preexec_fn=in_child,  # noqa: PLW1509 # this process has one thread
     )
     os.write(status, b"%d\n" % server.pid)
-    _wait_for_last_user(users)
+    _wait_for_last_process(lock)
     server.terminate()
     try:
         server.wait(_STOP_TIMEOUT)
@@ -89,13 +89,13 @@ def _keep(users: int, status: int, passed: Sequence[int], command: Sequence[str]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Detach, start the server, write its pid to the status pipe, and keep it running until it has no user."""
-    users_file, status, *passed = arguments[: arguments.index("--")]
+    """Detach, start the server, write its pid to the status pipe, and keep it running until no process uses it."""
+    lock_file, status, *passed = arguments[: arguments.index("--")]
     command = arguments[arguments.index("--") + 1 :]
     if os.fork():
         os._exit(0)  # init adopts the keeper: a supervisor that reaps all its children must not reap this one
     os.setsid()
-    _keep(os.open(users_file, os.O_RDWR), int(status), [int(fd) for fd in passed], command)
+    _keep(os.open(lock_file, os.O_RDWR), int(status), [int(fd) for fd in passed], command)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ __all__ = ["EmbeddedServer"]
 class EmbeddedServer:
     """A Valkey or Redis process, with methods to start and stop it.
 
-    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, so ``kill -9``
-    loses no acknowledged write (a power failure may lose the last second). It ends with the process that
-    started it, even if that is killed; a forked child of that process neither stops it nor changes its files.
+    The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
+    every second. So ``kill -9`` usually loses no acknowledged write: if the disk is slow, it may lose the last two
+    seconds (a power failure: the last second). The server ends with the process that started it, even if that is
+    killed; a forked child of that process neither stops it nor changes its files.
 
     Args:
         data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and

@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 _URL = re.compile(r"embedded:(?://)?(?P<name>[^/?#]*)(?:/(?P<db>\d*))?")
 _LOCK_TIMEOUT = 90.0  # longer than a start may take
-_USER_LOCK_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
+_REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
-_user_locks: dict[Path, int] = {}
-"""The descriptor of the ``users`` file of each directory whose server this process uses. It stays open until the
+_process_locks: dict[Path, int] = {}
+"""The descriptor of the ``users.lock`` of each directory whose server this process uses. It stays open until the
 process ends, and forked children inherit it, so the server runs at least as long as a worker's children."""
 
 
@@ -70,8 +70,7 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     """Ensure that the server of a directory runs, and use it until this process and its forked children end.
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
-    has ended, even by ``kill -9``, and is then shut down cleanly. Every change is in the append-only file before it is
-    acknowledged, so no data is lost between runs.
+    has ended, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
 
     A server is joined only if it reports the run id that is recorded for this directory. Call this again when the
     server has died: it is restarted, on the same port if that is still free.
@@ -122,24 +121,25 @@ def _start_or_join(data: DataDirectory) -> str:
 
 
 def _join(directory: Path, record: ServerRecord) -> bool:
-    """Use a running server; return False if its last user has just ended, and the server has stopped."""
-    new = _register_user(directory)
+    """Use a running server; return False if the last process that used it has just ended, and the server
+    has stopped."""
+    new = _register_process(directory)
     if record.is_running():
         return True
     if new:
-        _unregister_user(directory)
+        _unregister_process(directory)
     return False
 
 
 def _start_here(binary: ServerBinary, directory: Path) -> str:
     record = ServerRecord.read(directory)
-    new = _register_user(directory)
+    new = _register_process(directory)
     try:
         running = _start(binary, directory, record.port if record else None)
         running.write(directory)
     except BaseException:
         if new:
-            _unregister_user(directory)  # otherwise the keeper would wait for this process forever
+            _unregister_process(directory)  # otherwise the keeper would wait for this process forever
         raise
     return running.url
 
@@ -162,25 +162,25 @@ def _start_lock(data: DataDirectory) -> Iterator[None]:
         os.close(fd)
 
 
-def _register_user(directory: Path) -> bool:
-    """Register this process as a user of the directory's server; return False if it already is."""
+def _register_process(directory: Path) -> bool:
+    """Register this process as one that uses the directory's server; return False if it is already registered."""
     fd = open_lock(directory / "users.lock")
-    known_fd = _user_locks.get(directory)
+    known_fd = _process_locks.get(directory)
     if known_fd is not None and os.path.samestat(os.fstat(known_fd), os.fstat(fd)):
         os.close(fd)
         return False
-    # The keeper of a server without users has the exclusive lock until that server is gone.
-    if not lock(fd, fcntl.LOCK_SH, _USER_LOCK_TIMEOUT):
+    # The keeper of a server that no process uses has the exclusive lock until that server is gone.
+    if not lock(fd, fcntl.LOCK_SH, _REGISTRATION_TIMEOUT):
         os.close(fd)
         raise BrokerUnavailableError(
-            f"the server of {directory} has been stopping for {_USER_LOCK_TIMEOUT} s: see its server.log"
+            f"the server of {directory} has been stopping for {_REGISTRATION_TIMEOUT} s: see its server.log"
         )
-    _user_locks[directory] = fd
+    _process_locks[directory] = fd
     return True
 
 
-def _unregister_user(directory: Path) -> None:
-    os.close(_user_locks.pop(directory))
+def _unregister_process(directory: Path) -> None:
+    os.close(_process_locks.pop(directory))
 
 
 def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
