@@ -37,10 +37,10 @@ class EventReaderBase(Callbacks):
 
     Args:
         queue: The queue's name in the app.
-        broker_url: The server's URL, for a listener without an app; ``BULLTASK_BROKER_URL`` has precedence.
+        broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` has precedence.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call of :meth:`next`),
             ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
-        broker: Returns the connection of an app's listener.
+        broker: Returns the connection of an app's reader.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 
     Raises:
@@ -66,7 +66,7 @@ class EventReaderBase(Callbacks):
         self._queue, self._broker, self._keys = queue, self._context.broker, self._context.keys
         self._position = _check_start(start)
         self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
-        # Node's getQueueEvents() and the boards find listeners by this name.
+        # Node's getQueueEvents() and the boards find event readers by this name.
         self._name = f"{self._keys.client_name()}:qe"
         self._buffer: deque[Entry | QueueEvent] = deque()
         self._opened = False
@@ -80,7 +80,7 @@ class EventReaderBase(Callbacks):
 
     @property
     def position(self) -> str:
-        """The id of the last returned event, or the start position; a later listener can start at it."""
+        """The id of the last returned event, or the start position; a later reader can start at it."""
         return self._position
 
     def _set_up(self) -> None:

@@ -1,7 +1,7 @@
 """The events of a queue's event stream: one class for each of BullMQ's events.
 
 An event has the fields that BullMQ's scripts write, under Python names; read the job itself from the queue. Malformed
-events do not stop a listener: malformed JSON is kept as text with an ``error``, and an event that lacks a field is
+events do not stop a reader: malformed JSON is kept as text with an ``error``, and an event that lacks a field is
 returned as :class:`Custom`.
 """
 
@@ -260,15 +260,15 @@ class Custom(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class EventsLost(QueueEvent):
-    """Events were trimmed before this listener read them. The listener creates this event; it is not in the stream.
+    """Events were trimmed before this reader read them. The reader creates this event; it is not in the stream.
 
-    Its ``id`` is that of the last event before the gap, so a later listener can start at it.
+    Its ``id`` is that of the last event before the gap, so a later reader can start at it.
 
     Attributes:
-        last_id_before: Id of the last event that was read before the gap, or the listener's start position.
+        last_id_before: Id of the last event that was read before the gap, or the reader's start position.
         first_id_after: Id of the first event after the gap, ``None`` if no event has followed yet.
         count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
-            7.0, which does not count; if the listener started at an id that had been trimmed; and if the stream was
+            7.0, which does not count; if the reader started at an id that had been trimmed; and if the stream was
             deleted (``obliterate``).
     """
 

@@ -98,7 +98,7 @@ def get_job_logs(context: QueueContext, job_id: str, start: int, end: int, *, as
 
 
 def get_clients(context: QueueContext, *, events: bool) -> Operation[list[ClientInfo]]:
-    """List the connections of workers, or of event listeners."""
+    """List the connections of workers, or of event readers."""
     name = context.keys.client_name()
     marker = f"{name}:w:"
     rows = yield from execute(

@@ -66,7 +66,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """A connection of a worker or an event listener.
+    """A connection of a worker or an event reader.
 
     Attributes:
         name: The worker id (the name of a Node.js worker), ``""`` if it has none.

@@ -18,7 +18,7 @@ class AsyncQueueEvents(AsyncEventReader):
 
     ::
 
-        async with AsyncQueueEvents("mail") as events:  # starts with the next event
+        async with AsyncQueueEvents("mail") as events:  # start="$": begins with the next event
             async for event in events:  # waits for the next event; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
@@ -38,7 +38,7 @@ class AsyncQueueEvents(AsyncEventReader):
     """
 
     async def open(self) -> Self:
-        """Connect, and start with the next event from now on.
+        """Connect, and determine the position that ``start`` describes: by default, the current end of the stream.
 
         Raises:
             BrokerError: Redis cannot be reached. After later outages, reading continues.
@@ -85,7 +85,7 @@ class AsyncQueueEvents(AsyncEventReader):
         return self
 
     async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add a custom event to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers get it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.

@@ -129,7 +129,7 @@ class AsyncQueueGetters(QueueBase):
         return len(await self.get_workers())
 
     async def get_queue_events(self) -> list[ClientInfo]:
-        """Return the connected ``QueueEvents`` listeners."""
+        """Return the connections of ``QueueEvents`` objects."""
         return await self._context.arun(read.get_clients(self._context, events=True))
 
     async def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:

@@ -19,7 +19,7 @@ class QueueEvents(EventReader):
 
     ::
 
-        with QueueEvents("mail") as events:  # starts with the next event
+        with QueueEvents("mail") as events:  # start="$": begins with the next event
             for event in events:  # waits for the next event; ends when close() is called
                 match event:
                     case Completed(job_id=job_id, returnvalue=value): ...
@@ -39,7 +39,7 @@ class QueueEvents(EventReader):
     """
 
     def open(self) -> Self:
-        """Connect, and start with the next event from now on.
+        """Connect, and determine the position that ``start`` describes: by default, the current end of the stream.
 
         Raises:
             BrokerError: Redis cannot be reached. After later outages, reading continues.
@@ -86,7 +86,7 @@ class QueueEvents(EventReader):
         return self
 
     def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add a custom event to the stream (Node's ``QueueEventsProducer``); listeners get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers get it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.

@@ -128,7 +128,7 @@ class QueueGetters(QueueBase):
         return len(self.get_workers())
 
     def get_queue_events(self) -> list[ClientInfo]:
-        """Return the connected ``QueueEvents`` listeners."""
+        """Return the connections of ``QueueEvents`` objects."""
         return self._context.run(read.get_clients(self._context, events=True))
 
     def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
