@@ -26,7 +26,7 @@ __all__ = [
 MAX_TASKS: Final = 15
 """The maximum number of listed tasks; all further tasks are combined."""
 
-UNKNOWN: Final = "(unknown task)"
+UNKNOWN: Final = "(name lost)"
 """The label of attempts whose added event, which has the name, was lost."""
 
 

@@ -189,7 +189,7 @@ def errors(rows: Iterable[Failure]) -> ReportTable:
     columns = [
         _QUEUE,
         _NAME,
-        ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
+        ReportColumn("error_fingerprint", "Error fingerprint", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
         ReportColumn("fraction", "Fraction of the task", Unit.FRACTION),
         ReportColumn("first_seen", "First seen", Unit.TIME),

@@ -65,7 +65,7 @@ def tables(report: Report) -> Mapping[str, ReportTable]:
 
 def _reasons(found: Sequence[Reason]) -> ReportTable:
     columns = [
-        ReportColumn("error_fingerprint", "Reason", Unit.TEXT),
+        ReportColumn("error_fingerprint", "Error fingerprint", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
         ReportColumn("fraction", "Of all failures", Unit.FRACTION),
         ReportColumn("tasks", "Tasks", Unit.TEXTS),
