@@ -35,7 +35,7 @@ class Categorizer:
         """Add a rule with precedence over all existing ones.
 
         Args:
-            match: One of:.
+            match: One of the following:
 
                 - an exception type or a tuple of them; subclasses match too;
                 - the name of a type, which needs no import: ``"redis.ConnectionError"`` also matches a type that is
@@ -97,7 +97,7 @@ def categorize_error(exc: BaseException) -> ErrorCategory:
 def explicit_category(exc: BaseException) -> ErrorCategory | None:
     """Return the category of a ``TransientError`` or ``PermanentError`` in the chain, ``None`` if there is none.
 
-    For jobs of other BullMQ clients, nothing else may prevent a retry.
+    For jobs of other BullMQ clients, no other category prevents a retry.
     """
     return _explicit_category(list(chain_of(exc)))
 

@@ -23,7 +23,7 @@ _TRANSIENT = re.compile(
 
 
 def by_text(chain: Iterable[BaseException]) -> ErrorCategory | None:
-    """Return the category of a chain without a known type, code or status; ``None`` if no message matches either."""
+    """Return the category of a chain without a known type, code or status; ``None`` if no message is known."""
     # Not the message of SQLAlchemy's errors, which contains the statement and its parameters.
     texts = (text_of(each)[:_MAX_CHARS] for each in chain if attribute(each, "orig") is None)
     return TRANSIENT if any(map(_TRANSIENT.search, texts)) else None

@@ -72,7 +72,7 @@ class TaskOptions:
         retry_jitter: Random variation of the delay, as a fraction; ``True`` is 0.2.
         default_retry_delay: A fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
             is ``False``.
-        autoretry_for: Exceptions that are retried although they are not transient.
+        autoretry_for: Exceptions that are retried although they are not transient, except ``PermanentError``.
         dont_autoretry_for: Exceptions that are never retried.
         result_expires, result_failure_expires: Retention of completed and failed jobs.
         lifo: Run a job before those that are already waiting.

@@ -2,7 +2,8 @@
 
 Jobs that bulltask has sent follow the task's policy: transient errors are retried; permanent and unknown errors fail
 the job immediately; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs of other clients
-follow BullMQ: every error is retried except permanent ones. In both cases the number of attempts is stored in the job.
+follow BullMQ: every error is retried except ``PermanentError`` and ``dont_autoretry_for``; the other permanent errors
+are retried, too. In both cases the number of attempts is stored in the job.
 """
 
 from __future__ import annotations
