@@ -52,7 +52,7 @@ class Config:
     retry_jitter: float
     soft_time_limit_ms: int | None
     time_limit_ms: int | None
-    unknown_task: str
+    task_unknown: str
     include: tuple[str, ...]
     result_expires_ms: int | None
     failure_expires_ms: int | None

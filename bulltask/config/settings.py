@@ -170,7 +170,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S(
             "task_unknown",
-            "unknown_task",
+            "task_unknown",
             choice("reschedule", "fail"),
             "reschedule",
             "what happens to a job whose task is not registered; reschedule: it is delayed, so that another "

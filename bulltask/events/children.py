@@ -129,13 +129,15 @@ class JobWaitsForChildren(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class TaskNotRegistered(ChildEvent):
-    """A worker acquired a job whose task is not registered in its app."""
+    """A job whose task is not registered in the worker's app was rescheduled.
+
+    With ``task_unknown="fail"`` the job fails, and the event is ``JobFailed``.
+    """
 
     job_id: str
     queue: str
     name: str
-    delay_ms: int | None
-    """The delay with which the job was rescheduled; ``None`` if it has failed (``task_unknown="fail"``)."""
+    delay_ms: int
 
 
 @dataclass(frozen=True, slots=True)

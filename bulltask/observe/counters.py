@@ -29,9 +29,9 @@ PID, CONNECTION, RECONNECTS = range(3)
 HEAD = 3
 # Cells of each queue, after the head; then one for each failure reason, then the histograms.
 COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
-FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed", "task_not_registered")
+FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
 """Why a job failed: the category of its error, or another reason."""
-TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED, TASK_NOT_REGISTERED = FAILED = range(6, 12)
+TRANSIENT_EXHAUSTED, PERMANENT, UNKNOWN, REVOKED, CRASHED = FAILED = range(6, 11)
 HISTOGRAM_CELLS = 1 + len(BUCKETS) + 1  # the sum, then the buckets
 DURATIONS, LOCK_RENEWALS = (FAILED.stop + number * HISTOGRAM_CELLS for number in range(2))
 QUEUE_CELLS = LOCK_RENEWALS + HISTOGRAM_CELLS
@@ -238,11 +238,8 @@ class MetricsListener:
             lambda e: block.attempt(e.queue, _BY_CATEGORY.get(e.category, UNKNOWN), e.duration_ms),
         )
         bus.subscribe(events.JobRetried, lambda e: block.attempt(e.queue, RETRIED, e.duration_ms))
-        # The job never ran, so it has no duration. This event replaces JobFailed or JobRetried.
-        bus.subscribe(
-            events.TaskNotRegistered,
-            lambda e: block.add(e.queue, TASK_NOT_REGISTERED if e.delay_ms is None else RETRIED),
-        )
+        # The job never ran, so it has no duration. This event replaces JobRetried.
+        bus.subscribe(events.TaskNotRegistered, lambda e: block.add(e.queue, RETRIED))
         bus.subscribe(events.CrashLimitReached, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))

@@ -66,7 +66,7 @@ class LogListener:
             (logging.INFO, events.JobReleased, self._released),
             (logging.INFO, events.JobRescheduled, self._rescheduled),
             (logging.INFO, events.JobWaitsForChildren, self._waits_for_children),
-            (logging.ERROR, events.TaskNotRegistered, self._not_registered),
+            (logging.WARNING, events.TaskNotRegistered, self._not_registered),
             (logging.ERROR, events.SchedulingFailed, self._not_scheduled),
             (logging.WARNING, events.LockLost, self._lock_lost),
             (logging.WARNING, events.JobStalled, self._stalled),
@@ -159,13 +159,14 @@ class LogListener:
         self._log.info("Job waits for child jobs", job_id=event.job_id, queue=event.queue, task=event.task)
 
     def _not_registered(self, event: events.TaskNotRegistered) -> None:
-        fields = {"job_id": event.job_id, "queue": event.queue, "task": event.name}
-        if event.delay_ms is None:
-            hint = "The job has failed. Import the module of the task in this app, then retry the job"
-            self._log.error("Task not registered", **fields, hint=hint)
-        else:
-            hint = "Import the module of the task in this app, or send its jobs to a separate queue"
-            self._log.warning("Task not registered", **fields, delay=_seconds(event.delay_ms), hint=hint)
+        self._log.warning(
+            "Task not registered",
+            job_id=event.job_id,
+            queue=event.queue,
+            task=event.name,
+            delay=_seconds(event.delay_ms),
+            hint="Import the module of the task in this app, or send its jobs to a separate queue",
+        )
 
     def _not_scheduled(self, event: events.SchedulingFailed) -> None:
         self._log.error(

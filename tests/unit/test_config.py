@@ -96,7 +96,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "backoff_strategies": (),
         "soft_time_limit_ms": None,
         "time_limit_ms": None,
-        "unknown_task": "reschedule",
+        "task_unknown": "reschedule",
         "include": (),
         "result_expires_ms": 86_400_000,
         "failure_expires_ms": None,

@@ -93,10 +93,9 @@ def test_jobs_that_end_without_running_are_counted_but_not_timed() -> None:
     memory = MetricsMemory(["mail"], 2)
     bus = attach_listener(memory, 0)
     bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
-    bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
     bus.emit(events.TaskNotRegistered("1", "mail", "t", 5000))
     total = memory.totals()["mail"]
-    assert (total.failed, total.retried, total.durations.buckets[-1]) == (2, 1, 0)
+    assert (total.failed, total.retried, total.durations.buckets[-1]) == (1, 1, 0)
 
 
 def test_failed_jobs_are_counted_by_their_reason() -> None:
@@ -105,7 +104,6 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
     for category in ("transient", "permanent", "permanent", "unknown", "revoked", "of another version"):
         bus.emit(events.JobFailed("1", "mail", "t", 10.0, "e", category, 3, ""))
     bus.emit(events.CrashLimitReached("1", "mail", 3, "SIGSEGV"))
-    bus.emit(events.TaskNotRegistered("1", "mail", "t", None))
     samples = scrape(memory)
     counted = {dict(labels)["reason"]: value for (name, labels), value in samples.items() if "failed_total" in name}
     assert counted == {
@@ -114,9 +112,8 @@ def test_failed_jobs_are_counted_by_their_reason() -> None:
         "unknown": 2,
         "revoked": 1,
         "crashed": 1,
-        "task_not_registered": 1,
     }
-    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 8
+    assert samples["bullmq_jobs_processed_total", (("queue", "mail"), ("status", "failed"))] == 7
 
 
 def test_durations_of_attempts_are_counted_in_buckets() -> None:

@@ -149,7 +149,7 @@ class AttemptRunner:
         return job.time_limits.with_defaults(defaults)
 
     def _not_registered_outcome(self, job: RunningJob) -> Outcome:
-        if self._config.unknown_task == "fail":
+        if self._config.task_unknown == "fail":
             raise InvalidJobError(
                 f"task {job.name!r} is not registered in app {self._app.name!r} (task_unknown='fail')"
             )
