@@ -13,19 +13,19 @@ from feed import Entry
 
 from bulltask import AsyncResult
 
-LABELS = {"atm": "attempts", "ats": "starts"}  # BullMQ's attemptsMade and attemptsStarted
+LABELS = {"atm": "attempts made", "ats": "attempts started"}  # BullMQ's attemptsMade and attemptsStarted
 CHUNK = 1_000
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expected outcome of one job: its result or error message, its attempts, and how often it was started."""
+    """The expected outcome of one job: its result or error message, attempts made, and attempts started."""
 
     job: AsyncResult[Any]
     result: Any = None
     error: str | None = None
-    attempts: int = 1
-    starts: int = 1
+    attempts_made: int = 1
+    attempts_started: int = 1
 
 
 def audit(url: str, expectations: list[Expectation]) -> tuple[int, list[str]]:
@@ -53,7 +53,7 @@ def audit_events(events: list[Entry], expectations: list[Expectation]) -> Iterat
         counts[event.job_id][event.name] += 1
     for expectation in expectations:
         seen, ending = counts.pop(expectation.job.id, Counter()), "failed" if expectation.error else "completed"
-        wanted = {"added": 1, "active": expectation.starts, ending: 1, "stalled": 0}
+        wanted = {"added": 1, "active": expectation.attempts_started, ending: 1, "stalled": 0}
         for name, number in wanted.items():
             if seen[name] != number:
                 yield f"job {expectation.job.id}: {seen[name]} events {name!r} instead of {number}"
@@ -83,7 +83,7 @@ def _differences(expectation: Expectation, stored: dict[str, Any]) -> Iterator[s
         yield f"it failed with {stored['failedReason']!r} instead of {expectation.error!r}"
     elif expectation.error is None and json.loads(stored["returnvalue"]) != expectation.result:
         yield f"its result is {stored['returnvalue']} instead of {json.dumps(expectation.result)}"
-    for name, number in (("atm", expectation.attempts), ("ats", expectation.starts), ("stc", 0)):
+    for name, number in (("atm", expectation.attempts_made), ("ats", expectation.attempts_started), ("stc", 0)):
         if int(stored[name] or 0) != number:
             yield f"{LABELS.get(name, 'stalls')} are {stored[name] or 0} instead of {number}"
 

@@ -109,7 +109,7 @@ def retry(context: DemoContext) -> None:
     starts = [entry.at for entry in context.follow(job, begin) if entry.source == "event" and entry.name == "active"]
     waited = starts[-1] - starts[0]
     context.screen.row(Row("transient error", 1, "completed", f"attempt 2 after {waited:.2f} s"))
-    context.expect(Expectation(job, "charged in attempt 2", attempts=2, starts=2))
+    context.expect(Expectation(job, "charged in attempt 2", attempts_made=2, attempts_started=2))
 
     context.screen.code('charge.delay("stolen").get()')
     begin = time.perf_counter()
@@ -145,7 +145,7 @@ def kill_a_child(context: DemoContext) -> None:
     away, lock = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
     context.screen.line(f"running again {away:.0f} ms after the kill, although its lock expires only after {lock:g} s")
     context.screen.row(Row("killed child", 1, "completed", f"recovered after {away:.0f} ms (lock: {lock:g} s)"))
-    context.expect(Expectation(job, "intro.mp4: 4 scenes", starts=2))
+    context.expect(Expectation(job, "intro.mp4: 4 scenes", attempts_started=2))
 
 
 def speed(context: DemoContext, number: int) -> None:
