@@ -99,7 +99,7 @@ def lake_option(function: F) -> F:
 
 
 def job_lake_option(*, required: bool) -> Callable[[F], F]:
-    """Add ``--lake`` to a job command."""
+    """Add ``--lake`` to a command that reads the lake."""
     return click.option(
         "--lake",
         required=required,

@@ -67,7 +67,7 @@ class History:
         return self._layout.root
 
     def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
-        """Search for finished jobs, latest first.
+        """Search for jobs that have ended, latest first: finished, removed and timed-out ones.
 
         Args:
             limit: The number of jobs per page, up to 1,000.
@@ -140,7 +140,8 @@ class History:
 
         Args:
             outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the
-                job runs again: the attempt failed, was released or rescheduled), ``stalled`` or ``waiting-children``.
+                job runs again: the attempt failed, was released or rescheduled, or its child crashed), ``stalled`` or
+                ``waiting-children``.
             every: ``hour`` or ``day``.
             where: The filters of :class:`StatsFilter`.
 

@@ -105,7 +105,8 @@ class PastAttempt:
         wait: Seconds that it waited.
         run: Seconds that it ran.
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
-            was released or rescheduled), ``stalled``, ``waiting-children``, or ``open`` if the outcome is unknown.
+            was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
+            outcome is unknown.
         failed_reason: The reason of a final failure; events do not contain the reason of a requeued attempt.
         error_fingerprint: As in :class:`PastJob`.
         worker: The worker id (a Node.js worker's name), from a snapshot.
@@ -251,7 +252,7 @@ class JobHistory:
     Attributes:
         id: The job's id.
         queue: The queue, without BullMQ's braces.
-        incarnations: The finished jobs with this id, newest first: none until it finishes, several if the id
+        incarnations: The jobs with this id that have ended, newest first: none until the job ends, several if the id
             was used again.
         attempts: The attempts of all of them, in order.
         events: The events of all of them, in order.

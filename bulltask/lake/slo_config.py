@@ -38,9 +38,9 @@ _MAX_PRICE: Final = 1_000_000
 class Metric(StrEnum):
     """The duration that an objective limits."""
 
-    WAIT = "wait"  # from when a job is due to the start of its first attempt
+    WAIT = "wait"  # from the time a job is due until its first attempt starts
     RUN = "run"  # of each attempt, with any outcome
-    TOTAL = "total"  # from when a job is added to when it finishes; a failed job does not meet the objective
+    TOTAL = "total"  # from the time a job is added until it finishes; a failed job does not meet the objective
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ TASK_MINUTE: Final = Table(
         started long attempts started
         completed long attempts that completed
         failed long attempts that failed, and with them their jobs
-        requeued long attempts after which the job runs again: they failed, were released or rescheduled
+        requeued long attempts after which the job runs again: failed, released or rescheduled, or their child crashed
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed

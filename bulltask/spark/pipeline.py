@@ -82,7 +82,7 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class Pipeline:
-    """A lake: the streaming query that writes to it, and commands on its tables.
+    """The pipeline of a lake: the streaming query that writes to it, and commands on its tables.
 
     Args:
         spark: The session, ideally from `bulltask.spark.session`.
@@ -157,10 +157,10 @@ class Pipeline:
             stop_after_batch(query, lambda wait_s: _ended_or_timed_out(query, wait_s, deadline_ms))
 
     def snapshot(self, states: Sequence[str] = FINISHED, *, since: datetime | None = None) -> int:
-        """Write the jobs that are in Redis to ``bronze.jobs``, with their data, options and stack traces.
+        """Write jobs that are in Redis to ``bronze.jobs``, with their data, options and stack traces.
 
         Args:
-            states: The states of the jobs.
+            states: The states of the jobs; default: finished jobs (``completed`` and ``failed``).
             since: Only jobs that finished at this time or later.
 
         Returns:
@@ -226,6 +226,8 @@ class Pipeline:
         self, where: str, *, queue: str | None = None, dry_run: bool = True, limit: int | None = None
     ) -> ReplayResult:
         """Send finished jobs again, with their names, data and options but new ids, each once.
+
+        The delay, parent, schedule and ``expires`` of a job are not copied.
 
         Args:
             where: An SQL condition on the columns of ``silver.jobs``.

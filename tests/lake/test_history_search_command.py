@@ -1,4 +1,4 @@
-"""``bulltask history search`` finds finished jobs in the lake, without Redis."""
+"""``bulltask history search`` finds jobs that have ended in the lake, without Redis."""
 
 from __future__ import annotations
 

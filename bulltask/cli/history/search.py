@@ -1,4 +1,4 @@
-"""``bulltask history search``: search the lake for finished jobs, latest first."""
+"""``bulltask history search``: search the lake for jobs that have ended, latest first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["command"]
 _REASON_WIDTH = 80
 
 
-@click.command("search", short_help="Search for finished jobs.")
+@click.command("search", short_help="Search for jobs that have ended.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--name", help="Only jobs of this task.")
@@ -43,7 +43,7 @@ _REASON_WIDTH = 80
 @click.option("--cursor", help="Print the next page: the cursor is at the end of the previous page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
-    """Search for finished jobs, latest first. A job must match all filters.
+    """Search for jobs that have ended, latest first. A job must match all filters.
 
     Only the latest state of a job counts: a job that failed and was completed by a later retry is completed.
     """

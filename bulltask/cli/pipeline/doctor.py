@@ -69,7 +69,7 @@ class Requirement:
     metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Longest downtime of the pipeline that must not lose events.",
+    help="Longest downtime of the pipeline during which no events may be lost.",
 )
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
@@ -91,7 +91,7 @@ def command(
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
     has read them are lost. So a stream should keep the events of two batches (trigger interval plus batch duration,
-    twice), and those of the longest outage.
+    twice), and those of the longest downtime (--outage).
 
     Exit codes: 0 all checks passed, 1 a requirement is missing, a stream is too short, or a queue cannot be recorded.
     """

@@ -1,4 +1,4 @@
-"""``bulltask pipeline snapshot``: copy the jobs that are in Redis to the lake."""
+"""``bulltask pipeline snapshot``: copy jobs that are in Redis to the lake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("snapshot", short_help="Copy the jobs that are in Redis to the lake.")
+@click.command("snapshot", short_help="Copy finished jobs that are in Redis to the lake.")
 @lake_option
 @source_options
 @click.option("--states", default="completed,failed", show_default=True, help="States of the jobs, comma-separated.")
@@ -33,7 +33,8 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Copy the jobs that are in Redis to bronze.jobs, with their data, options and stack traces.
+    """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
+    jobs in other states.
 
     'replay' and 'backfill' use these copies for jobs that Redis has removed in the meantime.
     """

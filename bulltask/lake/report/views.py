@@ -154,8 +154,8 @@ def notes(report: Report) -> list[str]:
         "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
         "Finished jobs are completed or failed. Events do not contain the reasons of requeued attempts, so only the"
         " last reason of a failed job is shown.",
-        "After a requeued attempt, its job runs again: the attempt failed, was released (a shutdown, a rate limit, a"
-        " crash), or was rescheduled by its task. Events do not distinguish these cases.",
+        "After a requeued attempt, its job runs again: the attempt failed, was released (a shutdown, a rate limit)"
+        " or rescheduled by its task, or its child crashed. Events do not distinguish these cases.",
         "Wasted time is the run time of attempts that were requeued, stalled or failed. For a task that reschedules"
         " itself, such as a task that polls, it includes its normal work.",
         "Backlog is the number of jobs added minus the number of jobs finished or removed since the start of the"

@@ -2,7 +2,7 @@
 
 The plan queries each queue in one transaction, so that no job is between two states. For states from which workers
 acquire jobs, the plan contains the ids. Completed and failed jobs keep their state, so they are split by the time at
-which they ended. Only for the newest of these jobs the plan contains ids, because more jobs may end in the same
+which they ended. The plan contains ids only for the newest of these jobs, because more jobs may end in the same
 millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that the
 plan has as active may appear again among the jobs that ended long before.
 """

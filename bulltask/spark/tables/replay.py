@@ -211,12 +211,13 @@ def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: Wr
         "struct(name, data, opts, created_at, finished_at) AS kept",
     )  # fmt: skip
     joined = with_redis.join(snapshots, ["queue", "job_id"], "left")
-    is_in_lake = _is_same_incarnation(F.col("kept.created_at"), F.col("kept.finished_at"))
+    is_in_snapshot = _is_same_incarnation(F.col("kept.created_at"), F.col("kept.finished_at"))
     newest = Window.partitionBy("queue", "job_id", "incarnation").orderBy(
-        F.col("in_lake").desc(), F.col("snapshot_at").desc()
+        F.col("in_snapshot").desc(), F.col("snapshot_at").desc()
     )
-    best = joined.withColumn("in_lake", is_in_lake).withColumn("rank", F.row_number().over(newest)).where("rank = 1")
-    known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_lake"), F.col("kept"))
+    ranked = joined.withColumn("in_snapshot", is_in_snapshot).withColumn("rank", F.row_number().over(newest))
+    best = ranked.where("rank = 1")
+    known = F.when(F.col("in_redis"), F.col("hash")).when(F.col("in_snapshot"), F.col("kept"))
     is_open = F.col("in_redis") & F.col("hash.finished_at").isNull()
     status = F.when(is_open, "open").when(known["data"].isNotNull(), "ready").otherwise("unknown")
     return best.select(

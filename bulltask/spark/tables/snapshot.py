@@ -1,4 +1,4 @@
-"""Snapshots: write the jobs that are in Redis to ``bronze.jobs``."""
+"""Snapshots: write jobs that are in Redis, by default the finished ones, to ``bronze.jobs``."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def snapshot(
     states: Sequence[str] = FINISHED,
     since: datetime | None = None,
 ) -> SnapshotResult:
-    """Write the jobs that are in Redis to ``bronze.jobs``.
+    """Write jobs that are in Redis to ``bronze.jobs``.
 
     Args:
         spark: The session.
         layout: The lake.
         source: The location of the queues, as options of ``format("bulltask")``.
-        states: The states of the jobs.
+        states: The states of the jobs; default: ``completed`` and ``failed``.
         since: Only jobs that finished at this time or later; unfinished jobs are then omitted.
     """
     register(spark)
