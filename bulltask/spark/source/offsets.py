@@ -6,8 +6,8 @@ that were ever added up to that id. Redis (since 7.0) reports how many entries w
 the difference is the number of trimmed entries.
 
 An offset is a position in the stream: *exactly ``ordinal`` entries were ever added whose id is not greater than
-``id``*. If a stream contradicts that, it is another stream: the stream was deleted and created again, or a failover
-restored an older copy. ``generation`` counts these cases, so that only numbers of the same stream are compared.
+``id``*. If a stream contradicts that, it was *replaced*: deleted and created again, or restored to an older copy by a
+failover. ``generation`` counts these cases, so that only numbers of the same stream are compared.
 
 After a stream is deleted, Redis has no information about it. So an offset that is not at the end of its stream also
 stores that end as a second position: if the stream is deleted, the entries between the two positions are lost.
@@ -103,7 +103,7 @@ class QueueOffset:
         ordinal: The number of entries ever added up to ``id``; ``None`` if unknown (Redis before 7.0, a start at an id
             chosen by the user, manually deleted entries), until the reader has caught up.
         lost: The number of entries that were trimmed before they were read, in all generations of the stream.
-        generation: How often the stream was found to be another stream.
+        generation: How often the stream was replaced.
         seen: The end of the stream when it was queried for this offset; ``None`` if it equals ``id`` or is unknown.
     """
 
@@ -229,12 +229,12 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
             queue, offset.id, None, lost, exact=False, loss_reason=LossReason.STREAM_DELETED
         )
     if not same_stream(offset, state):
-        return _reconcile_recreated(queue, offset, state)
+        return _reconcile_replaced(queue, offset, state)
     return _reconcile_trimmed(queue, offset, state)
 
 
 def same_stream(offset: QueueOffset, state: StreamState) -> bool:
-    """Return whether the stream is consistent with the offset; otherwise it must be another stream."""
+    """Return whether the stream is consistent with the offset; otherwise it must have been replaced."""
     if not _is_consistent(offset.id, offset.ordinal, state):
         return False
     seen = offset.seen
@@ -255,8 +255,8 @@ def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> 
     return state.first is None or (entry >= state.first) == (ordinal > trimmed)
 
 
-def _reconcile_recreated(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
-    """Return the offset in another stream: an older copy if it has entries that were read, or else a new stream."""
+def _reconcile_replaced(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
+    """Return the offset in a replaced stream: an older copy if it has entries that were read, or else a new stream."""
     adjusted, lost = _next_generation(offset), offset.pending
     if state.first is None or state.first > offset.id:
         return adjusted, EventGap(

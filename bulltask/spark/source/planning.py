@@ -99,21 +99,21 @@ class QueueProgress:
         return cls(queue, start, start, start, state, None, is_new=True)
 
     @property
-    def recreated(self) -> bool:
-        """Whether the stream is another stream, which is read from the next batch on."""
+    def is_replaced(self) -> bool:
+        """Whether the stream was replaced; the new one is read from the next batch on."""
         return self.end.generation != self.start.generation
 
     @property
     def planned_offset(self) -> QueueOffset:
         """``end`` with the end of the stream; unchanged, byte for byte, if there is nothing to plan."""
         if self.target_offset is None or self.start.id >= self.target_offset.id:
-            return with_stream_end(self.end, self.state) if self.is_new or self.recreated else self.end
+            return with_stream_end(self.end, self.state) if self.is_new or self.is_replaced else self.end
         return with_stream_end(self.end, self.state)
 
     @property
     def pending(self) -> int:
         """The number of entries that could be read; if it is unknown, the length of the stream."""
-        if self.state is None or self.target_offset is None or self.recreated or self.end.id >= self.target_offset.id:
+        if self.state is None or self.target_offset is None or self.is_replaced or self.end.id >= self.target_offset.id:
             return 0
         if self.end.ordinal is None or self.target_offset.ordinal is None:
             return self.state.length
@@ -122,9 +122,9 @@ class QueueProgress:
     @property
     def cutoff_ms(self) -> int | None:
         """The time in ms at which this queue is cut off; ``None`` if it has no later entries. No queue may pass it."""
-        if self.target_offset is not None and not self.recreated:
+        if self.target_offset is not None and not self.is_replaced:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
-        if not (self.is_new or self.recreated):
+        if not (self.is_new or self.is_replaced):
             return None
         if self.state is None or self.state.first is None or self.end.id >= self.state.last:
             return None
@@ -149,7 +149,7 @@ class QueueProgress:
     def advance(self, result: ScanResult) -> None:
         """Move past the counted entries."""
         self._reconcile(result.state)
-        if self.recreated or result.last is None or result.state is None:
+        if self.is_replaced or result.last is None or result.state is None:
             return
         ordinal = None if self.end.ordinal is None else self.end.ordinal + result.count
         if result.last == result.state.last:
@@ -238,8 +238,8 @@ class BatchLimits:
 def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], limits: BatchLimits) -> BatchPlan:
     """Plan the end of the next batch.
 
-    A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that is another
-    stream. So within one batch all numbers of a queue belong to one stream. Queues of ``start`` that are not in
+    A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that was
+    replaced. So within one batch all numbers of a queue belong to one stream. Queues of ``start`` that are not in
     ``queues`` keep their offsets.
 
     Args:
@@ -345,7 +345,7 @@ def _scan(requests: Sequence[tuple[QueueProgress, ScanRequest]], streams: EventS
         for (progress, request), result in zip(requests, results, strict=True):
             progress.advance(result)
             max_entries = None if request.max_entries is None else request.max_entries - result.count
-            if progress.recreated:
+            if progress.is_replaced:
                 continue
             if result.truncated and result.last is not None:
                 next_requests.append((progress, replace(request, after=result.last, max_entries=max_entries)))

@@ -124,7 +124,7 @@ def split_range(
 
 
 def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
-    """Return the gap of a batch in which the stream is another stream, of which nothing is read yet."""
+    """Return the gap of a batch in which the stream was replaced; nothing of the new stream is read yet."""
     reason = LossReason.STREAM_RECREATED if end.id == BEGINNING else LossReason.FAILOVER_ROLLBACK
     if state is None:
         reason = LossReason.STREAM_DELETED
