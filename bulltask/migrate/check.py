@@ -68,7 +68,7 @@ class JobCheck:
     """
 
     def __init__(self, options: MigrationOptions, *, bull_only: bool, outcome: MigrationOutcome) -> None:
-        self._options, self._only_bulls, self._outcome = options, bull_only, outcome
+        self._options, self._bull_only, self._outcome = options, bull_only, outcome
 
     def change(self, job: BullJob) -> tuple[JobConversion, Conversion] | None:
         """Return how to migrate a job; ``None`` if it is skipped."""
@@ -95,7 +95,7 @@ class JobCheck:
 
     def _is_from_bull(self, job: BullJob) -> bool:
         if job.origin is JobOrigin.EITHER:
-            return not self._only_bulls
+            return not self._bull_only
         return job.origin is not JobOrigin.BULLMQ  # unreadable jobs of both libraries are reported as malformed
 
     def _change(self, job: BullJob) -> tuple[JobConversion, Conversion]:

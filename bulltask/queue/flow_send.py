@@ -71,7 +71,7 @@ class FlowSender:
         self._first_attempt_ms = 0
         self._completed: set[PlannedJob] = set()
 
-    def attempt(self) -> Operation[None]:
+    def try_once(self) -> Operation[None]:
         """Add the flows; then each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
 
         Raises:

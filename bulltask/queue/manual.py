@@ -61,7 +61,7 @@ class Acquisition:
         self._due_ms = self._limited_ms = 0
         self._popped: tuple[str, str] | None = None
 
-    def attempt(self) -> Operation[StoredJob | None]:
+    def try_once(self) -> Operation[StoredJob | None]:
         """Acquire the next job, if there is one."""
         keys, now_ms = self._context.keys, self._context.now_ms()
         fetched = yield from execute(scripts.move_to_active(keys, self._fetch, now_ms))
@@ -75,7 +75,7 @@ class Acquisition:
 
     @property
     def wait_ms(self) -> int:
-        """Milliseconds to wait for a marker before the next attempt; 0: the timeout is over."""
+        """Milliseconds to wait for a marker before the next try; 0: the timeout is over."""
         left_ms = _MAX_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
         reasons = [limit for limit in (left_ms, self._due_ms, _MAX_BLOCK_MS) if limit]
         return max(0, min(reasons)) if left_ms > 0 else 0

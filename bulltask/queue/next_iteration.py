@@ -19,7 +19,7 @@ __all__ = ["SCHEDULING_ERRORS", "add_next_iteration", "next_iteration", "schedul
 SCHEDULING_ERRORS: Final = (BulltaskError, ValueError, OverflowError)
 """Errors of :func:`add_next_iteration`; the last two for a time that a clock or msgpack cannot represent."""
 
-_FIRST_PAUSE_MS: Final = 1_000
+_PAUSE_UNIT_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 300_000
 
 
@@ -28,7 +28,7 @@ def scheduling_retry_delay_ms(attempts_started: int) -> int:
 
     If the job ran instead, its scheduler would add no further jobs.
     """
-    return min(_FIRST_PAUSE_MS << min(max(0, attempts_started), 10), _MAX_PAUSE_MS)
+    return min(_PAUSE_UNIT_MS << min(max(0, attempts_started), 10), _MAX_PAUSE_MS)
 
 
 def add_next_iteration(keys: QueueKeys, job: RunningJob, now_ms: int, zone: tzinfo) -> Operation[None]:

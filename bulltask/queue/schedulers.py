@@ -51,7 +51,7 @@ def put(
         bulltask_options: Further options for the template that only bulltask reads.
         now_ms: The server's time.
     """
-    rule = _from_first_slot(rule, now_ms)
+    rule = _from_first_time(rule, now_ms)
     first_ms = _first_ms(rule, now_ms)
     if first_ms is None or (rule.end_ms is not None and first_ms > rule.end_ms):
         return None
@@ -81,7 +81,7 @@ def _first_ms(rule: Repeat, now_ms: int) -> int | None:
     return now_ms if rule.immediately else rule.next_ms(now_ms, UTC)
 
 
-def _from_first_slot(rule: Repeat, now_ms: int) -> Repeat:
+def _from_first_time(rule: Repeat, now_ms: int) -> Repeat:
     """Return the rule with its start at the next multiple of the interval plus the offset, if it has an offset."""
     if rule.every_ms is None or rule.offset_ms is None:
         return rule

@@ -22,8 +22,8 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker, created by `WorkerProcess.start`. Its methods are those of Node's ``Worker``; they send
-    signals.
+    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` have
+    the names of those of Node's ``Worker``.
 
     Example::
 
@@ -134,7 +134,7 @@ class WorkerProcess:
         """Stop the worker and wait until it has ended.
 
         Args:
-            force: Release running jobs immediately instead of waiting for them, for up to ``shutdown_timeout``.
+            force: Release running jobs immediately instead of waiting up to ``shutdown_timeout`` for them to end.
             timeout: Maximum wait in seconds.
 
         Returns:

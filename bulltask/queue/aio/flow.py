@@ -73,7 +73,7 @@ class AsyncFlowProducer(FlowBase):
         sender, attempt = self._sender(roots), 0
         while roots:
             try:
-                await self._context.arun(sender.attempt())
+                await self._context.arun(sender.try_once())
                 break
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 await self._context.asleep(self._retry_delay_s(attempt, exc))

@@ -248,7 +248,7 @@ class AsyncQueue(AsyncQueueGetters):
             BrokerUnavailableError: A job may have been acquired; it waits again when its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
-        while (stored := await self._context.arun(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
+        while (stored := await self._context.arun(acquisition.try_once())) is None and (wait_ms := acquisition.wait_ms):
             if limited_ms := acquisition.limited_ms:
                 await self._context.asleep(limited_ms / 1000)
             else:

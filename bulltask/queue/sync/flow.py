@@ -74,7 +74,7 @@ class FlowProducer(FlowBase):
         sender, attempt = self._sender(roots), 0
         while roots:
             try:
-                self._context.run(sender.attempt())
+                self._context.run(sender.try_once())
                 break
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 self._context.sleep(self._retry_delay_s(attempt, exc))

@@ -247,7 +247,7 @@ class Queue(QueueGetters):
             BrokerUnavailableError: A job may have been acquired; it waits again when its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
-        while (stored := self._context.run(acquisition.attempt())) is None and (wait_ms := acquisition.wait_ms):
+        while (stored := self._context.run(acquisition.try_once())) is None and (wait_ms := acquisition.wait_ms):
             if limited_ms := acquisition.limited_ms:
                 self._context.sleep(limited_ms / 1000)
             else:
