@@ -49,7 +49,7 @@ class SparkInChild:
         self._running: tuple[SparkContext, SparkAttempt] | None = None
 
     @contextmanager
-    def run(self, run: SparkAttempt, /) -> Iterator[None]:
+    def run(self, attempt: SparkAttempt, /) -> Iterator[None]:
         """Provide the session for a task, in a job group with the job's id; at the end, cancel the group.
 
         Raises:
@@ -60,7 +60,7 @@ class SparkInChild:
         context = self._started()
         # Spark's handler would raise in the running code; the supervisor handles Ctrl-C.
         signal.signal(signal.SIGINT, handler)
-        watch, failed = self._begin(context, run), True
+        watch, failed = self._begin(context, attempt), True
         try:
             yield
             failed = False
@@ -74,18 +74,18 @@ class SparkInChild:
         finally:
             self._running = None
             watch.end(failed=failed)
-            self._clear(context, run, failed=failed)
+            self._clear(context, attempt, failed=failed)
             signal.signal(signal.SIGINT, handler)  # the task may have created a session itself
 
     def interrupt(self) -> None:
         """Cancel the Spark jobs of the running job; called in its thread, by a signal handler."""
         if self._running is None:
             return
-        context, run = self._running
+        context, attempt = self._running
         self._disconnect()
         with suppress(*JVM_GONE):
-            _join_group(context, run)
-            context.cancelJobGroup(run.job_id)
+            _join_group(context, attempt)
+            context.cancelJobGroup(attempt.job_id)
 
     def close(self) -> None:
         """End the JVM and wait until it has ended."""
@@ -127,18 +127,18 @@ class SparkInChild:
         gateway = launch_gateway(conf, {"process_group": 0})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - a session uses the existing gateway
 
-    def _begin(self, context: SparkContext, run: SparkAttempt) -> SparkJobMonitor:
-        _join_group(context, run)
-        watch = SparkJobMonitor(context, run)
-        self._running = context, run
+    def _begin(self, context: SparkContext, attempt: SparkAttempt) -> SparkJobMonitor:
+        _join_group(context, attempt)
+        watch = SparkJobMonitor(context, attempt)
+        self._running = context, attempt
         return watch
 
-    def _clear(self, context: SparkContext, run: SparkAttempt, *, failed: bool) -> None:
+    def _clear(self, context: SparkContext, attempt: SparkAttempt, *, failed: bool) -> None:
         """Cancel Spark jobs that the task's threads may have left running."""
         if failed:
             self._disconnect()
         with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM has ended
-            context.cancelJobGroup(run.job_id)
+            context.cancelJobGroup(attempt.job_id)
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
@@ -168,5 +168,5 @@ class SparkInChild:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _join_group(context: SparkContext, run: SparkAttempt) -> None:
-    context.setJobGroup(run.job_id, run.task, interruptOnCancel=True)
+def _join_group(context: SparkContext, attempt: SparkAttempt) -> None:
+    context.setJobGroup(attempt.job_id, attempt.task, interruptOnCancel=True)

@@ -39,16 +39,16 @@ class SparkJobMonitor:
 
     Args:
         context: The Spark context.
-        run: The job.
+        attempt: The attempt.
     """
 
-    def __init__(self, context: SparkContext, run: SparkAttempt) -> None:
-        self._context, self._run = context, run
-        self._count = StageProgress(context.statusTracker(), run.job_id)
+    def __init__(self, context: SparkContext, attempt: SparkAttempt) -> None:
+        self._context, self._attempt = context, attempt
+        self._count = StageProgress(context.statusTracker(), attempt.job_id)
         self._reported: dict[str, Json] | None = None
         self._lost = self._failed = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"spark job {run.job_id}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"spark job {attempt.job_id}", daemon=True)
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
@@ -74,9 +74,9 @@ class SparkJobMonitor:
     def _check(self) -> None:
         self._report(self._count.read())
         with suppress(BulltaskError):  # Redis is down: the lock may still be valid
-            self._lost = self._lost or not self._run.holds_lock()
+            self._lost = self._lost or not self._attempt.holds_lock()
         if self._lost:  # repeatedly, because the task may start another action
-            self._context.cancelJobGroup(self._run.job_id)
+            self._context.cancelJobGroup(self._attempt.job_id)
 
     def _final_check(self) -> None:
         progress, checks = self._count.read(), 1
@@ -86,10 +86,10 @@ class SparkJobMonitor:
         self._report(progress)
 
     def _report(self, progress: dict[str, Json] | None) -> None:
-        if progress is None or progress == self._reported or self._lost or self._run.has_reported():
+        if progress is None or progress == self._reported or self._lost or self._attempt.has_reported():
             return
         with suppress(BulltaskError):  # progress is not essential; it is reported again later
-            self._run.report(progress)
+            self._attempt.report(progress)
             self._reported = progress
 
 
