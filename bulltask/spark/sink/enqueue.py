@@ -41,8 +41,8 @@ __all__ = [
     "write_options",
 ]
 
-SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("outcome", StringType())])
-"""The result of a row: the id of its job, and the outcome."""
+SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("status", StringType())])
+"""The result of a row: the id of its job, and ``added`` or ``duplicate``."""
 
 WEEK: Final = timedelta(days=7)
 
@@ -150,13 +150,13 @@ def enqueue(
     sender = _sender(rows.drop(NUMBER).schema, queue, options)
 
     part = F.spark_partition_id().alias("part")
-    outcomes = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["outcome"].alias("outcome"))
+    statuses = rows.select(part, send_rows(sender)(F.struct(*rows.columns))["status"].alias("status"))
     with resume_hint_on_error(sender):
-        counts = outcomes.groupBy("part", "outcome").count().collect()
-    counts_by_key = {(row["part"], row["outcome"]): row["count"] for row in counts}
+        counts = statuses.groupBy("part", "status").count().collect()
+    counts_by_key = {(row["part"], row["status"]): row["count"] for row in counts}
     total, added = (
         sum(counts_by_key.values()),
-        sum(count for (_, outcome), count in counts_by_key.items() if outcome == "added"),
+        sum(count for (_, status), count in counts_by_key.items() if status == "added"),
     )
     seconds, partitions = (mono_ms() - start_ms) / 1000, len({part for part, _ in counts_by_key})
     return EnqueueResult(sender.builder.write_id, queue, total, added, total - added, seconds, partitions)
@@ -177,9 +177,9 @@ def send_rows(sender: RowSender) -> Callable[[Column], Column]:
     """Return a column function that sends the job of a row, given as a struct, and returns :data:`SEND_RESULT`."""
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for results in sender.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+        for results in sender.results(map(pa.RecordBatch.from_struct_array, structs)):
             ids = pa.array((result.id for result in results), pa.string(), size=len(results))
-            yield pa.StructArray.from_arrays([ids, pa.array([result.outcome for result in results])], ["id", "outcome"])
+            yield pa.StructArray.from_arrays([ids, pa.array([result.status for result in results])], ["id", "status"])
 
     return vectorized_udf(send, SEND_RESULT)
 

@@ -183,14 +183,14 @@ class RowSender:
     idempotency_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
-        """Send all rows of some Arrow batches and count the results; raises the errors of :meth:`outcomes`."""
+        """Send all rows of some Arrow batches and count the results; raises the errors of :meth:`results`."""
         rows = added = 0
-        for results in self.outcomes(batches):
+        for results in self.results(batches):
             rows += len(results)
-            added += sum(result.outcome == "added" for result in results)
+            added += sum(result.status == "added" for result in results)
         return WriteCounts(rows, added, rows - added)
 
-    def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
+    def results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[SendResult]]:
         """Send all rows of some Arrow batches; yield the results of each batch's rows.
 
         The rows of a round trip are checked before it is sent.

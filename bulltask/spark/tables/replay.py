@@ -159,9 +159,9 @@ def replay(
             counts = {row["status"]: row["count"] for row in jobs.groupBy("status").count().collect()}
         unknown = jobs.where("status = 'unknown'").orderBy("queue", "job_id").limit(_MAX_UNKNOWN_IDS).collect()
         sample = jobs.where("status = 'ready'").orderBy("queue", "job_id").limit(_SAMPLE_SIZE).collect()
-        outcomes: Mapping[str, int] = {}
+        sent: Mapping[str, int] = {}
         if not dry_run and counts.get("ready"):
-            outcomes = _send(
+            sent = _send(
                 jobs.where("status = 'ready'"), Replayer(options.config, selection.write_id, _IDEMPOTENCY_TTL_MS)
             )
     finally:
@@ -176,8 +176,8 @@ def replay(
         unknown_ids=[f"{row['queue']}/{row['job_id']}" for row in unknown],
         sample=[{name: row[name] for name in columns} for row in sample],
         dry_run=dry_run,
-        added=outcomes.get("added", 0),
-        duplicates=sum(outcomes.values()) - outcomes.get("added", 0),
+        added=sent.get("added", 0),
+        duplicates=sum(sent.values()) - sent.get("added", 0),
     )
 
 
@@ -242,16 +242,16 @@ def _is_near(column: str, found: Column) -> Column:
 
 
 def _send(rows: DataFrame, replayer: Replayer) -> Mapping[str, int]:
-    """Send the jobs; return the number of jobs by outcome."""
+    """Send the jobs; return the number of jobs that were added, and of duplicates."""
 
-    def outcome(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
-        for results in replayer.outcomes(map(pa.RecordBatch.from_struct_array, structs)):
+    def statuses(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
+        for results in replayer.statuses(map(pa.RecordBatch.from_struct_array, structs)):
             yield pa.array(results, pa.string())
 
-    send = vectorized_udf(outcome, StringType())
+    send = vectorized_udf(statuses, StringType())
     job = F.struct("queue", "new_id", "name", "data", "opts")
-    outcomes = rows.select(send(job).alias("outcome"))
-    return {row["outcome"]: row["count"] for row in outcomes.groupBy("outcome").count().collect()}
+    sent = rows.select(send(job).alias("status"))
+    return {row["status"]: row["count"] for row in sent.groupBy("status").count().collect()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +324,9 @@ class Replayer:
     write_id: str
     idempotency_ttl_ms: int
 
-    def outcomes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
-        """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield their outcomes.
+    def statuses(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[str]]:
+        """Send the rows of some batches (``queue``, ``new_id``, ``name``, ``data``, ``opts``) and yield ``added`` or
+        ``duplicate`` for each row.
 
         Raises:
             BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were sent before
@@ -338,7 +339,7 @@ class Replayer:
                 jobs = map(_job, batch.to_pylist())
                 results: list[str] = []
                 while part := list(islice(jobs, _JOBS_PER_ROUND_TRIP)):
-                    results += [result.outcome for result in broker.producer.send_once(part, write)]
+                    results += [result.status for result in broker.producer.send_once(part, write)]
                 yield results
         finally:
             broker.close()

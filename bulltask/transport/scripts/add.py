@@ -42,7 +42,7 @@ MAX_JOBS_PER_CALL: Final = 25
 
 _SCAN_COUNT: Final = 1_000
 
-Outcome = Literal["added", "duplicate"]
+SendStatus = Literal["added", "duplicate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +243,11 @@ class SendResult:
 
     Attributes:
         id: The id of the stored job; after deduplication it differs from the id that was sent.
-        outcome: ``added``; ``duplicate`` if the job exists or this write has added it before.
+        status: ``added``; ``duplicate`` if the job exists or this write has added it before.
     """
 
     id: str
-    outcome: Outcome
+    status: SendStatus
 
 
 def add_jobs_once(
@@ -277,7 +277,7 @@ def _add_once(
         sent = []
         for (job, _), reply in zip(plain, replies, strict=True):
             raise_for(reply, job.id, keys.name)
-            sent.append(SendResult(text(reply[0]), cast(Outcome, text(reply[1]))))
+            sent.append(SendResult(text(reply[0]), cast(SendStatus, text(reply[1]))))
         return sent
 
     words = [word for job, call in plain for word in (job.id, keys.job(job.id), *call.args[first:])]

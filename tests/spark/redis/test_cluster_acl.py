@@ -71,7 +71,7 @@ def test_a_writer_writes_to_all_nodes_over_tls(user: MakeUser, queues: list[str]
     broker = broker_of(options(user(WRITER)).config)
     try:
         jobs = [NewJob(name, f"s{number}", "send", b"{}", JobOptions()) for name in queues for number in range(3)]
-        assert [job.outcome for job in broker.producer.send_once(jobs, IdempotentWrite("w1", 60_000))] == ["added"] * 9
+        assert [job.status for job in broker.producer.send_once(jobs, IdempotentWrite("w1", 60_000))] == ["added"] * 9
     finally:
         broker.close()
     assert [cluster.client_of(name).llen(f"bull:{{{name}}}:wait") for name in queues] == [8, 8, 8]

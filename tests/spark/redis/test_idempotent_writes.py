@@ -86,20 +86,20 @@ def test_a_repeated_write_of_1000_jobs_adds_the_600_missing_ones(broker: Broker,
     broker.producer.send_once(jobs(0, 400), WRITE)
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(400)))
     sent = broker.producer.send_once(jobs(0, 1_000), WRITE)
-    assert Counter(result.outcome for result in sent) == {"duplicate": 400, "added": 600}
+    assert Counter(result.status for result in sent) == {"duplicate": 400, "added": 600}
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
 
 
 def test_a_repeated_write_adds_no_jobs_and_no_events(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 3), WRITE)
     before = contents_of(redis_client)
-    assert {result.outcome for result in broker.producer.send_once(jobs(0, 3), WRITE)} == {"duplicate"}
+    assert {result.status for result in broker.producer.send_once(jobs(0, 3), WRITE)} == {"duplicate"}
     assert contents_of(redis_client) == before
 
 
 def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
     sent = broker.producer.send_once([job("s1"), job("s2"), job("s1")], WRITE)
-    assert [(result.id, result.outcome) for result in sent] == [("s1", "added"), ("s2", "added"), ("s1", "duplicate")]
+    assert [(result.id, result.status) for result in sent] == [("s1", "added"), ("s2", "added"), ("s1", "duplicate")]
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s2", "s1"]
 
 
@@ -107,7 +107,7 @@ def test_results_of_several_queues_and_scripts_are_in_order(broker: Broker, redi
     kinds = list(KINDS.values())
     mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * MAX_JOBS_PER_CALL)]
     sent = broker.producer.send_once(mixed, WRITE)
-    assert [(result.id, result.outcome) for result in sent] == [(new.id, "added") for new in mixed]
+    assert [(result.id, result.status) for result in sent] == [(new.id, "added") for new in mixed]
     for queue in ("q0", "q1", "q2"):
         of_queue = {new.id for new in mixed if new.queue == queue}
         assert redis_client.smembers(f"bulltask:{{{queue}}}:spark:w1") == of_queue
@@ -117,14 +117,14 @@ def test_results_of_several_queues_and_scripts_are_in_order(broker: Broker, redi
 def test_another_write_reports_an_existing_job_as_a_duplicate(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 1), WRITE)
     [result] = broker.producer.send_once(jobs(0, 1), IdempotentWrite("w2", 60_000))
-    assert (result.id, result.outcome) == ("s0", "duplicate")
+    assert (result.id, result.status) == ("s0", "duplicate")
     assert redis_client.llen("bull:{mail}:wait") == 1
 
 
 def test_a_deduplicated_job_is_reported_with_the_id_of_the_existing_job(broker: Broker) -> None:
     same = JobOptions(more={"de": {"id": "one"}})
     sent = broker.producer.send_once([job("s1", same), job("s2", same)], WRITE)
-    assert [(result.id, result.outcome) for result in sent] == [("s1", "added"), ("s1", "duplicate")]
+    assert [(result.id, result.status) for result in sent] == [("s1", "added"), ("s1", "duplicate")]
 
 
 def test_the_ids_of_a_write_expire_a_ttl_after_its_last_job(broker: Broker, redis_client: redis.Redis) -> None:
@@ -158,7 +158,7 @@ def test_a_script_that_fails_at_a_job_stores_the_ids_of_earlier_jobs(broker: Bro
     assert redis_client.pttl(KEY) > 0
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(4)))
     sent = broker.producer.send_once(jobs(0, 6), WRITE)
-    assert [result.outcome for result in sent] == ["duplicate"] * 3 + ["added"] * 3
+    assert [result.status for result in sent] == ["duplicate"] * 3 + ["added"] * 3
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s5", "s4", "s3"]
 
 
@@ -172,7 +172,7 @@ def test_a_server_out_of_memory_neither_adds_jobs_nor_stores_ids(server_factory:
             broker.producer.send_once(jobs(1, 2), WRITE)
         client.config_set("maxmemory", 0)
         assert client.smembers(KEY) == {"s0"}
-        assert [result.outcome for result in broker.producer.send_once(jobs(1, 2), WRITE)] == ["added"]
+        assert [result.status for result in broker.producer.send_once(jobs(1, 2), WRITE)] == ["added"]
     broker.close()
 
 
@@ -184,7 +184,7 @@ def test_a_send_whose_reply_was_lost_adds_each_job_once(broker_url: str, redis_c
         proxy.drop_replies(1, match="evalsha")
         sent = broker.producer.send_once(jobs(1, 5), WRITE)
         broker.close()
-    assert [result.outcome for result in sent] == ["duplicate"] * 4
+    assert [result.status for result in sent] == ["duplicate"] * 4
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s4", "s3", "s2", "s1", "s0"]
 
 
@@ -201,6 +201,6 @@ def test_the_add_once_script_is_loaded_again_after_a_script_flush(broker: Broker
         keys = broker.keys("mail")
         sent = client.run_many(add_jobs_once(keys, jobs(0, MAX_JOBS_PER_CALL + 3), NOW_MS, WRITE))
         assert [len(results) for results in sent] == [MAX_JOBS_PER_CALL, 3]
-        assert {result.outcome for results in sent for result in results} == {"added"}
+        assert {result.status for results in sent for result in results} == {"added"}
     finally:
         client.close()
