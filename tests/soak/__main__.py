@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-from tests.soak.audit import Audit, audit, repeated_runs, wait_for_outcomes
+from tests.soak.audit import Audit, audit, repeated_attempts, wait_for_outcomes
 from tests.soak.environment import Idle, SoakEnvironment
 from tests.soak.faults import FAULTS
 from tests.soak.journal import now_ms
@@ -52,14 +52,14 @@ def inject_faults(env: SoakEnvironment, names: list[str], minutes: float, every_
         died = f", {len(env.fleet.deaths)} supervisors have crashed" if env.fleet.deaths else ""
         click.echo(
             f"{time.strftime('%H:%M:%S')} {name}: idle for {seconds:.2f} s ({target}), "
-            f"{len(env.ledger.jobs)} jobs acknowledged, load {os.getloadavg()[0]:.1f}{died}"
+            f"{len(env.acknowledged.jobs)} jobs acknowledged, load {os.getloadavg()[0]:.1f}{died}"
         )
         env.pause(began + every_s - time.monotonic())
     return found
 
 
 def report_faults(found: list[Idle], repeated_ms: list[int]) -> None:
-    """Print a table of the idle times after each fault, and of repeated runs until the next fault."""
+    """Print a table of the idle times after each fault, and of repeated attempts until the next fault."""
     by_fault: dict[str, list[tuple[float, str]]] = defaultdict(list)
     repeated: Counter[str] = Counter()
     for idle, following in zip(found, [*found[1:], None], strict=True):
@@ -75,9 +75,9 @@ def report_faults(found: list[Idle], repeated_ms: list[int]) -> None:
 
 def report_jobs(env: SoakEnvironment, found: Audit) -> None:
     """Print the states of the jobs, and memory and open files of the supervisors."""
-    click.echo(f"\nacknowledged jobs: {len(env.ledger.jobs)}, final states: {dict(found.states)}")
-    click.echo(f"sends that raised: {dict(env.ledger.failed)}")
-    click.echo(f"runs of a job: {dict(sorted(found.runs.items()))} (those of Node.js are not counted)")
+    click.echo(f"\nacknowledged jobs: {len(env.acknowledged.jobs)}, final states: {dict(found.states)}")
+    click.echo(f"sends that raised: {dict(env.acknowledged.failed)}")
+    click.echo(f"attempts of a job: {dict(sorted(found.attempts.items()))} (those of Node.js are not counted)")
     click.echo(f"unexpected failures: {dict(found.reasons)}")
     for kind, states in sorted(found.malformed.items()):
         click.echo(f"malformed: {kind:40} {dict(states)}")
@@ -124,9 +124,9 @@ def main(
         idle = inject_faults(env, names, minutes, every)
         env.stop_sending()
         wait_for_outcomes(env, 120)
-        found, repeated_ms = audit(env), repeated_runs(env)
+        found, repeated_ms = audit(env), repeated_attempts(env)
         found.problems["workers that did not stop"] += env.fleet.stop()
-        found.problems["sends that raised no BulltaskError"] += env.ledger.unexpected
+        found.problems["sends that raised no BulltaskError"] += env.acknowledged.unexpected
         found.problems["supervisors that crashed"] += env.fleet.deaths
     leftovers = LeftoverProcesses(session_id, directory)
     left = leftovers.find(fork_server.pids)

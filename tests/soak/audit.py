@@ -12,7 +12,7 @@ from tests.soak.environment import SoakEnvironment
 from tests.soak.load import Sent
 from tests.soak.tasks import QUEUES
 
-__all__ = ["Audit", "audit", "repeated_runs", "wait_for_outcomes"]
+__all__ = ["Audit", "audit", "repeated_attempts", "wait_for_outcomes"]
 
 LISTS = ("wait", "active", "paused")
 SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
@@ -28,14 +28,14 @@ class Audit:
 
     Attributes:
         states: Acknowledged jobs by final state: ``completed``, ``failed`` … or ``nowhere``.
-        runs: Acknowledged jobs by number of runs.
+        attempts: Acknowledged jobs by number of attempts.
         malformed: Malformed jobs by state, by their defect.
         reasons: Reasons of unexpected failures of acknowledged jobs.
         problems: The jobs and other details of each problem, by its description.
     """
 
     states: Counter[str] = field(default_factory=Counter)
-    runs: Counter[int] = field(default_factory=Counter)
+    attempts: Counter[int] = field(default_factory=Counter)
     malformed: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     reasons: Counter[str] = field(default_factory=Counter)
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -48,7 +48,7 @@ def wait_for_outcomes(env: SoakEnvironment, timeout: float) -> None:
 
     def finished() -> bool:
         nonlocal last, since
-        left = sum(len(jobs) for state, jobs in _by_state(env, env.ledger.jobs).items() if state not in ENDED)
+        left = sum(len(jobs) for state, jobs in _by_state(env, env.acknowledged.jobs).items() if state not in ENDED)
         if left != last:
             last, since = left, time.monotonic()
         now = time.monotonic()
@@ -60,12 +60,12 @@ def wait_for_outcomes(env: SoakEnvironment, timeout: float) -> None:
 
 def audit(env: SoakEnvironment) -> Audit:
     """Compare the acknowledged jobs with Redis and the journal."""
-    result, jobs = Audit(), env.ledger.jobs
+    result, jobs = Audit(), env.acknowledged.jobs
     ends = _end_events(env)
     for state, ids in _by_state(env, jobs).items():
         result.states[state] += len(ids)
         for job_id in ids:
-            result.runs[env.journal.runs(job_id)] += 1
+            result.attempts[env.journal.attempts(job_id)] += 1
             _check_job(env, result, job_id, state, ends[job_id])
     malformed = {job_id: Sent(kind, "main", "either") for job_id, kind in env.malformed.items()}
     for state, ids in _by_state(env, malformed).items():
@@ -79,16 +79,18 @@ def audit(env: SoakEnvironment) -> Audit:
     return result
 
 
-def repeated_runs(env: SoakEnvironment) -> list[int]:
-    """Return the times of runs of acknowledged jobs beyond the expected number, in epoch milliseconds."""
+def repeated_attempts(env: SoakEnvironment) -> list[int]:
+    """Return the times of attempts of acknowledged jobs beyond the expected number, in epoch milliseconds."""
     return [
-        at_ms for job_id, sent in env.ledger.jobs.items() for at_ms in env.journal.starts.get(job_id, ())[sent.runs :]
+        at_ms
+        for job_id, sent in env.acknowledged.jobs.items()
+        for at_ms in env.journal.starts.get(job_id, ())[sent.attempts :]
     ]
 
 
 def _check_job(env: SoakEnvironment, result: Audit, job_id: str, state: str, ends: list[str]) -> None:
-    sent = env.ledger.jobs[job_id]
-    name = f"{sent.kind} {job_id} of {sent.queue}, {env.journal.runs(job_id)} runs"
+    sent = env.acknowledged.jobs[job_id]
+    name = f"{sent.kind} {job_id} of {sent.queue}, {env.journal.attempts(job_id)} attempts"
     if state not in ENDED:
         result.problems[f"acknowledged, and {state} with the events {ends}"].append(name)
     elif ends != [state]:
@@ -102,7 +104,7 @@ def _check_job(env: SoakEnvironment, result: Audit, job_id: str, state: str, end
 
 def _check_scheduler(env: SoakEnvironment, result: Audit) -> None:
     last_ms = max(
-        (at_ms for job_id, runs in env.journal.starts.items() if SCHEDULED in job_id for at_ms in runs), default=0
+        (at_ms for job_id, starts in env.journal.starts.items() if SCHEDULED in job_id for at_ms in starts), default=0
     )
     late_s = (env.stopped_ms - last_ms) / 1000
     if late_s > SCHEDULER_S:

@@ -21,7 +21,7 @@ from bulltask.transport.keys import QueueKeys
 from tests.interop.node_bridge import NodeBridge
 from tests.soak.fleet import Fleet, probe_queue
 from tests.soak.journal import Journal, now_ms
-from tests.soak.load import Ledger, NodeLoad, Producer
+from tests.soak.load import AcknowledgedJobs, NodeLoad, Producer
 from tests.soak.tasks import QUEUES
 
 __all__ = ["LOCK_S", "PASSWORD", "Idle", "SoakEnvironment"]
@@ -88,7 +88,7 @@ class SoakEnvironment:
         self.redis = enter(redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=10))
         self.journal = Journal(journal.url)
         self._stack.callback(self.journal.close)
-        self.ledger, self.malformed, self.stopped_ms = Ledger(), dict[str, str](), 0
+        self.acknowledged, self.malformed, self.stopped_ms = AcknowledgedJobs(), dict[str, str](), 0
         self.direct, self._sender = App("direct", self.url, **SETTINGS), App("soak", self.proxied_url, **SETTINGS)
         self._stack.callback(self.direct.close)
         self._stack.callback(self._sender.close)
@@ -96,8 +96,8 @@ class SoakEnvironment:
         urls = [self.proxied_url] * (workers - 1) + [self.url]
         self.fleet = Fleet(directory, urls, journal.url, SETTINGS, session_id)
         self._stack.callback(self.fleet.close)
-        self._producer = Producer(self._sender, self.ledger, rate, random.Random(seed + 1))
-        self._node = NodeLoad(enter(NodeBridge.to(self.url)), self.ledger) if shutil.which("node") else None
+        self._producer = Producer(self._sender, self.acknowledged, rate, random.Random(seed + 1))
+        self._node = NodeLoad(enter(NodeBridge.to(self.url)), self.acknowledged) if shutil.which("node") else None
         for queue in QUEUES:  # the audit reads all events
             self.redis.hset(self.keys(queue).meta, "opts.maxLenEvents", 5_000_000)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import redis
 
 from tests.soak.environment import LOCK_S, PASSWORD, SoakEnvironment
-from tests.soak.load import RUNS, Outcome, Sent
+from tests.soak.load import ATTEMPTS, Outcome, Sent
 from tests.soak.malformed import add_malformed
 
 __all__ = ["FAULTS"]
@@ -184,9 +184,9 @@ def supervisor_killed(env: SoakEnvironment) -> None:
 
 
 def _send(env: SoakEnvironment, task: str, outcome: Outcome = "completed", **arguments: Any) -> None:
-    sent = Sent(task, "main", outcome, RUNS.get(task, 1))
+    sent = Sent(task, "main", outcome, ATTEMPTS.get(task, 1))
     options: dict[str, Any] = {"queue": "main", "max_retries": 20}
-    env.ledger.send(sent, lambda: [env.direct.send_task(task, kwargs=arguments, **options).id])
+    env.acknowledged.send(sent, lambda: [env.direct.send_task(task, kwargs=arguments, **options).id])
 
 
 @_fault

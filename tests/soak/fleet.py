@@ -49,7 +49,7 @@ class Fleet:
     Args:
         directory: The directory for the workers' modules and logs.
         urls: The broker URL of each worker.
-        journal_url: The server on which the tasks record their runs.
+        journal_url: The server on which the tasks record their attempts.
         settings: The settings of all workers.
         session_id: An id in the environment of all their processes.
 

@@ -1,4 +1,4 @@
-"""The journal in which the tasks record their runs, on a server without faults."""
+"""The journal in which the tasks record their attempts, on a server without faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Journal:
         url: The URL of the journal's server.
 
     Attributes:
-        starts: The start times of a job's runs in epoch milliseconds, by the job's id.
+        starts: The start times of a job's attempts in epoch milliseconds, by the job's id.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,13 +36,13 @@ class Journal:
         self._thread.start()
 
     def wait_for_start(self, job_id: str, timeout: float) -> int | None:
-        """Return when the job's first run started, or ``None`` after ``timeout`` seconds."""
+        """Return when the job's first attempt started, or ``None`` after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self.starts.get(job_id), timeout)
             return self.starts[job_id][0] if self.starts.get(job_id) else None
 
     def first_start(self, queue: str, since_ms: int, timeout: float) -> int | None:
-        """Return when the first run in a queue since ``since_ms`` started, or ``None`` after ``timeout`` seconds."""
+        """Return when the first attempt since ``since_ms`` in a queue began, or ``None`` after ``timeout`` seconds."""
 
         def later() -> list[int]:
             return [at_ms for at_ms in self._by_queue[queue][-2_000:] if at_ms >= since_ms]
@@ -51,8 +51,8 @@ class Journal:
             self._changed.wait_for(later, timeout)
             return min(later(), default=None)
 
-    def runs(self, job_id: str) -> int:
-        """Return the number of runs of a job so far."""
+    def attempts(self, job_id: str) -> int:
+        """Return the number of attempts of a job so far."""
         return len(self.starts.get(job_id, ()))
 
     def close(self) -> None:

@@ -15,24 +15,24 @@ from bulltask.errors import BulltaskError
 from bulltask.queue import FlowJob
 from tests.interop.node_bridge import NodeBridge, NodeError
 
-__all__ = ["RUNS", "Ledger", "NodeLoad", "Producer", "Sent"]
+__all__ = ["ATTEMPTS", "AcknowledgedJobs", "NodeLoad", "Producer", "Sent"]
 
 Outcome = Literal["completed", "failed", "either"]
-RUNS = {"flaky": 2, "aflaky": 2, "stops_its_loop": 2, "kills_its_child": 2}
-"""The number of runs of tasks whose first run fails."""
+ATTEMPTS = {"flaky": 2, "aflaky": 2, "stops_its_loop": 2, "kills_its_child": 2}
+"""The number of attempts of tasks whose first attempt fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An acknowledged job: its kind, queue, expected outcome, and expected number of runs."""
+    """An acknowledged job: its kind, queue, expected outcome, and expected number of attempts."""
 
     kind: str
     queue: str
     outcome: Outcome
-    runs: int = 1
+    attempts: int = 1
 
 
-class Ledger:
+class AcknowledgedJobs:
     """Records acknowledged jobs and failed sends of several threads.
 
     Attributes:
@@ -65,14 +65,14 @@ class Producer(threading.Thread):
 
     Args:
         app: The app that sends.
-        ledger: Records the acknowledged jobs.
+        acknowledged: Records the acknowledged jobs.
         rate: The number of calls per second.
         rng: Chooses the jobs.
     """
 
-    def __init__(self, app: App, ledger: Ledger, rate: float, rng: random.Random) -> None:
+    def __init__(self, app: App, acknowledged: AcknowledgedJobs, rate: float, rng: random.Random) -> None:
         super().__init__(name="producer", daemon=True)
-        self._app, self._ledger, self._pause_s, self._rng = app, ledger, 1 / rate, rng
+        self._app, self._acknowledged, self._pause_s, self._rng = app, acknowledged, 1 / rate, rng
         self._stopped = threading.Event()
         self._calls: list[tuple[int, Callable[[], None]]] = [
             (30, lambda: self.send_one("plain", "main")),
@@ -117,14 +117,14 @@ class Producer(threading.Thread):
         options |= {"countdown": countdown} if countdown else {}
         options |= {"priority": priority} if priority else {}
         kind = task + ("-delayed" if countdown else "-priority" if priority else "")
-        self._ledger.send(
-            Sent(kind, queue, outcome, RUNS.get(task, 1)),
+        self._acknowledged.send(
+            Sent(kind, queue, outcome, ATTEMPTS.get(task, 1)),
             lambda: [self._app.send_task(task, kwargs=arguments, **options).id],
         )
 
     def _bulk(self) -> None:
         jobs = [self._app.build_job("plain", (), {"ms": 1}, {"queue": "main"}) for _ in range(20)]
-        self._ledger.send(
+        self._acknowledged.send(
             Sent("plain-bulk", "main", "completed"), lambda: [sent.id for sent in self._app.send_many(jobs)]
         )
 
@@ -135,7 +135,7 @@ class Producer(threading.Thread):
             with self._app.flows() as flows:
                 return [flows.add(FlowJob("plain", "main", {"ms": 1}, {}, children)).job.id]
 
-        self._ledger.send(Sent("flow", "main", "completed"), send)
+        self._acknowledged.send(Sent("flow", "main", "completed"), send)
 
 
 class NodeLoad(threading.Thread):
@@ -143,12 +143,12 @@ class NodeLoad(threading.Thread):
 
     Args:
         node: The official client, with a direct connection to Redis.
-        ledger: Records the acknowledged jobs.
+        acknowledged: Records the acknowledged jobs.
     """
 
-    def __init__(self, node: NodeBridge, ledger: Ledger) -> None:
+    def __init__(self, node: NodeBridge, acknowledged: AcknowledgedJobs) -> None:
         super().__init__(name="node", daemon=True)
-        self._node, self._ledger, self._stopped = node, ledger, threading.Event()
+        self._node, self._acknowledged, self._stopped = node, acknowledged, threading.Event()
         for queue in ("main", "shared"):
             node.call(
                 "queue.getJobCounts", queue=f"{{{queue}}}"
@@ -163,7 +163,7 @@ class NodeLoad(threading.Thread):
         while not self._stopped.wait(0.5):
             turn += 1
             queue, task = ("main", "nap") if turn % 2 else ("shared", "plain")
-            self._ledger.send(Sent(f"{task}-of-node", queue, "completed"), partial(self._add, queue, task, turn))
+            self._acknowledged.send(Sent(f"{task}-of-node", queue, "completed"), partial(self._add, queue, task, turn))
 
     def stop(self) -> None:
         """Stop sending; the worker continues."""

@@ -19,10 +19,10 @@ from bulltask import PermanentError, TransientError
 
 
 def record_start(self):
-    """Record the start of a run in the journal; return whether it is the job's first run."""
+    """Record the start of an attempt in the journal; return whether it is the job's first."""
     request = self.request
     record("start", job=request.id, queue=request.queue, worker=os.environ["SOAK_WORKER"])
-    return journal().incr(f"runs:{request.id}") == 1
+    return journal().incr(f"attempts:{request.id}") == 1
 
 
 @app.task(bind=True, name="plain")
@@ -42,13 +42,13 @@ async def nap(self, ms=5):
 @app.task(bind=True, name="flaky")
 def flaky(self):
     if record_start(self):
-        raise TransientError("the first run fails")
+        raise TransientError("the first attempt fails")
 
 
 @app.task(bind=True, name="aflaky")
 async def aflaky(self):
     if record_start(self):
-        raise TransientError("the first run fails")
+        raise TransientError("the first attempt fails")
 
 
 @app.task(bind=True, name="broken")
