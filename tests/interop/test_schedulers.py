@@ -248,7 +248,7 @@ def test_a_node_worker_runs_job_schedulers_of_bulltask(
 
 
 @pytest.mark.parametrize("maker", ["bulltask", "Node"])
-def test_node_and_bulltask_workers_share_a_schedule_and_run_each_tick_once(
+def test_node_and_bulltask_workers_share_a_schedule_and_run_each_iteration_once(
     mail: InteropQueue, schedulers: JobSchedulers, tmp_path: Path, maker: str
 ) -> None:
     file = str(tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""An iteration whose successor cannot be added is not run, but delayed with a growing backoff; other jobs continue."""
+"""An iteration is delayed with a growing backoff if the next one cannot be added; other jobs continue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def send_iteration(harness: WorkerHarness, rule: object) -> AsyncResult[None]:
         ({"pattern": "* * * * *", "startDate": 1e300}, ""),
     ],
 )
-def test_an_iteration_with_an_invalid_rule_is_delayed_and_its_series_continues(
+def test_an_iteration_with_an_invalid_rule_is_delayed_and_other_jobs_continue(
     harness: WorkerHarness, rule: object, message: str
 ) -> None:
     worker = harness.worker(children=1)
@@ -69,7 +69,7 @@ def test_an_iteration_is_delayed_when_redis_replies_with_an_error(harness: Worke
     job.get(timeout=60)
 
 
-def test_an_iteration_of_a_removed_scheduler_runs_and_has_no_successor(harness: WorkerHarness) -> None:
+def test_an_iteration_of_a_removed_scheduler_runs_and_adds_no_next_iteration(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     job = send_iteration(harness, {"every": 1000, "count": 1})
     job.get(timeout=60)
@@ -86,9 +86,7 @@ def test_a_job_with_repeat_options_but_without_a_scheduler_runs_once(harness: Wo
 
 
 @pytest.mark.parametrize("lost", ["the reply", "the call"])
-def test_a_series_continues_once_when_redis_fails_while_the_next_job_is_added(
-    harness: WorkerHarness, lost: str
-) -> None:
+def test_the_next_iteration_is_added_once_when_redis_fails_meanwhile(harness: WorkerHarness, lost: str) -> None:
     proxy = harness.proxy()
     worker = harness.worker(via=proxy, children=1)
     harness.app.send_task("quick").get(timeout=60)

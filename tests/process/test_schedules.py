@@ -38,7 +38,7 @@ def iterations(harness: WorkerHarness, scheduler: str) -> list[int]:
     return [int(ms) for name, _, ms in ids if name == f"repeat:{scheduler}"]
 
 
-def wait_for_ticks(harness: WorkerHarness, scheduler: str, count: int, after_ms: int = 0) -> list[int]:
+def wait_for_iterations(harness: WorkerHarness, scheduler: str, count: int, after_ms: int = 0) -> list[int]:
     """Wait until ``count`` jobs of a scheduler with later scheduled times have started; return these times."""
 
     def later() -> list[int]:
@@ -67,14 +67,14 @@ def test_entries_run_when_a_worker_starts_and_stop_when_the_code_removes_them(
     first = harness.worker(TWO_ENTRIES)
     line = first.wait_for_line("Schedule updated")[0]
     assert (line["queue"], line["added"]) == ("default", ["often", "seconds"])
-    assert_regular(wait_for_ticks(harness, "often", 4), 500)
-    assert_regular(wait_for_ticks(harness, "seconds", 2), 1000)
+    assert_regular(wait_for_iterations(harness, "often", 4), 500)
+    assert_regular(wait_for_iterations(harness, "seconds", 2), 1000)
     assert first.warnings() == []
     first.stop()
 
     second = harness.worker(ONE_ENTRY)
     assert second.wait_for_line("Schedule updated")[0]["removed"] == ["seconds"]
-    wait_for_ticks(harness, "often", 2, after_ms=server_ms(harness.redis))
+    wait_for_iterations(harness, "often", 2, after_ms=server_ms(harness.redis))
     assert {scheduler.id for scheduler in schedulers.list()} == {"often", "manual"}
     second.stop()
 
@@ -82,11 +82,13 @@ def test_entries_run_when_a_worker_starts_and_stop_when_the_code_removes_them(
     assert {scheduler.id for scheduler in schedulers.list()} == {"manual"}
 
 
-def test_workers_that_start_concurrently_run_every_tick_once(harness: WorkerHarness, schedulers: JobSchedulers) -> None:
+def test_workers_that_start_concurrently_run_every_iteration_once(
+    harness: WorkerHarness, schedulers: JobSchedulers
+) -> None:
     workers = [harness.worker(TWO_ENTRIES, children=1) for _ in range(4)]
     for worker in workers:
         worker.wait_for_line("Child started")
-    often, seconds = wait_for_ticks(harness, "often", 10), wait_for_ticks(harness, "seconds", 5)
+    often, seconds = wait_for_iterations(harness, "often", 10), wait_for_iterations(harness, "seconds", 5)
     assert_regular(often, 500)
     assert_regular(seconds, 1000)
     assert schedulers.count() == 2
@@ -95,14 +97,14 @@ def test_workers_that_start_concurrently_run_every_tick_once(harness: WorkerHarn
 
 
 @pytest.mark.parametrize("rule", ["interval", "pattern"])
-def test_missed_ticks_add_one_job(harness: WorkerHarness, schedulers: JobSchedulers, rule: str) -> None:
+def test_missed_iterations_add_one_job(harness: WorkerHarness, schedulers: JobSchedulers, rule: str) -> None:
     if rule == "interval":
         schedulers.upsert("beat", every=0.5, name="quick")
     else:
         schedulers.upsert("beat", cron="* * * * * *", name="quick")
     every_ms = 500 if rule == "interval" else 1000
     workers = [harness.worker(children=2) for _ in range(2)]
-    wait_for_ticks(harness, "beat", 3)
+    wait_for_iterations(harness, "beat", 3)
     for worker in workers:
         kill(worker)
     gone_ms = server_ms(harness.redis)
@@ -110,7 +112,7 @@ def test_missed_ticks_add_one_job(harness: WorkerHarness, schedulers: JobSchedul
     seen, back_ms = iterations(harness, "beat"), server_ms(harness.redis)
 
     harness.worker(children=2, settings={"lock_duration": 1, "stalled_interval": 1})
-    after = wait_for_ticks(harness, "beat", len(seen) + 4)[len(seen) :]
+    after = wait_for_iterations(harness, "beat", len(seen) + 4)[len(seen) :]
     overdue = [ms for ms in after if ms < back_ms - every_ms]
     harness.report(seen=len(seen), missed_ms=back_ms - gone_ms, overdue=len(overdue))
     # One job for all missed iterations, and perhaps the job that was running when its worker died.
@@ -169,7 +171,7 @@ def test_a_schedule_is_stored_again_after_an_error_reply(harness: WorkerHarness,
     worker = harness.worker(ONE_ENTRY, via=proxy)
     worker.wait_for_line("Schedule updated", added=["often"])
     assert proxy.injected == 1
-    wait_for_ticks(harness, "often", 2)
+    wait_for_iterations(harness, "often", 2)
 
 
 def test_a_schedule_that_cannot_be_stored_does_not_stop_the_worker(harness: WorkerHarness) -> None:

@@ -192,7 +192,7 @@ def test_a_task_that_catches_every_exception_is_killed_at_the_hard_limit(harness
     assert caught == ["SoftTimeLimitExceeded"], "raised once, however often the signal is sent"
 
 
-def test_a_killed_run_counts_as_an_attempt_and_the_job_is_retried(harness: WorkerHarness) -> None:
+def test_a_killed_attempt_counts_and_the_job_is_retried(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=2)
     again, for_good = harness.app.send_task("killed_once"), harness.app.send_task("killed_for_good")
     assert again.get(timeout=TIMEOUT) == [1, 2]
@@ -204,13 +204,13 @@ def test_a_killed_run_counts_as_an_attempt_and_the_job_is_retried(harness: Worke
     assert "TimeLimitExceeded" in str(harness.field(again, "stacktrace"))
 
 
-def test_a_killed_run_uses_the_stored_backoff_instead_of_the_backoff_function(harness: WorkerHarness) -> None:
+def test_a_killed_attempt_uses_the_stored_backoff_instead_of_the_backoff_function(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     assert harness.app.send_task("own_backoff", backoff=0.01).get(timeout=TIMEOUT) == 1
     assert not harness.journal.all(what="backoff")
 
 
-def test_error_categories_of_the_app_apply_to_a_killed_run(harness: WorkerHarness) -> None:
+def test_error_categories_of_the_app_apply_to_a_killed_attempt(harness: WorkerHarness) -> None:
     harness.worker(TASKS + '\napp.categorizer.register("TimeLimitExceeded", "permanent")\n', children=1)
     job = harness.app.send_task("rule")
     assert "its child was killed" in reason_of(harness, job)

@@ -335,7 +335,7 @@ def test_only_the_newest_ten_thousand_revocation_requests_are_kept(
     assert (again.next_skipped, len(again.unlocked)) == (999, 999), "one request was removed"
 
 
-def test_writing_the_outcome_of_a_revoked_run_also_removes_its_request(
+def test_writing_the_outcome_of_a_revoked_attempt_also_removes_its_request(
     queue: Queue, manual_worker: ManualWorker, client: Client, redis_client: Any
 ) -> None:
     job = queue.add("n", attempts=5)

@@ -80,7 +80,7 @@ def test_a_queue_waits_for_at_most_one_job_of_each_other_queue(time: Time, lengt
     assert poll(rotation, left) is None
 
 
-def test_an_empty_queue_is_polled_again_after_the_probe_interval(time: Time) -> None:
+def test_an_empty_queue_is_polled_again_after_the_poll_interval(time: Time) -> None:
     rotation = round_robin(time, 2)
     rotation.record_empty(1, NO_JOB)
     assert list(rotation.candidates()) == [0]

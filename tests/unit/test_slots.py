@@ -108,7 +108,7 @@ def test_a_write_to_a_slot_does_not_change_other_slots(steps: list[tuple[str, An
 # --- cancel requests and deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_cancel_request_applies_to_one_run_only() -> None:
+def test_a_cancel_request_applies_to_one_attempt_only() -> None:
     slot = one_slot()
     slot.activate(0, "job-1", 1)
     first = slot.read().attempt
@@ -131,10 +131,10 @@ def test_a_cancel_request_applies_to_one_run_only() -> None:
         False,
     )
     slot.request_cancel(first, CancelReason.HARD_LIMIT)
-    assert slot.cancel_reason is CancelReason.NONE, "the request is for an earlier run"
+    assert slot.cancel_reason is CancelReason.NONE, "the request is for an earlier attempt"
 
 
-def test_deadlines_apply_to_one_run_while_the_run_is_active() -> None:
+def test_deadlines_apply_to_one_attempt_while_it_is_active() -> None:
     slot = one_slot()
     deadlines = Deadlines(soft_at_ms=100, hard_at_ms=200, hard_ms=150, is_async=True, will_retry=True)
     slot.activate(0, "job-1", 50)

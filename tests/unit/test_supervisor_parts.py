@@ -70,7 +70,7 @@ def test_a_block_stores_the_file_descriptor_for_stacks() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("retried", [False, True])
-def test_the_deadlines_of_a_run_are_read_back_unchanged(is_async: bool, retried: bool) -> None:
+def test_the_deadlines_of_an_attempt_are_read_back_unchanged(is_async: bool, retried: bool) -> None:
     slots = Slots(1, 1)
     (block,) = slots.children
     block.reset()
@@ -111,7 +111,9 @@ class Client:
     ("attempts", "backoff", "script"),
     [(3, 500, "moveToDelayed"), (3, 0, "retryJob"), (1, 500, "moveToFinished")],
 )
-def test_a_killed_run_is_retried_or_fails_by_the_options_of_its_job(attempts: int, backoff: int, script: str) -> None:
+def test_a_killed_attempt_is_retried_or_fails_by_the_options_of_its_job(
+    attempts: int, backoff: int, script: str
+) -> None:
     opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
     client: Any = Client({"name": "send", "data": "{}", "opts": opts, "timestamp": "1", "ats": "1"})
     clock: Any = SimpleNamespace(now_ms=lambda: 1_000)
