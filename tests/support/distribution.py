@@ -19,7 +19,6 @@ __all__ = ["Distribution", "sort_longest_first"]
 # The first matching prefix counts. Tests with the same name belong to one unit.
 UNITS = (
     ("tests/spark/local/test_demo.py", "JVMs of examples"),
-    ("tests/spark/local/test_example_killed.py", "JVMs of examples"),
     ("tests/spark/local/", "Spark's session"),
     ("tests/spark/cluster/", "JVMs of clusters"),
     ("tests/spark/worker/", "JVMs of examples"),

@@ -1,37 +1,95 @@
-"""The pipeline example on a cluster whose executors are killed during a write has every job once."""
+"""The tables of the pipeline example are correct, although its driver, its executors and Redis are killed.
+
+With ``CI=1`` the example runs on a cluster, otherwise in local mode, without executors of its own.
+``BULLTASK_KILLS=10`` for more kills of the driver, ``BULLTASK_JOBS=20000`` for more jobs.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
-from collections.abc import Iterator
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
 
+from bulltask.lake.layout import Layout
+from bulltask.lake.ledger import Ledger
+from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
-from tests.support.example_history import check_lake, count_sent_jobs, run_example, run_worker
+from tests.conftest import ServerFactory
+from tests.support.example_history import check_lake, count_finished_jobs, count_sent_jobs, run_example, run_worker
+from tests.support.pipeline_kills import interrupted_step, is_running
+from tests.support.processes import SESSION_VARIABLE, parent_of
 from tests.support.spark_cluster import SparkCluster
 from tests.support.spark_jvm import java_options
 
-COUNT = int(os.environ.get("BULLTASK_JOBS", "12000"))
-CONF = {
-    "spark.driver.extraJavaOptions": java_options(),
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
-}
+KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
+COUNT = int(os.environ.get("BULLTASK_JOBS", "6000"))
 
 pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.redis,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif("CI" not in os.environ, reason="a cluster takes both cores for a minute: CI=1 runs it"),
-]
+    pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900 + 200 * KILLS)
+]  # fmt: skip
+
+PIPELINE_STEP = "3. The worker runs the jobs"
 
 log = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def server(server_factory: ServerFactory) -> RedisServer:
+    """A server that syncs every write before its reply, so that SIGKILL loses nothing."""
+    return server_factory(appendonly=True, extra=["--appendfsync", "always"])
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as connected:
+        yield connected
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lake's directory. Spark's processes end shortly after its JVM: do not count them as left over."""
+    monkeypatch.delenv(SESSION_VARIABLE)
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def cluster_in_ci(request: pytest.FixtureRequest) -> SparkCluster | None:
+    """The cluster in CI, otherwise None: it takes both cores for a minute."""
+    return request.getfixturevalue("cluster") if "CI" in os.environ else None
+
+
+def kill(run: subprocess.Popen[str]) -> None:
+    """Kill a driver, and wait until its JVM has ended."""
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    jvms = [pid for pid in pids if parent_of(pid) == run.pid]
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: not any(map(is_running, jvms)), 100.0, "the end of the JVM")
+
+
+def kill_executors(cluster: SparkCluster) -> None:
+    """Kill all executors of a cluster."""
+    killed = list(executors(cluster.directory))
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_redis(server: RedisServer, pause_s: float) -> None:
+    """Kill a server, and start it again after a pause."""
+    server.kill()
+    threading.Event().wait(pause_s)
+    server.restart()
 
 
 def executors(directory: Path) -> Iterator[int]:
@@ -48,24 +106,94 @@ def executors(directory: Path) -> Iterator[int]:
             continue
 
 
-def test_every_job_is_in_the_tables_once_after_all_executors_were_killed(
-    cluster: SparkCluster, forked_python: Path, broker_url: str, redis_client: redis.Redis, tmp_path: Path
+def options(cluster: SparkCluster | None, scratch: Path) -> list[str]:
+    """Return the example's options for a cluster."""
+    if cluster is None:
+        return []
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": java_options(scratch),
+    }
+    return ["--master", cluster.url, *(word for item in conf.items() for word in ("--conf", "=".join(item)))]
+
+
+def wait_while_running(run: subprocess.Popen[str], condition: Callable[[], bool], description: str, root: Path) -> None:
+    """Wait for a condition while a driver runs; fail if the driver ends first."""
+
+    def check() -> bool:
+        code = run.poll()
+        assert code is None, f"the example ended with {code} before {description}: {log_of(root)}"
+        return condition()
+
+    wait_until(check, 400.0, description)
+
+
+def wait_until_sent(run: subprocess.Popen[str], client: redis.Redis, root: Path, count: float) -> int:
+    """Wait until more than ``count`` jobs were sent; return the number of sent jobs."""
+    wait_while_running(run, lambda: count_sent_jobs(client) > count, f"{count:.0f} jobs were sent", root)
+    sent = count_sent_jobs(client)
+    log.warning("%d of %d jobs were sent", sent, COUNT)
+    return sent
+
+
+def log_of(root: Path) -> str:
+    return root.with_suffix(".log").read_text()
+
+
+def completes(run: subprocess.Popen[str], root: Path, seconds: float) -> bool:
+    """Wait for the end of a driver and return True; kill it and return False if it takes longer."""
+    with suppress(subprocess.TimeoutExpired):
+        assert run.wait(seconds) == 0, log_of(root)
+        return True
+    kill(run)
+    return False
+
+
+def last_batch(root: Path) -> int:
+    head = Ledger(Layout(root)).head()
+    return 0 if head is None else head.number
+
+
+def test_the_tables_of_the_example_are_correct_after_kills(
+    server: RedisServer,
+    client: redis.Redis,
+    cluster_in_ci: SparkCluster | None,
+    forked_python: Path,
+    root: Path,
+    rng: random.Random,
 ) -> None:
-    root = tmp_path / "lake"
-    conf_values = {**CONF, "spark.executor.extraJavaOptions": java_options(tmp_path)}
-    conf = [word for name, value in conf_values.items() for word in ("--conf", f"{name}={value}")]
-    words = ("--jobs", str(COUNT), "--master", cluster.url, *conf)
-    with run_example(broker_url, root, forked_python, *words) as run:
-        wait_until(lambda: count_sent_jobs(redis_client) > COUNT * 0.25 or run.poll() is not None, 300.0, "jobs")
-        killed = list(executors(cluster.directory))
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        sent = count_sent_jobs(redis_client)
-        log.warning("killed %d executors when %d of %d jobs were sent", len(killed), sent, COUNT)
-        assert killed
-        assert sent < COUNT, "the executors were killed after they had written all jobs"
-        with run_worker(broker_url) as running_worker:
-            assert run.wait(600) == 0, root.with_suffix(".log").read_text()
-            assert running_worker.poll() is None
-    assert "were already sent" in root.with_suffix(".log").read_text(), "no job was sent again"
-    check_lake(root, redis_client, COUNT)
+    start = partial(run_example, server.url, root, forked_python, *options(cluster_in_ci, root.parent))
+    with ExitStack() as stack:
+        # The first driver is killed while it sends jobs; its pipeline has started before.
+        with start("--jobs", str(COUNT)) as run:
+            wait_until_sent(run, client, root, rng.uniform(0.05, 0.4) * COUNT)
+            kill(run)
+        if cluster_in_ci is not None:
+            wait_until(lambda: not any(executors(cluster_in_ci.directory)), 60.0, "the end of the first executors")
+        with start("--resume") as run:
+            if cluster_in_ci is not None:
+                assert wait_until_sent(run, client, root, count_sent_jobs(client) + 0.05 * COUNT) < COUNT
+                kill_executors(cluster_in_ci)
+            wait_while_running(run, lambda: PIPELINE_STEP in log_of(root), "all jobs were sent", root)
+            running_worker = stack.enter_context(run_worker(server.url))
+            to_finish = rng.uniform(0.03, 0.4) * COUNT
+            wait_while_running(
+                run, lambda: count_finished_jobs(client) > to_finish, "a part of the jobs was finished", root
+            )
+            kill_redis(server, rng.uniform(0, 3))
+            finished, batch = count_finished_jobs(client), last_batch(root)
+            log.warning("Redis was killed when %d of %d jobs were finished, after batch %d", finished, COUNT, batch)
+            assert finished < COUNT, "Redis was killed after all jobs had finished"
+            completed = completes(run, root, 600 if KILLS == 1 else rng.uniform(0, 20))
+        for number in range(2, KILLS + 1):
+            if not completed:
+                log.warning("kill %d of the driver: %s", number, ": ".join(interrupted_step(Layout(root))))
+                with start("--resume") as run:
+                    completed = completes(run, root, 600 if number == KILLS else rng.uniform(15, 60))
+        assert completed, log_of(root)
+        assert running_worker.poll() is None
+    assert "were already sent" in log_of(root), "no job was sent again"
+    assert "✓ The tables have the outcome of every job" in log_of(root)
+    check_lake(root, client, COUNT)
