@@ -36,6 +36,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 DATA = ROOT / "build" / "mutants"
 RESULTS = DATA / "results.jsonl"
 BUDGET_S = 60.0  # recorded duration of the tests of one mutant
+FAST_S = 0.02  # there are some thousand tests of unit/ that take less time
 LIMIT_S, LIMIT_FACTOR = 30.0, 3.0  # timeout of a mutant: LIMIT_S plus LIMIT_FACTOR times the recorded duration
 
 
@@ -48,7 +49,7 @@ def sample(paths: list[str], seed: int, count: int) -> list[Mutant]:
 
 
 def choose(reach: Reach, mutant: Mutant) -> list[str]:
-    """Choose tests that reach the changed lines, some of each test file; the fastest run first."""
+    """Choose tests that reach the changed lines: the fast ones, then some of each test file; the fastest run first."""
     first, last = _statement(mutant)
     found = reach.tests(mutant.file, first, last)
     if not mutant.within or not found:  # runs at import
@@ -59,6 +60,9 @@ def choose(reach: Reach, mutant: Mutant) -> list[str]:
     rank = Counter[str]()
     ranked: list[tuple[int, int, str]] = []
     for test in by_value:
+        if reach.seconds[test] <= FAST_S:
+            ranked.append((-1, len(ranked), test))
+            continue
         name = test.partition("::")[0]
         ranked.append((rank[name] // 4, len(ranked), test))
         rank[name] += 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -336,3 +337,21 @@ def test_a_deeply_nested_backoff_is_rejected() -> None:
     for stored in (deep, {"type": deep}, {"type": "fixed", "delay": deep}, {"type": "fixed", "jitter": deep}):
         with pytest.raises(DecodeError, match="backoff"):
             Backoff.from_wire(stored)
+
+
+def test_an_exponential_delay_doubles_with_each_attempt_up_to_the_maximum() -> None:
+    assert [bulltask_delay_ms(Backoff("exponential", 1_000, 0, 10**9), n) for n in (1, 2, 10)] == [
+        1_000,
+        2_000,
+        512_000,
+    ]
+
+
+@pytest.mark.parametrize("delay_ms", ["5", 1.5, True, -1, 2**52 + 1, None])
+def test_a_delay_that_is_not_a_number_of_milliseconds_is_rejected(delay_ms: Any) -> None:
+    with pytest.raises(ConfigError, match="must be whole milliseconds from 0 to"):
+        Backoff("fixed", delay_ms)
+
+
+def test_the_delay_before_connecting_again_is_at_most_30_seconds() -> None:
+    assert [reconnect_delay_ms(attempt, middle) for attempt in (1, 2, 100)] == [100, 200, 30_000]

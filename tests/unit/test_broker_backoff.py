@@ -100,6 +100,7 @@ def test_an_error_of_redis_and_its_end_are_reported_once() -> None:
     (recovered,) = events[1:]
     assert isinstance(recovered, RedisRecovered)
     assert (recovered.queue, recovered.attempt) == ("", 5)
+    assert recovered.duration_ms < 60_000
 
 
 def test_every_error_of_an_outage_is_reported_once_in_any_order() -> None:

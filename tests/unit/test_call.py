@@ -6,7 +6,7 @@ import hiredis
 import pytest
 
 from bulltask.jobs.job import JobOptions, NewJob
-from bulltask.transport.call import Arg, Call, command
+from bulltask.transport.call import Arg, Call, command, to_msgpack
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import add_job
 from bulltask.transport.scripts.move import FetchOptions, FinishOptions, find_by_token, move_to_finished, retry_job
@@ -52,3 +52,7 @@ def test_a_plain_command_is_packed() -> None:
 
 def test_an_id_that_is_not_utf8_is_packed_unchanged() -> None:
     assert b"$2\r\n\xff1\r\n" in finish_call(b"\xff1".decode("utf-8", "surrogateescape")).packed()
+
+
+def test_bytes_are_packed_as_a_string_which_redis_can_read() -> None:
+    assert to_msgpack(b"x") == to_msgpack("x") == b"\xa1x"

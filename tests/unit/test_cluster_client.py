@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from redis.exceptions import TryAgainError
+from redis.exceptions import AskError, TryAgainError
 
 from bulltask.errors import BrokerError, BrokerNotReadyError, BrokerUnavailableError
 from bulltask.transport import cluster
@@ -56,6 +56,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
         def try_many(self, calls: list[Call[Any]]) -> list[Any]:
             return [fake.reply(self.port, call) for call in calls]
+
+        def close_if_dead(self) -> None:
+            fake.calls.append((self.port, "close_if_dead"))
 
     monkeypatch.setattr(cluster, "Client", Node)
     return fake
@@ -110,6 +113,22 @@ def test_a_call_is_repeated_with_growing_pauses_after_tryagain(
     assert client.run(command("GET", MAIL)) == "GET of 7001"
     first = cluster._MIN_PAUSE_MS / 1000
     assert pauses == [first, 2 * first, 4 * first]
+    assert nodes.calls == [(7001, "CLUSTER"), (7001, "GET")] * 4, "the slot map is read again before each call"
+
+
+def test_a_single_call_follows_a_moving_slot_without_a_pause(
+    client: ClusterClient, nodes: Nodes, pauses: list[float]
+) -> None:
+    nodes.errors = [(LEFT[1], "GET", reply_error(AskError("4247 127.0.0.1:7002"), "redis://server"))]
+    assert client.run(command("GET", MAIL)) == "GET of 7002"
+    assert not pauses
+
+
+def test_dead_connections_of_all_nodes_are_closed(client: ClusterClient, nodes: Nodes) -> None:
+    client.run_many([command("GET", MAIL), command("GET", NEWS)])
+    nodes.calls.clear()
+    client.close_if_dead()
+    assert nodes.calls == [(7001, "close_if_dead"), (7002, "close_if_dead")]
 
 
 def test_an_unreachable_cluster_raises_broker_unavailable_error(client: ClusterClient, nodes: Nodes) -> None:

@@ -18,7 +18,7 @@ from bulltask.jobs.job import (
     NewJob,
     RunningJob,
 )
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name, is_scheduler_id
 from bulltask.jobs.states import JobState
 
 NOW_MS = 1_800_000_000_000
@@ -316,3 +316,19 @@ def test_a_task_name_may_be_any_string_without_control_characters() -> None:
     assert check_job_name("mail:send now") == "mail:send now"
     with pytest.raises(InvalidNameError, match="task name"):
         check_job_name("a\tb")
+
+
+def test_a_job_is_delayed_until_its_eta_or_for_its_countdown() -> None:
+    assert JobOptions(eta_ms=NOW_MS + 3_000).delay_at(NOW_MS) == 3_000
+    assert JobOptions(eta_ms=NOW_MS - 3_000).delay_at(NOW_MS) == 0
+    assert JobOptions(delay_ms=5).delay_at(NOW_MS) == 5
+
+
+def test_the_times_to_keep_finished_jobs_are_stored_in_seconds() -> None:
+    stored = stored_options(keep_completed_ms=60_000, keep_failed_ms=120_000)
+    assert (stored["removeOnComplete"], stored["removeOnFail"]) == ({"age": 60}, {"age": 120})
+
+
+def test_a_scheduler_id_has_at_most_three_colons() -> None:
+    assert is_scheduler_id("a:b:c:d")
+    assert not is_scheduler_id("a:b:c:d:e")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import pytest
 from redis.exceptions import ClusterCrossSlotError, InvalidResponse, ResponseError
 
 from bulltask.config.config import Settings
-from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError
+from bulltask.errors import BrokerError, BrokerUnavailableError, LockMismatchError, PayloadTooLargeError
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
+from bulltask.jobs.options import check_size
 from bulltask.jobs.states import Revocation
 from bulltask.transport.advice import acl_advice
 from bulltask.transport.call import Call
@@ -28,7 +30,7 @@ from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
-from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished
+from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished, retry_job
 from bulltask.transport.scripts.queue import state_size, worker_queues
 from bulltask.transport.scripts.schedule import read_repeatable
 from bulltask.transport.scripts.stream import StreamInfo, is_retained, read_blocking
@@ -268,3 +270,25 @@ def test_each_attempt_to_send_gets_half_of_the_remaining_time(monkeypatch: pytes
 def test_pauses_between_sends_are_not_shortened_without_a_publish_timeout() -> None:
     unlimited = budget(publish_timeout_ms=None, reconnect_delay_ms=100, reconnect_delay_max_ms=100)
     assert 80 <= unlimited.pause_ms(UNREACHABLE) <= 120
+
+
+@pytest.mark.parametrize(("lifo", "push"), [(True, "RPUSH"), (False, "LPUSH")])
+def test_a_retried_job_waits_at_the_end_that_lifo_selects(lifo: bool, push: str) -> None:
+    call = retry_job(KEYS, "7", "token", lifo=lifo, fields=[], now_ms=NOW_MS)
+    assert push in call.args
+    assert {"RPUSH", "LPUSH"} & set(call.args) == {push}
+
+
+@pytest.mark.parametrize(("block_ms", "timeout_ms", "blocking_ms"), [(10_000, 10_000, 15_000), (10_000, 300, 10_300)])
+def test_a_blocking_call_may_take_its_block_time_and_up_to_5_seconds(
+    block_ms: int, timeout_ms: int, blocking_ms: int
+) -> None:
+    endpoint = Endpoint("redis://localhost", 1_000, timeout_ms)
+    assert endpoint.blocking(block_ms).command_timeout_ms == blocking_ms
+
+
+def test_the_size_of_data_and_options_together_is_limited() -> None:
+    options = JobOptions(headers=json.dumps({"trace": "x" * 1_000}))
+    check_size(b"x" * 2_000, options, 20_000, "data")
+    with pytest.raises(PayloadTooLargeError):
+        check_size(b"x" * 19_500, options, 20_000, "data")

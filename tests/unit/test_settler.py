@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,3 +84,15 @@ def test_the_event_of_an_outcome_counts_the_attempt_that_ended(
     (event,) = emitted
     assert isinstance(event, JobFailed | JobRetried)
     assert (event.attempts_made, event.exception, event.duration_ms) == (2, outcome.exception, 12.5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "starts", "is_logged"), [("", 1, True), ("", 2, False), ("its lock was lost", 1, False)]
+)
+def test_the_log_of_a_job_says_once_that_its_task_is_not_registered(
+    settler: Settler, reason: str, starts: int, is_logged: bool
+) -> None:
+    job = replace(acquired().job, attempts_started=starts)
+    call = settler.after_settle(replace(acquired(), job=job), RescheduledByWorkerOutcome(5, reason))
+    assert (call is not None) is is_logged
+    assert call is None or any("task 'send' is not registered" in str(arg) for arg in call.args)

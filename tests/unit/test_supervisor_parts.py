@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,15 @@ from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import ReconnectBackoff
 from bulltask.worker.child import spark_tasks
+from bulltask.worker.run import worker_id
 from bulltask.worker.slots import Deadlines, Slots, SlotView
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 from bulltask.worker.supervisor import child_pool, launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
-from bulltask.worker.supervisor.launch import choose_launcher
+from bulltask.worker.supervisor.launch import choose_launcher, limit_native_threads
+from bulltask.worker.supervisor.process_spec import _directory
 from bulltask.worker.supervisor.revocation_check import RevocationCheck
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -191,3 +194,33 @@ def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest
     pool._not_before_ms = [1_000] * 3
     assert pool.start_missing() is None
     assert pool.alive == 3
+
+
+def test_the_states_in_shared_memory_have_different_numbers() -> None:
+    assert [*map(int, SlotState)] == [*range(4)]
+    assert [*map(int, CancelReason)] == [*range(4)]
+    assert [*map(int, ProcessState)] == [*range(5)]
+
+
+def test_numpy_starts_one_thread_unless_the_environment_sets_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    limit_native_threads()
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    limit_native_threads()
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "4"
+
+
+def test_a_worker_id_has_the_workers_name_host_and_process() -> None:
+    assert re.fullmatch(rf"mail@.+-{os.getpid()}-[0-9a-f]{{6}}", worker_id("mail"))
+    assert re.fullmatch(rf"[^@]+-{os.getpid()}-[0-9a-f]{{6}}", worker_id())
+
+
+def test_a_restart_uses_the_directory_without_resolving_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "release").mkdir()
+    (tmp_path / "current").symlink_to("release")
+    monkeypatch.chdir(tmp_path / "current")
+    monkeypatch.setenv("PWD", str(tmp_path / "current"))
+    assert _directory() == str(tmp_path / "current")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    assert _directory() == str(tmp_path / "release")

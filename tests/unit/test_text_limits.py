@@ -7,7 +7,7 @@ import pytest
 from bulltask.errors import EncodeError
 from bulltask.jobs import numbers
 from bulltask.jobs.codec import ON_SURROGATE, encode
-from bulltask.jobs.failures import REASON_CHARS, trace_text
+from bulltask.jobs.failures import REASON_CHARS, TRACE_CHARS, TRACES_CHARS, trace_text, truncate_reason, truncate_traces
 
 
 def test_surrogates_are_encoded_as_their_original_bytes() -> None:
@@ -33,3 +33,20 @@ def test_a_long_traceback_of_an_exception_without_a_message_is_kept() -> None:
     failure = UnprintableError()
     failure.__cause__ = ValueError("x" * 2 * REASON_CHARS)
     assert "UnprintableError" in trace_text(failure, None)
+
+
+def test_only_texts_above_a_limit_are_shortened() -> None:
+    assert truncate_reason("x" * REASON_CHARS) == "x" * REASON_CHARS
+    assert truncate_reason("x" * (REASON_CHARS + 1)) != "x" * (REASON_CHARS + 1)
+
+
+def test_the_oldest_tracebacks_are_dropped_if_all_exceed_the_limit_by_a_character() -> None:
+    traces = ["x" * TRACE_CHARS] * (TRACES_CHARS // TRACE_CHARS)
+    assert truncate_traces(traces, None) == traces
+    assert truncate_traces(["x", *traces], None) == traces
+
+
+def test_a_counter_may_be_any_number_that_redis_can_increment() -> None:
+    assert [numbers.counter(raw) for raw in (b"0", b"-7", b"100")] == [0, -7, 100]
+    with pytest.raises(ValueError, match="at its maximum"):
+        numbers.counter(str(2**63 - 1).encode())
