@@ -76,7 +76,11 @@ SETTINGS: Final = {
     help="How many times a job may stall and run again; the next stall fails it (default: 1).",
 )
 @click.option("--skip-stalled-check", is_flag=True, default=None, help="Do not check for stalled jobs.")
-@click.option("--max-crashes", type=int, help="Fail a job after it has crashed this many child processes (default: 2).")
+@click.option(
+    "--max-crashes",
+    type=int,
+    help="Fail a job after this many crashes of child processes, if it was alone in the last one (default: 2).",
+)
 @click.option(
     "--max-started-attempts",
     type=int,

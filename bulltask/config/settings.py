@@ -242,7 +242,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_crashes",
             integer(1, 1_000),
             2,
-            "a job fails after it has crashed this many child processes",
+            "a job fails after this many crashes of child processes, if it was alone in the last one",
         ),
         _S(
             "max_started_attempts",

@@ -41,7 +41,8 @@ class Bus:
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> None:
         """Call ``listener`` with every event of class ``kind`` or its subclasses.
 
-        The listener is called by :meth:`emit`, between two jobs: it must be quick and must not block.
+        The listener is called by :meth:`emit`: it must be quick and must not block. A slow listener delays the next job
+        (in the supervisor: its services).
         """
         self._subscribed.append((kind, listener))
         self._routes = {}  # a new dict, not clear(): another thread may be inside emit()

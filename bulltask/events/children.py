@@ -1,4 +1,4 @@
-"""Events that a child emits about itself and its jobs. The supervisor emits those about Redis, too."""
+"""Events that a child emits about itself, its connections and its jobs. The supervisor emits some of them, too."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ class JobRetried(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job was released and waits again, after a shutdown or at the request of its task. The attempt does not count.
+    """The job was released and waits again, and the attempt does not count.
 
-    At a shutdown, the supervisor emits it, which listeners do not receive.
+    Its task has requested it, or its child was stopped: at a shutdown, or to end the attempt of another job. If the
+    child was stopped, the supervisor emits the event, and listeners do not receive it.
     """
 
     job_id: str
@@ -153,9 +154,9 @@ class SchedulingFailed(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class MalformedJobFailed(ChildEvent):
-    """A job with a malformed hash could not be acquired or settled. It has failed, so that it blocks no other job.
+    """A job with a malformed hash could not be acquired. It has failed, so that it blocks no other job.
 
-    The supervisor emits this event, too.
+    The supervisor emits this event for a job that it could not recover after the death of a child.
     """
 
     job_id: str

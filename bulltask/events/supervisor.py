@@ -60,12 +60,12 @@ class JobRecovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class CrashLimitReached(Event):
-    """The job has failed: its child crashed ``max_crashes`` times, the last time with no other job in the child."""
+    """The job has failed, because it has crashed too many children (:mod:`bulltask.worker.quarantine`)."""
 
     job_id: str
     queue: str
     crashes: int
-    reason: str
+    failed_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class ChildDied(Event):
 
     index: int
     pid: int
-    reason: str
+    exit_reason: str
     """``"SIGKILL"``, ``"exit code 3"`` …"""
     jobs: int
     """Number of its jobs."""

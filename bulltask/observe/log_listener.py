@@ -198,7 +198,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             lock_expired_at=None if expired is None else _iso_time(expired),
-            hint="The job runs again. Its worker died, or could not reach Redis for longer than lock_duration",
+            hint="The job runs again, or fails if it has stalled more than max_stalled_count times. Its worker died, or could not reach Redis for longer than lock_duration",
         )
 
     def _recovered(self, event: events.JobRecovered) -> None:
@@ -217,8 +217,8 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             crashes=event.crashes,
-            reason=event.reason,
-            hint=EXIT_HINTS.get(event.reason, "The job failed. Run its task alone to find out why its process dies"),
+            failed_reason=event.failed_reason,
+            hint="The job failed. Run its task alone to find out why its process dies",
         )
 
     def _malformed_job(self, event: events.MalformedJobFailed) -> None:
@@ -227,7 +227,7 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             reason=_shorten(event.reason, ERROR_CHARS),
-            hint="The job's hash in Redis is malformed, so it failed without running. Other jobs are not affected",
+            hint="The job's hash in Redis is malformed, so the job failed. Other jobs are not affected",
         )
 
     def _cancel_requested(self, event: events.CancelRequested) -> None:
@@ -295,9 +295,9 @@ class LogListener:
         )
 
     def _child_died(self, event: events.ChildDied) -> None:
-        fields: dict[str, object] = {"index": event.index, "pid": event.pid, "reason": event.reason}
-        if event.reason in EXIT_HINTS:
-            fields["hint"] = EXIT_HINTS[event.reason]
+        fields: dict[str, object] = {"index": event.index, "pid": event.pid, "exit_reason": event.exit_reason}
+        if event.exit_reason in EXIT_HINTS:
+            fields["hint"] = EXIT_HINTS[event.exit_reason]
         self._log.warning("Child died", **fields, jobs=event.jobs)
 
     def _child_killed(self, event: events.ChildKilled) -> None:

@@ -40,8 +40,8 @@ CELERY_RETRY_DELAY_S: Final = 180
 
 CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
     "acks_late": "jobs are always acknowledged late: when their outcome is stored",
-    "reject_on_worker_lost": "a job whose child died runs again, until max_crashes children have died",
-    "task_reject_on_worker_lost": "a job whose child died runs again, until max_crashes children have died",
+    "reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
+    "task_reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
     "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
     "serializer": "calls are plain JSON",
     "track_started": "a running job is always 'active'",

@@ -15,7 +15,7 @@ __all__ = ["MalformedJobHandler"]
 
 
 class MalformedJobHandler:
-    """Fails jobs that cannot be acquired or settled because their hash is malformed.
+    """Fails jobs that cannot be acquired or recovered because their hash is malformed.
 
     Args:
         client: The process's client.

@@ -1,9 +1,10 @@
-"""Crash quarantine: separates a job that crashes its child (a poison pill) from the other jobs of the child.
+"""Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.
 
 Up to a hundred async jobs and one sync job share a child. When the child crashes, the job that caused the crash is
 unknown. If the crash counted against every job, one poison pill would fail a hundred other jobs. So all these jobs are
 quarantined: each is retried together with only a few others, and after a second crash alone. A job fails only after a
-crash in which it was alone in its child.
+crash in which it was alone in its child: the second or the third, by default. A job that is never alone, because its
+children crash while they acquire it, fails after ``EXTRA_CRASHES`` more.
 
 The number of crashes is stored in the job's hash (``bulltask:crashes``), because another worker may acquire the job
 next. Reading it needs no further command: a fetch returns all fields of a job.
@@ -28,8 +29,8 @@ ALONE: Final = 1
 EXTRA_CRASHES: Final = 3
 """How many more crashes than ``max_crashes`` fail a job that was being acquired or settled.
 
-A job that kills its child in these steps (for example, because reading it exhausts the memory) does so before the child
-could wait for the other jobs. It would never run alone, and never fail. So it fails after this number of further
+A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
+child could wait for its other jobs. It would never run alone, and never fail. So it fails after this number of further
 crashes, which are unlikely to have another cause.
 """
 

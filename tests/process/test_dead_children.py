@@ -128,7 +128,7 @@ def test_a_worker_whose_children_cannot_start_exits_with_boot_failed(harness: Wo
         """
     )
     assert worker.wait() == ExitCode.BOOT_FAILED
-    assert worker.wait_for_line("Child died", count=5)[0]["reason"] == "exit code 9"
+    assert worker.wait_for_line("Child died", count=5)[0]["exit_reason"] == "exit code 9"
 
 
 def test_without_recovery_the_job_of_a_killed_child_does_not_run_again(harness: WorkerHarness) -> None:

@@ -36,7 +36,7 @@ EVENTS: list[events.Event] = [
     events.LockLost("1", "mail", "mail.send"),
     events.JobStalled("1", "mail", 1_700_000_000_123),
     events.JobRecovered("1", "mail", 1, 12.0),
-    events.CrashLimitReached("1", "mail", 3, "SIGSEGV"),
+    events.CrashLimitReached("1", "mail", 3, "the child process running this job died (SIGSEGV)"),
     events.CancelRequested("1", 0, "soft_limit"),
     events.JobRevoked("1", "mail"),
     events.HeartbeatSucceeded("mail", 10, 1.5),

@@ -66,8 +66,9 @@ class _PendingRecovery:
 class Recovery:
     """Recovers the jobs of dead children immediately, so that they need not wait for the stalled check.
 
-    A job is released and is next in its queue; the attempt does not count. A job in ``max_crashes`` crashes, the last
-    one alone in its child, fails (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
+    A job is released and is next in its queue; the attempt does not count. A job fails after
+    ``max_crashes`` crashes, if it was alone in the last child, or after several more
+    (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
     an attempt (time limit, revocation), that attempt fails, and the child's other jobs are released without a
     crash being counted.
 
