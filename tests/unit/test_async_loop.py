@@ -50,20 +50,20 @@ class Child:
 
     def start_job(self, max_concurrent: int = 0, opts: bytes = b'{"attempts":1}') -> Slot:
         """Acquire a job and start its attempt."""
-        slot = self.loop.free_slot(lambda: False)
+        slot = self.loop.wait_for_slot(lambda: False)
         assert slot is not None
         slot.activate(0, "7", 1)
         attempt: Any = None
         job = RunningJob.from_hash("mail", "7", [*FIELDS, b"opts", opts])
         self.loop.start(AcquiredJob(slot, 0, KEYS, job, max_concurrent), attempt)
-        self.loop.release_slot(slot)
+        self.loop.free_slot(slot)
         return slot
 
     def has_free_slot(self) -> bool:
         stopping = iter([False, True])
-        if (slot := self.loop.free_slot(lambda: next(stopping))) is None:
+        if (slot := self.loop.wait_for_slot(lambda: next(stopping))) is None:
             return False
-        self.loop.release_slot(slot)
+        self.loop.free_slot(slot)
         return True
 
     def finish(self) -> None:
@@ -117,11 +117,11 @@ def test_a_slot_is_free_again_when_the_outcome_of_its_job_is_written(child: Chil
     assert [slot.read().state for slot in slots] == [SlotState.FREE] * 2
     assert [type(event) for event in child.events] == [JobCompleted] * 2
     assert child.resets == 2
-    free = [child.loop.free_slot(lambda: False) for _ in range(2)]
+    free = [child.loop.wait_for_slot(lambda: False) for _ in range(2)]
     assert set(free) == slots
     for slot in free:
         assert slot is not None
-        child.loop.release_slot(slot)
+        child.loop.free_slot(slot)
 
 
 def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:

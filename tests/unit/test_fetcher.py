@@ -121,7 +121,7 @@ def test_a_fetch_longer_than_half_the_lock_duration_renews_the_lock(
     acquired = child.fetcher.acquired(0, child.slot, JOB)
     assert (acquired is not None) == (state == "acquired")
     assert len(child.scripts) == len(replies)
-    child.fetcher.release(child.slot)
+    child.fetcher.free_slot(child.slot)
     assert (child.slot.read().state is SlotState.RESERVED) == (state == "uncertain")
 
 

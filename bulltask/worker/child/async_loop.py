@@ -63,7 +63,7 @@ class AsyncLoop:
         self._handed_off = self._closing = False
         self._max_concurrent: dict[Slot, int] = {}
 
-    def free_slot(self, closing: Callable[[], bool]) -> Slot | None:
+    def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
         while not closing():
             if len(self._free) > self._count - min(self._max_concurrent.values(), default=self._count):
@@ -71,7 +71,7 @@ class AsyncLoop:
             self._wakeup_pipe.wait(_WAIT_MS)
         return None
 
-    def release_slot(self, slot: Slot) -> None:
+    def free_slot(self, slot: Slot) -> None:
         """Free a slot of the main thread, unless its job was handed off to the event loop, which will free the slot."""
         if not self._handed_off:
             self._free.append(slot)

@@ -123,7 +123,7 @@ class JobFetcher:
         """Wait for a job and acquire it into ``slot``; return ``None`` when the child is closing."""
         while not self.closing:
             if not self.may_acquire:
-                self.release(slot)
+                self.free_slot(slot)
                 self._wakeup_pipe.wait(_PAUSE_MS)  # a signal ends it
                 continue
             slot.reserve(mono_ms())
@@ -135,17 +135,17 @@ class JobFetcher:
                 self.backoff.reset()
                 if acquired is not None:
                     return acquired
-                self.release(slot)
+                self.free_slot(slot)
                 self._wait()
             except WaitInterrupted:
                 self._restore_markers()
             except BrokerError as exc:
                 self.record_lost_call(exc, slot)
                 self.back_off(exc)
-        self.release(slot)
+        self.free_slot(slot)
         return None
 
-    def release(self, slot: Slot) -> None:
+    def free_slot(self, slot: Slot) -> None:
         """Free the slot; keep it reserved if a call without a reply may have locked a job with its token."""
         if slot in self._uncertain:
             slot.reserve(mono_ms())

@@ -19,7 +19,7 @@ from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, Write
 
 __all__ = ["IterationAdder", "SyncLoop"]
 
-_LOST_ITERATION_MS: Final = 1_000
+_ITERATION_LOCK_LOST_MS: Final = 1_000
 """Delay of a job whose lock was lost while its next iteration was added."""
 
 
@@ -59,7 +59,7 @@ class IterationAdder:
                 )
             else:
                 self._fetcher.backoff.reset()
-                return RescheduledByWorkerOutcome(_LOST_ITERATION_MS, "its lock was lost") if lost else None
+                return RescheduledByWorkerOutcome(_ITERATION_LOCK_LOST_MS, "its lock was lost") if lost else None
 
     def _add(self, acquired: AcquiredJob) -> None:
         run_sync(
@@ -98,11 +98,11 @@ class SyncLoop:
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
-        while (slot := self._async.free_slot(lambda: self._fetcher.closing)) is not None:
+        while (slot := self._async.wait_for_slot(lambda: self._fetcher.closing)) is not None:
             acquired = self._fetcher.acquire(slot)
             while acquired is not None:
                 acquired = self._work(acquired)
-            self._async.release_slot(slot)
+            self._async.free_slot(slot)
         self._async.drain()
         self._runner.close()
 
@@ -134,7 +134,7 @@ class SyncLoop:
         if fetch_error is not None:
             fetcher.fail_malformed(acquired.queue_index, acquired.slot, fetch_error)
         if next_job is None:
-            fetcher.release(acquired.slot)
+            fetcher.free_slot(acquired.slot)
         fetcher.backoff.reset()
         if (call := self._settler.after_settle(acquired, written)) is not None:
             self._run_until_reply(call)
