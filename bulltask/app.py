@@ -151,8 +151,8 @@ class App:
         """Register a listener for the events of this app's workers: ``@app.on(JobFailed)``.
 
         This replaces Celery's signals (``task_failure`` …). The listener is called in the child process that
-        ran the job, on the thread that ran it, after Redis has stored the outcome. It should be quick. An exception
-        that it raises is logged and has no other effect.
+        emits the event; for a job's outcome, on the thread that ran the job, after Redis has stored the outcome. It
+        should be quick. An exception that it raises is logged and has no other effect.
 
         Args:
             kind: An event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
@@ -286,7 +286,7 @@ class App:
 
     @property
     def broker(self) -> Broker:
-        """The connection to Redis, opened on first use and once more in each forked child."""
+        """The access to the Redis server, created on first use and once more in each forked child."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():

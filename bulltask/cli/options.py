@@ -84,7 +84,9 @@ def redis_options(function: F) -> F:
         default=None,
         help="Whether queue 'emails' is stored as BullMQ's '{emails}'; default: the app's setting, or on.",
     )
-    return app_options(tag(click.option("--prefix", help="Prefix of all Redis keys (default: bull).")(function)))
+    return app_options(
+        tag(click.option("--prefix", help="Prefix of all Redis keys; default: the app's setting, or bull.")(function))
+    )
 
 
 def lake_option(function: F) -> F:

@@ -43,7 +43,11 @@ SETTINGS: Final = {
 
 @click.command("worker", short_help="Run a worker.")
 @app_options
-@click.option("-Q", "--queues", help="Queues to process, comma-separated (default: those of the app's tasks).")
+@click.option(
+    "-Q",
+    "--queues",
+    help="Queues to process, comma-separated (default: the app's default queue and those of its tasks).",
+)
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
 @click.option("-c", "--concurrency", help="Number of child processes; auto: one per CPU core (default: auto).")
 @click.option(
@@ -54,7 +58,7 @@ SETTINGS: Final = {
     type=click.Choice(["auto", "fork", "spawn"]),
     help="How child processes are started, as in multiprocessing; auto: fork where possible (default: auto).",
 )
-@click.option("-n", "--hostname", help="Name of this worker; its id is NAME@HOST-PID-RANDOM.")
+@click.option("-n", "--hostname", metavar="NAME", help="Set the worker's name; its id is NAME@HOST-PID-RANDOM.")
 @click.option(
     "-l",
     "--loglevel",

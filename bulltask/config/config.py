@@ -102,8 +102,8 @@ class Config:
 class Settings:
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
-    Every assignment is validated immediately. The settings are frozen when the app first sends a job or a worker
-    starts: children are forks, so a later change would apply to some processes only.
+    Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to
+    send a job, or a worker starts: children are forks, so a later change would apply to some processes only.
     """
 
     _values: dict[str, object]

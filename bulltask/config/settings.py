@@ -263,7 +263,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "run_retry_delay_ms",
             duration(1),
             3,
-            "maximum delay before a retry after Redis has returned an error",
+            "maximum delay before a worker tries again after Redis has returned an error",
         ),
         _S("worker_paused", "paused", flag, False, "start the worker paused; the signal CONT resumes it"),
         _S(
@@ -285,7 +285,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "limits",
             optional(rate_limits),
             None,
-            "maximum rate at which jobs of a queue start, over all workers; none: no limit",
+            "maximum rate at which jobs of a queue start, over all workers with this setting; none: no limit",
         ),
         _S(
             "remove_on_complete",

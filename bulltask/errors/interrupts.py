@@ -81,14 +81,14 @@ class WaitForChildren(Interrupt):
     """
 
     def __init__(self) -> None:
-        super().__init__("the task waits for the job's children")
+        super().__init__("the task waits for child jobs")
 
 
 class SoftTimeLimitExceeded(Interrupt):
     """Raised inside a sync task that exceeds its ``soft_time_limit``, so that it can clean up.
 
     The task may catch it and return, or raise another exception: that is then its outcome. If the task does not catch
-    it, the job is retried as after a temporary error. An async task is cancelled instead (``asyncio.CancelledError``);
+    it, the job is retried as after a transient error. An async task is cancelled instead (``asyncio.CancelledError``);
     if it does not suppress the cancellation, its attempt ends with this exception.
     """
 

@@ -338,7 +338,7 @@ class RunningJob:
         )
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
-        """Return BullMQ's fields for a failed attempt: the raw reason, and the tracebacks of all attempts."""
+        """Return BullMQ's fields for a failed attempt: the shortened reason, and the attempts' tracebacks."""
         traces = truncate_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
         safe = truncate_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]

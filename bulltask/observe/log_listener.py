@@ -198,7 +198,8 @@ class LogListener:
             job_id=event.job_id,
             queue=event.queue,
             lock_expired_at=None if expired is None else _iso_time(expired),
-            hint="The job runs again, or fails if it has stalled more than max_stalled_count times. Its worker died, or could not reach Redis for longer than lock_duration",
+            hint="The job runs again, or fails if it has stalled more than max_stalled_count times. Its worker died, "
+            "or could not reach Redis for longer than lock_duration",
         )
 
     def _recovered(self, event: events.JobRecovered) -> None:

@@ -44,7 +44,7 @@ class Request:
 
 
 JobCommand = Literal["progress", "log", "data", "children_values"]
-"""Commands on a job: store progress, append a log line, replace the data, read the children's results."""
+"""Commands on a job: store progress, append a log line, replace the data, read the results of child jobs."""
 
 
 class JobClient(Protocol):
@@ -140,7 +140,7 @@ class Context:
         await self._asend("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
     def get_children_values(self) -> dict[str, Any]:
-        """Return the return values of completed children, by the full key of each child's hash."""
+        """Return the return values of completed child jobs, by the full key of each child job's hash."""
         return self._send("children_values") or {}
 
     async def aget_children_values(self) -> dict[str, Any]:

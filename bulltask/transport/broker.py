@@ -46,7 +46,7 @@ class _PerLoop(Generic[T]):
 
 
 class Broker:
-    """An app's access to Redis. It connects on first use.
+    """An app's access to the Redis server: its clients, which connect on first use, and what uses them.
 
     Args:
         config: The app's settings.

@@ -80,7 +80,7 @@ class QueueKeys:
         # bulltask's keys are outside BullMQ's prefix, under which BullMQ's orphan sweep deletes unknown keys.
         self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.bulltask_base}revoked"
-        self.lock_expiries = f"{self.bulltask_base}lock-ends"
+        self.lock_expiries = f"{self.bulltask_base}lock-ends"  # when locks expire, by job id
         self.probe = f"{self.bulltask_base}probe"  # never exists
         self.retrying = f"{self.bulltask_base}retrying"
 

@@ -46,7 +46,7 @@ class Results:
         async_client: Returns the running loop's client for short calls.
         watcher: Returns the running loop's watcher of a queue.
         keys: Returns a queue's keys by its name in the app.
-        revocation: Returns the operation that revokes a job, and cancels its run if the second argument is true.
+        revocation: Returns the operation that revokes a job, and cancels its attempt if the second argument is true.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class ReconnectBackoff:
     def record_failure(self, exc: BrokerError) -> int:
         """Record a failure; return how many milliseconds to wait before the next attempt.
 
-        Every error is reported once per outage, even after a different one: for example, an unreachable Redis may
-        reject the password when it is back.
+        Each distinct error is reported once per outage, even if another was reported in between: for example,
+        an unreachable Redis may reject the password when it is back.
 
         The delay doubles up to ``broker_reconnect_delay_max`` if Redis is unreachable, and up to ``run_retry_delay``
         after error replies. By default a worker resumes within 5 s after Redis is back, however long the outage was. If

@@ -1,4 +1,4 @@
-"""Assembles a worker. Apart from ``app.py``, this is the only module that creates objects and connects them."""
+"""Assembles a worker. Only this module, ``app.py`` and ``child/main.py`` create objects and connect them."""
 
 from __future__ import annotations
 

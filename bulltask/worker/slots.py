@@ -10,7 +10,7 @@ To cancel an attempt, the supervisor writes a request into a word of the slot th
 request contains the attempt's number, so a late request does not cancel the slot's next attempt.
 
 A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that reads an odd or
-changed number reads again; after several attempts only the token is certain.
+changed number reads again; after several reads only the token is certain.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: i
 
 
 def move_stalled_jobs_to_wait(keys: QueueKeys, max_stalled: int, interval_ms: int, now_ms: int) -> Call[list[str]]:
-    """``moveStalledJobsToWait``: release the jobs whose lock has expired. Returns their ids."""
+    """``moveStalledJobsToWait``: recover the jobs whose lock has expired. Returns their ids."""
     script_keys = (
         keys.stalled,
         keys.wait,

@@ -81,7 +81,8 @@ class RoundRobin:
         self._closed_until_ms = [until if until > mono_ms() else 0 for until in self._limited_until_ms]
 
     def waitable(self) -> list[int]:
-        """Return the queues whose markers to wait for: all that are not rate-limited."""
+        """Return the queues whose markers to wait for: all that are neither rate-limited nor backed off
+        after an error."""
         now_ms = mono_ms()
         return [index for index, until in enumerate(self._limited_until_ms) if until <= now_ms]
 

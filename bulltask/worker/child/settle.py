@@ -1,4 +1,4 @@
-"""Settles jobs: writes the outcome of an attempt to Redis with one script call, and emits its event."""
+"""Settles jobs: builds the call that writes the outcome of an attempt to Redis, and emits its event."""
 
 from __future__ import annotations
 

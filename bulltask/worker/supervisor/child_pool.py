@@ -42,7 +42,7 @@ class ChildPool:
 
     Args:
         slots: The shared memory, with one block per child.
-        launch: Starts the child with an index and returns its pid.
+        launch: Starts the child with the given index and returns its pid.
         stacks: Collects the children's stacks.
         bus: Receives an event for every start and exit.
         target: The initial number of children; the shared memory has room for more.
@@ -119,7 +119,7 @@ class ChildPool:
         return None if entry is None else entry[1].read()
 
     def index_of(self, token: str) -> int:
-        """Return the index of the child that has a token."""
+        """Return the index of the child to which the token belongs."""
         return self._slots_by_token[token][0]
 
     def request_cancel(self, token: str, attempt: int, reason: CancelReason) -> None:
@@ -127,7 +127,7 @@ class ChildPool:
         self._slots_by_token[token][1].request_cancel(attempt, reason)
 
     def notify(self, token: str) -> None:
-        """Send the child that has a token the signal to read its cancel requests."""
+        """Send the child to which the token belongs the signal to read its cancel requests."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
     def kill_to_cancel(self, killed_attempt: KilledAttempt) -> None:

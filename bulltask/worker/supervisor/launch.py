@@ -19,7 +19,7 @@ _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
 """Names of threads that are safe at a fork. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
 
 Launcher = Callable[[int], int]
-"""Starts the child with an index and returns its pid."""
+"""Starts the child with the given index and returns its pid."""
 
 
 class ForkLauncher:

@@ -15,7 +15,7 @@ class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
     The app may change directory and environment while it is imported, but a restart needs the original ones. Also, a
-    second signal must not end a worker that is importing the app after a restart.
+    second ``HUP`` must not end a worker that is importing the app after a restart.
 
     Attributes:
         signals: Records signals from the start, except those that stop the worker.

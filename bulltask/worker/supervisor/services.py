@@ -13,7 +13,7 @@ __all__ = ["Service", "Ticker"]
 
 
 class Service(Protocol):
-    """A periodic task of the supervisor. A tick is short, makes few calls, and never raises ``BrokerError``."""
+    """What the supervisor does periodically. A tick is short, makes few calls, and never raises ``BrokerError``."""
 
     @property
     def interval_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""Finds and releases stalled jobs: active jobs whose lock has expired."""
+"""Finds and recovers stalled jobs: active jobs whose lock has expired."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REACQUIRE_MS: Final = 5_000
 
 
 class StalledCheck:
-    """Finds stalled jobs of any worker and releases them.
+    """Finds stalled jobs of any worker and recovers them.
 
     Every worker of a queue checks; BullMQ's ``stalled-check`` key allows one check per interval. If a check is still
     running when the next one is due, the next one is skipped and counted.
