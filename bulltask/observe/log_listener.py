@@ -33,7 +33,6 @@ EXIT_HINTS = {
     "SIGABRT": NATIVE_CRASH,
 }
 
-
 _Line = tuple[int, type[events.Event], Callable[[Any], None]]
 """A level, an event class, and the function that writes its line."""
 
