@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests.support.fork_server import redirect
+from tests.support.processes import SESSION_VARIABLE
 
 __all__ = ["spark_python"]
 
@@ -57,6 +58,8 @@ def spark_python(directory: Path) -> Iterator[tuple[Path, int]]:
     path, program = directory / "control", directory / "python"
     program.write_text(_PROGRAM.format(python=sys.executable, path=str(path)))
     program.chmod(0o755)
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}  # as in Spark's Python processes
+    environ.pop(SESSION_VARIABLE, None)  # the processes end with their JVM: do not count them as left over
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(64)
@@ -64,7 +67,7 @@ def spark_python(directory: Path) -> Iterator[tuple[Path, int]]:
             [sys.executable, "-m", __name__, str(listening.fileno())],
             pass_fds=[listening.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONHASHSEED": "0"},  # as in Spark's Python processes
+            env=environ,
         )
     try:
         yield program, server.pid
