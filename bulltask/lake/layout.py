@@ -8,7 +8,7 @@
     LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
 ``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a repeated write
-can remove files of an earlier try.
+can remove files of an earlier run.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ NOTES: Final[Mapping[str, str]] = {
     "parsing": "use preventParsingData, which BullMQ does not support: workers get parsed data",
     "priority": f"have a priority out of BullMQ's range: it is limited to 0 to {MAX_PRIORITY:,}",
     "unnamed": "have no name: they get __default__, or the name of default_name (--default-name)",
-    "progress": "have a progress that is not JSON: it is dropped",
+    "progress": "have progress that is not JSON: it is dropped",
 }
 """Notes about migrated jobs, printed after the number of jobs."""
 

@@ -66,7 +66,7 @@ class EventReaderBase(Callbacks):
         self._queue, self._broker, self._keys = queue, self._context.broker, self._context.keys
         self._position = _check_start(start)
         self._follower = Follower(self._keys, self._position, self._broker.endpoint.safe_url)
-        # Node's getQueueEvents() and the boards find event readers by this name.
+        # Node's getQueueEvents() and dashboards find event readers by this name.
         self._name = f"{self._keys.client_name()}:qe"
         self._buffer: deque[Entry | QueueEvent] = deque()
         self._opened = False

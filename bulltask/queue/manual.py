@@ -75,7 +75,7 @@ class Acquisition:
 
     @property
     def wait_ms(self) -> int:
-        """Milliseconds to wait for a marker before the next try; 0: the timeout is over."""
+        """Milliseconds to wait for a marker before checking again; 0: the timeout is over."""
         left_ms = _MAX_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
         reasons = [limit for limit in (left_ms, self._due_ms, _MAX_BLOCK_MS) if limit]
         return max(0, min(reasons)) if left_ms > 0 else 0

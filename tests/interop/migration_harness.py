@@ -24,7 +24,7 @@ STATE_KEYS = ("wait", "paused", "active", "delayed", "completed", "failed", "pri
 
 
 class MigrationHarness:
-    """A queue of Bull and the BullMQ queue that it is migrated to: ``{mail}``, or the same keys in state.
+    """A queue of Bull and the BullMQ queue that it is migrated to: ``{mail}``, or, in place, the same keys.
 
     Args:
         url: The server.

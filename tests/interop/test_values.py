@@ -144,7 +144,7 @@ def test_a_large_number_received_from_node_cannot_be_returned(mail: InteropQueue
         job.get(timeout=60)
 
 
-def test_a_progress_that_cannot_be_encoded_fails_the_attempt(mail: InteropQueue) -> None:
+def test_progress_that_cannot_be_encoded_fails_the_attempt(mail: InteropQueue) -> None:
     mail.worker()
     mail.listen()
     job = mail.add("report", {"steps": [1, 10**16]})

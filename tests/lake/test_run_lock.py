@@ -1,4 +1,4 @@
-"""The lock of a lake's stream."""
+"""Only one pipeline at a time can write to a lake."""
 
 from __future__ import annotations
 

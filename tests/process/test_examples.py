@@ -174,7 +174,7 @@ async def test_the_fastapi_handlers_send_a_job_and_return_its_state_result_or_er
         assert (await web.get(f"{status}/result?wait=30")).json() == {"year": 2025, "orders": 14175}
         failing = await web.post("/reports", json={"year": 1999})
         result = await web.get(f"{failing.json()['status']}/result?wait=30")
-        assert (result.status_code, result.json()["detail"]) == (422, "there are no books of 1999")
+        assert (result.status_code, result.json()["detail"]) == (422, "there are no accounts for 1999")
     assert (await web.get(status)).json() == {"state": "completed", "attempts_made": 1, "error": None}
 
 

@@ -119,7 +119,7 @@ def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[.
         each.close()
 
 
-# ---- jobs that a child has fetched and not emitted of ----
+# ---- jobs that a child has fetched, but whose reply it has not read yet ----
 
 
 def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None:

@@ -24,7 +24,7 @@ def gateway_variables(spark: SparkSession) -> dict[str, str]:
 
 
 def attach() -> None:
-    """Make the Spark context of the JVM in those variables the one of this process; `session` then finds it."""
+    """Use the Spark context of the JVM that the variables of `gateway_variables` name; `session` then finds it."""
     client = launch_gateway()
     running = client.jvm.org.apache.spark.SparkContext.getOrCreate()
     context = client.jvm.JavaSparkContext.fromSparkContext(running)

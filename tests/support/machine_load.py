@@ -1,4 +1,4 @@
-"""Time limits that scale with the load of this machine, for tests that are about a time."""
+"""Time limits that scale with the load of this machine, for tests that check how long something takes."""
 
 from __future__ import annotations
 

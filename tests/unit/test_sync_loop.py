@@ -60,7 +60,7 @@ class Child:
     def back_off(self, _exc: BrokerError) -> None:
         self.log.append("wait")
 
-    def release(self, _slot: object) -> None:
+    def free_slot(self, _slot: object) -> None:
         pass
 
     def reset(self) -> None:

@@ -98,4 +98,4 @@ def _not_found(job_id: str, queue: str | None, lake: Path | None, *, searched_re
     searched = [f"Redis ({'queue ' + queue if queue else 'all queues'})"] if searched_redis else []
     if lake is not None:
         return f"Job {job_id!r} not found in {' or '.join([*searched, f'the lake {lake}'])}."
-    return f"Job {job_id!r} not found in {searched[0]}. To search jobs that Redis no longer has, pass --lake."
+    return f"Job {job_id!r} not found in {searched[0]}. To search for jobs that Redis no longer has, pass --lake."

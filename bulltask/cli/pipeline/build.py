@@ -14,7 +14,7 @@ from bulltask.lake.formatting import pluralize
 __all__ = ["command"]
 
 
-@click.command("build", short_help="Build the silver or gold tables of some days.")
+@click.command("build", short_help="Build the silver or gold tables of the given days.")
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @lake_option
 @click.option(
@@ -44,7 +44,7 @@ def command(
     master: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Build the silver or gold tables of some days, and replace their rows.
+    """Build the silver or gold tables of the given days, and replace their rows.
 
     Gold is only built by this command. You can build a day any number of times: its rows change until all its jobs have
     finished. Silver is written by 'run': rebuild it only if it is damaged.

@@ -191,7 +191,7 @@ def errors(rows: Iterable[Failure]) -> ReportTable:
         _NAME,
         ReportColumn("error_fingerprint", "Error fingerprint", Unit.TEXT),
         ReportColumn("count", "Failures", Unit.COUNT),
-        ReportColumn("fraction", "Fraction of the task", Unit.FRACTION),
+        ReportColumn("fraction", "Share of the task's failures", Unit.FRACTION),
         ReportColumn("first_seen", "First seen", Unit.TIME),
         ReportColumn("last_seen", "Last seen", Unit.TIME),
         ReportColumn("sample_failed_reason", "Example", Unit.TEXT),

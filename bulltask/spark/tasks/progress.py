@@ -114,7 +114,7 @@ class StageProgress:
         """Query Spark again; return ``None`` while there are no stages.
 
         Returns:
-            ``progress`` (percent of the tasks known so far, from 0 to 100; boards for BullMQ show the number with this
+            ``progress`` (percent of the tasks known so far, from 0 to 100; dashboards show the number with this
             name), ``stages``, ``stages_done``, ``tasks`` and ``tasks_done``. A stage that Spark skips counts as pending
             until the Spark job has ended, and then not at all.
         """

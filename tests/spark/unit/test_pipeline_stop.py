@@ -60,7 +60,7 @@ def test_a_stop_waits_for_the_current_batch_only() -> None:
     assert waits_before_stop(FakeQuery([-1, -1, -1, -1, 0])) == 3  # the first batch
 
 
-def test_a_stream_that_waits_for_its_trigger_is_stopped_immediately() -> None:
+def test_a_query_that_waits_for_its_trigger_is_stopped_immediately() -> None:
     assert waits_before_stop(FakeQuery([4], idle=True)) == 0
 
 
@@ -68,7 +68,7 @@ def test_an_urgent_stop_does_not_wait() -> None:
     assert waits_before_stop(FakeQuery([4], polls=99), urgent_at=2) == 2
 
 
-def test_a_stop_does_not_wait_for_an_ended_stream() -> None:
+def test_a_stop_does_not_wait_for_an_ended_query() -> None:
     assert waits_before_stop(FakeQuery([4], polls=3)) == 3
 
 
@@ -82,7 +82,7 @@ def set_running_query(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, query
     monkeypatch.setattr(module, "_RUNNING_QUERIES", running)
 
 
-def test_stop_ends_only_the_stream_of_its_lake(
+def test_stop_ends_only_the_query_of_its_lake(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = FakeQuery([4, 4, 5])

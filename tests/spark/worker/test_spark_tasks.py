@@ -48,7 +48,7 @@ def run_long(harness: WorkerHarness, gate: str) -> AsyncResult[Any]:
 def wait_for_run(
     harness: WorkerHarness, job: AsyncResult[Any], gate: str, time: int = 1
 ) -> tuple[dict[str, int], list[int]]:
-    """Wait until the job's ``time``-th run waits in Spark's tasks; the processes, and those of Spark's tasks."""
+    """Wait until the job's ``time``-th attempt waits in Spark's tasks; return its processes, and those of the tasks."""
     start = harness.wait_for_start(job, time, TIMEOUT_S)
     at_gate = wait_for_tasks(harness, gate, 2 * time)[-2:]
     return {name: int(start[name]) for name in ("jvm", "child")}, [int(entry["pid"]) for entry in at_gate]
