@@ -19,7 +19,7 @@ from bulltask.lake.arrow import arrow_schema
 from bulltask.lake.layout import Layout
 from bulltask.lake.tables import ATTEMPTS, ERRORS_DAY, EVENTS, JOBS, TASK_MINUTE, Table
 from tests.support.programs import ROOT
-from tests.support.spark_jvm import SMALL_QUERIES, java_options, spark_home
+from tests.support.spark_jvm import SMALL_QUERIES, conf_options, java_options, spark_home
 
 __all__ = ["PREFIX", "check_lake", "count_finished_jobs", "count_sent_jobs", "run_example", "run_worker"]
 
@@ -39,7 +39,7 @@ def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[sub
         words: Further arguments of the example.
     """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *words]
-    command += [word for name, value in SMALL_QUERIES.items() for word in ("--conf", f"{name}={value}")]
+    command += conf_options(SMALL_QUERIES)
     environ = {
         **os.environ,
         "PYSPARK_PYTHON": str(python),

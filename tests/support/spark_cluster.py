@@ -17,6 +17,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from bulltask.testing.wait import wait_until
+from tests.support.spark_jvm import conf_options
 
 __all__ = ["SparkCluster"]
 
@@ -89,8 +90,7 @@ class SparkCluster:
             python: The interpreter of the driver and of Spark's Python processes.
             py_files: An archive for ``--py-files``.
         """
-        options = [f"--master={self.url}", f"--py-files={py_files}"]
-        options += [f"--conf={name}={value}" for name, value in conf.items()]
+        options = [f"--master={self.url}", f"--py-files={py_files}", *conf_options(conf)]
         return self._run_for_json([self._home / "bin" / "spark-submit", *options, program, *args], python)
 
     def _run_for_json(self, command: Sequence[str | Path], python: str | Path = sys.executable) -> Any:

@@ -12,6 +12,7 @@ from typing import Self
 from bulltask.testing.wait import wait_until
 from tests.support.processes import SESSION_VARIABLE
 from tests.support.spark_cluster import free_port
+from tests.support.spark_jvm import conf_options
 
 __all__ = ["ConnectServer"]
 
@@ -38,12 +39,11 @@ class ConnectServer:
         self._port = free_port()
         self.url = f"sc://{HOST}:{self._port}"
         settings = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": self._port, **conf}
-        options = [f"--conf={name}={value}" for name, value in settings.items()]
         self._command: list[str | Path] = [
             home / "bin" / "spark-submit",
             "--master=local[2,2]",
             f"--class={SERVER}",
-            *options,
+            *conf_options(settings),
         ]
         self._environ = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(python)}
         # Its Python processes outlive a test, so they must not count as leftovers; they exit with the server.

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 
 import pyspark
 
-__all__ = ["SMALL_QUERIES", "archive", "java", "java_options", "shared_home", "spark_home", "thin_home"]
+__all__ = ["SMALL_QUERIES", "archive", "conf_options", "java", "java_options", "shared_home", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that runs for a minute does not profit from optimised code: small runs take a third less time without."""
@@ -31,6 +32,11 @@ SMALL_QUERIES: Final = {
     "spark.sql.dataFrameQueryContext.enabled": "false",
 }
 """Settings of Spark with which queries over few rows take less time."""
+
+
+def conf_options(settings: Mapping[str, object]) -> list[str]:
+    """Return settings of Spark as options of a command, ``--conf NAME=VALUE`` for each."""
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
 def java_options(parent: Path | None = None) -> str:

@@ -29,7 +29,7 @@ from tests.support.example_history import check_lake, count_finished_jobs, count
 from tests.support.pipeline_kills import interrupted_step, is_running
 from tests.support.processes import SESSION_VARIABLE, parent_of
 from tests.support.spark_cluster import SparkCluster
-from tests.support.spark_jvm import java_options
+from tests.support.spark_jvm import conf_options, java_options
 
 KILLS = int(os.environ.get("BULLTASK_KILLS", "1"))
 COUNT = int(os.environ.get("BULLTASK_JOBS", "6000"))
@@ -116,7 +116,7 @@ def options(cluster: SparkCluster | None, scratch: Path) -> list[str]:
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": java_options(scratch),
     }
-    return ["--master", cluster.url, *(word for item in conf.items() for word in ("--conf", "=".join(item)))]
+    return ["--master", cluster.url, *conf_options(conf)]
 
 
 def wait_while_running(run: subprocess.Popen[str], condition: Callable[[], bool], description: str, root: Path) -> None:

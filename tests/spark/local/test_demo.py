@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.conftest import need_java, settings
 from tests.support.programs import ROOT
-from tests.support.spark_jvm import spark_home
+from tests.support.spark_jvm import conf_options, spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -20,10 +20,9 @@ DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs",
 
 def run(directory: Path, spark: Path) -> tuple[int, str]:
     """Run the demo in a directory, with Spark's files in another one; return exit code and output."""
-    conf = [word for name, value in settings(spark).items() for word in ("--conf", f"{name}={value}")]
     environ = {**os.environ, "SPARK_HOME": str(spark_home(spark / "home"))}
     done = subprocess.run(
-        [*DEMO, *conf],
+        [*DEMO, *conf_options(settings(spark))],
         cwd=directory,
         env=environ,
         stdout=subprocess.PIPE,
