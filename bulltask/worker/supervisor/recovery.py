@@ -66,11 +66,10 @@ class _PendingRecovery:
 class Recovery:
     """Recovers the jobs of dead children immediately, so that they need not wait for the stalled check.
 
-    A job is released and is next in its queue; the attempt does not count. A job fails after
-    ``max_crashes`` crashes, if it was alone in the last child, or after several more
-    (:mod:`bulltask.worker.quarantine` explains why). If the child was killed to end
-    an attempt (time limit, revocation), that attempt fails, and the child's other jobs are released without a
-    crash being counted.
+    A job is released and is next in its queue; the attempt does not count. A job fails after ``max_crashes`` crashes,
+    if it was alone in the last child, or after several more (:mod:`bulltask.worker.quarantine` explains why). If the
+    child was killed to end an attempt (time limit, revocation), that attempt fails, and the child's other jobs are
+    released without a crash being counted.
 
     If Redis is unavailable, the jobs are recovered later. Locks that have expired since are reacquired first, except
     the lock of a job whose id is unknown, because the child had not read it: the stalled check of any worker recovers
