@@ -144,7 +144,7 @@ def command(
 
     process_spec = ProcessSpec()  # before the app is imported
     limit_native_threads()
-    spec, loaded_app = load_app(ctx, app, broker)
+    app_spec, loaded_app = load_app(ctx, app, broker)
     for flag, setting in SETTINGS.items():
         if flags.get(flag) is not None:
             loaded_app.conf.override(setting, flags[flag])
@@ -157,7 +157,7 @@ def command(
     processed = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
     if not processed:
         raise click.UsageError("no queue to process: -X excludes all of them")
-    ctx.exit(run_worker(loaded_app, processed, spec=spec, process_spec=process_spec))
+    ctx.exit(run_worker(loaded_app, processed, app_spec=app_spec, process_spec=process_spec))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

@@ -13,6 +13,6 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2  # click's exit code for invalid options
-    BOOT_FAILED = 3  # a child could not start; the worker exits with it after several such children in a row
+    BOOT_FAILED = 3  # a child could not start; after several in a row, the worker exits with this code too
     BROKER_UNUSABLE = 4  # wrong password, commands forbidden by the ACL, an unsupported server, a missing database
     BROKER_UNREACHABLE = 5  # Redis was unavailable for more than broker_connection_max_retries attempts

@@ -57,7 +57,7 @@ class MetricsProcess:
         from bulltask.observe.metrics import MetricsCollector  # noqa: PLC0415
 
         parent_pid = os.getpid()
-        self._pid = fork_with_blocked_signals()  # the exporter releases them once it has handlers
+        self._pid = fork_with_blocked_signals()  # the exporter unblocks them once it has handlers
         if self._pid == 0:
             close_inherited()
             collector = MetricsCollector(self._memory, self._worker_id, self._lengths)

@@ -150,8 +150,9 @@ class Preflight:
         version = read_queue_version(self._client, keys)
         if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
             self._logger.warning(
-                "A client of BullMQ 6 or newer uses this queue; resume it with bulltask or with that client, because "
-                "jobs may be lost if a client of BullMQ 5 resumes it (docs/reference/mixed-versions.md)",
+                "A client of BullMQ 6 or newer uses this queue. If the queue is paused, resume it only with bulltask "
+                "or with that client: if a client of BullMQ 5 resumes it, jobs may be lost "
+                "(docs/reference/mixed-versions.md)",
                 queue=keys.queue,
                 version=version,
             )

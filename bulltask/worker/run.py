@@ -49,14 +49,14 @@ __all__ = ["default_queues", "run_worker", "worker_id"]
 
 
 def run_worker(
-    app: App, queues: Sequence[str] = (), *, spec: str | None = None, process_spec: ProcessSpec | None = None
+    app: App, queues: Sequence[str] = (), *, app_spec: str | None = None, process_spec: ProcessSpec | None = None
 ) -> ExitCode:
     """Run a worker in this process until it is stopped, as ``bulltask worker`` does.
 
     Args:
         app: The app. This function freezes its settings and imports its tasks.
         queues: The queues' names in the app. If empty: the default queue and the queues of the app's tasks.
-        spec: The value of ``-A`` for this app, for children that are spawned.
+        app_spec: The value of ``-A`` for this app, from which spawned children import it.
         process_spec: How the process was started. Create it before the app is imported, if possible.
 
     Returns:
@@ -71,7 +71,7 @@ def run_worker(
     process_spec = process_spec or ProcessSpec()
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, spec, process_spec).run()
+    return _Assembly(app, names, app_spec, process_spec).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def default_queues(app: App) -> tuple[str, ...]:
 
 
 def worker_id(name: str = "") -> str:
-    """Return a unique worker id: ``{hostname}-{pid}-{random}``, after ``{name}@`` if the worker has a name."""
+    """Return a unique worker id: ``{hostname}-{pid}-{random}``, with ``{name}@`` in front if ``name`` is set."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     return f"{name}@{identity}" if name else identity
 
@@ -89,10 +89,10 @@ def worker_id(name: str = "") -> str:
 class _Assembly:
     """The parts of one worker, created in the order of their dependencies."""
 
-    def __init__(self, app: App, queues: tuple[str, ...], spec: str | None, process_spec: ProcessSpec) -> None:
+    def __init__(self, app: App, queues: tuple[str, ...], app_spec: str | None, process_spec: ProcessSpec) -> None:
         config = app.config
         self.entries = read_entries(app)
-        self.app, self.queues, self.spec, self.config = app, queues, spec, config
+        self.app, self.queues, self.app_spec, self.config = app, queues, app_spec, config
         self.worker_id = worker_id(config.worker_name)
         self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
         self.wakeup_pipe = WakeupPipe()
@@ -190,7 +190,7 @@ class _Assembly:
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
 
     def _launcher(self) -> Launcher:
-        spawn = None if self.spec is None or self.slots_fd is None else SpawnLauncher(self._spawn_spec)
+        spawn = None if self.app_spec is None or self.slots_fd is None else SpawnLauncher(self._write_spawn_spec)
         return choose_launcher(self.config.start_method, ForkLauncher(self._run_child), spawn, self.logger.warning)
 
     def _run_child(self, index: int, parent_pid: int) -> None:
@@ -206,11 +206,11 @@ class _Assembly:
         )
         run_child(plan, parent_pid)
 
-    def _spawn_spec(self, index: int) -> tuple[int, tuple[int, ...]]:
-        assert self.spec is not None
+    def _write_spawn_spec(self, index: int) -> tuple[int, tuple[int, ...]]:
+        assert self.app_spec is not None
         assert self.slots_fd is not None
         spec = SpawnSpec(
-            app=self.spec,
+            app=self.app_spec,
             overrides=self.app.conf.overrides(),
             path=sys.path,
             queues=list(self.queues),

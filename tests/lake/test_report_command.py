@@ -166,7 +166,7 @@ def test_a_queue_may_be_named_with_its_hash_tag(run: Run) -> None:
 def test_a_day_without_data_is_not_an_error(run: Run) -> None:
     result = run("--day", "2026-11-20")
     assert result.exit_code == 0
-    assert "No jobs on 20 November 2026. The lake has days" in result.stderr
+    assert "No jobs for 20 November 2026. The lake has days" in result.stderr
     assert "from 2026-11-22 to 2026-11-22" in result.stderr
     assert json.loads(run("errors", "--day", "2026-11-20", "--format", "json").stdout) == []
 

@@ -329,7 +329,7 @@ def test_the_alert_for_a_day_without_data_names_the_days_of_the_lake(lake: LakeB
     assert report.empty
     assert report.charts == {}
     [alert] = report.alerts
-    assert (alert.kind, alert.title) == ("empty", "No jobs on 25 November 2026")
+    assert (alert.kind, alert.title) == ("empty", "No jobs for 25 November 2026")
     assert alert.text == "The lake has days from 2026-11-22 to 2026-11-22."
 
 

@@ -233,7 +233,7 @@ def test_a_report_about_a_day_without_data_contains_only_advice(
 ) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     text = make(build_report(lake, "2026-11-25"))
-    assert "No jobs on 25 November 2026" in text
+    assert "No jobs for 25 November 2026" in text
     assert "The lake has days from 2026-11-22 to 2026-11-22" in text
     assert "Throughput" not in text
     lake.events([{"event_id": "1795572000000-0", "event": "added"}])  # on 25 November

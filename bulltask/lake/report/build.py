@@ -158,7 +158,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
     alerts = []
     if data.axis is None:
         names_text = f" of {', '.join(map(shorten, data.period.queues))}" if data.period.queues else ""
-        alerts.append(Alert("empty", f"No jobs{names_text} on {data.period.title}", _empty_advice(data, build)))
+        alerts.append(Alert("empty", f"No jobs{names_text} for {data.period.title}", _empty_advice(data, build)))
     incomplete = incomplete_minutes(data)
     if minutes := len({minute for lost_minutes in incomplete.values() for minute in lost_minutes}):
         events = sum(gap.lost for gap in data.gaps)

@@ -89,7 +89,7 @@ class AttemptRunner:
             return self._outcome_of_error(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
             return self._outcome_of_error(exc, job, task)
-        except Exception as exc:  # noqa: BLE001 - no data in a job may end the child
+        except Exception as exc:  # noqa: BLE001 - whatever the data of a job contains, the child must survive
             return self._outcome_of_error(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 

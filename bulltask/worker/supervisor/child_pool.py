@@ -25,7 +25,7 @@ _MAX_BOOT_FAILURES: Final = 5
 
 
 class ChildBootError(Exception):
-    """Several children in a row died at their start."""
+    """Several children in a row died during startup."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from bulltask.worker.exit_codes import ExitCode
 __all__ = ["ForkLauncher", "Launcher", "SpawnLauncher", "choose_launcher", "limit_native_threads", "thread_count"]
 
 _FORK_SAFE: Final = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that are safe at a fork. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
+"""Names of fork-safe threads. ``import pyarrow`` starts this one; jemalloc stops it for a fork."""
 
 Launcher = Callable[[int], int]
 """Starts the child with the given index and returns its pid."""
@@ -49,16 +49,16 @@ class SpawnLauncher:
     """Starts a child as a new interpreter that imports the app again: slower, but safe with threads.
 
     Args:
-        spec: Returns, for an index, the descriptor of a file with the child's spec (not a command-line argument,
-            because it may contain a password), and the descriptors that the child shares.
+        write_spec: Writes the spec of the child with a given index to a file (a command line would show the broker's
+            password), and returns the file's descriptor and the descriptors that the child shares.
     """
 
-    def __init__(self, spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
-        self._spec = spec
+    def __init__(self, write_spec: Callable[[int], tuple[int, tuple[int, ...]]]) -> None:
+        self._write_spec = write_spec
 
     def __call__(self, index: int) -> int:
         """Spawn."""
-        spec_fd, shared = self._spec(index)
+        spec_fd, shared = self._write_spec(index)
         try:
             for fd in (spec_fd, *shared):
                 os.set_inheritable(fd, True)
@@ -111,7 +111,7 @@ def limit_native_threads() -> None:
 
 
 def thread_count() -> int:
-    """Return the number of threads that are not safe at a fork; on Linux including threads of C libraries."""
+    """Return the number of threads that are not fork-safe; on Linux including threads of C libraries."""
     tasks = Path("/proc/self/task")
     if not tasks.exists():
         return threading.active_count()

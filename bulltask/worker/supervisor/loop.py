@@ -145,7 +145,7 @@ class Supervisor:
         self._pool.close()
         # After close(), because the event means that no more jobs are acquired.
         self._bus.emit(WorkerStopping(mode, running))
-        # Until then the services run, so that running jobs keep their locks.
+        # The services run until this time, so that running jobs keep their locks.
         self._kill_at_ms = mono_ms() + self._config.shutdown_timeout_ms
 
     def _kill(self) -> None:

@@ -23,7 +23,7 @@ from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAt
 __all__ = ["JobsOfDeadChild", "Recovery"]
 
 _CRASHES_KEPT_MS: Final = 86_400_000
-"""How long Redis keeps the tokens that count a job's crashes."""
+"""How long Redis keeps the tokens by which a job's crashes are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class JobsOfDeadChild:
     """The jobs of a dead child.
 
     Attributes:
-        tokens: Tokens of the child's slots that were not free; the child had every job that one of them locks.
+        tokens: Tokens of the child's slots that were not free. A job locked with one of them belonged to this child.
         running: The tokens whose job was running; the other jobs were being acquired or settled.
         died_ms: Monotonic time at which the supervisor noticed that the child was dead.
         exit_reason: ``SIGKILL``, ``exit code 1`` …
