@@ -109,11 +109,11 @@ class JobSnapshot:
     """A job's state and outcome at one moment; ``state`` is ``UNKNOWN`` if the job does not exist."""
 
     state: JobState
-    returnvalue: str | None = None
-    failed_reason: str = ""
-    stacktrace: tuple[str, ...] = ()
-    progress: codec.Json = None
-    attempts_made: int = 0
+    returnvalue: str | None
+    failed_reason: str
+    stacktrace: tuple[str, ...]
+    progress: codec.Json
+    attempts_made: int
 
 
 def _text(raw: Mapping[bytes, bytes], name: bytes) -> str | None:

@@ -45,7 +45,7 @@ class MetricsProcess:
 
         self._memory, self._worker_id, self._lengths = memory, worker_id, queue_lengths
         self._socket: socket.socket = bind(config.metrics_host, config.metrics_port or 0)
-        self._pid = 0
+        self._pid: int | None = None
 
     def start(self, close_inherited: Callable[[], None]) -> None:
         """Fork the process.
@@ -68,7 +68,7 @@ class MetricsProcess:
     def stop(self) -> None:
         """Stop the process and wait until it has exited."""
         self._socket.close()
-        if self._pid:
+        if self._pid is not None:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._pid, signal.SIGTERM)
                 os.waitpid(self._pid, 0)

@@ -255,6 +255,14 @@ async def test_a_broken_connection_fails_all_its_calls_and_is_replaced_by_one(
     assert connections(redis_client) == 1
 
 
+async def test_a_call_on_a_replaced_connection_is_reported_as_lost(client: AsyncClient) -> None:
+    before = await client._connected(None)
+    await client.close()
+    await client.connect()
+    with pytest.raises(BrokerUnavailableError, match=r"the connection to Redis at .* was lost"):
+        await client._round_trip(before, [command("PING").packed()])
+
+
 async def test_a_client_reconnects_to_a_restarted_server(server_factory: ServerFactory) -> None:
     server = server_factory()
     client = AsyncClient(endpoint(server.url), ServerClock())

@@ -268,12 +268,23 @@ def test_the_clock_is_set_on_connect_and_once_a_minute(
         client.run(command("PING"))
     assert calls("time")[0] == 1
     assert abs(clock.now_ms() - wall_ms()) < 1_000
+    redis_client.client_kill_filter(_id=str(client.run(CLIENT_ID)))
+    with pytest.raises(BrokerUnavailableError):
+        client.run(command("PING"))
+    client.run(command("PING"))
+    assert calls("time")[0] == 2, "on the new connection"
     monkeypatch.setattr(ServerClock, "resync_ms", 0)
     client.run(command("PING"))
-    assert calls("time")[0] == 2
+    assert calls("time")[0] == 3
     client.close()
     Client(endpoint(broker_url), None).run(command("PING"))
-    assert calls("time")[0] == 2, "a client without a clock never requests the time"
+    assert calls("time")[0] == 3, "a client without a clock never requests the time"
+
+
+def test_replies_are_bytes_even_if_the_url_requests_decoding(broker_url: str) -> None:
+    client = Client(endpoint(f"{broker_url}?decode_responses=True"), ServerClock())
+    assert client.run(command("ECHO", "text")) == b"text"
+    client.close()
 
 
 def test_a_connection_that_the_server_closed_is_replaced(client: Client, redis_client: redis.Redis) -> None:
@@ -302,10 +313,20 @@ def test_a_blocking_endpoint_extends_the_timeout(broker_url: str) -> None:
     client.close()
 
 
-def test_a_blocking_call_times_out_with_millisecond_precision(broker_url: str, client: Client) -> None:
+def test_a_blocking_call_times_out_with_millisecond_precision(
+    broker_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiter = Client(endpoint(broker_url).blocking(1_000), None)
     waiter.connect()
-    late: list[float] = []
+    assert waiter._connection is not None
+    timeouts, late = list[float](), list[float]()
+    can_read = waiter._connection.can_read
+
+    def record_timeout(timeout: float) -> bool:
+        timeouts.append(timeout)
+        return can_read(timeout)
+
+    monkeypatch.setattr(waiter._connection, "can_read", record_timeout)
     for _ in range(5):
         started = time.monotonic()
         call: Call[Any] = command("BZPOPMIN", "nothing", "0.050")
@@ -313,6 +334,7 @@ def test_a_blocking_call_times_out_with_millisecond_precision(broker_url: str, c
         late.append(time.monotonic() - started - 0.05)
     assert min(late) >= -0.001
     assert sorted(late)[2] < 0.03, "without the nudge it is up to 100 ms"
+    assert timeouts == pytest.approx([0.052] * 5)
     client.run(command("ZADD", "nothing", 1, "a"))
     assert waiter.wait(command("BZPOPMIN", "nothing", 1), 1_000, lambda: None) == [b"nothing", b"a", b"1"]
     waiter.close()

@@ -146,7 +146,7 @@ def test_an_option_of_a_call_overrides_that_of_its_task(app: App, redis_client: 
         ({"keep_logs": -1}, ConfigError, "keep_logs"),
         ({"stack_trace_limit": 1.5}, ConfigError, "stack_trace_limit"),
         ({"size_limit": 0}, ConfigError, "size_limit"),
-        ({"size_limit": 5}, PayloadTooLargeError, "size_limit of 5"),
+        ({"size_limit": 1}, PayloadTooLargeError, "size_limit of 1"),
         ({"deduplication": ""}, ConfigError, r"deduplication\.id must be"),
         ({"deduplication": {"ttl": 5}}, ConfigError, r"deduplication\.id must be"),
         ({"deduplication": {"id": "x", "ttl": -5}}, ConfigError, r"deduplication\.ttl"),

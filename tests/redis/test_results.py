@@ -269,6 +269,16 @@ async def test_an_asyncio_waiter_gets_the_result_although_its_event_was_trimmed(
     await app.broker.aclose()
 
 
+@pytest.mark.usefixtures("short_rechecks")
+async def test_an_asyncio_waiter_reads_the_job_again_only_after_a_pause(app: App, redis_client: redis.Redis) -> None:
+    result = send(app)
+    before = script_calls(redis_client)
+    with pytest.raises(ResultTimeoutError):
+        await result.aget(0.5)
+    assert script_calls(redis_client) - before <= 2
+    await app.broker.aclose()
+
+
 @pytest.mark.parametrize("keep", [0, -1])
 def test_a_constantly_trimmed_stream_does_not_stop_a_waiter(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis, keep: int

@@ -14,6 +14,7 @@ from bulltask.config.config import Settings
 from bulltask.errors import BrokerError, BrokerUnavailableError
 from bulltask.events import Bus, Event, JobCompleted, JobFailed
 from bulltask.jobs.job import RunningJob
+from bulltask.testing.wait import wait_until
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.async_loop import AsyncLoop
@@ -117,6 +118,7 @@ def test_a_slot_is_free_again_when_the_outcome_of_its_job_is_written(child: Chil
     assert [slot.read().state for slot in slots] == [SlotState.FREE] * 2
     assert [type(event) for event in child.events] == [JobCompleted] * 2
     assert child.resets == 2
+    wait_until(lambda: not child.loop._tasks, what="the end of both asyncio tasks")
     free = [child.loop.wait_for_slot(lambda: False) for _ in range(2)]
     assert set(free) == slots
     for slot in free:

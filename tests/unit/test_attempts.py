@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -14,7 +15,13 @@ from bulltask.jobs.states import REVOKED
 from bulltask.worker.child import attempt as module
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.cancellation import TaskExecution
-from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RescheduledByWorkerOutcome
+from bulltask.worker.child.outcomes import (
+    CompletedOutcome,
+    FailedOutcome,
+    Outcome,
+    RescheduledByWorkerOutcome,
+    RetriedOutcome,
+)
 from bulltask.worker.slots import Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -171,3 +178,23 @@ def test_a_revoked_attempt_fails_although_the_task_returned(app: App, cancellati
 
 def test_the_repr_of_an_outcome_does_not_show_the_exception() -> None:
     assert "secret" not in repr(FailedOutcome("no", "", "permanent", ValueError("secret")))
+
+
+def test_a_process_that_a_backoff_function_forked_exits_before_it_has_an_outcome(
+    app: App, cancellation: Cancellation
+) -> None:
+    pid, forked = os.getpid(), list[int]()
+
+    def backoff(_retries: int, _exc: BaseException) -> int:
+        forked.append(os.fork())
+        return 0
+
+    @app.task(name="fail", max_retries=1, autoretry_for=(ValueError,), retry_backoff=backoff)
+    def fail() -> None:
+        raise ValueError
+
+    outcome = run(app, cancellation, job("fail", []))
+    if os.getpid() != pid:
+        os._exit(99)
+    assert isinstance(outcome, RetriedOutcome)
+    assert [os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) for copy in forked] == [0]

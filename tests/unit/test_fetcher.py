@@ -60,6 +60,14 @@ class FakeChild:
     def close(self) -> None:
         self.connected = False
 
+    def try_many(self, calls: list[Call[Any]]) -> list[Any]:
+        return [None for _ in calls]
+
+    run_many = try_many
+
+    def wait(self, call: Call[Any], *_: object) -> Any:
+        return self.run(call)
+
     def run(self, call: Call[Any]) -> Any:
         self.connections.append(self.connected)
         self.scripts.append("" if call.script is None else call.script.name)
@@ -101,6 +109,24 @@ def test_a_child_that_closes_during_an_outage_keeps_its_slot_reserved() -> None:
     assert child.fetcher.acquire(child.slot) is None
     assert len(child.pauses) == 1
     assert child.slot.read().state is SlotState.RESERVED
+
+
+def test_a_wait_is_interrupted_only_if_no_job_may_be_acquired() -> None:
+    continued: list[bool] = []
+
+    def child_is_signalled(paused: bool) -> None:
+        def signal() -> None:
+            child.control.paused = paused
+            child.fetcher.interrupt_wait()
+            continued.append(paused)
+            child.fetcher.closing = True
+
+        child = FakeChild(Fetched(), signal)
+        assert child.fetcher.acquire(child.slot) is None
+
+    child_is_signalled(paused=False)
+    child_is_signalled(paused=True)
+    assert continued == [False]
 
 
 @pytest.mark.parametrize(

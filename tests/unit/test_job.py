@@ -155,6 +155,7 @@ def test_a_malformed_job_becomes_a_placeholder_with_the_error() -> None:
     job = RunningJob.placeholder("mail", "id-1", "field opts is not JSON")
     assert job.deferred_failure == "field opts is not JSON"
     assert (job.queue, job.id, job.attempts, job.keep("removeOnFail")) == ("mail", "id-1", 0, {"count": -1})
+    assert job.timestamp_ms == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"opts", b"atm", b"ats", b"timestamp", b"priority"]), st.binary())))

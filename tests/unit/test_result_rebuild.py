@@ -40,7 +40,7 @@ class FailedJobReader:
         self.reason, self.traces = reason, traces
 
     def snapshot(self, ref: JobRef) -> JobSnapshot:
-        return JobSnapshot(state=JobState.FAILED, failed_reason=self.reason, stacktrace=self.traces)
+        return JobSnapshot(JobState.FAILED, None, self.reason, self.traces, progress=None, attempts_made=1)
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         return self.snapshot(ref)

@@ -22,12 +22,13 @@ from bulltask.transport.client import ClientPool
 from bulltask.transport.cluster_slots import CROSS_SLOT
 from bulltask.transport.endpoint import DeadlineParser, Endpoint
 from bulltask.transport.follow import Follower, StreamGap
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.keys import BullKeys, QueueKeys
 from bulltask.transport.produce import Producer, RetryBudget, _parts
 from bulltask.transport.redis_errors import connection_error, reply_error
 from bulltask.transport.results import RECHECK_MS, _OutageTolerance
 from bulltask.transport.revoke import revoke
 from bulltask.transport.scripts.add import IdempotentWrite, add_job, add_jobs_once
+from bulltask.transport.scripts.bull import JobConversion, move_bull_job
 from bulltask.transport.scripts.flow import children
 from bulltask.transport.scripts.job import add_log
 from bulltask.transport.scripts.move import FetchOptions, fail_malformed, malformed_finish, move_to_finished, retry_job
@@ -82,6 +83,25 @@ def test_a_malformed_job_of_another_worker_does_not_fail() -> None:
 def test_the_option_only_malformed_changes_one_argument_of_the_script() -> None:
     always, only_malformed = fail_malformed_call().args, fail_malformed_call(only_malformed=True).args
     assert [pair for pair in zip(always, only_malformed, strict=True) if pair[0] != pair[1]] == [("", "1")]
+
+
+def test_a_moved_job_keeps_its_deduplication_in_the_new_queue() -> None:
+    source = BullKeys("bull", "old")
+    job = JobConversion(
+        id="7",
+        new_id="7",
+        source="wait",
+        state="waiting",
+        read={},
+        fields={},
+        dropped=(),
+        priority=0,
+        debounce_id="only-one",
+    )
+    script_keys = move_bull_job(source, KEYS, job).args[1:23]
+    assert (script_keys[5], script_keys[21]) == (source.deduplication("only-one"), KEYS.deduplication("only-one"))
+    without = move_bull_job(source, KEYS, replace(job, debounce_id=None)).args[1:23]
+    assert (without[5], without[21]) == (source.job("7"), KEYS.job("7"))
 
 
 def test_revoking_a_job_without_a_deduplication_id_takes_two_calls() -> None:

@@ -20,7 +20,7 @@ from bulltask.worker.child import spark_tasks
 from bulltask.worker.run import worker_id
 from bulltask.worker.slots import Deadlines, Slots, SlotView
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
-from bulltask.worker.supervisor import child_pool, launch, stacks
+from bulltask.worker.supervisor import canceller, child_pool, launch, stacks
 from bulltask.worker.supervisor.child_pool import _MAX_BOOT_FAILURES, ChildBootError, ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAttempt
@@ -224,3 +224,50 @@ def test_a_restart_uses_the_directory_without_resolving_links(tmp_path: Path, mo
     assert _directory() == str(tmp_path / "current")
     monkeypatch.setenv("PWD", str(tmp_path))
     assert _directory() == str(tmp_path / "release")
+
+
+def test_the_job_id_of_a_reserved_slot_is_that_of_its_previous_job() -> None:
+    nothing: Any = None
+    slots = Slots(1, 2)
+    pool = ChildPool(slots, fork, nothing, Bus(), 1)
+    assert pool.start_missing() is None
+    reserved, active = slots.children[0].slots()
+    for slot in (reserved, active):
+        slot.activate(0, "7", 1)
+    reserved.reserve(2)
+    dead = pool._remove_dead(0, pool._children[0], 9)
+    assert dead.tokens == (reserved.token, active.token)
+    assert dead.jobs == ((0, active.token, "7"),)
+
+
+def test_an_unacknowledged_request_is_sent_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, notified = SimpleNamespace(ms=1_000), list[int]()
+    (slot,) = Slots(1, 1).children[0].slots()
+    slot.activate(0, "7", 1)
+    pool: Any = SimpleNamespace(
+        view=lambda _: slot.read(),
+        request_cancel=lambda _token, attempt, reason: slot.request_cancel(attempt, reason),
+        index_of=lambda _: 0,
+        notify=lambda _: notified.append(clock.ms),
+    )
+    monkeypatch.setattr(canceller, "mono_ms", lambda: clock.ms)
+    cancelling = canceller.Canceller(pool, Bus())
+    assert cancelling.cancel(slot.read(), CancelReason.SOFT_LIMIT)
+    for clock.ms in range(1_000, 2_000, 10):
+        cancelling.tick(0, 0)
+    assert notified == [1_000, 1_100, 1_300, 1_700]
+
+
+def test_the_stacks_of_a_child_that_does_not_write_them_are_read_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1_000
+    monkeypatch.setattr(stacks, "mono_ms", lambda: now_ms)
+    block: Any = SimpleNamespace(request_stacks=lambda: None, stacks_pending=True, stacks_fd=-1)
+    collector = stacks.StackCollector(Bus())
+    collector.request(0, 2**22, block)  # larger than any pid
+    assert collector.collect() == 20
+    now_ms = 1_999
+    assert collector.collect() == 20
+    now_ms = 2_000
+    assert collector.collect() is None

@@ -13,7 +13,7 @@ from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.outcomes import AcquiredJob, CompletedOutcome
 from bulltask.worker.child.settle import Settler
-from bulltask.worker.child.sync_loop import SyncLoop
+from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
 from bulltask.worker.slots import Slots
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
@@ -86,3 +86,30 @@ def test_a_deferred_duplicate_that_redis_rejects_does_not_stop_the_child() -> No
     child = Child(None, BrokerError("OOM"))
     assert len(child.log) == 2
     assert len(child.completed) == 1
+
+
+def test_the_reason_of_a_rescheduled_iteration_is_the_text_of_the_error() -> None:
+    class Adder(IterationAdder):
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def _add(self, _: AcquiredJob) -> None:
+            raise self.error
+
+    job: Any = SimpleNamespace(job=SimpleNamespace(attempts_started=1))
+    outcomes = [Adder(error).add_next(job) for error in (ValueError("no such day"), ValueError())]
+    assert [outcome.reason for outcome in outcomes if outcome] == ["no such day", "ValueError"]
+
+
+def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
+    nothing: Any = None
+    job: Any = SimpleNamespace(max_concurrent=0, job=SimpleNamespace(is_repeated=False))
+    runner: Any = SimpleNamespace(begin=lambda _: CompletedOutcome(b"1", 1))
+    durations: list[float] = []
+
+    class Loop(SyncLoop):
+        def _settle(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
+            durations.append(duration_ms)
+
+    Loop(nothing, runner, nothing, nothing, nothing)._work(job)
+    assert durations == [0.0]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pty
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event
+from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event, StacksDumped
 from bulltask.testing.wait import wait_until
-from bulltask.worker.child.stacks import tasks_text
+from bulltask.worker.child.spawned import SpawnSpec
+from bulltask.worker.child.stacks import StackDumper, tasks_text
 from bulltask.worker.slots import ChildBlock, Slots
 from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.child_pool import ChildPool
@@ -266,3 +271,70 @@ def test_the_stack_of_an_async_task_includes_coroutines_and_generators() -> None
 
 def test_the_text_of_tasks_is_empty_without_an_event_loop() -> None:
     assert tasks_text(None) == ""
+
+
+def test_the_stack_of_a_compiled_coroutine_is_that_of_what_it_waits_for() -> None:
+    class Compiled(Coroutine[Any, Any, None]):
+        """Has no ``cr_running``, like Cython's coroutines."""
+
+        def send(self, _: object) -> None:
+            text.append(tasks_text(asyncio.get_running_loop()))
+            raise StopIteration
+
+        def throw(self, *_: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def __await__(self) -> Any:
+            return self
+
+    async def main() -> None:
+        await asyncio.create_task(Compiled(), name="compiled")
+
+    text: list[str] = []
+    asyncio.run(main())
+    assert "Task 'compiled' (outermost call first)" in text[0]
+
+
+def test_a_child_dumps_stacks_even_if_the_app_has_registered_a_handler_of_faulthandler(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    (block,) = Slots(1, 1).children
+    block.reset()
+    bus, dumps = Bus(), list[StacksDumped]()
+    bus.subscribe(StacksDumped, dumps.append)
+    with (tmp_path / "stacks-of-the-app").open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        try:
+            StackDumper(block, lambda: None, bus, 0).install()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, before)
+            os.close(block.stacks_fd)
+    assert "most recent call first" in dumps[0].stacks
+
+
+def test_a_spawned_child_imports_the_app_from_the_path_of_the_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "only_in_path.py").write_text("raise SystemExit(42)")
+    spec = SpawnSpec(
+        app="only_in_path:app",
+        overrides={},
+        path=[*sys.path, str(tmp_path)],
+        queues=["mail"],
+        worker_id="worker",
+        index=0,
+        parent_pid=os.getpid(),
+        slots_fd=-1,
+        children=1,
+        per_child=1,
+        metrics_fd=None,
+    )
+    fd = spec.write()
+    try:
+        command = [sys.executable, "-m", "bulltask.worker.child.spawned", str(fd)]
+        ended = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(fd)
+    assert ended.returncode == 42, ended.stderr

@@ -6,7 +6,7 @@ docs/how-to/migrating-from-bull.md describes Bull's layout.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -69,8 +69,8 @@ class JobConversion:
     state: str
     read: Mapping[str, bytes]
     fields: Mapping[str, bytes]
-    dropped: Sequence[str] = field(default=())
-    priority: int = 0
+    dropped: Sequence[str]
+    priority: int
     score: str = ""
     rank: int = 0
     debounce_id: str | None = None
