@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ class Interrupted(BaseException):
 
 def install_signal_handlers() -> None:
     """Raise `Interrupted` on Ctrl-C, TERM and HUP, but only once, so that the cleanup is not interrupted."""
+    sys.unraisablehook = _repeat_if_dropped
     for number in STOP_SIGNALS:
         signal.signal(number, _interrupt)
 
@@ -131,3 +133,12 @@ class DemoWorker:
 def _interrupt(number: int, _: FrameType | None) -> None:
     ignore_signals()
     raise Interrupted(number)
+
+
+def _repeat_if_dropped(dropped: sys.UnraisableHookArgs) -> None:
+    """Send the signal again if it arrived in a finalizer, where Python drops exceptions."""
+    if not isinstance(dropped.exc_value, Interrupted):
+        sys.__unraisablehook__(dropped)
+        return
+    install_signal_handlers()
+    threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.number)).start()

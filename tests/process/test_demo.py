@@ -199,6 +199,30 @@ def test_an_interrupted_demo_stops_its_worker_and_server_and_leaves_no_file(
     assert list(scratch.iterdir()) == []
 
 
+def test_a_signal_that_arrives_in_a_finalizer_stops_the_demo() -> None:
+    program = """
+import os, signal, time, weakref
+import stage
+
+class Thing:
+    pass
+
+stage.install_signal_handlers()
+thing = Thing()
+weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)
+reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    del thing
+    time.sleep(20)
+except stage.Interrupted as interrupted:
+    print(interrupted.number)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=DEMO, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.stdout, run.stderr) == ("15\n", "")
+
+
 def test_the_worker_and_server_of_a_killed_demo_exit(tmp_path: Path, scratch: Path) -> None:
     with start_demo(scratch, *FEW_JOBS, folder=changed_copy(tmp_path, {})) as process:
         port = int(re.findall(r"on port (\d+)", read_until(process, "progress"))[0])
