@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument(
         "--max-events-per-trigger", type=int, default=200_000, help="maximum events of a batch (200000)"
     )
-    parser.add_argument("--trigger", default="5 seconds", help="interval of batches (5 seconds)")
+    parser.add_argument("--trigger", default="5 seconds", help="interval between batches (5 seconds)")
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:
         return measure(parser.parse_args(), Path(directory))
 

@@ -286,7 +286,7 @@ class App:
 
     @property
     def broker(self) -> Broker:
-        """The access to the Redis server, created on first use and once more in each forked child."""
+        """The connections to the Redis server, created on first use and once more in each forked child."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():

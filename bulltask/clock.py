@@ -19,7 +19,7 @@ def to_ms(value: Duration, name: str = "duration") -> int:
     """Return ``value`` (seconds or ``timedelta``) as integer milliseconds.
 
     Raises:
-        ConfigError: It is not a number, not finite, or negative; the message calls it ``name``.
+        ConfigError: It is not a number, not finite, or negative; ``name`` identifies it in the message.
     """
     if isinstance(value, timedelta):
         ms = value / timedelta(milliseconds=1)
@@ -48,7 +48,7 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
     """Return a time zone by its IANA name (in any case), ``UTC``, or a fixed offset such as ``UTC+2``.
 
     Raises:
-        ConfigError: This machine has no such zone; the message calls it ``what``.
+        ConfigError: This machine has no such zone; ``what`` identifies it in the message.
     """
     if not isinstance(name, str):
         raise ConfigError(f"{what} must be the name of a time zone, not {name!r}")

@@ -1,4 +1,4 @@
-"""Format tables, times, durations and texts from jobs for a terminal."""
+"""Format tables, times, durations and text from jobs for a terminal."""
 
 from __future__ import annotations
 

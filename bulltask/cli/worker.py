@@ -113,7 +113,7 @@ SETTINGS: Final = {
 )
 @click.option(
     "--remove-on-complete",
-    help="Retention of completed jobs that were sent without one: true (remove), false (keep), a count, or "
+    help="Retention of completed jobs that were sent without this option: true (remove), false (keep), a count, or "
     "age=3600,count=100 (default: false).",
 )
 @click.option("--remove-on-fail", help="The same for failed jobs (default: false).")

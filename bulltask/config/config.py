@@ -2,7 +2,7 @@
 
 Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), ``app.conf`` and
 the arguments of ``App``, the defaults (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for
-the user and integer milliseconds inside (``_ms``). An unknown name is an error with a suggestion.
+the user and integer milliseconds internally (``_ms``). An unknown name is an error with a suggestion.
 """
 
 from __future__ import annotations

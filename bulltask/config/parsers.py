@@ -104,7 +104,7 @@ def flag(value: Any, name: str) -> bool:
     """Return a boolean, given as ``bool`` or as a word.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     parsed = value if isinstance(value, bool) else {**BOOLEAN_WORDS, "1": True, "0": False}.get(str(value).lower())
     if parsed is None:
@@ -116,7 +116,7 @@ def plain_text(value: Any, name: str) -> str:
     """Return a non-empty string without control characters.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if not isinstance(value, str) or not value or any(ord(char) < 32 for char in value):
         raise ConfigError(f"{name} must be a string without control characters, not {value!r}")
@@ -127,7 +127,7 @@ def queue_name(value: Any, name: str) -> str:
     """Return a valid queue name.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     try:
         return check_queue_name(value)
@@ -139,7 +139,7 @@ def worker_name(value: Any, name: str) -> str:
     """Return a name that Redis accepts as a connection name, or ``""``.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if value is None or value == "":
         return ""
@@ -160,7 +160,7 @@ def entries(value: Any, name: str) -> Mapping[str, Any] | None:
     """Return a dictionary of entries by name; the entries are checked when they are used.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if value is None:
         return None
@@ -173,7 +173,7 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
     """Return Spark settings by name, from a dictionary or a JSON object as a string.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     try:
         settings = json.loads(value) if isinstance(value, str) else value
@@ -194,7 +194,7 @@ def url(value: Any, name: str) -> SecretUrl:
     """Return the URL of a server; its password appears neither in messages nor in the value's ``repr``.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     value = SecretUrl(value) if isinstance(value, str) else value
     if not isinstance(value, SecretUrl) or not value.get_secret_value().startswith(URL_SCHEMES):
@@ -247,7 +247,7 @@ def jitter_fraction(value: Any, name: str) -> float:
     """Return the random fraction of a delay: a boolean (true is 0.2) or a number from 0 to 1.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     parsed = value if isinstance(value, bool) else BOOLEAN_WORDS.get(str(value).lower())
     if parsed is not None:
@@ -265,7 +265,7 @@ def parse_names(value: Any, name: str) -> tuple[str, ...]:
     """Return the names in a list or a comma-separated string.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     if isinstance(value, str):
         return tuple(plain_text(part.strip(), name) for part in value.split(",") if part.strip())
@@ -289,7 +289,7 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
         name: Name of the setting, for the message.
 
     Raises:
-        ConfigError: The value is invalid; the message calls it ``name``.
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
     """
     parsed = _parse_retention(value) if isinstance(value, str) else value
     if isinstance(parsed, bool):

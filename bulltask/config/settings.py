@@ -292,14 +292,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "keep_completed",
             optional(retention),
             None,
-            "retention of completed jobs that were sent without one, mainly by Node.js; none: all are kept",
+            "retention of completed jobs that were sent without this option, mainly by Node.js; none: all are kept",
         ),
         _S(
             "remove_on_fail",
             "keep_failed",
             optional(retention),
             None,
-            "retention of failed jobs that were sent without one, mainly by Node.js; none: all are kept",
+            "retention of failed jobs that were sent without this option, mainly by Node.js; none: all are kept",
         ),
         _S(
             "metrics_max_data_points",

@@ -68,9 +68,9 @@ def server_command(
 def server_environment() -> dict[str, str]:
     """Return the environment of a server: that of this process, with a larger cache for glibc's small allocations.
 
-    Valkey's wheel allocates with glibc, whose cache holds 7 blocks of each size by default. One of BullMQ's scripts
-    uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of its time. A
-    setting by the user is not changed; other C libraries ignore the variable.
+    The Valkey of the wheel uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
+    BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's
+    instructions, and more of its time. A setting by the user is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:

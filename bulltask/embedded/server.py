@@ -103,7 +103,7 @@ class EmbeddedServer:
         return self._process is not None and self._owner == os.getpid() and self._process.poll() is None
 
     def start(self, *, timeout: float = 60.0) -> str:
-        """Start the server and wait until it accepts commands; do nothing if it runs already.
+        """Start the server and wait until it accepts commands; do nothing if it is already running.
 
         Args:
             timeout: Seconds; a large append-only file takes a while to load.
@@ -144,7 +144,7 @@ class EmbeddedServer:
             self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the server and return its exit code; ``None`` if it runs after ``timeout`` seconds."""
+        """Wait for the end of the server and return its exit code; ``None`` if it is running after ``timeout``."""
         if self._process is None or self._owner != os.getpid():
             return None
         try:

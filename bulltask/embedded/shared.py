@@ -92,14 +92,14 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
     """Start a server that belongs to this process, and record it so that `start_or_join` for that directory finds it.
 
     Raises:
-        BrokerUnavailableError: As for `EmbeddedServer.start`; also if a server already runs on the data.
+        BrokerUnavailableError: As for `EmbeddedServer.start`; also if a server is already running on the data.
     """
     with _start_lock(data):
         other = data.running()
         if other is not None:
             directory, record = other
             raise BrokerUnavailableError(
-                f"a server already runs on the data in {directory}: {record.url}, process {record.pid}. "
+                f"a server is already running on the data in {directory}: {record.url}, process {record.pid}. "
                 f"Use that server, stop the processes that use it, or choose another directory"
             )
         server.start()

@@ -328,7 +328,7 @@ class LakeError(BulltaskError):
 
 
 class LakeInUseError(LakeError):
-    """Another pipeline already writes to the lake; the message names its process."""
+    """Another pipeline is already writing to the lake; the message names its process."""
 
 
 class TaskError(BulltaskError):

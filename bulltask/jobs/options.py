@@ -205,7 +205,7 @@ def check_together(data: bytes, stored: Mapping[str, object], limit: int, what: 
     """Check a job's encoded data and stored options together against ``max_payload``.
 
     Raises:
-        PayloadTooLargeError: They exceed it; the message calls the data ``what``.
+        PayloadTooLargeError: They exceed it; ``what`` identifies the data in the message.
     """
     rest = len(json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
     if len(data) + rest > limit:

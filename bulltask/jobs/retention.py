@@ -21,7 +21,7 @@ def keep_option(value: Any, name: str) -> bool | int | dict[str, int]:
     """Return the stored value of ``removeOnComplete`` or ``removeOnFail``.
 
     Raises:
-        ConfigError: ``value`` is not a :data:`KeepJobs`; the message calls it ``name``.
+        ConfigError: ``value`` is not a :data:`KeepJobs`; ``name`` identifies it in the message.
     """
     if isinstance(value, bool):
         return value

@@ -48,7 +48,7 @@ def format_value(value: Any, unit: Unit) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text with control characters escaped: ``\\n``, ``\\x1b``."""
+    """Return text with control characters escaped: ``\\n``, ``\\x1b``."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

@@ -75,7 +75,7 @@ class History:
             where: The filters of :class:`bulltask.lake.query.JobFilter`; a job must match all of them.
 
         Raises:
-            ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data of the queue.
+            ConfigError: A filter, the limit or the cursor is invalid, or the lake has no data for the queue.
         """
         query = self._query(where)
         position = None if cursor is None else query.position(cursor)
@@ -93,7 +93,7 @@ class History:
             queue: The job's queue; required if several queues have a job with this id.
 
         Raises:
-            ConfigError: Several queues have a job with this id, or the lake has no data of the queue.
+            ConfigError: Several queues have a job with this id, or the lake has no data for the queue.
         """
         queue = self._lake_name(queue)
         id_columns = {JOBS: "job_id", ATTEMPTS: "job_id", EVENTS: "job_id", SNAPSHOTS: "id"}

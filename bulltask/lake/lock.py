@@ -35,7 +35,7 @@ class RunLock:
             pid = os.read(self._file, 20).decode("ascii", "replace").strip()
             os.close(self._file)
             raise LakeInUseError(
-                f"process {pid} already writes to the lake {layout.root}: stop it, or choose another directory"
+                f"process {pid} is already writing to the lake {layout.root}: stop it, or choose another directory"
             ) from exc
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)

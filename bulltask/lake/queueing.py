@@ -47,7 +47,7 @@ class Load:
 
 
 def waiting_probability(slots: int, load: float) -> float:
-    """Return the probability that an attempt must wait because all slots are busy: Erlang's formula C.
+    """Return the probability that an attempt must wait because all slots are busy: the Erlang C formula.
 
     Args:
         slots: The number of slots, each for one job at a time.
@@ -55,7 +55,7 @@ def waiting_probability(slots: int, load: float) -> float:
     """
     if load >= slots:
         return 1.0
-    blocked = 1.0  # Erlang's formula B, from one number of slots to the next: the factorials cancel out
+    blocked = 1.0  # the Erlang B formula, from one number of slots to the next: the factorials cancel out
     for count in range(1, slots + 1):
         blocked = load * blocked / (count + load * blocked)
     return slots * blocked / (slots - load * (1 - blocked))

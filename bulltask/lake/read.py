@@ -145,7 +145,7 @@ def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> No
         known: The queues that the lake has; an empty lake accepts all names.
 
     Raises:
-        ConfigError: The lake has no data of a queue; the message lists the queues that it has, most similar first.
+        ConfigError: The lake has no data for a queue; the message lists the queues that it has, most similar first.
     """
     for queue in names if known else ():
         if queue not in known:
@@ -153,5 +153,5 @@ def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> No
             more = f" and {len(similar) - _MAX_NAMED:,} more" if len(similar) > _MAX_NAMED else ""
             hint = did_you_mean(queue, known) or "."
             raise ConfigError(
-                f"the lake {root} has no data of queue {queue!r}{hint} It has {', '.join(similar[:_MAX_NAMED])}{more}"
+                f"the lake {root} has no data for queue {queue!r}{hint} It has {', '.join(similar[:_MAX_NAMED])}{more}"
             )

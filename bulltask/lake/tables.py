@@ -206,7 +206,7 @@ ATTEMPTS: Final = Table(
         run_ms long ended_at - started_at, milliseconds
         outcome text completed, failed, requeued, stalled, waiting-children, or open if the outcome is unknown
         failed_reason text why the job failed; null for requeued attempts, as events do not contain their reasons
-        error_fingerprint text first line of failed_reason, with # for quoted texts, numbers and hex numbers
+        error_fingerprint text first line of failed_reason, with # for quoted text, numbers and hex numbers
         worker text worker id (a Node.js worker's name), from a snapshot
         source text events, or snapshot if a backfill added the row
         as_of time time of the last event of the row; of several rows with the same key, the latest as_of is valid

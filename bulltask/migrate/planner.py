@@ -169,7 +169,7 @@ class Planner:
             ),
             (
                 bool(jobs["recovered"]),
-                "active jobs without a lock will run again: make sure that no worker still runs them",
+                "active jobs without a lock will run again: make sure that no worker is still running them",
             ),
         )
         return [text for applies, text in checks if applies]

@@ -68,7 +68,7 @@ class QueueContext:
 
     @property
     def broker(self) -> Broker:
-        """The access to the Redis server."""
+        """The connections to the Redis server."""
         return self._broker()
 
     @property

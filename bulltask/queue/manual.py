@@ -210,7 +210,7 @@ def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
 
 
 def _running(job: JobFields) -> RunningJob:
-    """Return the job as a worker has it."""
+    """Return the job in the form that workers use."""
     stored = job.stored
     return RunningJob(
         queue=stored.queue,

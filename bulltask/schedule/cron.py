@@ -109,7 +109,7 @@ class Cron:
     @staticmethod
     @lru_cache(256)
     def parse(pattern: str) -> Cron:
-        """Parse a pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
+        """Parse a pattern of 5 fields, of 6 with seconds as the first field, or an alias such as ``@daily``.
 
         Fewer than 5 fields are read as in cron-parser: missing fields at the front mean "every", and second 0.
 
@@ -118,7 +118,7 @@ class Cron:
         """
         words = ALIASES.get(pattern, pattern).split()
         if not 1 <= len(words) <= 6:
-            raise ConfigError(f"cron pattern {pattern!r} must have 5 fields, or 6 with seconds in front")
+            raise ConfigError(f"cron pattern {pattern!r} must have 5 fields, or 6 with seconds as the first field")
         texts = [*_DEFAULTS[: 6 - len(words)], *words]
         try:
             texts[5], nth = _nth(texts[5])

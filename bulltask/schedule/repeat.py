@@ -23,7 +23,7 @@ class Rule(TypedDict, total=False):
 
     Attributes:
         every: Seconds or ``timedelta`` between jobs. The first job runs immediately, or at ``start``.
-        cron: A pattern of 5 fields, of 6 with seconds in front, or an alias such as ``@daily``.
+        cron: A pattern of 5 fields, of 6 with seconds as the first field, or an alias such as ``@daily``.
         tz: Time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
         start: No job runs before this time; a naive ``datetime`` is UTC.
         end: No job runs after this time.
@@ -264,7 +264,7 @@ def _pattern(cron: object, offset: Duration | None, tz: str | None) -> dict[str,
     if not isinstance(cron, str):
         raise ConfigError(f"cron must be a pattern such as '0 3 * * *', not {cron!r}")
     if cron not in ALIASES and len(cron.split()) not in {5, 6}:
-        raise ConfigError(f"cron pattern {cron!r} must have 5 fields, or 6 with seconds in front")
+        raise ConfigError(f"cron pattern {cron!r} must have 5 fields, or 6 with seconds as the first field")
     Cron.parse(cron)
     if tz is not None:
         zone_of(tz, "tz")

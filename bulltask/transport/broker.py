@@ -1,4 +1,4 @@
-"""An app's access to Redis: its clients, clock and keys, its producer and its results."""
+"""An app's connections to Redis: its clients, clock and keys, its producer and its results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _PerLoop(Generic[T]):
 
 
 class Broker:
-    """An app's access to the Redis server: its clients, which connect on first use, and what uses them.
+    """An app's connections to the Redis server: its clients, which connect on first use, and what uses them.
 
     Args:
         config: The app's settings.

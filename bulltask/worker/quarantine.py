@@ -27,7 +27,7 @@ operator or the kernel, so running every job alone would be too slow."""
 ALONE: Final = 1
 
 EXTRA_CRASHES: Final = 3
-"""After how many crashes beyond ``max_crashes`` a job fails that was being acquired or settled.
+"""How many crashes beyond ``max_crashes`` fail a job that was being acquired or settled.
 
 A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
 child can wait for its other jobs. It would never run alone, and never fail. So it fails after this number of further

@@ -53,7 +53,7 @@ class MigrationHarness:
         return fork_server.run(self._args(self.url, *args), self._environ)
 
     def start(self, *args: str, url: str) -> AbstractContextManager[ForkedProcess]:
-        """Start the command; it is killed at the end if it still runs."""
+        """Start the command; it is killed at the end if it is still running."""
         return fork_server.running(self._args(url, *args), self._environ)
 
     @staticmethod

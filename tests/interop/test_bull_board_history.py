@@ -104,7 +104,7 @@ def test_the_board_offers_history_without_storage_usage_and_purge(charts: Board)
 
 def test_a_reply_is_cached_and_an_error_is_not(charts: Board, lake: LakeBuilder) -> None:
     def completed() -> object:
-        # One metric, one request: of two, the board reports the first error while the other request still runs.
+        # One metric, one request: of two, the board reports the first error while the other is still running.
         return read_metrics(charts, "history", granularity="day", queue="{mail}", metric="completed")["completed"]
 
     table = lake.layout.root / "silver" / "attempts"

@@ -118,7 +118,7 @@ def test_a_repeated_migration_does_not_create_a_scheduler_again(migration: Migra
     hash_, score = migration.hash(job), migration.redis.zscore("bull:mail:delayed", job)
     migration.migrate()
     before = schedulers(migration)
-    # A Bull process that still runs might add them again.
+    # A Bull process that is still running might add them again.
     migration.redis.hset(f"bull:mail:{job}", mapping=hash_)
     migration.redis.zadd("bull:mail:delayed", {job: score})
     migration.redis.zadd("bull:mail:repeat", {key: int(job.rpartition(":")[2])})

@@ -117,7 +117,7 @@ def test_the_command_fails_for_an_unknown_queue(lake: LakeBuilder) -> None:
 
     result = run_command("othr")
     assert result.exit_code == 1
-    assert "has no data of queue 'othr'; did you mean 'other'? It has other, " in result.output
+    assert "has no data for queue 'othr'; did you mean 'other'? It has other, " in result.output
     assert run_command("{other}").exit_code == run_command("other").exit_code == 3
 
 

@@ -110,7 +110,7 @@ def test_an_unknown_job_returns_none_but_an_unknown_queue_raises_an_error(lake: 
     add_retried_job(lake)
     assert history(lake).job("9") is None
     assert history(lake).job("9", "mail") is None
-    with pytest.raises(ConfigError, match=re.escape("no data of queue 'mial'; did you mean 'mail'?")):
+    with pytest.raises(ConfigError, match=re.escape("no data for queue 'mial'; did you mean 'mail'?")):
         history(lake).job("7", "mial")
 
 

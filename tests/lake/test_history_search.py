@@ -214,7 +214,7 @@ def test_a_row_that_was_written_twice_is_returned_once(lake: LakeBuilder) -> Non
         ({"limit": 1001}, "limit must be"),
         ({"limit": True}, "limit must be"),
         ({"state": "fialed"}, "unknown state 'fialed'; did you mean 'failed'?"),
-        ({"queue": "mial"}, "has no data of queue 'mial'; did you mean 'mail'?"),
+        ({"queue": "mial"}, "has no data for queue 'mial'; did you mean 'mail'?"),
         ({"queue": ""}, "queue must be a non-empty string"),
         ({"text": 3}, "text must be a non-empty string"),
         ({"since": 3600}, "since must be a datetime or a date, not 3600"),

@@ -181,8 +181,8 @@ def test_a_day_without_data_is_not_an_error(run: Run) -> None:
         (["--target", "1.5"], 1, "target must be more than 0 and less than 1"),
         (["-o", "no/such/folder.html"], 1, "no/such/folder.html cannot be written"),
         (["costs"], 2, "'costs' is not one of"),
-        (["--queues", "mial"], 1, "has no data of queue 'mial'; did you mean 'mail'? It has mail, images"),
-        (["cost", "--queues", "mail,xyz"], 1, "has no data of queue 'xyz'. It has images, mail"),
+        (["--queues", "mial"], 1, "has no data for queue 'mial'; did you mean 'mail'? It has mail, images"),
+        (["cost", "--queues", "mail,xyz"], 1, "has no data for queue 'xyz'. It has images, mail"),
     ],
 )
 def test_invalid_arguments_are_rejected_with_a_message(run: Run, args: list[str], code: int, message: str) -> None:

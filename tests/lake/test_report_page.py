@@ -213,7 +213,7 @@ def test_a_page_about_one_task_has_all_sections(lake: LakeBuilder) -> None:
         "No jobs failed.",
         "No attempts were requeued",
         "No objectives are set",
-        "no events of this time",
+        "no events from this period",
         "With 1 slot, ",
     ):
         assert expected in text, expected
@@ -244,7 +244,7 @@ def test_a_report_about_a_day_without_data_contains_only_advice(
 def test_a_page_without_gaps_has_no_alert(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     page = html(build_report(lake))
-    assert "no events of this time" in page
+    assert "no events from this period" in page
     assert 'class="alert' not in page
 
 

@@ -25,7 +25,7 @@ def lock(layout: Layout) -> Iterator[RunLock]:
 
 
 def test_a_second_lock_of_a_lake_is_rejected_and_names_the_process(layout: Layout, lock: RunLock) -> None:
-    with pytest.raises(LakeInUseError, match=f"process {os.getpid()} already writes"):
+    with pytest.raises(LakeInUseError, match=f"process {os.getpid()} is already writing"):
         RunLock(layout)
     assert writer_pid(layout) == os.getpid()
 

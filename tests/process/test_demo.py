@@ -51,7 +51,7 @@ def scratch(tmp_path: Path) -> Path:
 def start_demo(
     scratch: Path, *arguments: str, folder: Path = DEMO, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start the demo with both outputs in one pipe; kill it at the end if it still runs."""
+    """Start the demo with both outputs in one pipe; kill it at the end if it is still running."""
     with subprocess.Popen(
         [sys.executable, str(folder / "run.py"), *arguments],
         cwd=ROOT,

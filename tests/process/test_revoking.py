@@ -70,7 +70,7 @@ TIMEOUT = 40.0
 
 
 def assert_revoked(harness: WorkerHarness, job: AsyncResult[Any], starts: int = 1) -> None:
-    """Check that the job has failed finally and that the revocation request is removed."""
+    """Check that the job has failed without a retry and that the revocation request is removed."""
     assert harness.wait_for_event("failed", job, timeout=TIMEOUT)["failedReason"] == "revoked"
     with pytest.raises(TaskRevokedError):
         job.get(timeout=TIMEOUT)
@@ -92,7 +92,7 @@ def test_a_revoked_sync_task_is_interrupted_and_its_child_continues(harness: Wor
     assert not harness.journal.all(what="swallowed")
     assert worker.wait_for_line("Job failed", job_id=job.id)[0]["category"] == "revoked"
     after = harness.app.send_task("quick")
-    assert harness.wait_for_start(after)["pid"] == pid, "the child still runs"
+    assert harness.wait_for_start(after)["pid"] == pid, "the child is still running"
     assert worker.stop() == 0
 
 

@@ -144,7 +144,7 @@ def test_the_soft_limit_raises_an_exception_that_except_exception_does_not_catch
     with pytest.raises(TaskError, match="soft time limit"):
         job.get(timeout=5)
     after = harness.app.send_task("quick")
-    assert harness.wait_for_start(after, timeout=TIMEOUT)["pid"] == pid, "the child still runs"
+    assert harness.wait_for_start(after, timeout=TIMEOUT)["pid"] == pid, "the child is still running"
     assert worker.stop(TIMEOUT) == 0
 
 
@@ -231,7 +231,7 @@ def test_time_limits_apply_during_a_shutdown(harness: WorkerHarness) -> None:
 # --- precedence of limits ---------------------------------------------------------------------------------------------
 
 
-def test_limits_of_the_call_override_the_task_and_those_the_worker(harness: WorkerHarness) -> None:
+def test_the_limits_of_a_call_override_those_of_the_task_and_the_worker(harness: WorkerHarness) -> None:
     options = ["--soft-time-limit", "0.7", "--time-limit", "600"]
     worker = harness.worker(TASKS, children=3, options=options)
     by_worker = harness.app.send_task("unlimited", max_retries=0)

@@ -68,6 +68,6 @@ class TlsServer:
 
     def __init__(self, directory: Path, certificates: Certificates) -> None:
         self.port = pick_port()
-        # Valkey's wheel is built without TLS.
+        # The Valkey of the wheel is built without TLS.
         self.plain = RedisServer.start(directory, flavour="redis", extra=certificates.arguments(self.port))
         self.url = f"rediss://localhost:{self.port}/0?{certificates.query()}"

@@ -62,7 +62,7 @@ class ForkedProcess:
         """Wait until it exits; return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: The process still runs.
+            subprocess.TimeoutExpired: The process is still running.
         """
         if (code := self.poll()) is not None:
             return code

@@ -79,7 +79,7 @@ class HistoryWriter:
         self.write(job_id, "waiting", prev="completed")
 
     def fail(self, job_id: str) -> Iterator[None]:
-        """Fail the job finally; on the second step it is retried manually."""
+        """Fail the job without a retry; on the second step it is retried manually."""
         self.write(job_id, "failed", prev="active", failed_reason=self._rng.choice(REASONS))
         self.write(job_id, "retries-exhausted", same_script=True)
         yield

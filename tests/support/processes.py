@@ -63,7 +63,7 @@ def has_exited(pid: int) -> bool:
 
 
 def wait_for_exit(pid: int, timeout: float = 60.0) -> None:
-    """Wait until a process exits that is not a child of this process."""
+    """Wait for the end of a process that is not a child of this process."""
     wait_until(lambda: has_exited(pid), timeout, f"the end of process {pid}")
 
 

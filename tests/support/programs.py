@@ -49,7 +49,7 @@ class Program:
 
 @contextmanager
 def run_program(code: str, *arguments: str, **environment: str) -> Iterator[Program]:
-    """Run ``python -c code arguments…`` with both outputs in one pipe; kill it at the end if it still runs."""
+    """Run ``python -c code arguments…`` with both outputs in one pipe; kill it at the end if it is still running."""
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,

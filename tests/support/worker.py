@@ -196,7 +196,7 @@ def wait_until_exited(pid: int, timeout: float = 10.0) -> float:
     """Wait until a process exits, which need not be a child; return the seconds that it took.
 
     Raises:
-        TimeoutError: The process still runs.
+        TimeoutError: The process is still running.
     """
     started = time.monotonic()
     try:
@@ -205,7 +205,7 @@ def wait_until_exited(pid: int, timeout: float = 10.0) -> float:
         return 0.0
     try:
         if not select.select([handle], [], [], timeout)[0]:
-            raise TimeoutError(f"process {pid} still runs after {timeout:g} s")
+            raise TimeoutError(f"process {pid} is still running after {timeout:g} s")
     finally:
         os.close(handle)
     return time.monotonic() - started

@@ -83,7 +83,7 @@ def _in_lake(lake: Path, job_id: str, queue: str | None, redis_job: FoundJob | N
         return history.job(job_id, queue)
     try:
         return history.job(job_id, redis_job.job.queue)
-    except ConfigError:  # Redis has the queue, but the lake has no data of it yet
+    except ConfigError:  # Redis has the queue, but the lake has no data for it yet
         return None
 
 

@@ -53,7 +53,7 @@ class Requirement:
 @click.command("doctor", short_help="Check the installation and the retention of event streams.")
 @source_options
 @click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval of batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
 )
 @click.option(
     "--batch-duration",

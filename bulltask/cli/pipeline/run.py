@@ -47,7 +47,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     help="If events were trimmed before they were read: record a gap and continue, or fail.",
 )
 @click.option(
-    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval of batches."
+    "--trigger", type=seconds, metavar="DURATION", default="10s", show_default=True, help="Interval between batches."
 )
 @click.option(
     "--starting",

@@ -178,7 +178,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
             Alert(
                 "unbuilt",
                 f"Not included: {days}",
-                f"There are events of these days, but no gold tables yet. Build them: {build}",
+                f"There are events for these days, but no gold tables yet. Build them: {build}",
             )
         )
     return alerts
@@ -265,7 +265,7 @@ def make_report(
 
     Raises:
         LakeError: There is no lake, or it cannot be read.
-        ConfigError: The target is out of range, or the lake has no data of a queue.
+        ConfigError: The target is out of range, or the lake has no data for a queue.
     """
     if period.queues:
         period = _with_lake_names(layout, period)

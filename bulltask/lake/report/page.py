@@ -111,6 +111,6 @@ def _format(value: Any, unit: Unit) -> str:
 
 
 def _lines(text: str) -> str:
-    """Return a text of several lines without control characters."""
+    """Return text of several lines without control characters."""
     shortened = text if len(text) <= _MAX_EXAMPLE else text[:_MAX_EXAMPLE] + " …"
     return "\n".join(one_line(line.replace("\t", "    ")) for line in shortened.splitlines())

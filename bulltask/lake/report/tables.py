@@ -98,7 +98,7 @@ _MARKUP: Final = re.compile(
 
 
 def markdown_text(text: str) -> str:
-    """Return a text that Markdown shows literally on one line: without links, HTML or cells."""
+    """Return text that Markdown shows literally on one line: without links, HTML or cells."""
     # Entities work in every renderer, even where backslashes do not (| in tables on GitHub).
     return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", one_line(text))
 
@@ -115,7 +115,7 @@ def as_json(table: ReportTable) -> str:
 def as_csv(table: ReportTable) -> str:
     """Return CSV with a header.
 
-    Texts that a spreadsheet would read as formulas get a leading ``'``; control characters are escaped: ``\\x1b``.
+    Text that a spreadsheet would read as a formula gets a leading ``'``; control characters are escaped: ``\\x1b``.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -1,5 +1,5 @@
 --[[
-  Adds the jobs of a write, except for those that the write has added before, even if they were removed since.
+  Adds the jobs of a write, except for those that the write has added before, even if they have been removed since.
 
   BullMQ's add scripts recognise a job by its hash. A job that has run and was removed has none, so a write that is
   repeated after a crash would run it twice. This script stores the ids that a write has added in a set.

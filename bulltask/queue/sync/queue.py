@@ -257,8 +257,8 @@ class Queue(QueueGetters):
     def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
         """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
 
-        A first call marks the active jobs; a later call finds marked jobs whose lock was not renewed since. Only one
-        call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
+        A first call marks the active jobs; a later call finds marked jobs whose lock has not been renewed since. Only
+        one call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
             max_stalled_count: A job that stalls more times than this fails when it is acquired next; default:

@@ -1,4 +1,4 @@
-"""The gold tables by day: failures, objectives, costs."""
+"""The per-day gold tables: failures, objectives, costs."""
 
 from __future__ import annotations
 

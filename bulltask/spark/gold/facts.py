@@ -1,4 +1,4 @@
-"""The facts that the gold tables by minute aggregate.
+"""The facts that are aggregated into the per-minute gold tables.
 
 A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for waits and runs the histogram
 ``bucket``. All sums together need a single shuffle, of little more data than the result has.

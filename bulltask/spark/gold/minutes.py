@@ -1,4 +1,4 @@
-"""The gold tables by minute, and aggregates of minutes."""
+"""The per-minute gold tables, and aggregates of minutes."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 This is the reference implementation. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with arrays, for the
 events of a batch, and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables. Property tests check that the
-three are equal. The rules follow from the events that BullMQ's scripts write:
+three are equivalent. The rules follow from the events that BullMQ's scripts write:
 
 * An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
   acquired and released (a rate limit, a shutdown, a dead child) looks like a retry without delay: ``waiting`` with

@@ -44,8 +44,8 @@ class MapOptions(TypedDict, total=False):
 
     Attributes:
         wait: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the clocks of
-            the executors; ``0`` does not wait, ``None`` (default) waits without limit. Jobs that are still unfinished
-            are no error.
+            the executors; ``0`` does not wait, ``None`` (default) waits without limit. Unfinished jobs are not
+            an error.
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
         write_id: Makes the calls repeatable: the same rows with the same id add no job twice. Default: a new id.

@@ -73,7 +73,7 @@ def gather(
         ids: Rows with a column ``id``, or the result of ``enqueue``, whose ids Redis keeps for its ``idempotency_ttl``.
         queue: The queue's name.
         wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
-            ``0`` (default) does not wait, ``None`` waits without limit. Jobs that are still unfinished are no error.
+            ``0`` (default) does not wait, ``None`` waits without limit. Unfinished jobs are not an error.
         options: The options of :class:`GatherOptions`.
 
     Raises:

@@ -73,7 +73,7 @@ class JobsWriter(DataSourceArrowWriter):
         return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log that sent jobs stay and how to resume. Spark calls this in the driver when a task has finally failed."""
+        """Log that sent jobs stay and how to resume. Spark calls this when a task has permanently failed."""
         _log_abort(self._sender.builder.write_id, messages)
 
 
@@ -116,7 +116,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log that sent jobs stay and how to resume. Spark calls this in the driver when a task has finally failed."""
+        """Log that sent jobs stay and how to resume. Spark calls this when a task has permanently failed."""
         write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
         _log_abort(write_id or f"of batch {batchId}", messages)
 

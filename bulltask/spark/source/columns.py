@@ -205,7 +205,7 @@ def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
     """Convert numbers that consist of digits and a sign only.
 
     Raises:
-        pa.ArrowInvalid: A text is not such a number, or the number is too large.
+        pa.ArrowInvalid: A string is not such a number, or the number is too large.
     """
     if pc.any(pc.match_substring(texts, "x")).as_py() or pc.any(pc.match_substring(texts, "X")).as_py():
         raise pa.ArrowInvalid("0x10 is a number for Arrow, but not for Redis")

@@ -190,7 +190,7 @@ OPTIONS: Final = (
     _O("eventsPerPartition", "per_partition", _EVENTS, integer(1), 100_000, "events per partition"),
     _O("startingOffsets", "starting", _STREAM, _starts, "earliest", "earliest, latest, or JSON: an id for each queue"),
     _O("maxEventsPerTrigger", "max_events_per_trigger", _STREAM, _COUNT, 200_000, "events per batch; none: no limit"),
-    _O("alignQueues", "align", _STREAM, flag, True, "if a queue is cut off, cut off the others at that time"),
+    _O("alignQueues", "align", _STREAM, flag, True, "read no queue past the time at which another is cut off"),
     _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if failOnDataLoss is off: a row 'bulltask.gap' for losses"),
     _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),

@@ -1,8 +1,8 @@
 """Plan the end of the next batch of events: one batch limit and one time limit for all queues.
 
-Queues with different traffic must stay close in time. A query that groups by minutes drops events that are older than
-its watermark, and the queue that is furthest ahead moves the watermark. So no queue is read beyond the time at which
-the slowest queue with more events was cut off.
+Queues with different traffic must advance together in event time. A query that groups by minutes drops events that are
+older than its watermark, and the queue that is furthest ahead moves the watermark. So no queue is read beyond the time
+at which the batch limit ends the range of the slowest queue.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ JOBS: Final = _columns(
     ("stalled_count", _INT),
     ("return_value", _TEXT),  # JSON
     ("failed_reason", _TEXT),
-    ("stacktrace", _TEXT),  # JSON: a list of texts
+    ("stacktrace", _TEXT),  # JSON: a list of strings
     ("parent_key", _TEXT),
     ("worker", _TEXT),
 )

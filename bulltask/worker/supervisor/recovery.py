@@ -55,7 +55,7 @@ class _PendingRecovery:
 
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
-        concurrent: How many jobs the child had when it died; some may be settled since.
+        concurrent: How many jobs the child had when it died; some may have been settled since.
     """
 
     dead: JobsOfDeadChild

@@ -145,7 +145,7 @@ def test_a_job_that_blocks_an_official_workers_event_loop_runs_twice(mail: Inter
     mail.node.wait_event("start", lambda args: args["jobId"] == job.id)
     mail.worker(stalled_interval=1)
     mail.stream.wait_for(event="stalled", jobId=job.id)
-    assert job.get(timeout=60) == "bulltask", "a second run while the first still runs"
+    assert job.get(timeout=60) == "bulltask", "a second run while the first is still running"
     done.touch()
     # The outcome of the first run is rejected.
     mail.node.wait_event("worker.error", lambda args: "Missing lock" in args["message"], timeout=20)

@@ -198,7 +198,7 @@ def test_a_lake_is_written_by_one_pipeline_at_a_time(pipeline: Make, redis_clien
     running = pipeline(trigger="1 hour")
     query = running.run()
     try:
-        with pytest.raises(LakeInUseError, match="already writes to the lake"):
+        with pytest.raises(LakeInUseError, match="is already writing to the lake"):
             pipeline().run()
         program = (
             "import sys\nfrom bulltask.lake.layout import Layout\nfrom bulltask.lake.lock import RunLock\n"
