@@ -52,7 +52,7 @@ def command(
     from bulltask.spark.tables.backfill import backfill  # noqa: PLC0415 - slow
 
     queues = None if source.queues == "*" else parse_names(source.queues, "--queues")
-    result = backfill(spark, layout, source.texts, since=since, until=until, queues=queues)
+    result = backfill(spark, layout, source.options, since=since, until=until, queues=queues)
     click.echo(f"{pluralize(result.gaps, 'gap')} with at least {pluralize(result.lost, 'lost event')}")
     if result.gaps:
         click.echo(

@@ -145,7 +145,7 @@ def _check_redis(source: QueueSource) -> tuple[Requirement, list[StreamRetention
     from bulltask.spark.source.options import EventsOptions, read_options  # noqa: PLC0415 - slow
     from bulltask.spark.source.status import observe_streams, redis_version  # noqa: PLC0415 - slow
 
-    options = read_options(EventsOptions, {"table": "events", **source.texts, "skipUnsupportedQueues": "true"})
+    options = read_options(EventsOptions, {"table": "events", **source.options, "skipUnsupportedQueues": "true"})
     try:
         with Connection(options.config) as connection:
             server_version = redis_version(connection) or "unknown"

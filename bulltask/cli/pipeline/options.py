@@ -53,7 +53,7 @@ class QueueSource:
     hash_tag: bool
 
     @property
-    def texts(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
         """The options of ``format("bulltask")``."""
         tag = str(self.hash_tag).lower()
         return {"queue": self.queues, "url": self.url.get_secret_value(), "prefix": self.prefix, "queueHashTag": tag}

@@ -57,7 +57,7 @@ def command(
     from bulltask.spark.tables.replay import ReplaySelection, replay  # noqa: PLC0415 - slow
 
     selection = ReplaySelection(condition, queue, limit)
-    result = replay(spark, layout, source.texts, selection, dry_run=not yes)
+    result = replay(spark, layout, source.options, selection, dry_run=not yes)
     _show(result)
 
 

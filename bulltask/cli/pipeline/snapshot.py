@@ -45,5 +45,5 @@ def command(
     spark = open_session(master, conf)
     from bulltask.spark.tables.snapshot import snapshot  # noqa: PLC0415 - slow
 
-    result = snapshot(spark, Layout(lake), source.texts, states=parse_names(states, "--states"), since=since)
+    result = snapshot(spark, Layout(lake), source.options, states=parse_names(states, "--states"), since=since)
     click.echo(f"{pluralize(result.rows, 'job')} written to bronze.jobs; ingest_id of this write: {result.ingest_id}")

@@ -36,7 +36,7 @@ def command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: A
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 
-    status = pipeline_status(Layout(lake), source_of(ctx, connection).texts)
+    status = pipeline_status(Layout(lake), source_of(ctx, connection).options)
     if as_json:
         click.echo(json.dumps(asdict(status), indent=2, default=datetime.isoformat))
     else:
