@@ -115,6 +115,7 @@ def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:
             HistoryServer(History(lake.layout.root), sock.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_a_signal_stops_its_process(lake: LakeBuilder, end: signal.Signals) -> None:
     args = [sys.executable, "-m", "bulltask", "history", "serve", "--port", "0"]

@@ -542,6 +542,7 @@ SLOTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", ["", "narrow:secret@"])
 def test_a_flow_across_slots_of_a_cluster_raises_an_error_with_a_solution(cluster_url: str, user: str) -> None:
     url = cluster_url.replace("redis://", f"redis://{user}")

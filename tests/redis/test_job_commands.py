@@ -183,7 +183,7 @@ def test_show_suggests_a_name_for_a_misspelled_queue(lake: LakeBuilder, run: Run
     add_finished_job(lake, "1")
     shown = run("show", "1", "--queue", "mial", "--lake", lake.layout.root)
     assert shown.exit_code == 1
-    assert "no data of queue 'mial'; did you mean 'mail'?" in shown.output
+    assert "no data for queue 'mial'; did you mean 'mail'?" in shown.output
 
 
 @pytest.mark.parametrize("hash_tag", [True, False])

@@ -159,6 +159,7 @@ def test_an_in_place_migration_rejects_an_id_prefix(broker_url: str) -> None:
         BullMigration(queue, id_prefix="old-")
 
 
+@pytest.mark.slow
 def test_on_a_cluster_both_queues_must_be_in_one_slot(cluster_url: str) -> None:
     with (
         redis.Redis.from_url(cluster_url, decode_responses=True) as plain,

@@ -514,6 +514,7 @@ def test_a_send_is_repeated_if_the_server_is_not_ready(
     assert redis_client.llen(KEYS.wait) == 2
 
 
+@pytest.mark.slow
 def test_a_send_raises_the_error_after_three_resends(proxied: App, proxy: FlakyProxy) -> None:
     send(proxied)
     proxy.inject_error("LOADING Redis is loading", 4, match="evalsha")

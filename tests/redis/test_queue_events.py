@@ -641,6 +641,7 @@ def test_next_times_out_on_time_while_the_server_is_unavailable(
     assert 0.28 < time.monotonic() - started < scale_to_load(1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_block")
 def test_a_listener_detects_a_half_open_connection(
     listen: Listen, proxy: FlakyProxy, unreliable_broker: Broker, redis_client: redis.Redis

@@ -22,7 +22,7 @@ from bulltask.transport.call import command
 from bulltask.transport.keys import QueueKeys
 from tests.support.machine_load import scale_to_load
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 LIBRARY = str(Path(bulltask.__file__).parent)
 KEYS = QueueKeys("bull", "{default}", "default")
@@ -122,7 +122,6 @@ def test_a_job_whose_send_timed_out_is_stored_once_if_it_is_sent_again(
     assert waiting.count("invoice-5") == 1
 
 
-@pytest.mark.slow
 def test_the_limit_applies_to_each_round_trip_of_many_jobs(proxy: FlakyProxy, redis_client: redis.Redis) -> None:
     app = App("sender", f"redis://127.0.0.1:{proxy.port}/0", broker_publish_timeout=4)
     work = app.task(name="work")(lambda n: None)

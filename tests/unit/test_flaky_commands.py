@@ -146,6 +146,7 @@ def test_a_partly_sent_command_runs_before_the_connection_is_reset(
     assert redis_client.get("counter") == "1"
 
 
+@pytest.mark.slow
 def test_a_command_delayed_by_latency_runs_before_the_connection_is_reset(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.programs import ROOT
 from tests.support.rerun_command import rerun_command
 
@@ -23,6 +25,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 def test_a_failing_test_prints_the_command_to_rerun_with_its_seed(tmp_path: Path) -> None:
     (tmp_path / "test_fails.py").write_text(FAILS)
     args = ["-p", "tests.support.rerun_command", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "test_fails.py"]
