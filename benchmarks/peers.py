@@ -25,7 +25,7 @@ class Peer:
         name: The name in the report.
         note: The settings, for the report.
         package: The required package; ``""`` for BullMQ on Node.js.
-        producer: The command of the producer, without operation and number of jobs; see ``apps/produce.py``.
+        producer: The command of the producer, without operation or number of jobs; see ``apps/produce.py``.
         worker: Returns the command of the worker for a number of children.
         pending: Counts the waiting and active jobs.
         stored: Counts the stored results; ``None`` if results are not stored.

@@ -226,7 +226,7 @@ class App:
         """Return a queue, to add and read any job, pause, clean, count …
 
         Args:
-            name: The queue's name, without braces and prefix.
+            name: The queue's name, without braces or prefix.
             default_job_options: Default options of jobs added through it.
         """
         return Queue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
@@ -247,7 +247,7 @@ class App:
         """Return a reader of a queue's events; close it after use.
 
         Args:
-            queue: The queue's name, without braces and prefix.
+            queue: The queue's name, without braces or prefix.
             start: Position to start at: ``NEWEST``, ``"0"`` for the oldest stored event, or an event's id.
         """
         return QueueEvents(queue, start=start, broker=lambda: self.broker)

@@ -30,7 +30,7 @@ def pages() -> Mapping[Path, str]:
 
 def options() -> str:
     """Return the table of the source's options."""
-    lines = ["| option | for | default | meaning |", "|---|---|---|---|"]
+    lines = ["| option | used by | default | meaning |", "|---|---|---|---|"]
     return "\n".join([*lines, *map(_option, OPTIONS)]) + "\n"
 
 

@@ -94,7 +94,7 @@ def find_job(app: App, job_id: str, queue: str | None, known: Collection[str] = 
         app: The app whose Redis is searched.
         job_id: The job's id.
         queue: The job's queue. Without it, known queues are searched first: ``known``, the app's, and those that
-            workers process; then all queues that have a key among the first million keys.
+            workers process; then all queues with a key among the first million keys that ``SCAN`` returns.
         known: Further names of queues.
 
     Raises:

@@ -193,7 +193,7 @@ def wait_until_ready(
     Args:
         port: TCP port on 127.0.0.1.
         pid: Process id of the server; another server on that port may also reply ``PONG``.
-        ended: Waits up to the given seconds for the end of the server, and returns whether it has ended.
+        ended: Waits for the server to exit for up to the given seconds, and returns whether it has.
         password: The server's password.
         timeout: Seconds; a large append-only file takes a while to load.
 

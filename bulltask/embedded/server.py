@@ -113,7 +113,7 @@ class EmbeddedServer:
 
         Raises:
             BrokerUnavailableError: The port or the directory is in use, the directory is not writable, or the server
-                ended; the message has the cause, with the last lines of the log.
+                ended; the message gives the cause, with the last lines of the log.
         """
         if self.running:
             return self.url
@@ -144,7 +144,7 @@ class EmbeddedServer:
             self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the server and return its exit code; ``None`` if it is running after ``timeout``."""
+        """Wait for the server to exit and return its exit code; ``None`` if it is still running after ``timeout``."""
         if self._process is None or self._owner != os.getpid():
             return None
         try:

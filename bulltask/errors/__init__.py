@@ -308,7 +308,7 @@ class QueueActiveError(QueueError):
 
 
 class MigrationError(QueueError):
-    """A Bull queue cannot be migrated and was not changed; the message has the reason and a solution."""
+    """A Bull queue cannot be migrated and was not changed; the message says why, and what to do."""
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__()
@@ -316,11 +316,11 @@ class MigrationError(QueueError):
 
 
 class MissingExtraError(BulltaskError, ImportError):
-    """An optional dependency is not installed; the message has the command to install it."""
+    """An optional dependency is not installed; the message shows the command that installs it."""
 
 
 class EventsLostError(BulltaskError):
-    """Events were trimmed from a queue's stream before Spark read them; the message has their number and a solution."""
+    """Events were trimmed from a queue's stream before Spark read them; the message says how many, and what to do."""
 
 
 class LakeError(BulltaskError):

@@ -47,7 +47,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
         limit: Maximum number of bytes; ``None`` for no limit.
 
     Raises:
-        EncodeError: It contains a value that JSON does not have, or that Node would read differently.
+        EncodeError: It contains a value that JSON does not support, or that Node would read differently.
         PayloadTooLargeError: It is longer than ``limit``.
     """
     try:
@@ -164,7 +164,7 @@ def _of_int(value: int) -> str | None:
 
 
 def _of_float(value: float) -> str | None:
-    return None if math.isfinite(value) else f" is {value}, which JSON does not have; send None or a string"
+    return None if math.isfinite(value) else f" is {value}, which JSON does not support; send None or a string"
 
 
 def _of_dict(value: dict[Any, Any]) -> str | None:
@@ -188,7 +188,7 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> str | None:
 def _of_another_type(value: object) -> str:
     kind = type(value)
     return (
-        f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not have; "
+        f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not support; "
         "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
     )
 

@@ -69,7 +69,7 @@ class AtomicSwap:
         return self._temporary / str(self._count)
 
     def swap(self, new: Path | None, target: Path | None, old: Sequence[Path]) -> None:
-        """Replace old directories by a new one.
+        """Replace old directories with a new one.
 
         Args:
             new: A path from :meth:`new_directory`, completely written; ``None`` to only remove the old directories.

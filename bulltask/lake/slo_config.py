@@ -9,7 +9,7 @@ As a TOML file::
     metric = "wait"                # or run, total
     threshold = 2.0                # seconds
     target = 0.99                  # the fraction that should meet the threshold
-    queue = "emails"               # "*", the default, matches any text, even within a name
+    queue = "emails"               # "*" is a wildcard, alone (the default) or in a name
     name = "mail.*"                # of the task
 """
 

@@ -41,7 +41,7 @@ class JobFields:
         self._stored = replace(self._stored, **fields)
 
     def assign(self, stored: StoredJob) -> None:
-        """Replace all fields by newly read fields."""
+        """Replace all fields with newly read fields."""
         self._stored = stored
 
     @property

@@ -148,7 +148,7 @@ class TaskOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: A name is unknown; the message has a suggestion, or the alternative to Celery's option.
+            TypeError: A name is unknown; the message makes a suggestion, or the alternative to Celery's option.
         """
         known = {field.name for field in fields(cls)}
         for name in given:

@@ -29,7 +29,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         notebook cell that runs twice, a file imported under two names.
 
         Raises:
-            DuplicateTaskError: Another function has the name; the message has both locations.
+            DuplicateTaskError: Another function has the name; the message shows both locations.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):

@@ -97,7 +97,7 @@ class Repeat:
         """Read ``opts.repeat`` of a job.
 
         Raises:
-            DecodeError: It is invalid; the message has the reason.
+            DecodeError: It is invalid; the message gives the reason.
         """
         if not isinstance(wire, Mapping):
             raise DecodeError("the job has no repeat options (opts.repeat)")

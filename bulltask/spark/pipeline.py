@@ -122,8 +122,8 @@ class Pipeline:
             available_now: Read the currently available events and end, instead of running until the query is stopped.
 
         Returns:
-            The running query; ``awaitTermination()`` waits for its end. ``query.stop()`` interrupts the current batch,
-            without losing events; :meth:`stop` waits for the batch.
+            The running query; ``awaitTermination()`` waits for it to end. ``query.stop()`` interrupts the batch,
+            without losing events; :meth:`stop` waits for it.
 
         Raises:
             LakeInUseError: Another pipeline writes to this lake.

@@ -54,7 +54,7 @@ class RedisServer:
             The running server; also a context manager that stops it.
 
         Raises:
-            BrokerUnavailableError: The program was not found, or did not start; the message has the reason.
+            BrokerUnavailableError: The program was not found, or did not start; the message gives the reason.
         """
         process = EmbeddedServer(
             directory, port=port, binary=find_binary(flavour), appendonly=appendonly, password=password, extra=extra
@@ -99,7 +99,7 @@ class RedisServer:
         """Stop the server if it runs, start it again on the same port and data, and wait until it is ready.
 
         Raises:
-            BrokerUnavailableError: It did not start; the message has the reason.
+            BrokerUnavailableError: It did not start; the message gives the reason.
         """
         self._process.stop()
         self._process.start()

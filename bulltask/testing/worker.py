@@ -22,8 +22,8 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` have
-    the names of those of Node's ``Worker``.
+    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` are
+    named like those of Node's ``Worker``.
 
     Example::
 
@@ -66,7 +66,7 @@ class WorkerProcess:
             The worker; also a context manager that stops it.
 
         Raises:
-            BulltaskError: The worker ended; the message has the end of its log.
+            BulltaskError: The worker ended; the message shows the end of its log.
             TimeoutError: The worker did not start in time.
         """
         given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}

@@ -136,7 +136,7 @@ class ClusterClient:
         return repeated, must_wait
 
     def _give_up(self, pending: Sequence[RoutedCall], results: list[Any]) -> None:
-        """Replace redirects that are still unresolved by an error with an explanation."""
+        """Turn redirects that are still unresolved into errors with an explanation."""
         for routed in pending:
             for position in routed.positions:
                 if isinstance(results[position], SlotRedirectError):

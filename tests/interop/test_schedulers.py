@@ -207,7 +207,7 @@ def test_both_workers_add_the_same_next_job_of_a_scheduler(mail: InteropQueue) -
 
 
 def following(sides: InteropQueue, scheduler: str) -> dict[str, Any]:
-    """Return the hashes of a scheduler's next job and of the scheduler, without times and names."""
+    """Return the hashes of a scheduler's next job and of the scheduler, without times or names."""
     at = int(sides.redis.zscore(sides.keys.repeat, scheduler))
     job = sides.redis.hgetall(sides.keys.job(f"repeat:{scheduler}:{at}"))
     options = json.loads(job.pop("opts"))

@@ -38,7 +38,7 @@ def test_the_history_page_documents_every_filter() -> None:
 
 
 def test_the_documented_options_match_the_commands() -> None:
-    table = PAGE.read_text().partition("| option | of | meaning |")[2].partition("\n\n")[0]
+    table = PAGE.read_text().partition("| option | commands | meaning |")[2].partition("\n\n")[0]
     documented: dict[str, set[str]] = {"show": set(), "search": set(), "serve": set()}
     for row in table.splitlines():
         if row.count("|") > 3 and not row.startswith("|-"):

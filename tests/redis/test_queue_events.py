@@ -668,7 +668,7 @@ def test_an_outage_is_logged_once(
     assert "cannot read the events of queue mail, retrying" in messages[0]
 
 
-def test_a_key_that_is_no_stream_is_an_error(listen: Listen, redis_client: redis.Redis) -> None:
+def test_a_key_that_is_not_a_stream_raises_an_error(listen: Listen, redis_client: redis.Redis) -> None:
     redis_client.set(STREAM, "text")
     with pytest.raises(BrokerError, match="WRONGTYPE"):
         listen()

@@ -42,7 +42,7 @@ class Audit:
 
 
 def wait_for_outcomes(env: SoakEnvironment, timeout: float) -> None:
-    """Wait until every acknowledged job has finished, none has finished for a while, or the time is over."""
+    """Wait until every acknowledged job has finished, none has finished for a while, or time is up."""
     last, since = -1, time.monotonic()
     deadline = since + timeout
 

@@ -119,7 +119,7 @@ def test_only_equal_entries_have_equal_digests() -> None:
         ({"task": 5, "schedule": 1}, "task must be the name of a task"),
         ({"task": "clean", "schedule": 1}, "days"),
         ({"task": "clean", "schedule": 1, "args": [1, 2, 3]}, "argument"),
-        ({"task": "clean", "schedule": 1, "args": [object()]}, "JSON does not have"),
+        ({"task": "clean", "schedule": 1, "args": [object()]}, "JSON does not support"),
         ({"task": "clean", "schedule": 1, "args": [1], "options": {"queu": "x"}}, "unknown option 'queu'"),
         (
             {"task": "clean", "schedule": 1, "args": [1], "options": {"countdown": 5}},

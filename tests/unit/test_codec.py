@@ -91,7 +91,7 @@ def test_a_lone_surrogate_is_encoded_as_an_escape() -> None:
         ({"when": datetime(2026, 1, 1, tzinfo=UTC)}, "value['when'] is of type datetime.datetime"),
         ({"deep": [{"sum": Decimal(1)}]}, "value['deep'][0]['sum'] is of type decimal.Decimal"),
         ({1, 2}, "value is of type builtins.set"),
-        (Plain.ONE, "Plain, which JSON does not have"),
+        (Plain.ONE, "Plain, which JSON does not support"),
         (object, "value is of type builtins.type"),
     ],
 )

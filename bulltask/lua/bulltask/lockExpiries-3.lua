@@ -1,7 +1,7 @@
 --[[
   Returns when the locks of stalled jobs expired, and records when the locks of the active jobs will expire.
 
-  An expired lock no longer exists, so its expiry must be recorded before. A stalled check adds all active jobs to the
+  An expired lock no longer exists, so its expiry must be recorded beforehand. A stalled check adds all active jobs to the
   stalled set, and a renewal removes the job from it. A job that is still in the set at the next check, without a lock,
   is stalled: its lock was not renewed since the previous check. So each check records the expiry of the locks of the
   jobs in the set; for a job without a lock, the time of the check.

@@ -1,5 +1,5 @@
 --[[
-  Returns the next page of a list or sorted set, after the page that the caller has read before.
+  Returns the next page of a list or sorted set, after the page that the caller has already read.
 
   With offsets, jobs would be skipped or returned twice when others are added or removed. So the caller passes the end
   of its last page: the score and the last member of a sorted set, or the ids of a list. The next page begins after the

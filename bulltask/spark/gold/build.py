@@ -181,7 +181,7 @@ def _write_table(frame: DataFrame, table: Table, directory: Path) -> Path:
 
 
 def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path, span: DaySpan) -> None:
-    """Replace old days by new days; even a day without rows replaces the old day."""
+    """Replace old days with new days; even a day without rows replaces the old day."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
         new = directory / day.name

@@ -78,7 +78,7 @@ def gather(
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job of the write.
+        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job from the write.
     """
     check_option_names(options, GatherOptions)
     source = _source_options(queue, options)
@@ -196,7 +196,7 @@ def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
                 break
     if write.rows and not ids:
         raise ConfigError(
-            f"Redis has no job of the write {write.write_id} in queue {queue}: its ids have expired, or another "
+            f"Redis has no job from the write {write.write_id} in queue {queue}: its ids have expired, or another "
             "server was used; pass a DataFrame with the job ids instead"
         )
     spark = SparkSession.active()

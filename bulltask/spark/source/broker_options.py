@@ -1,6 +1,6 @@
 """The location of Redis: resolved in this process, and passed to Spark as options.
 
-Spark plans in other processes, which have the environment of the JVM's start. They would not see a
+Spark plans in other processes, which have the environment that the JVM was started with. They would not see a
 ``BULLTASK_BROKER_URL`` that a program sets later.
 """
 

@@ -36,7 +36,7 @@ ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
 """A function that returns the call that continues from a cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
-"""How long a cluster may take to replace a node by a replica; with Redis' defaults it takes about 20 seconds."""
+"""How long a cluster may take to replace a node with a replica; with Redis' defaults it takes about 20 seconds."""
 
 _MAX_ATTEMPTS: Final = 4
 _MAX_PAUSE_MS: Final = 1_000

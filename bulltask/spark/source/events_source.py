@@ -67,7 +67,7 @@ class EventsReader(DataSourceReader):
                 for span in _cut(connection, keys, state, options.per_partition)
             ]
         log_skipped({keys.name: not_a_stream_reason(keys) for keys in unsupported or ()})
-        # Spark would replace an empty list by a default partition, which read() does not support.
+        # Spark would replace an empty list with a default partition, which read() does not support.
         return list[InputPartition](result) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

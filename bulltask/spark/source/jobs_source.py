@@ -76,7 +76,7 @@ class JobsReader(DataSourceReader):
             result: list[InputPartition] = []
             for keys in select_queues(connection, self._options, self._filters):
                 result += self._plan(connection, keys)
-        # Spark would replace an empty list by a default partition, which read() does not support.
+        # Spark would replace an empty list with a default partition, which read() does not support.
         return result or [JobsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

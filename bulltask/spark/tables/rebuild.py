@@ -74,7 +74,7 @@ def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout:
     for day in sorted(days):
         if first is None or day < first:
             raise LakeError(
-                f"silver of {day} cannot be rebuilt: events that it is derived from have expired; bronze.events of "
+                f"silver for {day} cannot be rebuilt: events that it is derived from have expired; bronze.events of "
                 f"{layout.root} {f'begins with {events[0]}' if events else 'is empty'}"
             )
 

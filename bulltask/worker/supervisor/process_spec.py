@@ -40,7 +40,7 @@ class ProcessSpec:
     def restart(self) -> None:
         """Run the same command again in this process (``exec``); returns only if a stop signal has arrived.
 
-        The kernel closes all descriptors that Python has opened (``O_CLOEXEC``). All children must have exited before.
+        The kernel closes all descriptors that Python has opened (``O_CLOEXEC``). All children must already have exited.
 
         Raises:
             OSError: The command cannot be run, for example because the interpreter was removed.
