@@ -69,8 +69,8 @@ def server_environment() -> dict[str, str]:
     """Return the environment of a server: that of this process, with a larger cache for glibc's small allocations.
 
     The Valkey of the wheel uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
-    BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's
-    instructions, and more of its time. A setting by the user is not changed; other C libraries ignore the variable.
+    BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of
+    its time. A setting by the user is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:
@@ -193,7 +193,7 @@ def wait_until_ready(
     Args:
         port: TCP port on 127.0.0.1.
         pid: Process id of the server; another server on that port may also reply ``PONG``.
-        ended: Waits for the server to exit for up to the given seconds, and returns whether it has.
+        ended: Waits up to the given number of seconds for the server to exit, and returns whether it has.
         password: The server's password.
         timeout: Seconds; a large append-only file takes a while to load.
 

@@ -144,7 +144,7 @@ class EmbeddedServer:
             self._process.wait()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the server to exit and return its exit code; ``None`` if it is still running after ``timeout``."""
+        """Wait until the server exits and return its code, ``None`` if still running after ``timeout`` seconds."""
         if self._process is None or self._owner != os.getpid():
             return None
         try:

@@ -60,7 +60,7 @@
 Names of exceptions end in ``Error``; those of interrupts do not, because interrupts control an attempt.
 ``TimeLimitExceeded`` has the same name as in Celery.
 
-A message says what happened, names the job or queue, and says what to do. The default message of an error is the first
+A message says what happened, to which job or queue, and what to do. The default message of an error is the first
 line of its class's docstring.
 """
 

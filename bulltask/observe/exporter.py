@@ -41,7 +41,7 @@ IGNORED_SIGNALS = (
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. The supervisor calls this before the fork, so that an invalid port ends the worker.
+    """Return a listening socket. Called before the fork, so that an invalid port prevents the worker from starting.
 
     Args:
         host: An address of this machine; ``""`` for all IPv4 addresses.

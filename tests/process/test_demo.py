@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 import pytest
 
 from bulltask.testing.wait import wait_until
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, run_program
 
 pytestmark = pytest.mark.process
 
@@ -201,26 +201,22 @@ def test_an_interrupted_demo_stops_its_worker_and_server_and_leaves_no_file(
 
 def test_a_signal_that_arrives_in_a_finalizer_stops_the_demo() -> None:
     program = """
-import os, signal, time, weakref
-import stage
+import os, signal, stage
 
 class Thing:
-    pass
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 stage.install_signal_handlers()
 thing = Thing()
-weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)
-reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))
 try:
     del thing
-    time.sleep(20)
+    signal.pause()
 except stage.Interrupted as interrupted:
     print(interrupted.number)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=DEMO, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (run.stdout, run.stderr) == ("15\n", "")
+    with run_program(program, PYTHONPATH=f"{ROOT}{os.pathsep}{DEMO}") as running:
+        assert running.read_rest() == "15\n"
 
 
 def test_the_worker_and_server_of_a_killed_demo_exit(tmp_path: Path, scratch: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bulltask.testing.wait import wait_until
+from bulltask.worker.child.spawned import SpawnSpec
 from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
@@ -95,6 +98,30 @@ def test_spawned_children_recover_jobs_share_metrics_and_shut_down(harness: Work
     harness.open_gate("late")
     assert worker.wait() == 0
     assert running.successful()
+
+
+def test_a_spawned_child_imports_the_app_from_the_path_of_the_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "only_in_path.py").write_text("raise SystemExit(42)")
+    spec = SpawnSpec(
+        app="only_in_path:app",
+        overrides={},
+        path=[*sys.path, str(tmp_path)],
+        queues=["mail"],
+        worker_id="worker",
+        index=0,
+        parent_pid=os.getpid(),
+        slots_fd=-1,
+        children=1,
+        per_child=1,
+        metrics_fd=None,
+    )
+    fd = spec.write()
+    try:
+        command = [sys.executable, "-m", "bulltask.worker.child.spawned", str(fd)]
+        ended = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(fd)
+    assert ended.returncode == 42, ended.stderr
 
 
 def free_port() -> int:

@@ -180,6 +180,8 @@ def test_the_repr_of_an_outcome_does_not_show_the_exception() -> None:
     assert "secret" not in repr(FailedOutcome("no", "", "permanent", ValueError("secret")))
 
 
+# Python 3.12 warns of a fork in a process with threads (xdist's). The copy only exits.
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_process_that_a_backoff_function_forked_exits_before_it_has_an_outcome(
     app: App, cancellation: Cancellation
 ) -> None:

@@ -341,7 +341,7 @@ def test_the_documented_heartbeat_interval_matches_the_code() -> None:
     app = App("documented")
     backoff = ReconnectBackoff(Bus(), app.config)
     heartbeat = Heartbeat([], list, app.broker.client(), app.config, Bus(), backoff)
-    match = re.search(r"a quarter of `lock_duration`\s+\(([\d.]+) s for (\d+) s\)", prose(CONFIGURATION))
+    match = re.search(r"a quarter of `lock_duration` \(([\d.]+) s for\s+(\d+) s\)", prose(CONFIGURATION))
     assert match is not None
     assert [float(seconds) * 1000 for seconds in match.groups()] == [heartbeat.interval_ms, app.config.lock_ms]
 

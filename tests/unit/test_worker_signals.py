@@ -7,7 +7,6 @@ import faulthandler
 import os
 import pty
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,7 +17,6 @@ import pytest
 
 from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event, StacksDumped
 from bulltask.testing.wait import wait_until
-from bulltask.worker.child.spawned import SpawnSpec
 from bulltask.worker.child.stacks import StackDumper, tasks_text
 from bulltask.worker.slots import ChildBlock, Slots
 from bulltask.worker.states import ProcessState
@@ -273,7 +271,7 @@ def test_the_text_of_tasks_is_empty_without_an_event_loop() -> None:
     assert tasks_text(None) == ""
 
 
-def test_the_stack_of_a_compiled_coroutine_is_that_of_what_it_waits_for() -> None:
+def test_a_compiled_coroutine_is_not_shown_as_running() -> None:
     class Compiled(Coroutine[Any, Any, None]):
         """Has no ``cr_running``, like Cython's coroutines."""
 
@@ -314,27 +312,3 @@ def test_a_child_dumps_stacks_even_if_the_app_has_registered_a_handler_of_faulth
             signal.signal(signal.SIGUSR1, before)
             os.close(block.stacks_fd)
     assert "most recent call first" in dumps[0].stacks
-
-
-def test_a_spawned_child_imports_the_app_from_the_path_of_the_supervisor(tmp_path: Path) -> None:
-    (tmp_path / "only_in_path.py").write_text("raise SystemExit(42)")
-    spec = SpawnSpec(
-        app="only_in_path:app",
-        overrides={},
-        path=[*sys.path, str(tmp_path)],
-        queues=["mail"],
-        worker_id="worker",
-        index=0,
-        parent_pid=os.getpid(),
-        slots_fd=-1,
-        children=1,
-        per_child=1,
-        metrics_fd=None,
-    )
-    fd = spec.write()
-    try:
-        command = [sys.executable, "-m", "bulltask.worker.child.spawned", str(fd)]
-        ended = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, timeout=60, check=False)
-    finally:
-        os.close(fd)
-    assert ended.returncode == 42, ended.stderr
