@@ -57,7 +57,7 @@ class TaskDecorator(Protocol):
 
 
 class BoundTaskDecorator(Protocol):
-    """Return type of ``@app.task(bind=True, …)``: the first parameter of the function is the :class:`Context`."""
+    """Return type of ``@app.task(bind=True, …)``: the function's first parameter is the :class:`Context`."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -73,7 +73,7 @@ class App:
     Args:
         name: The app's name, shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
-            machine (for development). The environment variable ``BULLTASK_BROKER_URL`` has precedence.
+            machine (for development). The environment variable ``BULLTASK_BROKER_URL`` takes precedence.
         settings: Any other setting of :mod:`bulltask.config.settings`.
 
     Raises:
@@ -134,13 +134,13 @@ class App:
         self._autodiscover.append(lambda: import_related(packages, related_name))
 
     def load_tasks(self) -> list[str]:
-        """Import the modules of ``include`` and ``autodiscover_tasks``; a worker does this before it forks."""
+        """Import the modules from ``include`` and ``autodiscover_tasks``; a worker does this before it forks."""
         imported = import_related(parse_names(self.conf.include, "include"), None)
         for discover in self._autodiscover:
             imported += discover()
         return imported
 
-    # ---- events of workers ---------------------------------------------------------------------------------------
+    # ---- worker events -------------------------------------------------------------------------------------------
 
     @overload
     def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...
@@ -198,8 +198,8 @@ class App:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
-            BrokerError: A round trip failed; the calls of earlier round trips are stored. It is safe to send calls with
-                a ``job_id`` again.
+            BrokerError: A round trip failed; the calls from earlier round trips are stored. It is safe to send calls
+                with a ``job_id`` again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
@@ -211,7 +211,7 @@ class App:
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, ids, strict=True)]
 
     def result(self, job_id: str, queue: str | None = None, *, sent: bool = False) -> AsyncResult[Any]:
-        """Return the handle of any job, including one that Node sent.
+        """Return a handle for any job, including jobs that Node sent.
 
         Args:
             job_id: The job's id.
@@ -227,7 +227,7 @@ class App:
 
         Args:
             name: The queue's name, without braces or prefix.
-            default_job_options: Default options of jobs added through it.
+            default_job_options: Default options for jobs added through this queue.
         """
         return Queue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
@@ -253,7 +253,7 @@ class App:
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
-        """:meth:`events` for asyncio; call it inside the event loop that reads."""
+        """:meth:`events` for asyncio; call it in the event loop that will read."""
         return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(
@@ -286,7 +286,7 @@ class App:
 
     @property
     def broker(self) -> Broker:
-        """The connections to the Redis server, created on first use and once more in each forked child."""
+        """The connections to the Redis server, created on first use, and again in each forked child."""
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():
@@ -316,7 +316,7 @@ class App:
             self._broker.close()
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop, for example when an async web app shuts down.
+        """Close the running event loop's connections, for example when an async web app shuts down.
 
         Otherwise they are closed with the loop. The app can be used again.
         """

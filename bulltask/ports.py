@@ -38,7 +38,7 @@ class ResultReader(Protocol):
                 ended is then read from the event stream.
 
         Raises:
-            ResultTimeoutError: It has not ended in time.
+            ResultTimeoutError: It did not finish in time.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
         """
         ...

@@ -28,12 +28,12 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     """Have the kernel send ``signal_number`` to this process when its parent dies.
 
     Call it first after the fork. A child does not inherit it. The kernel watches the parent's *thread* that forked: if
-    that thread ends, the children get the signal.
+    that thread ends, its children receive the signal.
 
     Args:
         signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
-        parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent has died between the fork and
-            this call, the signal is sent immediately.
+        parent_pid: ``os.getpid()`` of the parent, taken before the fork. If the parent died between the fork and this
+            call, the signal is sent immediately.
 
     Returns:
         True on Linux; False on other systems, which do not support it.

@@ -74,7 +74,7 @@ class AsyncResult(Generic[R]):
             timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
 
         Raises:
-            ResultTimeoutError: The job has not finished in time; it continues.
+            ResultTimeoutError: The job did not finish in time; it keeps running.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
@@ -107,7 +107,7 @@ class AsyncResult(Generic[R]):
                 the task does not end. Without this, a running job continues.
 
         Returns:
-            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker cancels it
+            ``"revoked"``; ``"running"``: the job is running and continues; ``"terminating"``: its worker will cancel it
             within about a second (``get()`` waits for that); ``"finished"``: it had already finished; ``"unknown"``:
             the job does not exist.
 

@@ -1,7 +1,7 @@
 """Error categories: transient (retry), permanent (do not retry) or unknown.
 
-Exceptions of libraries are recognised by the names of their types, so no library is imported. The modules: ``category``
-(the categories), ``chain`` (the causes of an exception), ``known`` (the table of known exceptions, with ``http`` and
+Library exceptions are recognised by their types' names, so no library is imported. The modules are ``category``
+(the categories), ``chain`` (an exception's causes), ``known`` (the table of known exceptions, with ``http`` and
 ``database`` for types that do not determine the category), ``categorizer`` (the decision, with the user's rules) and
 ``retry_after`` (the delay that a server requests).
 """

@@ -1,4 +1,4 @@
-"""Decides the category of an error: explicit categories first, then the user's rules, then the known exceptions."""
+"""Decides an error's category: explicit categories first, then the user's rules, then the known exceptions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Categorizer", "categorize_error", "explicit_category"]
 class Categorizer:
     """Ordered rules: the user's, newest first, then the built-in table of known exceptions.
 
-    The order of decision: first, a ``TransientError`` or ``PermanentError`` anywhere in the chain of causes; the
-    outermost one decides, because it was raised last. Then, for each exception of the chain, outermost first, the
-    user's rules and the known exceptions. So the category of a known exception overrides that of its cause, and an
+    A ``TransientError`` or ``PermanentError`` anywhere in the chain of causes decides first; if there are several, the
+    outermost, because it was raised last. Then the user's rules and the known exceptions are tried for each exception
+    in the chain, outermost first. A known exception's category therefore overrides that of its cause, and an
     unknown exception has the category of its cause. If no exception in the chain is known, the message of a lost or
     refused connection (``RuntimeError("connect ECONNREFUSED …")``) makes it transient. An ``ExceptionGroup`` is
-    transient only if all its exceptions are, and permanent if any is.
+    transient only if all of its exceptions are, and permanent if any of them is.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Categorizer:
         match: type[BaseException] | tuple[type[BaseException], ...] | str | Rule,
         category: ErrorCategory | None = None,
     ) -> None:
-        """Add a rule with precedence over all existing ones.
+        """Add a rule that takes precedence over all existing rules.
 
         Args:
             match: One of the following:
@@ -46,7 +46,7 @@ class Categorizer:
             category: Category of a match; omit it for a function. ``UNKNOWN`` ends the search as well.
 
         Raises:
-            ConfigError: The arguments do not go together.
+            ConfigError: The arguments cannot be combined, or one of them is invalid.
         """
         if callable(match) and not isinstance(match, type):
             if category is not None:
@@ -68,7 +68,7 @@ class Categorizer:
         return copied
 
     def _categorize(self, exc: BaseException, above: frozenset[int]) -> ErrorCategory:
-        """``above`` has the ids of the enclosing groups, because a member may have its own group as its cause."""
+        """``above`` contains the ids of the enclosing groups, because a member may have its own group as its cause."""
         chain = list(chain_of(exc, above))
         explicit = _explicit_category(chain)
         if explicit is not None:
@@ -90,14 +90,14 @@ class Categorizer:
 
 
 def categorize_error(exc: BaseException) -> ErrorCategory:
-    """Return the category of ``exc``, without rules of the user."""
+    """Return the category of ``exc``, without user rules."""
     return Categorizer().categorize(exc)
 
 
 def explicit_category(exc: BaseException) -> ErrorCategory | None:
     """Return the category of a ``TransientError`` or ``PermanentError`` in the chain, ``None`` if there is none.
 
-    For jobs of other BullMQ clients, no other category prevents a retry.
+    For jobs that other BullMQ clients sent, no other category prevents a retry.
     """
     return _explicit_category(list(chain_of(exc)))
 
@@ -130,7 +130,7 @@ def _apply_rule(rule: Rule, exc: BaseException) -> ErrorCategory | None:
     try:
         category = rule(exc)
         return None if category is None else ErrorCategory(category)
-    except Exception as error:  # noqa: BLE001 - a user's rule must not block the outcome of the job
+    except Exception as error:  # noqa: BLE001 - a user's rule must not block the job's outcome
         # A note is part of the traceback, so the traceback shows why the rule did not apply.
         with suppress(Exception):
             exc.add_note(f"bulltask: the category rule {rule!r} raised {error!r} and was skipped")

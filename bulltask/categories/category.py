@@ -19,7 +19,7 @@ class ErrorCategory(StrEnum):
 TRANSIENT, PERMANENT, UNKNOWN = ErrorCategory
 
 Rule = Callable[[BaseException], ErrorCategory | None]
-"""Returns the category of an exception, or ``None`` if the rule does not apply."""
+"""Returns an exception's category, or ``None`` if the rule does not apply."""
 
 
 def category_table(*, transient: str = "", permanent: str = "") -> dict[str, ErrorCategory]:

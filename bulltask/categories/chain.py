@@ -1,6 +1,6 @@
-"""The chain of an exception's causes, and access to its attributes that never raises.
+"""The chain of an exception's causes, and attribute access that never raises.
 
-The causes are explicit: ``raise … from cause``, and the exception that a wrapper contains as ``.reason`` (urllib,
+The causes are explicit ones: ``raise … from cause``, and the exception that a wrapper contains as ``.reason`` (urllib,
 urllib3), as ``.orig`` (SQLAlchemy) or as its first argument. The implicit ``__context__`` is not a cause: a bug in an
 ``except ConnectionError:`` block has the connection error as its context, and would be retried like a network error.
 """
@@ -17,7 +17,7 @@ def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator
 
     Args:
         exc: The outermost exception.
-        skip: ``id()`` of exceptions to leave out, together with their causes.
+        skip: ``id()`` of the exceptions to leave out, together with their causes.
     """
     stack, seen = [exc], set(skip)
     while stack:

@@ -1,4 +1,4 @@
-"""Database errors, by the error codes of the drivers, because DB-API's exception types are too coarse."""
+"""Database errors, by the drivers' error codes, because DB-API's exception types are too coarse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SQLSTATE_PERMANENT = ("0A", "21", "22", "23", "28", "2B", "34", "3D", "3F", "40
 # Classes: connection, rollback (deadlock, serialization), resources, operator, system. Codes: lock not available,
 # object in use, read-only (a failover), ODBC's timeouts.
 _SQLSTATE_TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "55006", "25006", "HYT")
-# A failed connection to PostgreSQL has only a message, and SQLite's errors may have lost their code.
+# Errors of failed PostgreSQL connections have only a message, and SQLite's errors may have lost their code.
 _PERMANENT_TEXT = re.compile(
     r"no such (table|column|function|module)|syntax error|has no column|readonly database|not a database|"
     r"authentication failed|no pg_hba\.conf entry|(role|database|user) \S+ does not exist",
@@ -36,23 +36,23 @@ def by_sqlstate(exc: BaseException) -> ErrorCategory | None:
     state = attribute(exc, "sqlstate") or attribute(exc, "pgcode")
     if not isinstance(state, str) or len(state) != 5:
         return None
-    if state.startswith(_SQLSTATE_PERMANENT):  # first: 40002 is an exception to 40
+    if state.startswith(_SQLSTATE_PERMANENT):  # checked first, as 40002 is an exception to 40
         return PERMANENT
     return TRANSIENT if state.startswith(_SQLSTATE_TRANSIENT) else None
 
 
 def by_database(exc: BaseException) -> ErrorCategory | None:
-    """Return the category of a generic database error: by code, else by message, else ``None``."""
-    # SQLAlchemy and Django wrap the driver's error, which has the code, in one of the same name.
+    """Return a generic database error's category, by code or else by message; ``None`` if neither is known."""
+    # SQLAlchemy and Django wrap the driver's error, which contains the code, in an error with the same name.
     chain = list(chain_of(exc))
     category = next((found for each in chain if (found := _by_driver(each)) is not None), None)
-    # Not the message of SQLAlchemy's errors, which contains the statement and its parameters.
+    # Messages of SQLAlchemy's errors are skipped, because they contain the statement and its parameters.
     texts = (text_of(each) for each in chain if attribute(each, "orig") is None)
     return category or (PERMANENT if any(map(_PERMANENT_TEXT.search, texts)) else None)
 
 
 def by_operation(exc: BaseException) -> ErrorCategory:
-    """Return the category of an ``OperationalError`` or ``InterfaceError``: transient unless its code is permanent."""
+    """Return the category of an ``OperationalError`` or ``InterfaceError``: transient unless known to be permanent."""
     return by_database(exc) or TRANSIENT
 
 

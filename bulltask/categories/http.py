@@ -1,4 +1,4 @@
-"""HTTP errors of httpx, requests, urllib and aiohttp, by their status code."""
+"""HTTP errors from httpx, requests, urllib and aiohttp, by their status code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def status_of(exc: BaseException) -> int | None:
 
 def by_status_error(exc: BaseException) -> ErrorCategory | None:
     """Return the category of a status error; ``None`` if it has no status."""
-    # aiohttp sets status 400 for a response that is not HTTP, although no server has sent it.
+    # aiohttp sets status 400 for a response that is not HTTP, even though no server has sent that status.
     if type(exc.__cause__).__module__ == "aiohttp.http_exceptions":
         return TRANSIENT
     return _by_status(status_of(exc))
@@ -46,5 +46,5 @@ def _first_status(*values: object) -> int | None:
 def _by_status(status: int | None) -> ErrorCategory | None:
     if status is None or status < 300:
         return None
-    # 408 (timeout) and 425 (too early) are temporary although they are 4xx.
+    # 408 (timeout) and 425 (too early) are temporary, even though they are 4xx.
     return TRANSIENT if status >= 500 or status in {408, 425, 429} else PERMANENT

@@ -1,7 +1,7 @@
-"""The table of known exceptions of Python and popular libraries.
+"""The table of known exceptions from Python and popular libraries.
 
-The classes of an exception are looked up from the most specific to the most general; the first match decides. A key is
-the top-level package and the name of a type, so ``redis.ConnectionError`` matches wherever redis defines it, and the
+An exception's classes are looked up from the most specific to the most general; the first match decides. A key consists
+of the top-level package and a type's name, so ``redis.ConnectionError`` matches wherever redis defines it, and the
 library is never imported.
 """
 
@@ -62,7 +62,7 @@ def _by_smtp(exc: BaseException) -> ErrorCategory | None:
 
 
 def _by_content_type(exc: BaseException) -> ErrorCategory | None:
-    return by_status_error(exc) or PERMANENT  # a good status, but the body cannot be parsed
+    return by_status_error(exc) or PERMANENT  # the status is good, but the body cannot be parsed
 
 
 def _table(*rows: tuple[ErrorCategory | Rule, str, str]) -> dict[str, ErrorCategory | Rule]:
@@ -130,7 +130,7 @@ _KNOWN = _table(
     (PERMANENT, "redis valkey", "AuthenticationError AuthorizationError AuthenticationWrongNumberOfArgsError"),
     (PERMANENT, "redis valkey", "NoPermissionError DataError ClusterCrossSlotError CrossSlotTransactionError"),
     (_by_redis_reply, "redis valkey", "ResponseError"),
-    # databases: DB-API's names in any package
+    # databases: DB-API names in any package
     (by_operation, "*", "OperationalError InterfaceError"),
     (by_database, "*", "InternalError DatabaseError"),
     (PERMANENT, "*", "IntegrityError ProgrammingError DataError NotSupportedError"),

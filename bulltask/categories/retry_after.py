@@ -13,7 +13,7 @@ from bulltask.errors import ConfigError, TransientError
 
 __all__ = ["retry_after_ms"]
 
-_MAX_MS = 3_600_000  # after a longer delay the job would seem to be lost
+_MAX_MS = 3_600_000  # with a longer delay, the job would seem to be lost
 
 
 def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
@@ -21,10 +21,10 @@ def retry_after_ms(exc: BaseException, *, now: datetime | int) -> int | None:
 
     That is ``TransientError.retry_after`` if the task set it. Otherwise it is the ``Retry-After`` header of a 429 or
     503 response (seconds or an HTTP date, at most 1 h) in an error of httpx, requests, aiohttp, urllib or a similar
-    client. Of several errors (causes, members of an ``ExceptionGroup``) the longest delay is used.
+    client. If there are several errors (causes, members of an ``ExceptionGroup``), the longest delay is used.
 
     Args:
-        exc: The error of the attempt.
+        exc: The attempt's error.
         now: The current time, for HTTP dates: an aware ``datetime``, or epoch milliseconds.
 
     Returns:
@@ -43,7 +43,7 @@ def _explicit_ms(exc: BaseException) -> int | None:
     try:
         return to_ms(exc.retry_after)
     except ConfigError:
-        return None  # raising would hide the error of the attempt
+        return None  # raising would hide the attempt's error
 
 
 def _header_ms(exc: BaseException, now_ms: int) -> int | None:

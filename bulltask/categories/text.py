@@ -1,4 +1,4 @@
-"""Categories by the message, for errors whose type, code and status are unknown."""
+"""Categories by message, for errors whose type, code and status are unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bulltask.categories.chain import attribute, text_of
 
 __all__ = ["by_text"]
 
-_MAX_CHARS = 10_000  # a message may have megabytes
+_MAX_CHARS = 10_000  # a message may be megabytes long
 
-# Messages of Go, Node, curl, the C library and Redis for temporary errors of the network or of Redis.
+# Messages from Go, Node, curl, the C library and Redis for temporary errors of the network or of Redis.
 _TRANSIENT = re.compile(
     r"connection refused|connection reset|connection timed out|i/o timeout|no route to host|network is unreachable|"
     r"temporary failure in name resolution|"
@@ -24,6 +24,6 @@ _TRANSIENT = re.compile(
 
 def by_text(chain: Iterable[BaseException]) -> ErrorCategory | None:
     """Return the category of a chain without a known type, code or status; ``None`` if no message is known."""
-    # Not the message of SQLAlchemy's errors, which contains the statement and its parameters.
+    # Messages of SQLAlchemy's errors are skipped, because they contain the statement and its parameters.
     texts = (text_of(each)[:_MAX_CHARS] for each in chain if attribute(each, "orig") is None)
     return TRANSIENT if any(map(_TRANSIENT.search, texts)) else None

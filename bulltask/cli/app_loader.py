@@ -44,7 +44,8 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:
-    """Return the app of ``-A``, or an app without tasks for ``-b``, which suffices for commands on queues and jobs.
+    """Return the app that ``-A`` names, or an app without tasks for ``-b``, which suffices for commands on queues and
+    jobs.
 
     Args:
         ctx: The command's context.

@@ -21,7 +21,7 @@ from bulltask.transport.scripts.queue import scan_queues, worker_queues
 __all__ = ["FoundJob", "ambiguous", "find_job", "queues_with_job"]
 
 MAX_LOG_LINES: Final = 1_000
-"""How many lines of a job's log are read: the newest."""
+"""How many of the newest lines of a job's log are read."""
 
 MAX_PAGES: Final = 1_000
 """How many pages, of a thousand keys each, are scanned for queue names: about a second of Redis' time."""

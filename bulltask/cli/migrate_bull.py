@@ -59,7 +59,7 @@ def command(
     migration at any time and run it again.
 
     Exit codes: 0 migrated, or a dry run; 3 cannot be migrated, nothing was changed; 4 some jobs were skipped; 1 an
-    error: run it again.
+    error: run the command again.
     """
     check_queue_name(queue)
     target_queue = _queue(ctx, app, broker, target or queue)

@@ -23,7 +23,7 @@ EXIT_UNKNOWN: Final = 4
 _MESSAGES: Final = {
     Revocation.REVOKED: "revoked: the job has failed and will not run",
     Revocation.RUNNING: "running: the job continues; use --terminate to cancel it",
-    Revocation.TERMINATING: "terminating: the job's worker cancels it",
+    Revocation.TERMINATING: "terminating: the job's worker will cancel it",
     Revocation.FINISHED: "finished: the job had already finished",
     Revocation.UNKNOWN: "unknown: the job does not exist",
 }
@@ -46,7 +46,7 @@ def command(
 
     Without --queue, all queues are searched: those of the app and of connected workers first, then the others.
 
-    Exit codes: 0 each job has finished, or its worker cancels it; 1 an error, or a job cannot be revoked; 3 a job
+    Exit codes: 0 each job has finished, or its worker will cancel it; 1 an error, or a job cannot be revoked; 3 a job
     is still running; 4 a job does not exist. If several apply, the smallest is used.
     """
     app = load_app_or_broker(ctx, options)

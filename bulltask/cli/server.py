@@ -63,8 +63,8 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
     binary = find_binary()
     for other in data.newer_directories(binary):
         click.echo(
-            f"note: {binary} starts without the data in {other}: a server of another release series wrote them more "
-            f"recently, and {binary} cannot read its files",
+            f"note: {binary} starts without the data in {other}, which a server of another release series wrote more "
+            f"recently: {binary} cannot read that server's files",
             err=True,
         )
     started = EmbeddedServer(data.directory(binary), port=port, binary=binary, extra=["--loglevel", loglevel])
@@ -73,8 +73,8 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
 
 
 def _wait_for_end(started: EmbeddedServer) -> None:
-    """Wait until the server has ended or this process gets a signal to end."""
-    # The signals stay blocked: a second Ctrl-C must not interrupt the shutdown, which has a time limit.
+    """Wait until the server has ended or this process receives a signal to end."""
+    # The signals stay blocked, because a second Ctrl-C must not interrupt the shutdown, which has a time limit.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     while started.running and signal.sigwait(_STOP_SIGNALS | {signal.SIGCHLD}) not in _STOP_SIGNALS:
         pass  # SIGCHLD: the server has ended, or was stopped and continued

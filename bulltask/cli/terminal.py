@@ -35,12 +35,12 @@ def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def safe(text: str) -> str:
-    """Escape control characters in a text from a job, which a terminal would interpret; keep newlines and tabs."""
+    """Escape control characters in text from a job, which a terminal would interpret; keep newlines and tabs."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def in_one_line(text: str, max_chars: int = 255) -> str:
-    """Return an escaped text with its white space collapsed, truncated to ``max_chars`` characters."""
+    """Return the text escaped, with its white space collapsed, truncated to ``max_chars`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 

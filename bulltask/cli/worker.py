@@ -63,11 +63,11 @@ SETTINGS: Final = {
     "-l",
     "--loglevel",
     type=click.Choice(LOG_LEVELS, case_sensitive=False),
-    help="Lowest level of the lines that are logged (default: info).",
+    help="Minimum level of log lines (default: info).",
 )
 @click.option("-I", "--include", help="Additional modules with tasks to import, comma-separated.")
 @click.option("--metrics-port", type=int, help="Port for Prometheus metrics (default: no metrics).")
-@click.option("--metrics-host", help="Address on which the metrics port listens (default: 127.0.0.1).")
+@click.option("--metrics-host", help="Address to bind the metrics port to (default: 127.0.0.1).")
 @click.option(
     "--lock-duration",
     type=float,
@@ -83,12 +83,12 @@ SETTINGS: Final = {
 @click.option(
     "--max-crashes",
     type=int,
-    help="Fail a job after this many crashes of child processes, if it was alone in the last one (default: 2).",
+    help="Fail a job after this many crashes of child processes, if it was alone in the last process (default: 2).",
 )
 @click.option(
     "--max-started-attempts",
     type=int,
-    help="Maximum number of attempts of a job, including those that do not count (default: unlimited).",
+    help="Maximum number of attempts per job, including those that do not count (default: unlimited).",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(

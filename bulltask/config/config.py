@@ -2,7 +2,7 @@
 
 Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), ``app.conf`` and
 the arguments of ``App``, the defaults (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for
-the user and integer milliseconds internally (``_ms``). An unknown name is an error with a suggestion.
+the user and integer milliseconds internally (``_ms``). An unknown name causes an error that suggests a similar one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Settings:
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to
-    send a job, or a worker starts: children are forks, so a later change would apply to some processes only.
+    send a job, or a worker starts: children are forks, so a later change would apply to only some of the processes.
     """
 
     _values: dict[str, object]

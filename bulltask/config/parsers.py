@@ -146,12 +146,12 @@ def worker_name(value: Any, name: str) -> str:
     if len(plain_text(value, name)) > MAX_NAME:
         raise ConfigError(f"{name} must have at most {MAX_NAME} characters, not {len(value)}: {value[:40]!r}…")
     if any(char.isspace() for char in value):
-        raise ConfigError(f"{name} must have no spaces, because Redis shows it as a connection's name: {value!r}")
+        raise ConfigError(f"{name} must not contain spaces, because Redis shows it as a connection's name: {value!r}")
     return str(value)
 
 
 def time_zone(value: Any, name: str) -> str:
-    """Return the name of a time zone that this machine knows."""
+    """Return the name of a time zone that this machine supports."""
     zone_of(value, name)
     return str(value)
 
@@ -179,12 +179,12 @@ def spark_settings(value: Any, name: str) -> Mapping[str, str]:
         settings = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         settings = None
-    # Messages show no values: they may be passwords.
+    # Messages show no values, because they may be passwords.
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{name} must be a dictionary or a JSON object as a string, not {type(value).__name__}")
     for key, item in settings.items():
         if not str(key).startswith("spark."):
-            raise ConfigError(f"{name} must only have settings that begin with 'spark.', not {key!r}")
+            raise ConfigError(f"{name} must contain only settings that begin with 'spark.', not {key!r}")
         if not isinstance(item, str | int | float):
             raise ConfigError(f"{key} in {name} must be a string, a number, true or false, not {type(item).__name__}")
     return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in settings.items()}
@@ -229,10 +229,10 @@ def _check_address(value: SecretUrl, name: str) -> None:
 
 
 def _check_tls(value: SecretUrl, name: str) -> None:
-    """Check the TLS options, because a misspelled option would otherwise have no effect, without any error."""
+    """Check the TLS options, because a misspelled option would otherwise be ignored silently."""
     given = tls_options(value)
     if given and value.scheme != "rediss":
-        raise ConfigError(f"{name} must start with rediss:// if it has {min(given)}, an option of TLS, not {value}")
+        raise ConfigError(f"{name} must start with rediss:// if it has {min(given)}, a TLS option, not {value}")
     for option in given:
         if option not in TLS_OPTIONS:
             raise ConfigError(f"{name} {value} has an unknown option {option}{did_you_mean(option, TLS_OPTIONS)}")

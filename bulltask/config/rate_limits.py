@@ -73,7 +73,7 @@ def _limit(value: Any, name: str) -> Mapping[str, int] | None:
         return None
     if isinstance(value, Mapping):
         if value.keys() != _PARTS:
-            raise ConfigError(f"{name} must have max and duration only, not {dict(value)!r}")
+            raise ConfigError(f"{name} must contain exactly max and duration, not {dict(value)!r}")
         return _check_limit(value["max"], value["duration"], name)
     if not isinstance(value, str) or (rate := _RATE.fullmatch(value)) is None:
         raise _invalid(value, name)

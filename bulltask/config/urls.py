@@ -100,7 +100,7 @@ class SecretUrl:
         return scheme != "unix" and bool(set(userinfo) & set("/?#[]")) and not _WITH_OPTIONS.match(rest)
 
     def hide_in(self, text: str) -> str:
-        """Return ``text``, a driver's message about this URL, with words masked that only occur in its password."""
+        """Return ``text``, a driver's message about this URL, masking words that occur only in its password."""
         hidden = self._url[: _userinfo_end(self.scheme, self._url)] if self.has_secret else ""
         return _WORD.sub(lambda word: HIDDEN if word[0] in hidden and word[0] not in self._shown else word[0], text)
 
@@ -170,7 +170,7 @@ def redact_text(text: str, *, json: bool = False) -> str:
 
     Args:
         text: An error, a traceback, a log line; without a URL in it the call takes a tenth of a microsecond.
-        json: A quote ends a URL, so that a line of JSON stays valid; in other texts, a password may contain quotes.
+        json: A quote ends a URL, so that a line of JSON stays valid; elsewhere, a password may contain quotes.
     """
     if "://" not in text:
         return text

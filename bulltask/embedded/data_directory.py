@@ -1,4 +1,4 @@
-"""The directory of a server's files, and the file by which other processes find the server."""
+"""The directory with a server's files, and the file through which other processes find the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The data directories of one name, one for each release series: ``ROOT/valkey-9/NAME``.
+    """The data directories for one name, one for each release series: ``ROOT/valkey-9/NAME``.
 
     A release series is a flavour and a major version. Each has a separate directory: Redis cannot read Valkey's files.
 
@@ -34,7 +34,7 @@ class DataDirectory:
 
     @classmethod
     def named(cls, name: str = "") -> Self:
-        """Return the user's data directory of that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
+        """Return the user's data directory with that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
             ConfigError: The name has characters other than letters, digits, ``_``, ``.`` and ``-``.
@@ -63,7 +63,7 @@ class DataDirectory:
         return self.root / f"{self.name or 'this'}.start.lock"
 
     def running(self) -> tuple[Path, ServerRecord] | None:
-        """Return directory and record of the server, of any series, that runs on this data; ``None`` if none does."""
+        """Return the directory and record of the server, of any series, that is running on this data, or ``None``."""
         for directory in self._directories():
             record = ServerRecord.read(directory)
             if record is not None and record.is_running():
@@ -109,7 +109,7 @@ class ServerRecord:
         return record if 0 < record.port < 65536 else None
 
     def write(self, directory: Path) -> None:
-        """Write the record atomically: a reader never sees a part of it."""
+        """Write the record atomically, so that a reader never sees a partial record."""
         draft = directory / f"server.json.{os.getpid()}"
         draft.write_text(json.dumps(asdict(self)))
         draft.replace(directory / "server.json")
@@ -126,8 +126,8 @@ class ServerRecord:
 
 
 def _last_use(directory: Path) -> float:
-    """Return the time of the last start of a server in a directory; 0 if it has no data."""
-    files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter: Redis 6.2
+    """Return the time at which a server was last started in a directory; 0 if the directory has no data."""
+    files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter is Redis 6.2's
     if not any(file.exists() for file in files):
         return 0.0
     try:

@@ -1,11 +1,11 @@
-"""Keep a shared server running as long as a process uses it. A separate program, standard library only.
+"""Keep a shared server running while any process uses it. A separate program, standard library only.
 
 Usage: ``python -I -S keeper.py LOCK_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 
 Every process that uses the server holds a shared ``flock`` on ``LOCK_FILE``. The keeper starts the server, then
 requests the exclusive lock: the kernel grants it when the last of these processes has ended, even after a crash. Then
-the keeper stops the server and exits, which releases the lock for the next process. There is no counter that a crash
-could leave wrong.
+the keeper stops the server and exits, which releases the lock for the next process. There is no counter that could
+be wrong after a crash.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tie_to_parent() -> Callable[[], None]:
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
-            os._exit(1)  # the parent died before the call: its signal would never come
+            os._exit(1)  # the parent died before the call, so the signal would never come
 
     return in_child
 
@@ -64,7 +64,7 @@ def _wait_for_last_process(lock: int) -> None:
 
 
 def _keep(lock: int, status: int, passed: Sequence[int], command: Sequence[str]) -> None:
-    # Blocked until the handlers are set, so that the death of a server right after its start is not missed.
+    # Blocked until the handlers are set, so that a server's death right after its start is not missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     tie = tie_to_parent()
 

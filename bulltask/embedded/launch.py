@@ -34,7 +34,7 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortTakenError(BrokerUnavailableError):
-    """Another process listens on the port."""
+    """Another process is listening on the port."""
 
 
 def server_command(
@@ -66,11 +66,11 @@ def server_command(
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment of a server: that of this process, with a larger cache for glibc's small allocations.
+    """Return a server's environment: that of this process, with a larger cache for glibc's small allocations.
 
-    The Valkey of the wheel uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
+    The wheel's Valkey uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
     BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of
-    its time. A setting by the user is not changed; other C libraries ignore the variable.
+    its time. The user's setting is not changed; other C libraries ignore the variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.tcache_count=" not in tunables:
@@ -79,7 +79,7 @@ def server_environment() -> dict[str, str]:
 
 
 def pick_port() -> int:
-    """Return a free port of 127.0.0.1; another process may still bind it before the server does.
+    """Return a free port on 127.0.0.1; another process may still bind it before the server does.
 
     It is below the range that the kernel uses for outgoing connections. In that range, a client that keeps connecting
     to a dead server's port will eventually get the same port as its local port, connect to itself, and keep the server
@@ -143,7 +143,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
         timeout: Seconds to wait for a server that is stopping.
 
     Raises:
-        BrokerUnavailableError: A running server uses the directory, or it cannot be written.
+        BrokerUnavailableError: A running server is using the directory, or it cannot be written.
     """
     fd = open_lock(data_dir / "server.lock")
     if lock(fd, fcntl.LOCK_EX, timeout):
@@ -155,7 +155,7 @@ def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
 
 
 class ServerLog:
-    """The part of ``server.log`` that belongs to one start."""
+    """The part of ``server.log`` that was written after one start."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / "server.log"
@@ -171,7 +171,7 @@ class ServerLog:
             return ""
 
     def tail(self) -> str:
-        """Return the last three lines since this start in one line, with the path of the log."""
+        """Return the last three lines since this start in one line, with the log's path."""
         lines = self.text().strip().splitlines()[-3:]
         return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
 

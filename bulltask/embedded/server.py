@@ -35,8 +35,8 @@ class EmbeddedServer:
     """A Valkey or Redis process, with methods to start and stop it.
 
     The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
-    every second. So ``kill -9`` usually loses no acknowledged write: if the disk is slow, it may lose the last two
-    seconds (a power failure: the last second). The server ends with the process that started it, even if that is
+    every second. ``kill -9`` therefore usually loses no acknowledged write; if the disk is slow, it may lose the last
+    two seconds (a power failure: the last second). The server ends with the process that started it, even if that is
     killed; a forked child of that process neither stops it nor changes its files.
 
     Args:
@@ -71,7 +71,7 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The TCP port on 127.0.0.1, which later calls of `start` use again.
+        """The TCP port on 127.0.0.1, which later calls to `start` use again.
 
         Raises:
             BrokerUnavailableError: The server was not started yet.

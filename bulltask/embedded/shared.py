@@ -1,4 +1,4 @@
-"""``broker_url="embedded://"``: a server shared by all processes of a user, started by the first."""
+"""``broker_url="embedded://"``: a server shared by all of a user's processes and started by the first."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:
-    """Ensure that the server of a directory runs, and use it until this process and its forked children end.
+    """Ensure that a directory's server is running, and use it until this process and its forked children end.
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
     has ended, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
 
-    A server is joined only if it reports the run id that is recorded for this directory. Call this again when the
-    server has died: it is restarted, on the same port if that is still free.
+    A server is joined only if it reports the run id that is recorded for this directory. Call this again if the
+    server has died, to restart it, on the same port if that is still free.
 
     Args:
         data_dir: The directory; ``None`` is the user's, ``$XDG_DATA_HOME/bulltask``. The files are in a
@@ -109,7 +109,7 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
 def _start_or_join(data: DataDirectory) -> str:
     binary = find_binary()
     with _start_lock(data):
-        # Of any release series: two environments with different servers installed must not start two servers.
+        # Of any release series, because two environments with different servers installed must not start two servers.
         running = data.running()
         if running is not None and _join(*running):
             return running[1].url
@@ -156,7 +156,7 @@ def _start_lock(data: DataDirectory) -> Iterator[None]:
         try:
             yield
         finally:
-            # close() alone does not suffice: a child that another thread has just forked has the descriptor, too.
+            # close() alone is not enough, because a child that another thread has just forked has the descriptor, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
@@ -169,7 +169,7 @@ def _register_process(directory: Path) -> bool:
     if known_fd is not None and os.path.samestat(os.fstat(known_fd), os.fstat(fd)):
         os.close(fd)
         return False
-    # The keeper of a server that no process uses has the exclusive lock until that server is gone.
+    # The keeper of a server that no process uses holds the exclusive lock until that server has exited.
     if not lock(fd, fcntl.LOCK_SH, _REGISTRATION_TIMEOUT):
         os.close(fd)
         raise BrokerUnavailableError(
@@ -184,7 +184,7 @@ def _unregister_process(directory: Path) -> None:
 
 
 def _start(binary: ServerBinary, directory: Path, last_port: int | None) -> ServerRecord:
-    # Try the last port first, so that processes whose server died reach the new server by the same URL.
+    # Try the last port first, so that processes whose server died reach the new server at the same URL.
     for _ in range(MAX_PORT_ATTEMPTS):
         try:
             return _start_on(binary, directory, last_port or pick_port())
@@ -203,9 +203,9 @@ def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
         finally:
             os.close(write_end)
             os.close(lock_fd)
-        pid = os.read(status, 32)  # of the server; empty if the keeper is gone
+        pid = os.read(status, 32)  # the server's; empty if the keeper is gone
         if pid:
-            # From now on, the pipe is readable when the keeper has ended, which is after its server.
+            # From now on, the pipe becomes readable when the keeper has ended, after its server.
             run_id = wait_until_ready(port, int(pid), lambda s: bool(select.select([status], [], [], s)[0]))
             if run_id:
                 return ServerRecord(int(pid), port, run_id)

@@ -1,4 +1,4 @@
-"""All exceptions of bulltask.
+"""All of bulltask's exceptions.
 
 ::
 
@@ -6,7 +6,7 @@
     ├── ConfigError              a setting or the value of an argument is invalid       (also a ValueError)
     ├── AppNotFoundError         ``-A`` does not name an App
     ├── DuplicateTaskError       two functions have the same task name
-    ├── TaskNotRegisteredError         the app has no task of that name                      (also a LookupError)
+    ├── TaskNotRegisteredError   the app has no task with that name                    (also a LookupError)
     ├── EncodeError              a value cannot be represented in JSON                 (also a TypeError)
     ├── DecodeError              stored data does not follow the protocol              (also a ValueError)
     ├── PayloadTooLargeError     a call or a result exceeds the size limit             (also a ValueError)
@@ -38,7 +38,7 @@
     ├── MissingExtraError        an optional dependency is not installed               (also an ImportError)
     ├── EventsLostError          Spark: events were trimmed before they were read
     ├── LakeError                a data lake does not exist or cannot be read
-    │   └── LakeInUseError           another pipeline writes to it
+    │   └── LakeInUseError           another pipeline is already writing to it
     ├── TaskError                a task failed in a worker; its exception cannot be rebuilt
     │   └── TaskRevokedError         the job was revoked
     ├── ResultTimeoutError       no result in time                                     (also a TimeoutError)
@@ -141,7 +141,7 @@ __all__ = [
 
 
 class BulltaskError(Exception):
-    """Base class of all errors of bulltask."""
+    """Base class of all bulltask errors."""
 
     def __init__(self, *args: object) -> None:
         if not args and self.__doc__:
@@ -263,7 +263,7 @@ class LockMismatchError(JobError):
 
 
 class ParentConflictError(JobError):
-    """The job already belongs to another parent. A job has one parent: add a job with another id."""
+    """The job already belongs to another parent. A job can have only one parent: add a job with another id."""
 
 
 class SchedulerJobError(JobError):
@@ -279,7 +279,7 @@ class SchedulerCollisionError(JobError):
 
 
 class SchedulerBusyError(JobError):
-    """The scheduler's current and next times both have a job already: try again after one of them has run."""
+    """Jobs already exist for the scheduler's current and next times: try again after one of them has run."""
 
 
 class NoPendingChildrenError(JobError):

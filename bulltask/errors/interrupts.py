@@ -65,7 +65,7 @@ class RateLimitQueue(Interrupt):
     otherwise only the workers with a ``limiter`` and the child that ran the task.
 
     Args:
-        duration: How long they acquire no jobs from the queue: seconds or ``timedelta``.
+        duration: How long they stop acquiring jobs from the queue: seconds or ``timedelta``.
     """
 
     def __init__(self, duration: float | timedelta) -> None:
@@ -81,20 +81,20 @@ class WaitForChildren(Interrupt):
     """
 
     def __init__(self) -> None:
-        super().__init__("the task waits for child jobs")
+        super().__init__("the task is waiting for child jobs")
 
 
 class SoftTimeLimitExceeded(Interrupt):
     """Raised inside a sync task that exceeds its ``soft_time_limit``, so that it can clean up.
 
-    The task may catch it and return, or raise another exception: that is then its outcome. If the task does not catch
-    it, the job is retried as after a transient error. An async task is cancelled instead (``asyncio.CancelledError``);
-    if it does not suppress the cancellation, its attempt ends with this exception.
+    The task may catch it and return, or raise another exception; this determines its outcome. If the task does not
+    catch it, the job is retried as after a transient error. An async task is cancelled instead
+    (``asyncio.CancelledError``); if it does not suppress the cancellation, its attempt ends with this exception.
     """
 
 
 class TaskCancelled(Interrupt):
-    """Raised inside a sync task whose job is revoked while it runs, so that it can clean up.
+    """Raised inside a sync task whose job is revoked while it is running, so that it can clean up.
 
     The job fails with "revoked", even if the task catches the exception and returns. An async task is cancelled
     instead (``asyncio.CancelledError``).

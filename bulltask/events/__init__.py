@@ -1,4 +1,4 @@
-"""The events of a worker, and the bus that passes them to listeners.
+"""A worker's events, and the bus that passes them to listeners.
 
 A worker emits events; its log, its metrics and an app's listeners subscribe to them. The children emit the events of
 :mod:`~bulltask.events.children`, the supervisor those of :mod:`~bulltask.events.supervisor`. The supervisor also emits
@@ -8,8 +8,8 @@ name in the app, and durations end in ``_ms``. In events about a job, ``attempt`
 ``ats`` and ``atm``; in those about Redis and heartbeats, ``attempt`` counts the
 attempts to reach Redis.
 
-A bus belongs to one process. A child creates its bus after the fork, so it has only the events of that child. Listeners
-of an app (``app.on(…)``) run in the children, and receive subclasses of :class:`ChildEvent`.
+A bus belongs to one process. A child creates its bus after the fork, so it has only that child's events. An app's
+listeners (``app.on(…)``) run in the children, and receive subclasses of :class:`ChildEvent`.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class Bus:
         (in the supervisor: its services).
         """
         self._subscribed.append((kind, listener))
-        self._routes = {}  # a new dict, not clear(): another thread may be inside emit()
+        self._routes = {}  # a new dict rather than clear(), as another thread may be in emit()
 
     def wants(self, kind: type[Event]) -> bool:
-        """Return whether ``kind`` has a listener; frequent events are created only if it has."""
+        """Return whether ``kind`` has a listener; frequent events are created only if it does."""
         routes = self._routes
         return bool(routes[kind] if kind in routes else self._route(kind))
 

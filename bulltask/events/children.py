@@ -42,7 +42,7 @@ class ChildEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobStarted(ChildEvent):
-    """A child has acquired the job and starts to run it."""
+    """A child has acquired the job and is starting to run it."""
 
     job_id: str
     queue: str
@@ -64,7 +64,7 @@ class JobCompleted(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class JobFailed(ChildEvent):
-    """The job has failed and is not retried."""
+    """The job has failed and will not be retried."""
 
     job_id: str
     queue: str
@@ -76,7 +76,7 @@ class JobFailed(ChildEvent):
     attempts_made: int
     traceback: str
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    """The exception of the task, or of bulltask; ``None`` if the result could not be stored."""
+    """The exception from the task, or from bulltask; ``None`` if the result could not be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class JobRetried(ChildEvent):
     attempts_made: int
     delay_ms: int
     exception: BaseException | None = field(default=None, compare=False, repr=False)
-    """The exception of the task."""
+    """The exception from the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobReleased(ChildEvent):
-    """The job was released and waits again, and the attempt does not count.
+    """The job was released and is waiting again; the attempt does not count.
 
-    Its task has requested it, or its child was stopped: at a shutdown, or to end the attempt of another job. If the
+    Its task requested the release, or its child was stopped: at a shutdown, or to end another job's attempt. If the
     child was stopped, the supervisor emits the event, and listeners do not receive it.
     """
 
@@ -156,7 +156,7 @@ class SchedulingFailed(ChildEvent):
 class MalformedJobFailed(ChildEvent):
     """A job with a malformed hash could not be acquired. It has failed, so that it blocks no other job.
 
-    The supervisor emits this event for a job that it could not recover after the death of a child.
+    The supervisor emits this event for a job that it could not recover after a child died.
     """
 
     job_id: str
@@ -166,7 +166,7 @@ class MalformedJobFailed(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockLost(ChildEvent):
-    """The outcome of a job was discarded, because its lock expired and another worker has the job."""
+    """A job's outcome was discarded, because its lock had expired and another worker has the job."""
 
     job_id: str
     queue: str
@@ -186,7 +186,7 @@ class ChildReady(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildClosing(ChildEvent):
-    """A child that is stopping has settled its last job. A child that is killed does not emit it."""
+    """A child that is stopping has finished with its last job. A child that is killed does not emit this event."""
 
     index: int
     pid: int
@@ -215,25 +215,25 @@ class RedisDisconnected(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisReconnecting(ChildEvent):
-    """This process tries to reconnect to Redis."""
+    """This process is trying to reconnect to Redis."""
 
     attempt: int
-    """1 for the first attempt after the loss."""
+    """1 for the first attempt after the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisReconnected(ChildEvent):
-    """Redis answers again."""
+    """Redis is responding again."""
 
     attempt: int
     """The attempt that succeeded."""
     duration_ms: float
-    """Time since the loss."""
+    """Time since the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisErrorReply(ChildEvent):
-    """Redis answers with an error: it is full, it is read-only, a queue's keys are malformed …"""
+    """Redis returns an error: it is full, it is read-only, a queue's keys are malformed …"""
 
     queue: str
     """The queue that is affected; ``""`` for all commands of this process."""
@@ -242,7 +242,7 @@ class RedisErrorReply(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisRecovered(ChildEvent):
-    """Commands succeed again, after Redis had returned errors for them."""
+    """Commands are succeeding again, after Redis had returned errors for them."""
 
     queue: str
     attempt: int
@@ -251,7 +251,7 @@ class RedisRecovered(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class StacksDumped(ChildEvent):
-    """The stacks of a process, after ``USR1``."""
+    """A process's stacks, after ``USR1``."""
 
     index: int | None
     """The child's index in the pool, ``None`` for the supervisor."""

@@ -1,4 +1,4 @@
-"""The event listeners of an app: ``@app.on(JobFailed)``."""
+"""An app's event listeners: ``@app.on(JobFailed)``."""
 
 from __future__ import annotations
 

@@ -37,23 +37,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobStalled(Event):
-    """An active job had no lock; the stalled check has made it wait again."""
+    """An active job had no lock; the stalled check has moved it back to waiting."""
 
     job_id: str
     queue: str
     lock_expired_at_ms: int | None
     """Server time in epoch milliseconds. If the lock had expired before the previous check, the time of that check;
-    ``None`` if a worker of another client made that check."""
+    ``None`` if another client's worker made that check."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecovered(Event):
-    """The child that ran the job died; the job waits again."""
+    """The child that was running the job died; the job is waiting again."""
 
     job_id: str
     queue: str
     crashes: int
-    """Number of crashes while this job was active."""
+    """Number of child crashes while this job was active."""
     waited_ms: float
     """Time from the child's death to the release."""
 
@@ -98,7 +98,7 @@ class HeartbeatSucceeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed(Event):
-    """The heartbeat of a queue failed, so none of its locks was renewed."""
+    """A queue's heartbeat failed, so none of its locks was renewed."""
 
     queue: str
     job_ids: tuple[str, ...]
@@ -126,7 +126,7 @@ class StalledCheckSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class ServiceFailed(Event):
-    """A service of the supervisor raised an unexpected exception; it runs again at its next interval."""
+    """One of the supervisor's services raised an unexpected exception; it runs again at its next interval."""
 
     service: str
     """``"Heartbeat"``, ``"Recovery"`` …"""
@@ -181,7 +181,7 @@ class ChildExited(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    """The worker starts to acquire jobs."""
+    """The worker is starting to acquire jobs."""
 
     worker_id: str
     app: str
@@ -193,7 +193,7 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopping(Event):
-    """The worker acquires no more jobs, because it is stopping."""
+    """The worker is stopping and acquires no more jobs."""
 
     mode: str
     """``"warm"``, ``"cold"``, or ``"restart"`` (a warm shutdown, then a start)."""
@@ -203,14 +203,14 @@ class WorkerStopping(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped(Event):
-    """All children have ended and the worker exits."""
+    """All children have ended, and the worker is about to exit."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRestarting(Event):
-    """The worker has stopped and starts again in the same process."""
+    """The worker has stopped and is about to start again in the same process."""
 
     command: str
     """The program and its arguments, without passwords in URLs."""

@@ -38,7 +38,7 @@ _BUILT_IN = ("fixed", "exponential")
 _WARN_ABOVE_MS = 3_600_000
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _DEFAULT_DELAY_MS = 1_000
-# JSON and Lua hold integers up to 2^53. Half of that leaves room for adding the current time.
+# JSON and Lua represent integers exactly up to 2^53. Half of that leaves room for adding the current time.
 _MAX_MS = 2**52
 _MAX_DOUBLINGS = 52
 
@@ -79,7 +79,7 @@ class Backoff:
     def to_wire(self) -> dict[str, object]:
         """Return the ``backoff`` entry of a stored job's opts, under BullMQ's names.
 
-        ``maxDelay`` is an extension of bulltask; Node ignores it. A custom type is stored as ``exponential``, because a
+        ``maxDelay`` is bulltask's extension; Node ignores it. A custom type is stored as ``exponential``, because a
         Node worker without a strategy of that name throws, and the job hangs.
         """
         wire: dict[str, object] = {"type": self.type if self.type in _BUILT_IN else "exponential"}
@@ -118,7 +118,7 @@ class Backoff:
 
 
 def check_strategy(kind: str, registered: Sequence[str]) -> None:
-    """Check that workers know a backoff strategy.
+    """Check that workers support a backoff strategy.
 
     With an unknown strategy, a Node worker throws, and the job hangs; a bulltask worker uses exponential backoff.
 
@@ -145,7 +145,7 @@ def warn_of_long_delay(delay_ms: int, name: str) -> None:
 
 
 def _users_level() -> int:
-    """Return the number of frames up to the user's code, so that the warning points to its line."""
+    """Return the number of frames up to the user's code, so that the warning points to the user's line."""
     frame, level = sys._getframe(1), 1  # noqa: SLF001
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": code of a dataclass
         frame, level = frame.f_back, level + 1
@@ -172,7 +172,7 @@ def _stored_ms(name: str, value: object) -> int:
 
 
 def _double(delay_ms: int, times: int) -> int:
-    """Double ``delay_ms`` ``times`` times. Bounded, because attempt 10^9 must not build a number of 10^9 bits."""
+    """Double ``delay_ms`` ``times`` times. Bounded, because attempt 10^9 must not create a number of 10^9 bits."""
     return min(delay_ms << min(times, _MAX_DOUBLINGS), _MAX_MS)
 
 

@@ -1,8 +1,8 @@
 """JSON that Node and Python read in the same way.
 
 The output is the same as that of ``JSON.stringify``. A value that the two languages would read differently is
-rejected, with its path in the message, before anything is sent or stored: NaN and Infinity stop every Node listener of
-the queue permanently, Node silently rounds integers beyond ±(2^53-1), and non-string keys come back as strings.
+rejected, with its path in the message, before anything is sent or stored: NaN and Infinity permanently stop all of the
+queue's Node listeners, Node silently rounds integers beyond ±(2^53-1), and non-string keys come back as strings.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
 
 
 def decode(data: bytes | str | None, *, what: str = "value") -> Any:
-    """Return the value of a JSON text, ``None`` if ``data`` is ``None``.
+    """Return the value that a JSON string represents, ``None`` if ``data`` is ``None``.
 
     Raises:
         DecodeError: It is not JSON (the message names ``what`` and the position), or nested too deeply.
@@ -128,7 +128,7 @@ def _loads(text: str) -> Any:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Return whether a value exceeds :data:`MAX_LEVELS`; iterative, because the stack may not suffice for recursion."""
+    """Return whether a value exceeds :data:`MAX_LEVELS`; iterative, because recursion could exhaust the stack."""
     level = [value]
     for _ in range(MAX_LEVELS):
         level = [

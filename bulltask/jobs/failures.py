@@ -1,4 +1,4 @@
-"""Size limits of stored failures, because Redis keeps them in the job and sends them to every listener of the queue."""
+"""Size limits of stored failures, because Redis keeps them in the job and sends them to all the queue's listeners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRACE_CHARS: Final = 50_000
 """Maximum length of one traceback in characters."""
 
 TRACES_CHARS: Final = 500_000
-"""Maximum length of all tracebacks of a job together; the newest are kept."""
+"""Maximum total length of a job's tracebacks in characters; the newest are kept."""
 
 _ELLIPSIS: Final = "\n…\n"
 
@@ -33,7 +33,7 @@ def reason_of(exc: BaseException) -> str:
     """Return an exception's message, or the name of its class if it has none."""
     try:
         return truncate_reason(str(exc)) or type(exc).__name__
-    except Exception:  # noqa: BLE001 - a broken __str__ of a user's exception must not block the outcome
+    except Exception:  # noqa: BLE001 - a user's exception with a broken __str__ must not block the outcome
         return type(exc).__name__
 
 
@@ -46,7 +46,7 @@ def trace_text(exc: BaseException, frames: TracebackType | None) -> str:
     """Return the traceback of ``exc`` with ``frames`` as text.
 
     A reason that is truncated in the job is truncated in the same way in the traceback, where ``AsyncResult`` searches
-    it.
+    for it.
     """
     text = "".join(traceback.format_exception(type(exc), exc, frames))
     if len(text) > REASON_CHARS:
@@ -64,7 +64,7 @@ def truncate_traces(traces: Sequence[str], max_traces: int | None) -> list[str]:
     kept: list[str] = []
     room = TRACES_CHARS
     for trace in reversed(traces if max_traces is None else traces[len(traces) - min(max_traces, len(traces)) :]):
-        text = _truncate(trace, TRACE_CHARS)  # any client may have written it
+        text = _truncate(trace, TRACE_CHARS)  # any client may have written this traceback
         room -= len(text)
         if room < 0:
             break

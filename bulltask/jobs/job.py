@@ -1,8 +1,8 @@
 """A job in BullMQ's format, as a sender writes it and as a worker reads it.
 
 Field and option names in Redis are BullMQ's. bulltask stores its additional options under one key of the options,
-``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because they have another retry
-policy.
+``bulltask``. Node ignores it; a worker uses it to recognise jobs that bulltask sent, because they have a different
+retry policy.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class JobOptions:
         wire = {name: value for name, value in self.to_wire(0).items() if name not in _OF_ONE_JOB}
         options: dict[str, object] = {**self._bulltask_options(0), **bulltask_options}
         if self.expires_in_ms is not None:
-            # The time counts from the scheduled time of each job.
+            # The duration counts from each job's scheduled time.
             options["ttl"] = options.pop("expires")
         return {**wire, BULLTASK_KEY: options}
 
@@ -139,7 +139,7 @@ class JobOptions:
 
 
 def _keep_to_wire(keep_ms: int) -> object:
-    """Return ``keepJobs`` for a time; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
+    """Return ``keepJobs`` for a duration; BullMQ counts ``age`` in whole seconds, and zero keeps no job."""
     return {"age": max(1, keep_ms // 1000)} if keep_ms else True
 
 
@@ -196,7 +196,7 @@ class NewJob:
 class RunningJob:
     """A job that a worker has acquired.
 
-    ``data`` is decoded during the attempt, so that malformed data fails the job like any error.
+    ``data`` is decoded during the attempt, so that malformed data fails the job as any error does.
 
     Attributes:
         attempts_made: Earlier attempts that count towards the maximum (BullMQ's ``atm``).
@@ -237,7 +237,7 @@ class RunningJob:
         """Read the flat list of fields that ``moveToActive`` and ``moveToFinished`` return.
 
         Raises:
-            DecodeError: A field has an unexpected value; the message names job and field.
+            DecodeError: A field has an unexpected value; the message names the job and the field.
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         opts = _object(raw, b"opts", job_id)
@@ -338,7 +338,7 @@ class RunningJob:
         )
 
     def failure_fields(self, reason: str, trace: str) -> list[str]:
-        """Return BullMQ's fields for a failed attempt: the shortened reason, and the attempts' tracebacks."""
+        """Return BullMQ's fields for a failed attempt: the truncated reason, and the attempts' tracebacks."""
         traces = truncate_traces([*self.traces(), *([trace] if trace else [])], self.trace_limit())
         safe = truncate_reason(reason).encode("utf-8", "replace").decode()
         return ["failedReason", safe, "stacktrace", json.dumps(traces, separators=(",", ":"))]
@@ -372,7 +372,7 @@ def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
     # Node stores the id as the caller gave it, so it may be a number.
     if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts search for the colon in quadratic time: a long text without a colon would block Redis.
+    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
     if b":" not in raw.get(b"parentKey", b":"):
         raise DecodeError(f"field parentKey of job {job_id} is not the key of a job: {raw[b'parentKey'][:40]!r}")
 

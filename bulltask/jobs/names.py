@@ -28,11 +28,11 @@ _QUEUE_KEYS: Final = frozenset(
     "active completed delay delayed events failed id limiter marker meta paused pc prioritized priority repeat stalled"
     " stalled-check wait waiting-children".split()
 )
-"""Last parts of a queue's keys: a job with such an id would overwrite a key of its queue."""
+"""Last parts of a queue's keys; a job with such an id would overwrite one of its queue's keys."""
 
 
 def bullmq_name(queue: str, *, hash_tag: bool) -> str:
-    """Return BullMQ's name of a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is false.
+    """Return BullMQ's name for a queue: ``{emails}`` for ``emails``, unless it has braces or ``hash_tag`` is false.
 
     The braces put all keys of a queue into one cluster slot. In Node, use ``new Queue('{emails}')``.
     """

@@ -14,7 +14,7 @@ __all__ = ["MAX_NUMBER", "counter", "field_number", "number"]
 MAX_NUMBER: Final = 2**53 - 1
 """Largest absolute value; larger numbers are clamped to it."""
 
-_MAX_DIGITS: Final = 19  # of the largest integer of Redis
+_MAX_DIGITS: Final = 19  # of the largest integer that Redis supports
 
 
 def number(value: object) -> int | None:

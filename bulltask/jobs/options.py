@@ -1,7 +1,7 @@
 """BullMQ's job options under Python names, with the checks for tasks and queues.
 
-It makes all checks of Node's client, with errors that name the option. Durations
-are seconds or ``timedelta``; BullMQ stores milliseconds, and whole seconds for ages.
+The checks include all of those in Node's client; their errors name the option. Durations are seconds or ``timedelta``;
+BullMQ stores milliseconds, and whole seconds for ages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HasAddress(Protocol):
 class Deduplication:
     """Which jobs are duplicates of each other, and for how long (BullMQ's five modes).
 
-    ``Deduplication("x")`` lasts until the first job has finished. With ``ttl`` it lasts for that time, even if the job
+    ``Deduplication("x")`` lasts until the first job has finished. With ``ttl``, it lasts for that time, even if the job
     finishes earlier. With ``extend``, every duplicate restarts the time. With ``replace``, a duplicate replaces a job
     that is still delayed. ``ttl``, ``extend``, ``replace`` and a ``delay`` together are a debounce.
 
@@ -92,7 +92,7 @@ ParentLike = HasAddress | Mapping[str, str]
 
 _MAX_OTHER_BYTES: Final = 1_000
 _MAX_ESCAPE_BYTES: Final = 6
-"""Upper bounds in bytes of JSON: of options without the sender's strings, and of a character in such a string."""
+"""Upper bounds in bytes of JSON: for options without the sender's strings, and for a character in such a string."""
 
 FAILURE_FLAGS: Final[Mapping[str, str]] = {
     "fail_parent_on_failure": "fpof",
@@ -171,7 +171,7 @@ def check_priority(value: object) -> int:
 
 
 def text_chars(options: JobOptions) -> int:
-    """Count the characters in the options' strings that come from the sender; the rest is short."""
+    """Count the characters in the options' strings that come from the sender; everything else is short."""
     chars = len(options.headers)
     for option in options.more.values():
         for part in option.values() if isinstance(option, Mapping) else (option,):
@@ -196,7 +196,7 @@ def check_size(data: bytes, options: JobOptions, limit: int | None, what: str) -
         raise PayloadTooLargeError(
             f"{what} has {len(data):,} bytes of JSON, more than the job's size_limit of {size_limit:,}"
         )
-    # The options are encoded only if that can matter, because it takes longer than the rest of a send.
+    # The options are encoded only if that can matter, because encoding takes longer than everything else in a send.
     if limit is not None and len(data) + _MAX_OTHER_BYTES + _MAX_ESCAPE_BYTES * text_chars(options) > limit:
         check_together(data, options.to_wire(0), limit, what)
 

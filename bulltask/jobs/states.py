@@ -1,6 +1,6 @@
 """States of a job, under BullMQ's names: they are stored in Redis, and only scripts change them.
 
-A paused queue has a flag, and a stalled job emits an event; neither is a state of a job.
+A paused queue has a flag, and a stalled job emits an event; neither is a job state.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ class Revocation(StrEnum):
 
     REVOKED = "revoked"  # the job was not running; it has now failed
     RUNNING = "running"  # the job is running and continues, because terminate was not set
-    TERMINATING = "terminating"  # the job is running, and its worker stops it
+    TERMINATING = "terminating"  # the job is running, and its worker is stopping it
     FINISHED = "finished"  # the job had already completed or failed
     UNKNOWN = "unknown"  # the job does not exist

@@ -18,13 +18,13 @@ __all__ = ["Finished", "JobSnapshot", "StoredJob"]
 class StoredJob:
     """Every field of a job's hash in BullMQ 5.62.
 
-    Times are epoch milliseconds of the server, ``None`` if not set yet.
+    Times are epoch milliseconds by the server's clock, ``None`` if not set yet.
 
     Attributes:
         queue: The queue's name in the app.
-        data: The decoded data; ``None`` if malformed, and then ``data_text`` has the raw text.
+        data: The decoded data; ``None`` if malformed: see ``data_text``.
         opts: The stored options under BullMQ's stored names.
-        delay_ms: Delay of the job, 0 once it is promoted.
+        delay_ms: The job's delay, 0 once it has been promoted.
         attempts_made: Attempts that count towards the maximum (``atm``).
         attempts_started: Started attempts (``ats``).
         stalled_count: Stalls (``stc``).
@@ -98,7 +98,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Outcome of a job: the return value as JSON text, or the failed reason."""
+    """A job's outcome: the return value as JSON text, or the failed reason."""
 
     completed: bool
     text: str

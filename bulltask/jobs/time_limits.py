@@ -38,13 +38,13 @@ class TimeLimits:
 
     @classmethod
     def from_wire(cls, options: Mapping[str, Any]) -> TimeLimits:
-        """Read the limits from bulltask's options of a job; a value that is not a positive number counts as none."""
+        """Read the limits from a job's bulltask options; a value that is not a positive number means no limit."""
         if _SOFT not in options and _HARD not in options:
             return NO_LIMITS
         return cls(_stored_ms(options.get(_SOFT)), _stored_ms(options.get(_HARD)))
 
     def to_wire(self) -> dict[str, object]:
-        """Return the limits as they are stored in bulltask's options of a job."""
+        """Return the limits as they are stored in a job's bulltask options."""
         stored = {_SOFT: self.soft_ms, _HARD: self.hard_ms}
         return {name: limit_ms for name, limit_ms in stored.items() if limit_ms is not None}
 
@@ -65,7 +65,7 @@ class TimeLimits:
             )
 
     def with_defaults(self, defaults: TimeLimits) -> TimeLimits:
-        """Return these limits, with the limits of ``defaults`` for those that are not set."""
+        """Return these limits; limits that are not set come from ``defaults``."""
         if self is NO_LIMITS:  # nearly every job
             return defaults
         soft_ms = defaults.soft_ms if self.soft_ms is None else self.soft_ms

@@ -1,10 +1,11 @@
 """Replace directories of files atomically: a ``kill -9`` at any moment neither loses nor duplicates a row.
 
-A file system renames one directory at a time. So the new files are written where no reader looks; an intent file
-describes the swap; the old directories are moved away, the new one is moved to its final path, and the intent is
-removed. A process that is killed in between leaves the intent, and the next writer completes it.
+A file system can rename only one directory at a time. Therefore, the new files are written where no reader looks; an
+intent file describes the swap; the old directories are moved away, the new one is moved to its final path, and the
+intent is removed. A process that is killed in between leaves the intent, and the next writer completes it.
 
-Between the two moves a reader can miss the rows of that partition; after a kill, until the next command that writes.
+Between the two moves, a reader can miss the rows of that partition. After a kill, this lasts until the next command
+that writes.
 Readers that cannot repeat a read use a :func:`hold_swaps` block; swaps wait until it ends.
 """
 
@@ -162,7 +163,7 @@ def _lock_path(temporary: Path) -> Path:
 def hold_swaps(layout: Layout) -> Iterator[None]:
     """Hold back swaps while a block reads directories.
 
-    Do not swap inside the block: it would wait for itself.
+    Do not swap inside the block, because the swap would wait for the block to end.
     """
     while True:
         with _file_lock(layout, fcntl.LOCK_SH):
@@ -189,7 +190,7 @@ def _file_lock(layout: Layout, operation: int) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open, too
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked in the meantime has the file open, too
 
 
 def _write_atomically(path: Path, text: str) -> None:

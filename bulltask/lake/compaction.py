@@ -39,7 +39,7 @@ class CompactResult:
 
     Attributes:
         table: Its full name.
-        partitions: The number of rewritten partitions (days of queues).
+        partitions: The number of rewritten partitions (each is one queue's day).
         files_before, files_after: The number of their files.
         rows_before, rows_after: The number of their rows; fewer in silver, where superseded rows are dropped.
         bytes_before, bytes_after: Their size.

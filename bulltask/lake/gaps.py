@@ -14,7 +14,7 @@ from bulltask.lake.tables import BACKFILLS, GAPS, Table
 __all__ = ["CLOCK_TOLERANCE", "GapRow", "days_in_gaps", "find_gaps"]
 
 CLOCK_TOLERANCE: Final = timedelta(seconds=10)
-"""How much the clock of a worker, which writes ``finishedOn`` to the job's hash, may differ from Redis' clock."""
+"""How much the clock of the worker that writes ``finishedOn`` to the job's hash may differ from Redis' clock."""
 
 Key = tuple[str, str, datetime]
 

@@ -163,7 +163,7 @@ class History:
         Args:
             metric: ``run`` (execution time) or ``wait`` (for a worker).
             percentiles: 0 to 100; the results are within 1 %.
-            every: ``hour``, ``day``, or ``None`` for one point for the whole time.
+            every: ``hour``, ``day``, or ``None`` for one point for the whole period.
             where: The filters of :class:`StatsFilter`.
 
         Raises:
@@ -176,7 +176,7 @@ class History:
         return replace(query, queue=self._lake_name(query.queue))
 
     def _lake_name(self, queue: str | None) -> str | None:
-        """Return the lake's name of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
+        """Return a queue's name in the lake: ``mail`` for BullMQ's ``{mail}``, unless the lake has both."""
         if queue is None or not queue.startswith("{"):
             return queue
         return normalize_queue(queue, known_queues(self._reader))

@@ -70,7 +70,7 @@ class LatencyPoint:
     """How long the attempts of an hour or a day took.
 
     Attributes:
-        at: The start of the hour or day, UTC; for the whole time ``since``, or ``None`` without it.
+        at: The start of the hour or day, UTC; for the whole period ``since``, or ``None`` without it.
         attempts: The number of attempts.
         percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
     """

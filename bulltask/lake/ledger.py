@@ -63,8 +63,8 @@ class BatchRecord:
         written_ms: When it was committed, by this machine's clock.
         newest_event_ms: Time of the newest event ever read; 0 before the first.
         queues: The result for each queue, by name without the hash tag.
-        last_ids: Id of the last event ever read of each queue.
-        lost: The number of events ever lost of each queue.
+        last_ids: Id of the last event ever read from each queue.
+        lost: The number of events ever lost in each queue.
         attempts: The number of rows added to ``silver.attempts``.
         jobs: The number of rows added to ``silver.jobs``.
         open_jobs_ingest_id: The ``ingest_id`` of the batch that wrote the events of the jobs that are open after this
@@ -133,14 +133,14 @@ class Ledger:
         return _read_record(self._file(ingest_id))
 
     def has(self, ingest_id: str) -> bool:
-        """Whether a batch is committed, by the head: an uncommitted batch can have a record, old batches have none."""
+        """Whether a batch is committed, by the head: uncommitted batches can have records, old batches have none."""
         head, (query, number) = self.head(), batch_of(ingest_id)
         if head is None:
             return False
         return number <= head.queries.get(query, -1) if head.queries else self._file(ingest_id).exists()
 
     def records(self) -> Iterator[BatchRecord]:
-        """Yield the last batches, newest first, as far as their records are kept."""
+        """Yield the most recent batches, newest first, as far back as there are records."""
         record = self.head()
         while record is not None:
             yield record

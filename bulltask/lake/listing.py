@@ -54,7 +54,7 @@ def list_files(layout: Layout, table: Table, day: date, queue: str | None = None
         changed = any(intent.new is not None and not intent.new.exists() for intent in intents)
         if not changed and _swap_version(layout) == before:
             return files
-    raise FileNotFoundError(f"{layout.day(table, day)}: its directories are swapped too often")
+    raise FileNotFoundError(f"{layout.day(table, day)}: its directories are being swapped too often")
 
 
 def _swap_version(layout: Layout) -> int:

@@ -16,13 +16,13 @@ _NAME: Final = "lock"
 
 
 class RunLock:
-    """The lock of the pipeline that writes to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
+    """The lock of the pipeline that is writing to a lake, acquired by the constructor. A ``kill -9`` releases it, too.
 
     Args:
         layout: The lake. Its directories are created.
 
     Raises:
-        LakeInUseError: Another pipeline writes to the lake.
+        LakeInUseError: Another pipeline is already writing to the lake.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -45,7 +45,7 @@ class RunLock:
         file, self._file = self._file, -1
         if file >= 0:
             with suppress(OSError):
-                # Closing alone would leave the lock to a process that was forked meanwhile, until it ends.
+                # Closing alone would leave the lock to a process that was forked in the meantime, until it exits.
                 fcntl.flock(file, fcntl.LOCK_UN)
                 os.close(file)
 
@@ -57,7 +57,7 @@ class RunLock:
 
 
 def writer_pid(layout: Layout) -> int | None:
-    """Return the id of the process on this machine whose pipeline writes to a lake; ``None`` if there is none."""
+    """Return the id of the process on this machine whose pipeline is writing to a lake; ``None`` if there is none."""
     try:
         file = os.open(layout.internal(_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

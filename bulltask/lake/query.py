@@ -35,7 +35,7 @@ class JobFilter(TypedDict, total=False):
         since: Jobs that finished at this time or later: a ``datetime`` (UTC if it is naive) or a ``date``. For
             jobs that have not finished, the time of their last event counts.
         until: Jobs that finished before this time.
-        text: A part of the failure reason, ignoring case.
+        text: A substring of the failure reason, ignoring case.
         error_fingerprint: The fingerprint of the failure, as in ``silver.jobs.error_fingerprint``.
     """
 
@@ -107,7 +107,7 @@ class JobQuery:
         """Parse a cursor.
 
         Raises:
-            ConfigError: The cursor is invalid or belongs to another search.
+            ConfigError: The cursor is invalid or from another search.
         """
         try:
             parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
@@ -118,7 +118,7 @@ class JobQuery:
                 f"invalid cursor {cursor!r}: use the cursor of the previous page, or no cursor for the first page"
             ) from exc
         if checksum != self._checksum:
-            raise ConfigError("the cursor belongs to another search: use the filters of the page that returned it")
+            raise ConfigError("the cursor is from another search: use the filters of the page that returned it")
         return position
 
     @property

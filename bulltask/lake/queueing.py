@@ -1,7 +1,7 @@
 """Estimate how long jobs wait for a slot, with the queueing model M/M/c (Erlang C).
 
-Jobs arrive at random, one by one, and the next free slot gets the job that has waited longest. The results equal
-those of textbook tables.
+Jobs arrive at random, one by one, and the next free slot takes the job that has waited longest. The results match
+textbook tables.
 """
 
 from __future__ import annotations

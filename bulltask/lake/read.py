@@ -67,7 +67,7 @@ class TableReader:
         columns: Sequence[str] | None = None,
         queue: str | None = None,
     ) -> T:
-        """Read a table's rows batch by batch, and return what ``reduce`` makes of them.
+        """Read a table's rows batch by batch, and return the result of ``reduce``.
 
         If files disappear during the scan, because they were compacted or rewritten, ``reduce`` is called again with
         the current rows.
@@ -131,18 +131,18 @@ def known_queues(reader: TableReader) -> set[str]:
 
 
 def normalize_queue(queue: str, known: Collection[str]) -> str:
-    """Return the lake's name of a queue: ``mail`` for BullMQ's ``{mail}``, unless the lake has the name with braces."""
+    """Return a queue's name in the lake: ``mail`` for BullMQ's ``{mail}``, unless the lake has the name with braces."""
     in_braces = queue.startswith("{") and queue.endswith("}")
     return queue[1:-1] if in_braces and queue not in known else queue
 
 
 def check_queues(root: Path, names: Iterable[str], known: Collection[str]) -> None:
-    """Check that a lake has data of each queue, because a misspelled name looks like a queue without jobs.
+    """Check that a lake has data for each queue, because a misspelled name looks like a queue without jobs.
 
     Args:
         root: The lake's directory.
-        names: Names as the lake has them.
-        known: The queues that the lake has; an empty lake accepts all names.
+        names: Names as in the lake.
+        known: The queues in the lake; an empty lake accepts all names.
 
     Raises:
         ConfigError: The lake has no data for a queue; the message lists the queues that it has, most similar first.

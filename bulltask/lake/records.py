@@ -185,7 +185,7 @@ class PastSnapshot:
         return_value_text: Its result as JSON; :attr:`return_value` is the value.
         failed_reason: The reason of its last failed attempt.
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
-        priority: 1 is the highest, 0 is none.
+        priority: 1 is the highest; 0 means no priority.
         delay: Its delay in seconds.
         attempts_made: Its attempts that count towards its maximum: they completed or failed.
         attempts_started: Its attempts that started, with any outcome.
@@ -225,17 +225,17 @@ class PastSnapshot:
 
     @property
     def data(self) -> Any:
-        """Its data; ``None`` for malformed JSON, too."""
+        """Its data; ``None`` if it is missing or its JSON is malformed."""
         return _value(self.data_text)
 
     @property
     def opts(self) -> Any:
-        """Its options; ``None`` for malformed JSON, too."""
+        """Its options; ``None`` if it is missing or its JSON is malformed."""
         return _value(self.opts_text)
 
     @property
     def return_value(self) -> Any:
-        """Its result; ``None`` for malformed JSON, too."""
+        """Its result; ``None`` if it is missing or its JSON is malformed."""
         return _value(self.return_value_text)
 
     @property

@@ -1,12 +1,12 @@
 """Search the jobs of the lake, newest first, by the latest row of each job.
 
 A job that failed and was completed by a later retry has two rows, and only the later row may match. The later row can
-be in the directory of another day, so a matching row is a candidate until all rows of its job were read. Days are read
-from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
+be in the directory of another day, so a matching row is a candidate until all rows of its job have been read. Days are
+read from newest to oldest, with only as many candidates as the page still needs: memory does not grow with the lake.
 
 The latest row usually has the latest end time, too, as after a manual retry. A backfill is the exception: a row that it
-adds today can contain a completion that is earlier than a removal recorded last week. So a job's rows are read from the
-day on which it was added.
+adds today can contain a completion that is earlier than a removal recorded last week. Therefore, a job's rows are
+read from the day on which it was added onwards.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         try:
             response = self.server.respond(url.path, _parameters(url.query))
-        except (ValueError, TypeError) as exc:  # ConfigError is one
+        except (ValueError, TypeError) as exc:  # ConfigError is a ValueError
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(exc)})
         except BulltaskError as exc:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(exc)})

@@ -1,8 +1,8 @@
 """Staging: write a batch's files to a directory that readers skip, then move all of them into the tables.
 
-When all files are written, renames make them visible. A process that is killed before the renames leaves nothing in the
+Once all files are written, renames make them visible. A process that is killed before the renames leaves nothing in the
 tables. Files of a process that is killed between the renames are removed with the help of the ledger. Each run of a
-batch has its own directory, because the JVM of a killed driver may write for a little longer.
+batch has its own directory, because the JVM of a killed driver may keep writing for a short time.
 """
 
 from __future__ import annotations

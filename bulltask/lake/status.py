@@ -46,7 +46,7 @@ class QueueStatus:
 
     Attributes:
         queue: The queue, without BullMQ's braces.
-        last_id: Id of the last event in the lake; ``None`` if the lake has no events of the queue.
+        last_id: Id of the last event in the lake; ``None`` if the lake has no events from the queue.
         lost: The number of events ever lost.
         lag_events, lag_s: How far the lake is behind; ``None`` if Redis was not read.
         stream_length, stream_limit: The number of events in the stream, and its maximum.
@@ -70,7 +70,7 @@ class PipelineStatus:
 
     Attributes:
         root: The directory of the lake.
-        writer_pid: Id of the process on this machine whose pipeline writes to the lake; ``None`` if there is none.
+        writer_pid: Id of the process on this machine whose pipeline is writing to the lake; ``None`` if there is none.
         batches: The number of batches.
         written_at: When the last batch was written.
         batch_s: The duration of the last batch in seconds.
@@ -104,13 +104,13 @@ def status_of(
     redis_error: str | None = None,
     skipped: Sequence[SkippedQueue] = (),
 ) -> PipelineStatus:
-    """Combine data of the ledger and of Redis.
+    """Combine data from the ledger and from Redis.
 
     Args:
         root: The directory of the lake.
         head: The last committed batch; ``None`` before the first.
         lags: How far the lake is behind each queue, by name without the hash tag.
-        writer_pid: Id of the process whose pipeline writes to the lake.
+        writer_pid: Id of the process whose pipeline is writing to the lake.
         redis_error: Why there are no lags.
         skipped: The skipped queues.
     """

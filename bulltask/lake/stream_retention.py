@@ -1,7 +1,7 @@
 """How long Redis keeps a queue's events, and how long its event stream should be.
 
 An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are
-trimmed before they were read are lost. The documentation and ``bulltask pipeline doctor`` use the figures of this
+trimmed before they have been read are lost. The documentation and ``bulltask pipeline doctor`` use the figures of this
 module.
 """
 
@@ -43,7 +43,7 @@ class RetentionNeed:
     Attributes:
         trigger_s: Seconds between two batches.
         batch_s: Seconds that a batch takes.
-        outage_s: The longest pause of the pipeline, in seconds, that must lose no events.
+        outage_s: The longest pause of the pipeline, in seconds, during which no event may be lost.
     """
 
     trigger_s: float

@@ -1,4 +1,4 @@
-"""Convert queues of Bull, BullMQ's predecessor, into queues of BullMQ: ``bulltask migrate-bull`` as a library.
+"""Convert Bull queues to BullMQ, Bull's successor: ``bulltask migrate-bull`` as a library.
 
 ::
 

@@ -39,7 +39,7 @@ class BullJob:
         key_suffix: The suffix of the key that contains it: ``wait``, ``delayed`` …
         score: Its score under that key, ``""`` in lists and sets.
         fields: Its hash.
-        locked: Whether a worker has it.
+        locked: Whether a worker holds its lock.
     """
 
     id: str
@@ -74,8 +74,8 @@ class BullJob:
         """The library that added the job, as far as its hash shows.
 
         Bull 3 and 4 write ``timestamp`` and ``delay`` into the options of every job. BullMQ does so only if the sender
-        sets both, and a migrated job no longer has ``timestamp``. Jobs of Bull 1 and 2 have no name, and a field that
-        counts attempts from the start.
+        sets both, and a migrated job no longer has ``timestamp``. Jobs of Bull 1 and 2 have no name, but they have
+        the field ``attemptsMade`` from the start.
         """
         if _ONLY_BULLMQ & self.fields.keys():
             return JobOrigin.BULLMQ

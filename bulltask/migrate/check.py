@@ -35,7 +35,7 @@ class MigrationOptions:
         id_prefix: Prefix for the ids of migrated jobs.
         default_name: Name for jobs that were added to Bull without a name.
         recover_active: Move active jobs without a lock, whose workers have died, to the waiting jobs.
-        force: Migrate although workers seem to be connected.
+        force: Migrate even if workers seem to be connected.
 
     Raises:
         ConfigError, InvalidNameError: An option is invalid.
@@ -59,7 +59,7 @@ class MigrationOptions:
 
 
 class JobCheck:
-    """Decides about single jobs, and counts skipped jobs; the caller counts migrated jobs.
+    """Decides for each job whether it is migrated, and counts skipped jobs; the caller counts migrated jobs.
 
     Args:
         options: The migration's options.

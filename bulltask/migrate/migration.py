@@ -84,10 +84,11 @@ class BullMigration:
     def run(self, plan: MigrationPlan | None = None, on_progress: OnProgress = _ignore) -> MigrationReport:
         """Migrate the jobs.
 
-        If it ends early (an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's: run it again.
+        If it ends early (an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's, and the migration
+        can be run again.
 
         Args:
-            plan: The result of :meth:`plan`, which is called if this is left out.
+            plan: The result of :meth:`plan`, which is called if this argument is omitted.
             on_progress: Called repeatedly with the number of migrated jobs and the total number.
 
         Raises:

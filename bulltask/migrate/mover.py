@@ -41,7 +41,7 @@ class Mover:
         client: A connection to the server.
         source: Bull's queue.
         target: BullMQ's queue.
-        check: Decides about each job, and counts skipped jobs.
+        check: Decides for each job whether it is migrated, and counts skipped jobs.
         outcome: Counts migrated jobs.
         in_place: Whether both queues have the same keys.
     """

@@ -85,7 +85,7 @@ class MigrationOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BullRepeatable:
-    """A repeatable job of Bull, and the job scheduler that replaces it.
+    """A repeatable Bull job, and the job scheduler that replaces it.
 
     Attributes:
         key: Bull's key.

@@ -111,7 +111,7 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
     problem, rule, suffix = "", None, ""
     try:
         if job is None:
-            problem = "its next iteration, which has the data and options, is missing"
+            problem = "its next iteration, which contains the data and options, is missing"
         else:
             suffix = job.key_suffix
             rule = _rule(job.repeat or {}, timezone)

@@ -123,11 +123,11 @@ class MetricsMemory:
         return {name: self._queue_totals(HEAD + QUEUE_CELLS * at) for at, name in enumerate(self.queues)}
 
     def reconnects(self) -> int:
-        """Return the number of attempts to reconnect to Redis, of all processes so far."""
+        """Return the number of attempts to reconnect to Redis so far, by all processes."""
         return int(sum(self._column(RECONNECTS)))
 
     def connected(self) -> bool:
-        """Return False if a running process has lost Redis."""
+        """Return False if a running process has lost its connection to Redis."""
         states = zip(self._column(PID), self._column(CONNECTION), strict=True)
         return not any(state == DISCONNECTED and _is_running(int(pid)) for pid, state in states)
 

@@ -1,6 +1,6 @@
 """Serves ``/metrics`` in a forked process, so that a slow scrape never delays the supervisor.
 
-Imported only if metrics are on, because it loads ``prometheus_client``.
+Imported only if metrics are enabled, because it loads ``prometheus_client``.
 """
 
 from __future__ import annotations

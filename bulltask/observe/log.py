@@ -89,7 +89,7 @@ def configure(
 
 
 class _Sink:
-    """The last part of structlog's chain, which gets the rendered line."""
+    """The last part of structlog's chain, which receives the rendered line."""
 
     def __init__(self, writer: LineWriter) -> None:
         self.msg = self.log = writer.write
@@ -144,7 +144,7 @@ def _bridge(level: int, context: list[Processor], renderer: list[Processor], wri
 
 
 def _trim(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
-    fields["event"] = str(fields["event"]).rstrip("\n")  # texts of the warnings module end with a newline
+    fields["event"] = str(fields["event"]).rstrip("\n")  # messages from the warnings module end with a newline
     return fields
 
 

@@ -50,7 +50,7 @@ class LogListener:
     def attach(self, bus: events.Bus) -> None:
         """Subscribe to the events that the logger's level includes, and to no others.
 
-        So at level ``warning`` `JobCompleted` has no listener, and a child does not even create that event.
+        Therefore, at level ``warning``, `JobCompleted` has no listener, and a child does not even create that event.
         """
         for level, kind, line in (*self._job_lines(), *self._process_lines()):
             if self._log.is_enabled_for(level):

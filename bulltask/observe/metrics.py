@@ -1,6 +1,6 @@
 """The metrics for Prometheus.
 
-Imported only if metrics are on, because it loads ``prometheus_client``.
+Imported only if metrics are enabled, because it loads ``prometheus_client``.
 """
 
 from __future__ import annotations

@@ -24,12 +24,13 @@ class LineWriter:
     """Writes log lines that are never mixed with those of other processes, and never block the worker for long.
 
     A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback is
-    written to a pipe. So a writer holds a lock, which all forks share, while it writes a line. It also removes
-    passwords from URLs.
+    written to a pipe. Therefore, a writer holds a lock, which all forks share, while it writes a line. It also
+    removes passwords from URLs.
 
     A reader that stops (``| less``, a stuck log shipper) would block the supervisor, which would renew no locks, and
-    every running job would run twice. So a line waits for a second; then this line and the following lines are dropped
-    until the reader continues. Then the writer first writes a line with the number of dropped lines.
+    every running job would run twice. Therefore, a line waits for about a second; after that, this line and the
+    following lines are dropped until the reader continues. The writer then first writes a line with the number of
+    dropped lines.
 
     Args:
         stream: Where the lines are written. Its file descriptor is used if it has one (without buffering), its

@@ -39,7 +39,7 @@ class AddOptions(TypedDict, total=False):
     Attributes:
         attempts: Maximum number of attempts (default: the app's ``task_max_retries`` + 1, which is 3; in Node it is 1).
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
-            3600}``. ``type`` may be the name of a custom strategy of the workers. Default: the app's setting.
+            3600}``. ``type`` may be the name of a custom strategy that the workers define. Default: the app's setting.
         delay: Time before the job may run.
         priority: 0 for none (runs before all jobs with a priority), otherwise 1 (first) to 2,097,151 (last).
         lifo: Put the job in front of the waiting jobs.

@@ -1,4 +1,4 @@
-"""Operations on all jobs of a queue, split into several calls, so that no call blocks Redis for long."""
+"""Operations on all jobs in a queue, split into several calls, so that no call blocks Redis for long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_paused(context: QueueContext, *, paused: bool) -> Operation[None]:
 
 
 def clean(context: QueueContext, grace: Duration, limit: int, state: str) -> Operation[list[str]]:
-    """Remove old jobs of a state and return their ids."""
+    """Remove old jobs in one state and return their ids."""
     name = {"waiting": "wait"}.get(state, state)
     if name not in _CLEANABLE:
         raise ConfigError(f"state must be one of {', '.join(_CLEANABLE)}, not {state!r}")
@@ -50,7 +50,7 @@ def obliterate(context: QueueContext, count: int, *, force: bool) -> Operation[N
 def move_to_wait(
     context: QueueContext, state: str, count: int, before_ms: int | None, *, revoked: bool = False
 ) -> Operation[None]:
-    """Move all jobs of a state back to waiting, ``count`` per call; revoked jobs only if ``revoked`` is true."""
+    """Move all jobs in one state back to waiting, ``count`` per call; revoked jobs only if ``revoked`` is true."""
     if state not in {*_RETRIABLE, "delayed"}:
         raise ConfigError(f"state must be one of {', '.join(_RETRIABLE)}, not {state!r}")
     if count < 1:

@@ -79,6 +79,6 @@ def _fits(key: _Key, event: QueueEvent) -> bool:
 
 
 def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
-    """Log an exception of a callback, so that other callbacks still get the event."""
+    """Log an exception that a callback raised, so that other callbacks still receive the event."""
     name = getattr(callback, "__qualname__", type(callback).__name__)
     log.error("callback %s of event %s of queue %s raised", name, event.event, event.queue, exc_info=exc)

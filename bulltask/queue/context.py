@@ -122,7 +122,7 @@ class QueueContext:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """Return the server's time, which is known after the first connection, so always inside an operation."""
+        """Return the server's time, which is known once a connection was made, and so always within an operation."""
         return self.broker.clock.now_ms()
 
     def build(self, name: str, data: Any, options: Mapping[str, Any]) -> NewJob:
@@ -150,8 +150,7 @@ class QueueBase:
     """Base class of ``Queue`` and ``AsyncQueue``: a name and a context.
 
     Args:
-        name: The queue's name in the app: ``emails`` is Node's ``{emails}`` unless
-            ``queue_hash_tag`` is off.
+        name: The queue's name in the app: ``emails`` is Node's ``{emails}`` unless ``queue_hash_tag`` is false.
         broker_url: The server's URL, for a queue without an app; ``BULLTASK_BROKER_URL`` has precedence.
         default_job_options: Default options of jobs that are added through this queue.
         context: The context of an app's queue.

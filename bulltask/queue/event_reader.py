@@ -33,7 +33,7 @@ _ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
 
 
 class EventReaderBase(Callbacks):
-    """A position in an event stream, and the events that were read but not returned yet.
+    """A position in an event stream, and the events that have been read but not yet returned.
 
     Args:
         queue: The queue's name in the app.
@@ -152,7 +152,7 @@ class EventReader(EventReaderBase):
         with self._reading:
             self._reader = threading.get_ident()
             try:
-                self._connect()  # even if already opened: a close() before the connection had nothing to interrupt
+                self._connect()  # even if already opened, as a close() before the connection had nothing to interrupt
                 if not self._closed.is_set():
                     self._add_page(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:

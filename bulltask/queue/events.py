@@ -1,4 +1,4 @@
-"""The events of a queue's event stream: one class for each of BullMQ's events.
+"""The events in a queue's event stream: one class for each of BullMQ's events.
 
 An event has the fields that BullMQ's scripts write, under Python names; read the job itself from the queue. Malformed
 events do not stop a reader: malformed JSON is kept as text with an ``error``, and an event that lacks a field is
@@ -63,20 +63,20 @@ class QueueEvent:
 
     @property
     def timestamp_ms(self) -> int:
-        """The time of the event, in epoch milliseconds of the server."""
+        """The time of the event, in epoch milliseconds by the server's clock."""
         return int(self.id.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(QueueEvent):
-    """An event of a job; a callback for this class receives all events of jobs."""
+    """A job's event; a callback for this class receives all job events."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Added(JobEvent):
-    """A job was added; ``name`` is the job's name, which is that of its task."""
+    """A job was added; ``name`` is the name of the job and of its task."""
 
     event: ClassVar[str] = "added"
     name: str
@@ -138,7 +138,7 @@ class RetriesExhausted(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class WaitingChildren(JobEvent):
-    """A job waits for its child jobs. ``prev`` is ``"active"`` if it was running, ``None`` for a new job."""
+    """A job is waiting for its child jobs. ``prev`` is ``"active"`` if it was running, ``None`` for a new job."""
 
     event: ClassVar[str] = "waiting-children"
     prev: str | None
@@ -244,7 +244,7 @@ class Resumed(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class Custom(QueueEvent):
-    """An event that BullMQ 5.62 does not have, or that lacks fields.
+    """An event that is not one of BullMQ 5.62's, or that lacks one of its fields.
 
     Attributes:
         name: Its name.
@@ -267,8 +267,8 @@ class EventsLost(QueueEvent):
     Attributes:
         last_id_before: Id of the last event that was read before the gap, or the reader's start position.
         first_id_after: Id of the first event after the gap, ``None`` if no event has followed yet.
-        count: How many events were lost; ``None`` if that is unknown, and it may be 0. It is unknown before Redis
-            7.0, which does not count; if the reader started at an id that had been trimmed; and if the stream was
+        count: How many events were lost; ``None`` if that is unknown (it may be 0): with Redis versions before
+            7.0, which do not count; if the reader started at an id that had been trimmed; and if the stream was
             deleted (``obliterate``).
     """
 

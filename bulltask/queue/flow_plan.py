@@ -25,7 +25,7 @@ _NO_OPTIONS: Final[AddOptions] = {}
 class ChildOptions(TypedDict, total=False):
     """How a job's failure affects its parent; at most one of these options.
 
-    Without any, the parent waits until the child is retried and completes.
+    Without any of them, the parent waits until the child is retried and completes.
 
     Attributes:
         fail_parent_on_failure: The parent fails immediately, and then the parent's parent, if the parent has this
@@ -44,16 +44,16 @@ class ChildOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class FlowJob:
-    """A job of a flow, and its child jobs, which must finish before it runs.
+    """A job in a flow, and its child jobs, which must finish before it runs.
 
     Attributes:
         name: The job's name; a bulltask worker runs the task of that name.
-        queue: Its queue; the jobs of a flow may be in different queues.
+        queue: Its queue; a flow's jobs may be in different queues.
         data: Plain JSON (default: ``{}``, as in Node).
         options: As for ``Queue.add``, see :class:`bulltask.queue.add_options.AddOptions`. A child may also have
             :class:`ChildOptions`.
-        children: Jobs or calls of tasks (``add.s(1, 2)``).
-        call: The call of a task, instead of name, queue, data and options; set by :meth:`of`.
+        children: Jobs or task calls (``add.s(1, 2)``).
+        call: A task call, instead of name, queue, data and options; set by :meth:`of`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class FlowJob:
         children: Sequence[FlowJob | Signature[Any]] = (),
         **failure: Unpack[ChildOptions],
     ) -> FlowJob:
-        """Create a job from a call of a task, with the task's queue and options.
+        """Create a job from a task call, with the task's queue and options.
 
         ::
 
@@ -86,13 +86,13 @@ class FlowJob:
 
 @dataclass(frozen=True, slots=True)
 class FlowNode(Generic[J]):
-    """A job of a flow that was added or read, and its child jobs."""
+    """A job in a flow that was added or read, and its child jobs."""
 
     job: J
     children: tuple[FlowNode[J], ...] = ()
 
     def walk(self) -> Iterator[FlowNode[J]]:
-        """Iterate over this node and all below it, parents before their children."""
+        """Iterate over this node and all nodes below it, parents before their children."""
         todo = [self]
         while todo:
             node = todo.pop()
@@ -102,13 +102,13 @@ class FlowNode(Generic[J]):
 
 @dataclass(slots=True, eq=False)
 class PlannedJob:
-    """A job of a flow that is being sent.
+    """A job in a flow that is being sent.
 
     Attributes:
         job: The job.
         has_custom_id: The caller set its id, so a job with this id may exist already.
         children: Its child jobs.
-        result: The id that is stored, or the error; ``None`` before it was sent.
+        result: The stored id, or the error; ``None`` until it has been sent.
     """
 
     job: NewJob
@@ -133,7 +133,7 @@ def plan(
 
     Raises:
         TypeError: A node is neither a ``FlowJob`` nor a call, or an option is unknown.
-        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: Data, name or an option of a job is invalid.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or an option is invalid.
     """
     roots: list[PlannedJob] = []
     todo: list[tuple[FlowJob | Signature[Any], PlannedJob | None]] = [(flow, None) for flow in flows]

@@ -20,12 +20,12 @@ __all__ = ["FlowReader", "ReadNode"]
 
 @dataclass(slots=True, eq=False)
 class ReadNode:
-    """A job of a stored flow.
+    """A job in a stored flow.
 
     Attributes:
         context: The context of its queue.
         job_id: Its id.
-        stored: The job; ``None`` if it was removed.
+        stored: The job; ``None`` if it has been removed.
         keys: Full keys of its child jobs, by outcome.
         children: The children that were read.
     """
@@ -102,7 +102,7 @@ class FlowReader:
             todo = unfinished
 
     def _below(self, node: ReadNode) -> list[ReadNode]:
-        # Each key once: a child that finishes between two pages is on both, and SSCAN may return a member twice.
+        # Without duplicates: a child that finishes between two pages is on both, and SSCAN may repeat a member.
         keys = dict.fromkeys(key for kind in KINDS for key in node.keys[kind][: self._max_children])
         node.children = [self._node(key) for key in keys]
         return node.children

@@ -55,8 +55,8 @@ class FlowSender:
     """Adds flows in one transaction.
 
     An attempt whose reply was lost may have succeeded. Redis executes a transaction as a whole or not at all, so one
-    job that did not exist before (the witness) shows whether it did. Adding the flow again could attach children to a
-    parent that has counted them already.
+    job that did not exist before (the witness) shows whether that attempt succeeded. Adding the flow again could
+    attach children to a parent that has already counted them.
 
     Args:
         roots: The flows.
@@ -72,7 +72,7 @@ class FlowSender:
         self._completed: set[PlannedJob] = set()
 
     def try_once(self) -> Operation[None]:
-        """Add the flows; then each job has its ``result``. May be repeated after ``BrokerUnavailableError``.
+        """Add the flows and set each job's ``result``. May be repeated after ``BrokerUnavailableError``.
 
         Raises:
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
@@ -152,17 +152,17 @@ class FlowSender:
                 raise ParentConflictError(planned.job.id, self._keys(planned.job.queue).name, "Nothing was added.")
 
     def _order(self) -> list[PlannedJob]:
-        """Return the jobs level by level; children whose custom id has completed before come last.
+        """Return the jobs level by level; children with a custom id that have already completed come last.
 
         BullMQ's script runs a parent as soon as it has no pending child. If a completed child came first, the parent
-        would run before the next child is added to it.
+        would run before the next child was added to it.
         """
         for planned in self._all:
             planned.children.sort(key=lambda child: child in self._completed)
         return list(in_order(self._roots))
 
     def _raise_rejection(self) -> None:
-        """Raise the first error of a job, except for children that are missing because their root is deduplicated."""
+        """Raise a rejected job's error; children that are missing because their root was deduplicated are no error."""
         expected = {
             child
             for root in self._roots
@@ -207,7 +207,7 @@ class FlowSender:
 
 
 class _Batch:
-    """Calls of one round trip, in groups; :meth:`add` returns a function that returns the group's replies."""
+    """Calls for one round trip, in groups; :meth:`add` returns a function that returns the group's replies."""
 
     def __init__(self) -> None:
         self.calls: list[Call[Any]] = []

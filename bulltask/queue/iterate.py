@@ -1,4 +1,4 @@
-"""Iteration over the jobs of a queue, page by page, while other clients use the queue."""
+"""Iteration over a queue's jobs, page by page, while other clients use the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bulltask.transport.scripts.queue import PageCursor, page_after, state_size
 
 __all__ = ["JobPages"]
 
-# In the order in which jobs pass through them: a job that moves meanwhile is returned twice rather than missed.
+# In the order in which jobs pass through them: a job that moves in the meantime is returned twice, not missed.
 _ORDER: Final = ("waiting-children", "delayed", "prioritized", "wait", "paused", "active", "completed", "failed")
 _REMEMBERED: Final = 10
 
@@ -54,7 +54,7 @@ class JobPages:
         return None
 
     def _next_ids(self, state: str) -> Operation[list[str]]:
-        """Return ids that were not on one of the last pages; an empty list at the end of the state."""
+        """Return ids that were not on any of the last pages; an empty list when the state has no more jobs."""
         if self._left < 0:
             # Bounded, so that the iteration ends even if jobs are added faster than it reads them.
             self._left = 2 * (yield from execute(state_size(self._context.keys, state))) + _REMEMBERED * self._size
@@ -64,7 +64,7 @@ class JobPages:
             if not ids:
                 return []
             self._left -= len(ids)
-            # If a whole page of jobs had left, page_after() went back so that no job is missed: skip known jobs.
+            # If a whole page of jobs has left, page_after() goes back, to miss none: skip jobs already returned.
             new_ids = [job_id for job_id in ids if not any(job_id in page for page in self._recent_pages)]
             self._recent_pages.append(frozenset(ids))
             if new_ids:

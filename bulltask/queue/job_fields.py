@@ -18,7 +18,7 @@ __all__ = ["JobFields", "sent_job"]
 class JobFields:
     """A job as it was when it was read or added, including changes made with this object's methods.
 
-    Times are epoch milliseconds of the server. ``refresh()`` reads all fields again.
+    Times are epoch milliseconds by the server's clock. ``refresh()`` reads all fields again.
     """
 
     __slots__ = ("_context", "_discarded", "_stored", "_token")
@@ -55,7 +55,7 @@ class JobFields:
         return self._discarded
 
     def discard(self) -> None:
-        """Make ``move_to_failed()`` of this object final, even if attempts are left; nothing is stored."""
+        """Make this object's ``move_to_failed()`` final, even if attempts are left; nothing is stored."""
         self._discarded = True
 
     @property
@@ -80,7 +80,7 @@ class JobFields:
 
     @property
     def data(self) -> Any:
-        """Its data; also ``None`` if it is malformed JSON, which :attr:`data_text` has."""
+        """Its data; also ``None`` if it is malformed JSON: see :attr:`data_text`."""
         return self._stored.data
 
     @property
@@ -106,7 +106,7 @@ class JobFields:
 
     @property
     def delay_ms(self) -> int:
-        """Its delay; 0 once it was promoted."""
+        """Its delay; 0 once it has been promoted."""
         return self._stored.delay_ms
 
     @property
@@ -166,7 +166,7 @@ class JobFields:
 
     @property
     def deferred_failure(self) -> str | None:
-        """Text with which it will fail when it is acquired next."""
+        """The reason with which it will fail when it is next acquired."""
         return self._stored.deferred_failure
 
     @property
@@ -195,7 +195,7 @@ class JobFields:
         return self._stored.next_iteration_id
 
     def result(self) -> AsyncResult[Any]:
-        """Return its result, as ``delay()`` would have."""
+        """Return its result, as ``delay()`` would have returned it."""
         return AsyncResult(self.id, self.queue, self._context.broker.results, self.timestamp_ms)
 
     def __repr__(self) -> str:

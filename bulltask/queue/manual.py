@@ -27,8 +27,8 @@ from bulltask.transport.scripts.move import FetchOptions, FinishOptions
 
 __all__ = ["Acquisition", "check_stalled", "complete", "delay", "fail", "release", "wait_for_children"]
 
-_NO_LOCK: Final = "0"  # BullMQ's scripts then do not check the lock
-_MAX_BLOCK_MS: Final = 5_000  # then checks again, in case a marker was lost
+_NO_LOCK: Final = "0"  # with this token, BullMQ's scripts do not check the lock
+_MAX_BLOCK_MS: Final = 5_000  # then check again, in case a marker was lost
 
 
 class Acquisition:
@@ -70,12 +70,12 @@ class Acquisition:
         if not fetched.job_id and self._popped is not None and self.wait_ms <= 0:
             yield from execute(
                 command("ZADD", keys.marker, *self._popped)
-            )  # another client may acquire the job of this marker
+            )  # another client may acquire this marker's job
         return (yield from _to_stored_job(self._context, fetched, self._fetch))
 
     @property
     def wait_ms(self) -> int:
-        """Milliseconds to wait for a marker before checking again; 0: the timeout is over."""
+        """Milliseconds to wait for a marker before checking again; 0: the timeout has expired."""
         left_ms = _MAX_BLOCK_MS if self._deadline_ms is None else self._deadline_ms - mono_ms()
         reasons = [limit for limit in (left_ms, self._due_ms, _MAX_BLOCK_MS) if limit]
         return max(0, min(reasons)) if left_ms > 0 else 0
@@ -195,14 +195,14 @@ def _finish(
     now_ms = context.now_ms()
     call = scripts.move_to_finished(context.keys, job.id, fetch, finish, fetch_next=fetch_next, now_ms=now_ms)
     fetched = yield from execute(call)
-    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have held another job until now
+    if dedup_id := running.deduplication_id:  # BullMQ 5.72 and newer may have deferred a duplicate until now
         yield from execute(add_deferred_duplicate(context.keys, dedup_id, job.id, now_ms))
     job.change(finished_ms=now_ms, attempts_made=job.attempts_made + 1)
     return (yield from _to_stored_job(context, fetched, fetch))
 
 
 def _fetch_options(job: JobFields, token: str | None) -> FetchOptions:
-    """Return options with the job's token and its worker, with which the next job is acquired, too."""
+    """Return options with the job's token and worker; the next job is acquired with them, too."""
     lock_token = job.token if token is None else token
     if not lock_token:
         raise ConfigError(f"job {job.id} was not acquired by get_next_job(): pass the token of its lock")

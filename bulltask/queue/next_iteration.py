@@ -17,7 +17,7 @@ from bulltask.transport.scripts.schedule import Iteration, update_job_scheduler
 __all__ = ["SCHEDULING_ERRORS", "add_next_iteration", "next_iteration", "scheduling_retry_delay_ms"]
 
 SCHEDULING_ERRORS: Final = (BulltaskError, ValueError, OverflowError)
-"""Errors of :func:`add_next_iteration`; the last two for a time that a clock or msgpack cannot represent."""
+"""Errors of :func:`add_next_iteration`; the last two are for a time that a clock or msgpack cannot represent."""
 
 _PAUSE_UNIT_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 300_000
@@ -70,7 +70,7 @@ def next_iteration(job: RunningJob, now_ms: int, zone: tzinfo) -> Iteration | No
     next_ms = None
     if repeat.pattern is not None:
         previous = job.opts.get("prevMillis")
-        # Otherwise a clock behind the clock that scheduled this job would return the same time again.
+        # Without max(), a clock that is behind the one that scheduled this job would give the same time again.
         next_ms = repeat.next_ms(max(now_ms, previous if isinstance(previous, int) else 0), zone)
         if next_ms is None:
             return None

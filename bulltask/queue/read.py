@@ -124,7 +124,7 @@ def get_dependencies(context: QueueContext, parent_id: str) -> Operation[Depende
 
 
 def get_failed_children(context: QueueContext, parent_id: str) -> Operation[ChildFailures]:
-    """Read the failed child jobs of a job, of both kinds."""
+    """Read a job's failed child jobs, ignored or not."""
     keys = context.keys
     ignored, failed = yield [
         flow_scripts.ignored_failures(keys, parent_id),
@@ -136,7 +136,7 @@ def get_failed_children(context: QueueContext, parent_id: str) -> Operation[Chil
 def get_dependency_page(
     context: QueueContext, parent_id: str, kind: str, start: int, end: int
 ) -> Operation[DependencyPage]:
-    """Read child jobs ``start`` to ``end`` of a job: failed ones in order of failure, others in Redis' order."""
+    """Read a job's child jobs ``start`` to ``end``: failed jobs in order of failure, others in Redis' order."""
     keys = context.keys
     if kind == "failed":
         failed, total = yield flow_scripts.unsuccessful_page(keys, parent_id, start, end)

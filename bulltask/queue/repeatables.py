@@ -1,4 +1,4 @@
-"""Repeatable jobs, which BullMQ had before job schedulers (5.10) and Node's ``queue.add(…, {repeat})`` still makes.
+"""Repeatable jobs, which BullMQ had before job schedulers (5.10) and Node's ``queue.add(…, {repeat})`` still creates.
 
 Their key in ``repeat`` consists of their options (name, id, end, time zone, rule), and the worker adds each next
 iteration. bulltask creates none, but its workers continue existing ones, and users can list and remove them.
@@ -45,7 +45,7 @@ class Repeatable:
     """A repeatable job as it is stored.
 
     Attributes:
-        key: Identifies it, for removing it.
+        key: Identifies it; used to remove it.
         name: Name of its jobs.
         next_ms: When it runs next, epoch milliseconds.
         pattern: Its cron pattern; ``None`` for an interval.
@@ -119,7 +119,7 @@ def remove_by_key(keys: QueueKeys, key: str) -> Operation[bool]:
 
 
 def _old_id(name: str, job_id: str, key: str) -> str:
-    """Return the job ids that belong to a key in the oldest format, without their time."""
+    """Return the prefix of the job ids for a key in the oldest format; only their time is missing."""
     return f"repeat:{_checksum(name, job_id, key)}:"
 
 

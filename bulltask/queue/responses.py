@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """Numbers of jobs in a queue, in five groups; jobs that wait for child jobs are in none.
+    """Numbers of jobs in a queue, in five groups; jobs that are waiting for child jobs are in none of them.
 
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.
@@ -74,7 +74,7 @@ class ClientInfo:
         address: ``host:port`` of the connection.
         age: Seconds since it was opened.
         idle: Seconds since its last command.
-        fields: All columns of ``CLIENT LIST``, by its Redis name.
+        fields: All columns of ``CLIENT LIST``, by their Redis names.
     """
 
     name: str

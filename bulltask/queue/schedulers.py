@@ -119,7 +119,7 @@ class SchedulersBase:
         rule = Repeat.of(**options)
         if rule.pattern is None or rule.tz is not None:
             return rule
-        # Always stored: a worker without this app's settings would use its machine's time zone.
+        # Always store the zone, because a worker without this app's settings would use its machine's time zone.
         return replace(rule, tz=self._context.broker.config.timezone)
 
     def _template(self, scheduler_id: str, name: str | None, data: Json, options: AddOptions | None) -> NewJob:

@@ -19,7 +19,7 @@ _Kind = inspect.Parameter
 
 
 class Arguments:
-    """The signature of a task's function.
+    """A task function's signature.
 
     Args:
         function: The function.
@@ -66,7 +66,7 @@ class Arguments:
         """Return stored data as positional and keyword arguments that match the signature.
 
         Raises:
-            InvalidJobError: The data does not match; the message names task and argument.
+            InvalidJobError: The data does not match; the message names the task and the argument.
         """
         if self._by_name and type(data) is dict and self._required <= data.keys() <= self._names:
             return (), data  # nearly every job; the full check takes several times as long
@@ -104,7 +104,7 @@ class Arguments:
         return tuple(args), left
 
     def _default(self, name: str) -> Any:
-        """Return the default of a parameter that the data omits although it has a later parameter."""
+        """Return the default of a parameter that is missing from the data, although a later parameter is present."""
         default = self._signature.parameters[name].default
         if default is _Kind.empty:
             raise InvalidJobError(

@@ -24,7 +24,7 @@ class Request:
         args, kwargs: The call.
         retries: Attempts made before this one (BullMQ's ``atm``).
         attempts: The job's maximum number of attempts.
-        attempts_started: Started attempts of the job, including this one (``ats``).
+        attempts_started: The job's started attempts, including this one (``ats``).
         headers: The sender's ``headers=``.
         timestamp_ms: When the job was added, epoch milliseconds.
         called_directly: The task was called as a function, without a worker.
@@ -48,7 +48,7 @@ JobCommand = Literal["progress", "log", "data", "children_values"]
 
 
 class JobClient(Protocol):
-    """Executes commands on the job of a running task."""
+    """Executes commands on a running task's job."""
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """Execute a command; ``value`` is JSON, or the text of a log line."""
@@ -94,7 +94,7 @@ class Context:
     def log(self, line: str) -> None:
         """Append a line to the job's log in Redis, where dashboards show it (BullMQ's ``job.log``).
 
-        The log keeps the newest 1,000 lines. ``keep_logs`` of the job or task and the setting ``max_logs`` change that.
+        The log keeps the newest 1,000 lines; the option ``keep_logs`` or the setting ``max_logs`` changes that number.
         """
         self._send("log", str(line))
 
@@ -122,14 +122,14 @@ class Context:
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
 
     def update_data(self, data: codec.Json) -> None:
-        """Replace the job's data, which its next attempt gets as arguments (BullMQ's ``updateData``).
+        """Replace the job's data, which its next attempt receives as arguments (BullMQ's ``updateData``).
 
         Args:
-            data: The task's arguments by name; the next attempt gets them as :attr:`Request.kwargs`.
+            data: The task's arguments by name; the next attempt receives them as :attr:`Request.kwargs`.
 
         Raises:
             EncodeError: The value is not plain JSON.
-            PayloadTooLargeError: Data and options together are longer than ``max_payload``.
+            PayloadTooLargeError: Data and options together exceed ``max_payload``.
             JobNotFoundError: The job was removed.
             BrokerError: Redis is unavailable, or returns an error.
         """
@@ -168,9 +168,9 @@ class Context:
     def rate_limit(self, duration: Duration) -> Never:
         """End this attempt, release the job, and rate-limit its queue for ``duration``.
 
-        Use it when a service answers "too many requests". The job is then the next in its queue, and no attempt is
-        counted. All workers of the queue wait if the queue has a rate limit or they have a ``limiter``. Without either
-        BullMQ does not check for a limit, and only the child that ran the task waits.
+        Use it when a service replies "too many requests". The job is then the next in its queue, and no attempt is
+        counted. All of the queue's workers wait if the queue has a rate limit or they have a ``limiter``. Without
+        either, BullMQ does not check for a limit, and only the child that ran the task waits.
 
         Args:
             duration: Seconds or ``timedelta``, more than 0. It replaces an existing limit.
@@ -184,11 +184,10 @@ class Context:
         raise RateLimitQueue(duration)
 
     def move_to_waiting_children(self) -> Never:
-        """End this attempt and run the job again when its pending child jobs have ended; the attempt does not count.
+        """End this attempt and run the job again when its pending child jobs have finished; the attempt does not count.
 
         Without pending child jobs it runs again immediately. If a child job with ``fail_parent_on_failure`` has failed,
-        this job fails.
-        Use :meth:`update_data` first to record the state of the task.
+        this job fails. Use :meth:`update_data` first to record the task's state.
 
         Raises:
             WaitForChildren: Always.

@@ -105,7 +105,7 @@ def _find_in_module(module_name: str, kind: type[A], tried: list[str]) -> A | No
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, kind)}
     if len(apps) == 1:
         return next(iter(apps.values()))[1]
-    if apps:  # a further search could only choose one of these arbitrarily
+    if apps:  # searching further would choose one of these arbitrarily
         names = ", ".join(sorted(name for name, _ in apps.values()))
         raise AppNotFoundError(f"{module_name} has several apps ({names}): choose one with -A {module_name}:NAME")
     tried.append(f"{module_name}: has no App")

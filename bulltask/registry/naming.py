@@ -15,11 +15,11 @@ __all__ = ["source_location", "task_name"]
 def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
-    A module that runs as a script has the name ``__main__``, but another name in the worker. Both use the name under
-    which it would be imported. (Celery names such tasks ``__main__.f``, which no worker has.)
+    A module that runs as a script is named ``__main__`` there, and has another name in the worker. Both use the name
+    under which it would be imported. (Celery names such tasks ``__main__.f``, which no worker has.)
 
     Raises:
-        ConfigError: The function has no usable name (a lambda, or a function defined inside another).
+        ConfigError: The function has no usable name (a lambda, for example).
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<lambda>" in qualname:
@@ -28,7 +28,7 @@ def task_name(function: Callable[..., Any]) -> str:
 
 
 def source_location(function: Callable[..., Any]) -> str:
-    """Return ``file:line`` of a function, for messages."""
+    """Return a function's ``file:line``, for messages."""
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
 

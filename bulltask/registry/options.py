@@ -39,7 +39,7 @@ UNLIMITED_RETRIES: Final = 2**31 - 2
 CELERY_RETRY_DELAY_S: Final = 180
 
 CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
-    "acks_late": "jobs are always acknowledged late: when their outcome is stored",
+    "acks_late": "jobs are always acknowledged late, when their outcome is stored",
     "reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
     "task_reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
     "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
@@ -50,14 +50,14 @@ CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
     "throws": "raise PermanentError for expected failures",
     "pydantic": "arguments are plain JSON; validate them in the task",
 }
-"""Celery's options that do not exist in bulltask, with the reason or an alternative."""
+"""Celery options that do not exist in bulltask, with the reason or an alternative."""
 
 Exceptions = tuple[type[BaseException], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """Options of ``@app.task``, with Celery's names; ``None`` means the app's setting.
+    """Options of ``@app.task``, with Celery's names; ``None`` means to use the app's setting.
 
     Attributes:
         queue: Queue of the task's jobs.
@@ -67,18 +67,18 @@ class TaskOptions:
         max_retries: Maximum number of retries after the first attempt (3 attempts are ``max_retries=2``).
         unlimited_retries: Retry without a limit.
         retry_backoff: First delay of the exponential backoff (seconds, ``timedelta``; ``True`` is 1 s), ``False``
-            for the fixed ``default_retry_delay``, or a function from (attempts made, exception) to seconds.
+            for the fixed ``default_retry_delay``, or a function of (attempts made, exception) that returns seconds.
         retry_backoff_max: Maximum delay.
         retry_jitter: Random variation of the delay, as a fraction; ``True`` is 0.2.
         default_retry_delay: A fixed delay instead of the backoff (Celery's name); default: 180 s if ``retry_backoff``
             is ``False``.
-        autoretry_for: Exceptions that are retried although they are not transient, except ``PermanentError``.
+        autoretry_for: Exceptions that are retried even if they are not transient, except ``PermanentError``.
         dont_autoretry_for: Exceptions that are never retried.
         result_expires, result_failure_expires: Retention of completed and failed jobs.
         lifo: Run a job before those that are already waiting.
         remove_on_complete, remove_on_fail: Retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
             number of jobs, or ``{"age": seconds, "count": n}``.
-        keep_logs, stack_trace_limit: Maximum number of log lines (0: no limit) and tracebacks of a job.
+        keep_logs, stack_trace_limit: Maximum number of a job's log lines (0: no limit) and tracebacks.
         size_limit: Maximum size of a job's arguments in bytes of JSON.
         fail_parent_on_failure, continue_parent_on_failure, ignore_dependency_on_failure,
             remove_dependency_on_failure: How a job's failure affects its parent; at most one of them.
@@ -116,7 +116,7 @@ class TaskOptions:
     spark: bool = False
 
     def __post_init__(self) -> None:
-        # All checks are made when the task is defined, so that errors do not point to a call.
+        # All checks run when the task is defined, so that errors do not point to a call.
         if self.queue is not None:
             check_queue_name(self.queue)
         check_priority(self.priority)
@@ -148,7 +148,7 @@ class TaskOptions:
         """Build the options from keywords.
 
         Raises:
-            TypeError: A name is unknown; the message makes a suggestion, or the alternative to Celery's option.
+            TypeError: A name is unknown; the message suggests a similar name, or an alternative to the Celery option.
         """
         known = {field.name for field in fields(cls)}
         for name in given:
@@ -212,7 +212,7 @@ class CallOptions:
         remove_on_complete … time_limit: As in :class:`TaskOptions`.
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
-        timestamp: Creation time of the job: a ``datetime``, or seconds since the epoch.
+        timestamp: The job's creation time: a ``datetime``, or seconds since the epoch.
         deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
             existing job if this job is a duplicate.
         parent: The parent job; in a task, ``parent=self.request``.
@@ -261,7 +261,7 @@ class CallOptions:
 
 @value_class
 class JobPlan:
-    """The options of a call without its arguments, from which any number of jobs can be built.
+    """A call's options without its arguments, from which any number of jobs can be built.
 
     Attributes:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
@@ -342,7 +342,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
 
 
 def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
-    """Return the job of a call; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
+    """Return a call's job; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
     return plan_job(name, task, call, config).job(data, call.job_id)
 
 
@@ -378,7 +378,7 @@ def _keep(expires: Duration | None, default_ms: int | None) -> int | None:
 
 
 def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return the time from sending, or the absolute time."""
+    """Return the time from sending and the absolute time; one of them is ``None``."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

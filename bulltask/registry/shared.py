@@ -1,7 +1,7 @@
-"""``shared_task``: tasks of libraries that have no app.
+"""``shared_task``: tasks in libraries that have no app.
 
-This is the only process-wide state of the package: as in Celery, the decorator works in any module, before an app
-exists.
+This module has the package's only process-wide state, because the decorator works in any module before an app exists,
+as in Celery.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bulltask.registry.tasks import Tasks
 __all__ = ["SHARED", "add_shared", "current_sender", "set_current"]
 
 SHARED = Tasks()
-"""All shared tasks of this process; every app's registry includes them."""
+"""All of this process's shared tasks; every app's registry includes them."""
 
 _current: weakref.ref[Any] | None = None
 

@@ -46,7 +46,7 @@ class Signature(Generic[R]):
         return Signature(self.task, self.data, CallOptions.of({**given, **options}))
 
     def job(self) -> NewJob:
-        """Return the job of this call, with a new id each time unless ``job_id`` is set."""
+        """Return this call's job, with a new id each time unless ``job_id`` is set."""
         return self.task.build(self.data, self.options)
 
 
@@ -56,7 +56,7 @@ class AnyTask(Generic[P, R]):
     Args:
         function: The function.
         name: The task's name, which is the job's name in BullMQ.
-        options: The options of the decorator.
+        options: The decorator's options.
         sender: Returns the app that sends; called for every send, because shared tasks get their app late.
         bind: Pass a :class:`Context` as the first argument.
     """
@@ -80,17 +80,17 @@ class AnyTask(Generic[P, R]):
         self.arguments = Arguments(function, name, skip_first=bind)
         self._sender = sender
         self._default_plan: tuple[Config, JobPlan] | None = None
-        # Without the function's attributes: ``name`` or ``options`` among them would replace the task's.
+        # Without the function's attributes, because a ``name`` or ``options`` among them would replace the task's.
         functools.update_wrapper(cast(Any, self), function, updated=())
 
     @property
     def location(self) -> str:
-        """``file:line`` of the function."""
+        """The function's ``file:line``."""
         return source_location(self.function)
 
     @property
     def config(self) -> Config:
-        """The configuration of the app that sends."""
+        """The configuration of the sending app."""
         return self._sender().config
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
@@ -179,7 +179,7 @@ class AnyTask(Generic[P, R]):
         return self.function(Context(request), *args, **kwargs)
 
     def _plan(self) -> JobPlan:
-        """Return the plan of calls without options, cached because building it is half the work of a send."""
+        """Return the plan for calls without options, cached because building it is half the work of a send."""
         config = self._sender().config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
             self._default_plan = config, plan_job(self.name, self.options, CallOptions(), config)

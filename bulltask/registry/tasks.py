@@ -12,7 +12,7 @@ __all__ = ["Tasks"]
 
 
 class Tasks(Mapping[str, AnyTask[Any, Any]]):
-    """The tasks of an app by name.
+    """An app's tasks by name.
 
     Args:
         shared: The tasks of ``shared_task``, which every app includes.
@@ -25,11 +25,11 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
 
-        A function that is defined again replaces itself, as in Python: ``importlib.reload`` of an edited module, a
-        notebook cell that runs twice, a file imported under two names.
+        A function that is defined again replaces itself, as in Python: after ``importlib.reload`` of an edited module,
+        when a notebook cell runs twice, or when a file is imported under two names.
 
         Raises:
-            DuplicateTaskError: Another function has the name; the message shows both locations.
+            DuplicateTaskError: Another function already has the name; the message shows both locations.
         """
         other = self.get(task.name)
         if other is not None and not _is_same_function(other, task):

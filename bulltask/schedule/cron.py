@@ -1,8 +1,8 @@
 """The next time at which a cron pattern fires, exactly as in ``cron-parser`` 4.9, which BullMQ 5.62 uses.
 
-The time of an iteration is part of its job's id, and the worker that acquires the job computes the next iteration. So
-Python and Node.js workers must agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both day
-fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
+An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Python
+and Node.js workers must therefore agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both
+day fields are restricted) and on days when clocks change. The tests compare the two at thousands of times.
 
 When clocks change, a pattern with every hour follows real time: it fires in both repeated hours and never in the
 skipped one. A pattern with particular hours fires once: a time in the skipped hour moves one hour later, and the second
@@ -132,7 +132,7 @@ class Cron:
 
         Args:
             after_ms: Epoch milliseconds.
-            zone: Time zone of the pattern.
+            zone: The pattern's time zone.
 
         Returns:
             Epoch milliseconds, ``None`` if it never fires (the 31st of February).
@@ -157,7 +157,7 @@ class Cron:
 
     def _fires_on(self, day: date) -> bool:
         weekday = day.isoweekday() % 7
-        left = calendar.monthrange(day.year, day.month)[1] - day.day  # remaining days of this month
+        left = calendar.monthrange(day.year, day.month)[1] - day.day  # days remaining in this month
         by_date = day.day in self.days or (bool(self.days.last) and left == 0)
         by_weekday = weekday in self.weekdays or (weekday in self.weekdays.last and left < 7)
         any_date = self.days.count >= _MONTH_DAYS[day.month]
@@ -259,7 +259,7 @@ def _span(kind: _Kind, part: str) -> list[int]:
         return list(range(low, high + 1, int(step or 1)))
     if single:
         return [low % 7]
-    # 7 is Sunday, as is 0, and cron-parser includes it if a range ends there, whatever the step.
+    # 7 is Sunday, like 0, and cron-parser includes it if a range ends there, regardless of the step.
     days = list(range(low, high + 1, int(step or 1)))
     return days if high % 7 or 0 in days else [0, *days]
 

@@ -1,4 +1,4 @@
-"""``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers understand."""
+"""``crontab``: Celery's schedule, translated to a cron pattern that BullMQ's workers support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WEEKS: Final = {frozenset(range(first, first + 7)): number for number, first in
 
 
 class crontab:
-    """A schedule of a beat entry, like Celery's ``crontab``.
+    """A beat entry's schedule, like Celery's ``crontab``.
 
     Each field takes a number, a string (``"*"``, ``"*/15"``, ``"1-5"``, ``"22-4"``, ``"1,15"``, ``"mon-fri"``,
     ``"sunday"``, ``"3-59/5"``) or an iterable of numbers.

@@ -19,12 +19,12 @@ __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "
 
 
 class Rule(TypedDict, total=False):
-    """Schedule of a job scheduler, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
+    """A job scheduler's schedule, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
 
     Attributes:
         every: Seconds or ``timedelta`` between jobs. The first job runs immediately, or at ``start``.
         cron: A pattern of 5 fields, of 6 with seconds as the first field, or an alias such as ``@daily``.
-        tz: Time zone of the pattern, such as ``Europe/Berlin``; default: the setting ``timezone``.
+        tz: The pattern's time zone, such as ``Europe/Berlin``; default: the setting ``timezone``.
         start: No job runs before this time; a naive ``datetime`` is UTC.
         end: No job runs after this time.
         limit: Maximum number of jobs.
@@ -94,7 +94,7 @@ class Repeat:
 
     @classmethod
     def from_wire(cls, wire: object) -> Repeat:
-        """Read ``opts.repeat`` of a job.
+        """Read a job's ``opts.repeat``.
 
         Raises:
             DecodeError: It is invalid; the message gives the reason.
@@ -130,7 +130,7 @@ class Repeat:
         return {name: value for name, value in named.items() if value is not None}
 
     def is_over(self, now_ms: int) -> bool:
-        """Return whether no further job follows, because ``limit`` or ``end_ms`` is reached."""
+        """Return whether no more jobs follow, because ``limit`` or ``end_ms`` has been reached."""
         limit_reached = self.limit is not None and self.count >= self.limit
         return limit_reached or (self.end_ms is not None and now_ms > self.end_ms)
 
@@ -152,7 +152,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A stored job scheduler. Times are epoch milliseconds of the server.
+    """A stored job scheduler. Times are epoch milliseconds by the server's clock.
 
     Attributes:
         id: The scheduler's id.
@@ -207,7 +207,7 @@ class Scheduler:
 
 
 def _check_rule(rule: Rule) -> None:
-    """Reject unknown options of a schedule.
+    """Reject a schedule's unknown options.
 
     Raises:
         TypeError: An option is unknown; the message lists the known options.

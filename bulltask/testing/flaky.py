@@ -43,8 +43,8 @@ class FlakyProxy:
     """A TCP proxy on 127.0.0.1 for one server, in a separate thread, whose faults can be switched on and off.
 
     It is a context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process
-    that is forked (without exec) while the proxy runs inherits its sockets, and ``reset`` then ends a connection only
-    when that process ends too: fork before the start, or start workers as programs.
+    that is forked (without exec) while the proxy is running inherits its sockets, and ``reset`` then ends a connection
+    only when that process ends too: fork before the start, or start workers as programs.
 
     Args:
         host: The server's address.
@@ -71,7 +71,7 @@ class FlakyProxy:
         """Listen, and pass everything on; return the proxy. A second call does nothing."""
         if self._loop is None:
             # Bound but never listening, so that no other process gets the port while connections are refused.
-            self._holder = _bind(self.host, 0)
+            self._holder, self._listener = _bind_pair(self.host)
             self.port = self._holder.getsockname()[1]
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="flaky-proxy", daemon=True)
@@ -104,7 +104,7 @@ class FlakyProxy:
         self.accept()
 
     def latency(self, seconds: Duration) -> None:
-        """Delay every byte by ``seconds`` in each direction, so a round trip by twice that time."""
+        """Delay every byte by ``seconds`` in each direction, which delays a round trip by twice that time."""
         self._change(partial(setattr, self._faults, "latency_ms", to_ms(seconds, "latency")))
 
     def bandwidth(self, bytes_per_second: int, *, replies_only: bool = False) -> None:
@@ -167,7 +167,7 @@ class FlakyProxy:
             count: Number of replies to lose, ``None`` for no limit.
             every: Lose only each n-th reply.
             probability: Probability of losing each of them.
-            match: Consider only commands that contain this text in their first 4 KiB, in any case. Without it the
+            match: Consider only commands that contain this text in their first 4 KiB, ignoring case. Without it, the
                 handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
             then: ``reset`` the connection, or ``freeze`` it, so that the client waits until its timeout.
 
@@ -182,11 +182,11 @@ class FlakyProxy:
     def partial_reply(self, n_bytes: int, count: int | None = 1, *, match: str = "") -> None:
         """Pass only the first ``n_bytes`` of a reply, then reset the connection.
 
-        The command was executed; it is undefined whether those after it in a pipeline were.
+        The command was executed; it is undefined whether later commands in a pipeline were.
 
         Args:
             n_bytes: Number of bytes that the client receives.
-            count: Number of replies to cut, ``None`` for no limit.
+            count: Number of replies to truncate, ``None`` for no limit.
             match: As in ``drop_replies``.
 
         Raises:
@@ -214,7 +214,7 @@ class FlakyProxy:
         self.inject_reply(f"-{text}\r\n".encode(), count, match=match)
 
     def inject_reply(self, reply: bytes, count: int | None = 1, *, match: str = "") -> None:
-        """Reply to commands with any bytes instead of passing them on: an error page of a proxy, another protocol.
+        """Reply to commands with any bytes instead of passing them on, such as a proxy's error page.
 
         Args:
             reply: The bytes that the client receives.
@@ -248,7 +248,7 @@ class FlakyProxy:
         """Wait until ``condition(proxy)`` is true; it is checked whenever one of the counters changes.
 
         Raises:
-            TimeoutError: It did not become true in time.
+            TimeoutError: The condition did not become true in time.
         """
         self._counts.wait_for(lambda: condition(self), to_ms(timeout, "timeout"))
 
@@ -257,8 +257,8 @@ class FlakyProxy:
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = _bind(self.host, self.port)
-            self._listener.listen(512)
-            asyncio.get_running_loop().add_reader(self._listener, self._accept_from, self._listener)
+        self._listener.listen(512)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept_from, self._listener)
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -304,12 +304,29 @@ class FlakyProxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+def _bind_pair(host: str) -> tuple[socket.socket, socket.socket]:
+    """Bind two sockets to one free port; try again if an outgoing connection takes the port between the two."""
+    for attempts_left in reversed(range(10)):
+        first = _bind(host, 0)
+        try:
+            return first, _bind(host, first.getsockname()[1])
+        except OSError:
+            first.close()
+            if not attempts_left:
+                raise
+    raise AssertionError("unreachable")
+
+
 def _bind(host: str, port: int) -> socket.socket:
     bound = socket.socket()
     # Two sockets share the port, one reserves it and one listens: Linux requires the first option, macOS the second.
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         bound.setsockopt(socket.SOL_SOCKET, option, 1)
-    bound.bind((host, port))
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
     bound.setblocking(False)
     return bound
 

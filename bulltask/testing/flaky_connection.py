@@ -34,7 +34,7 @@ class ProxiedConnection:
 
     Attributes:
         frozen: True if bytes are dropped and nothing is closed any more.
-        after_loss: The end of the connection after all outstanding replies were dropped; ``None`` while replies pass.
+        after_loss: How the connection ends after all outstanding replies were dropped; ``None`` while replies pass.
         due: Commands without a reply so far (their first 4 KiB), or the proxy's replies to them.
         task: Runs until both connections have ended, and closes them.
     """

@@ -14,7 +14,7 @@ __all__ = ["MATCH_BYTES", "AfterLoss", "CommandFilter", "Counters", "Faults", "I
 
 AfterLoss = Literal["reset", "freeze"]
 MATCH_BYTES = 4_096
-PIECES_PER_SECOND = 20  # a limited bandwidth is written in pieces of a twentieth of a second
+PIECES_PER_SECOND = 20  # at a limited bandwidth, data is written in pieces that take a twentieth of a second
 
 
 class InjectedReply(bytes):

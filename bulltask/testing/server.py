@@ -14,9 +14,9 @@ __all__ = ["RedisServer"]
 
 
 class RedisServer:
-    """A server on a separate port, with its files in a directory of the test; created by `RedisServer.start`.
+    """A server on a separate port, with its files in the test's directory; created by `RedisServer.start`.
 
-    It ends with the test process, even if that is killed. Example::
+    It ends with the test process, even if that process is killed. Example::
 
         def test_a_mail_survives_a_crash_of_redis(tmp_path):
             with RedisServer.start(tmp_path, appendonly=True) as server:
@@ -79,12 +79,12 @@ class RedisServer:
 
     @property
     def running(self) -> bool:
-        """True while the server's process runs."""
+        """True while the server's process is running."""
         return self._process.running
 
     @property
     def directory(self) -> Path:
-        """Absolute path of the server's files, among them ``server.log``."""
+        """Absolute path of the directory with the server's files, such as ``server.log``."""
         return self._process.data_dir
 
     def kill(self) -> None:
@@ -96,7 +96,7 @@ class RedisServer:
         self._process.stop()
 
     def restart(self) -> None:
-        """Stop the server if it runs, start it again on the same port and data, and wait until it is ready.
+        """Stop the server if it is running, start it again on the same port and data, and wait until it is ready.
 
         Raises:
             BrokerUnavailableError: It did not start; the message gives the reason.

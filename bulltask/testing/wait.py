@@ -23,7 +23,7 @@ def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "t
         what: Name of the condition, for the error.
 
     Raises:
-        TimeoutError: It was never true; the message has ``what`` and the last result.
+        TimeoutError: It did not become true; the message shows ``what`` and the last result.
     """
     deadline = time.monotonic() + timeout
     timer = threading.Event()

@@ -71,7 +71,7 @@ class WorkerProcess:
         """
         given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
         environ = {f"BULLTASK_{name.upper()}": str(value) for name, value in given.items()}
-        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); a file never fills up like a pipe
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop(); unlike a pipe, a file never fills up
         process = subprocess.Popen(  # noqa: S603 - this interpreter with the caller's options
             [sys.executable, "-m", "bulltask", "worker", "-A", app, *options],
             cwd=directory,
@@ -103,7 +103,7 @@ class WorkerProcess:
 
     @property
     def is_running(self) -> bool:
-        """True while its process runs."""
+        """True while its process is running."""
         return self._process.poll() is None
 
     @property
@@ -113,7 +113,7 @@ class WorkerProcess:
         return logged[-1:] == ["Worker paused"]
 
     def pause(self, timeout: float = 30.0) -> None:
-        """Pause the worker and wait until it confirms, without waiting for running jobs, which continue.
+        """Pause the worker and wait until it confirms. Running jobs continue; this does not wait for them.
 
         Raises:
             BulltaskError, TimeoutError: As for `start`.
@@ -182,7 +182,7 @@ class WorkerProcess:
 
     def _wait_for(self, event: str, count: int, timeout: float) -> None:
         def logged() -> bool:
-            ended = not self.is_running  # read first: its last output is read below
+            ended = not self.is_running  # checked first, because its last output is read below
             if self._count(event) >= count:
                 return True
             if ended:

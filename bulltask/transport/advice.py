@@ -25,7 +25,7 @@ _TLS_ADVICE: Final = tuple(
         (
             "CERTIFICATE_VERIFY_FAILED",
             "The server's certificate is not signed by an authority that this machine trusts: add ssl_ca_certs=FILE "
-            "to the URL, with the certificate of the authority that has signed it",
+            "to the URL, with the certificate of the authority that signed it",
         ),
         (
             "ALERT_CERTIFICATE_REQUIRED|ALERT_HANDSHAKE_FAILURE",
@@ -33,8 +33,8 @@ _TLS_ADVICE: Final = tuple(
         ),
         (
             "ALERT_UNKNOWN_CA|ALERT_BAD_CERTIFICATE|ALERT_CERTIFICATE",
-            "The server does not trust the certificate in ssl_certfile: use a valid one that is signed by the server's "
-            "authority (tls-ca-cert-file)",
+            "The server does not trust the certificate in ssl_certfile: use a valid certificate from the "
+            "server's authority (tls-ca-cert-file)",
         ),
         (
             r"KEY_VALUES_MISMATCH|PEM lib|\bPEM\b.*NO_START_LINE|certfile should be",
@@ -47,7 +47,7 @@ _TLS_ADVICE: Final = tuple(
 
 
 def acl_advice(text: str, url: str) -> str:
-    """Return the advice for a rejected command, ``""`` if it was not rejected by the ACL.
+    """Return the advice for a rejected command; ``""`` if the ACL did not reject it.
 
     Args:
         text: The server's message.
@@ -67,7 +67,7 @@ def acl_advice(text: str, url: str) -> str:
 
 
 def rejected_command(text: str) -> str:
-    """Return the command in the message that a user may not run it; ``""`` for any other error."""
+    """Return the command named in an error about a missing permission; ``""`` for any other error."""
     match = _COMMAND.search(text)
     return "" if match is None else match[1]
 

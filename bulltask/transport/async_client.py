@@ -27,7 +27,7 @@ class AsyncClient:
     """One connection that the tasks of one event loop share.
 
     Every call is written immediately and its reply is matched by order, so a hundred tasks need one connection and no
-    lock. The reply to a cancelled task's call is read and dropped, never passed to another task (the bug of
+    lock. The reply to a cancelled task's call is read and dropped, never passed to another task (the bug in
     CVE-2023-28858).
 
     Args:
@@ -44,18 +44,18 @@ class AsyncClient:
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self, call: Call[R]) -> R:
-        """Make one call; raises what :meth:`bulltask.transport.client.Client.run` raises."""
+        """Make one call; raises the same errors as :meth:`bulltask.transport.client.Client.run`."""
         reply = (await self._exchange([call.packed()]))[0]
         if redis_errors.is_noscript(reply):
             reply = (await self._exchange([call.packed_with_body()]))[0]
         return self._result(call, reply)
 
     async def run_many(self, calls: Sequence[Call[Any]], deadline_ms: int | None = None) -> list[Any]:
-        """Make several calls in one round trip; raises what ``Client.run_many`` raises.
+        """Make several calls in one round trip; raises the same errors as ``Client.run_many``.
 
         Args:
             calls: The calls.
-            deadline_ms: Limit (``mono_ms``), in addition to the endpoint's timeouts.
+            deadline_ms: Deadline (``mono_ms``), in addition to the endpoint's timeouts.
         """
         replies = await self._exchange([call.packed() for call in calls], deadline_ms)
         while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
@@ -106,7 +106,7 @@ class AsyncClient:
             for waiter in waiters:  # after a cancelled or failed exchange; cancel() ignores waiters that are done
                 waiter.cancel()
                 if not waiter.cancelled():
-                    waiter.exception()  # mark the exception as retrieved: it was raised once already
+                    waiter.exception()  # mark the exception as retrieved: it has already been raised
 
     async def _connected(self, deadline_ms: int | None = None) -> redis.asyncio.Connection:
         if self._connection is not None and not self._connecting.locked():

@@ -46,12 +46,12 @@ class _PerLoop(Generic[T]):
 
 
 class Broker:
-    """An app's connections to the Redis server: its clients, which connect on first use, and what uses them.
+    """An app's connections to the Redis server: its clients, which connect on first use, and the objects that use them.
 
     Args:
         config: The app's settings.
         url: The server; ``config.broker_url`` unless that is ``embedded://``.
-        clustered: Whether the server is a node of a cluster. Only sends are routed to the right node so far.
+        clustered: Whether the server is a node of a cluster. Currently, only sends are routed to the right node.
     """
 
     def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
@@ -80,7 +80,7 @@ class Broker:
         """Return the keys of a queue by its name in the app.
 
         Raises:
-            InvalidNameError: The name is not valid for a queue.
+            InvalidNameError: The name is not a valid queue name.
         """
         keys = self._keys.get(queue)
         if keys is None:

@@ -21,13 +21,12 @@ from bulltask.value_class import value_class
 
 __all__ = ["Arg", "Call", "as_is", "command", "packed_with_bodies", "script_call", "to_msgpack"]
 
-# The type stub of hiredis is wrong about the types of the words and of the result.
+# hiredis's type stub declares wrong types for the words and the result.
 _pack_words: Callable[[tuple[Arg, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 _LARGEST: Final = sys.float_info.max
 _CACHED_KEYS: Final = 11
-"""Maximum number of a script's first keys that are cached in packed form: the twelfth key of ``moveToFinished`` is that
-of a job."""
+"""Maximum number of a script's first keys that are cached in packed form; ``moveToFinished``'s twelfth is a job's."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -47,7 +46,8 @@ class Call(Generic[R_co]):
         args: The words of a command; for a script the words after its hash (key count, keys, arguments).
         parse_reply: Converts the raw reply to the result, or raises the error of a negative error code.
         script: The script to run, ``None`` for a plain command.
-        cached: Number of a plain command's last words that many calls have in common; they are cached in packed form.
+        cached: Number of trailing words of a plain command that many calls have in common; they are cached in packed
+            form.
     """
 
     args: tuple[Arg, ...]
@@ -88,7 +88,7 @@ def _pack(words: tuple[Arg, ...]) -> bytes:
     try:
         return _pack_words(words)
     except UnicodeEncodeError:
-        # An id of another client may not be UTF-8: it is sent as it was received (see replies.text).
+        # An id from another client may not be UTF-8, so it is sent as it was received (see replies.text).
         encoded = (word.encode("utf-8", ON_SURROGATE) if isinstance(word, str) else word for word in words)
         return _pack_words(tuple(encoded))
 
@@ -98,16 +98,16 @@ def _words(words: tuple[Arg, ...]) -> bytes:
     return _pack(words).partition(b"\r\n")[2]
 
 
-# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5 % of the
-# instructions of a send, and 4 % of those of a job.
+# Half of a script's words are the same in all calls for a queue. Packing them for each call would take 3 to 5 % of a
+# send's instructions, and 4 % of a job's.
 _packed_names = lru_cache(maxsize=500)(_words)
 
 
 def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
     """Return the bytes to send when the server does not have the calls' scripts; each script's body is sent once.
 
-    For later entries the script is loaded. Another ``SCRIPT FLUSH`` may come between them, but every round executes at
-    least the entries with a body.
+    The script is already loaded when later entries run. Another ``SCRIPT FLUSH`` may come between them, but every round
+    executes at least the entries with a body.
     """
     seen: set[str] = set()
     packed = []
@@ -119,14 +119,14 @@ def packed_with_bodies(calls: Sequence[Call[Any]]) -> list[bytes]:
 
 
 def command(*words: Arg, parse_reply: Callable[[Any], R] = as_is) -> Call[R]:
-    """Build the call of a plain command."""
+    """Build the call for a plain command."""
     return Call(words, parse_reply)
 
 
 def script_call(
     script: Script, keys: tuple[Arg, ...], args: tuple[Arg, ...], parse_reply: Callable[[Any], R] = as_is
 ) -> Call[R]:
-    """Build the call of a script.
+    """Build the call for a script.
 
     Raises:
         TypeError: The number of keys differs from the number in the script's file name.

@@ -92,7 +92,7 @@ class Client:
         return [self._result(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make independent calls in one round trip; the result of a call that failed is its error.
+        """Make independent calls in one round trip; the result of a failed call is its error.
 
         Raises:
             BrokerUnavailableError: The connection broke; it is unknown which calls were executed.
@@ -130,7 +130,7 @@ class Client:
             self._connection = None
 
     def close_if_dead(self) -> None:
-        """Close a connection that the server has closed (a restart, an idle timeout): the next call opens a new one."""
+        """Close a connection that the server has closed (a restart, an idle timeout); the next call opens a new one."""
         if self._connection is None:
             return
         try:
@@ -141,9 +141,9 @@ class Client:
             self.close()
 
     def interrupt(self) -> None:
-        """Abort the call that another thread waits for: it raises ``BrokerUnavailableError`` immediately.
+        """Abort the call that another thread is waiting for; it raises ``BrokerUnavailableError`` immediately.
 
-        This only shuts the socket down. If it were closed, its descriptor could be reused while that thread reads.
+        This only shuts the socket down. If it were closed, its descriptor could be reused while that thread is reading.
         """
         sock = _socket_of(self._connection)
         if sock is not None:
@@ -218,7 +218,7 @@ class Client:
             self._set_clock(self._clock, time[0], sent_ms)
 
     def _until(self, timeout_ms: int) -> int:
-        """Return the time (``mono_ms``) by which something that starts now and may take ``timeout_ms`` must be done."""
+        """Return the time (``mono_ms``) by which an operation with timeout ``timeout_ms`` that starts now must end."""
         deadline_ms = mono_ms() + timeout_ms
         return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
 
@@ -253,7 +253,7 @@ def _socket_of(connection: redis.Connection | None) -> socket.socket | None:
 
 
 class _CheckedOutClient:
-    """Context manager of a pooled client. (The generator of ``contextlib`` would take 3 % of a send's time.)"""
+    """Context manager of a pooled client. (``contextlib``'s generator would take 3 % of a send's time.)"""
 
     __slots__ = ("_client", "_return_to_pool")
 
@@ -268,9 +268,10 @@ class _CheckedOutClient:
 
 
 class ClientPool:
-    """Clients for any number of threads. It can be used after a fork: a child does not use the parent's clients.
+    """Clients for any number of threads. It works after a fork, because a child does not use the parent's clients.
 
-    It has no lock, because a signal handler that sends may have interrupted a send, and would wait for it forever.
+    It has no lock, because a signal handler that sends may have interrupted a send, and would then wait for the lock
+    forever.
     """
 
     def __init__(self, endpoint: Endpoint, clock: ServerClock | None, *, limit: int = 10) -> None:
@@ -285,7 +286,7 @@ class ClientPool:
         """Return a client for a ``with`` statement. At most ``limit`` idle clients are kept.
 
         Args:
-            deadline_ms: Deadline (``mono_ms``) of all calls of the client.
+            deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
         """
         return _CheckedOutClient(self._check_out(deadline_ms), self._return)
 
@@ -308,12 +309,12 @@ class ClientPool:
             client.close()
 
     def run(self, call: Call[R]) -> R:
-        """:meth:`Client.run` on a client of the pool."""
+        """:meth:`Client.run` on a client from the pool."""
         with self.client() as client:
             return client.run(call)
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """:meth:`Client.run_many` on a client of the pool."""
+        """:meth:`Client.run_many` on a client from the pool."""
         with self.client() as client:
             return client.run_many(calls)
 

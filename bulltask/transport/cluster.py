@@ -31,8 +31,8 @@ class ClusterClient:
     """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
 
     A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
-    is repeated until the command timeout. An unreachable node raises an error, because it is unknown whether it has
-    executed the call; the slot map is read again for the next call.
+    is repeated until the command timeout. If a node is unreachable, an error is raised, because it is unknown whether
+    the node executed the call; the slot map is read again for the next call.
 
     It is not thread-safe, and must not be used after a fork.
 
@@ -55,11 +55,11 @@ class ClusterClient:
             client.set_deadline(deadline_ms)
 
     def connect(self) -> None:
-        """Connect to a node now, which sets the clock; raises what :meth:`run` raises."""
+        """Connect to a node now, which sets the clock; raises the errors of :meth:`run`."""
         self._client(self._slot_map().address(None)).connect()
 
     def run(self, call: Call[R]) -> R:
-        """Make one call; raises what ``Client.run`` raises."""
+        """Make one call; raises the same errors as ``Client.run``."""
         result: R = self.run_many([call])[0]
         return result
 
@@ -76,11 +76,11 @@ class ClusterClient:
         return results
 
     def try_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make independent calls; the result of a call that failed is its error.
+        """Make independent calls; the result of a failed call is its error.
 
         Raises:
             BrokerUnavailableError: A node could not be reached; it is unknown which calls were executed.
-            BrokerError: Calls that belong together have keys of several slots; none was sent.
+            BrokerError: Calls that belong together have keys in several slots; no call was sent.
         """
         results: list[Any] = [None] * len(calls)
         pending, pause_ms = list(route_calls(calls)), _MIN_PAUSE_MS
@@ -119,7 +119,7 @@ class ClusterClient:
     def _round(
         self, calls: Sequence[Call[Any]], pending: Sequence[RoutedCall], results: list[Any]
     ) -> tuple[list[RoutedCall], bool]:
-        """Make the calls once. Returns the calls to repeat, and whether to wait before that."""
+        """Make the calls once. Returns the calls to repeat, and whether to wait first."""
         repeated: list[RoutedCall] = []
         must_wait = False
         for address, group in self._by_node(pending).items():
@@ -209,10 +209,11 @@ class ClusterPool:
 
     @contextmanager
     def client(self, deadline_ms: int | None = None) -> Iterator[ClusterClient]:
-        """Return a client for a ``with`` statement. A second one is needed only if a signal handler interrupts a send.
+        """Return a client for a ``with`` statement. A second client is needed only if a signal handler interrupts a
+        send.
 
         Args:
-            deadline_ms: Deadline (``mono_ms``) of all calls of the client.
+            deadline_ms: Deadline (``mono_ms``) for all of the client's calls.
         """
         try:
             client = self._idle.pop()
@@ -237,7 +238,7 @@ def _calls_of(routed: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]
     selected = [calls[position] for position in routed.positions]
     if routed.ask is None:
         return selected
-    # With the body: if the node did not have the script, the repeated call would lack the ASKING before it.
+    # With the body, because if the node did not have the script, the repeated call would not follow an ASKING.
     return [_ASKING, *(_with_body(call) for call in selected)]
 
 
@@ -258,13 +259,13 @@ def _send(groups: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[An
 
 
 def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
-    """Return the results without the result of ``ASKING``, or its error, if the ACL forbids the command."""
+    """Return the results without that of ``ASKING``; if the ACL forbids it, the results are its error."""
     asking, *results = outcome
     return [asking] * len(results) if isinstance(asking, BulltaskError) else results
 
 
 def _rerouting_error(outcome: Sequence[Any]) -> BrokerError | None:
-    """Return the error because of which calls were not executed and must be repeated; ``None`` if there is none."""
+    """Return the error that prevented calls from being executed, so they must be repeated; ``None`` if none did."""
     for result in outcome:
         if isinstance(result, SlotRedirectError) or (
             isinstance(result, BrokerError) and is_transient_in_cluster(result)

@@ -49,12 +49,12 @@ class SlotRedirectError(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class RoutedCall:
-    """Calls that go to one node together: a single one, or a transaction.
+    """Calls that go to one node together: a single call, or a transaction.
 
     Attributes:
         positions: The positions of the calls among all calls.
         slot: The slot of their keys; ``None`` if they have no keys.
-        ask: The node to which the slot is being moved, and which has the key already.
+        ask: The node to which the slot is being moved, and which already has the key.
     """
 
     positions: tuple[int, ...]
@@ -97,10 +97,10 @@ class SlotMap:
 
 
 def slots(node: Address) -> Call[SlotMap]:
-    """Build the call of ``CLUSTER SLOTS``: the slot map of a node.
+    """Build the call for ``CLUSTER SLOTS``, which returns a node's slot map.
 
     Args:
-        node: The node; if it does not know its address, its reply omits it.
+        node: The node; if it does not know its own address, its reply omits it.
 
     Raises:
         BrokerNotReadyError: No node has any slots (when the reply is parsed).
@@ -125,7 +125,7 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
     """Group calls; ``MULTI``, ``EXEC`` and the calls between them stay together.
 
     Raises:
-        BrokerError: Calls that belong together have keys of several slots.
+        BrokerError: Calls that belong together have keys in several slots.
     """
     group: list[int] = []
     for position, call in enumerate(calls):

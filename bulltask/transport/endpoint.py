@@ -34,7 +34,7 @@ class Endpoint:
     retries are off, because only the caller knows whether a call may be repeated.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``, with options of redis-py (including TLS) after a ``?``.
+        url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options (including TLS) after a ``?``.
         connect_timeout_ms: Timeout for connecting.
         command_timeout_ms: Timeout for a complete reply, or for all replies of a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
@@ -121,7 +121,7 @@ class Endpoint:
         return options
 
     def _create(self, pool: Any, options: dict[str, Any]) -> Any:
-        """Create a connection with redis-py's parser for URLs, which belongs to its pools.
+        """Create a connection with redis-py's URL parser, which is part of its connection pools.
 
         Raises:
             ConfigError: The URL has an invalid port or option.

@@ -55,9 +55,9 @@ class Follower:
     """A reader's position in a stream, with operations for the sync or the async client.
 
     After every read it checks whether an entry at or before its position still exists. Streams are trimmed from their
-    beginning, so no entry after the position can be missing then. Otherwise the counters of the stream, read in the
-    same transaction as further entries, show how many are missing: Redis counts all entries that were ever added (from
-    7.0 on), and the follower counts the entries that it has read.
+    beginning, so if one exists, no entry after the position is missing. Otherwise, the stream's counters, read in the
+    same transaction as further entries, show how many are missing: Redis counts all entries that were ever added (since
+    7.0), and the follower counts the entries that it has read.
 
     Args:
         keys: The queue.
@@ -70,7 +70,7 @@ class Follower:
         self._keys, self._start, self._where = keys, start, where
         self._position: str | None = None
         self._count: int | None = None
-        """Number of entries that were added up to the position, inclusive; ``None`` while unknown."""
+        """Number of entries that were added up to and including the position; ``None`` while unknown."""
         self._counting = True
         self._doubtful = False
 
@@ -92,7 +92,7 @@ class Follower:
         return self._position
 
     def read(self, block_ms: int) -> Operation[EventPage]:
-        """Read the next entries; wait for them up to ``block_ms``. A read that failed can be repeated."""
+        """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be repeated."""
         try:
             position = yield from self._checked_position()
             entries, retained = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]
@@ -108,7 +108,7 @@ class Follower:
         return page
 
     def _checked_position(self) -> Operation[str]:
-        """Return the position; after an outage check it, because the server may be another one."""
+        """Return the position; after an outage, check it first, because the server may be a different one."""
         position = yield from self.open()
         if self._doubtful:
             info, _ = yield from self._read_counters(None)
@@ -121,7 +121,7 @@ class Follower:
         return position
 
     def _compare(self, position: str, retained: bool) -> Operation[EventPage]:
-        """Read again, together with the counters of the stream, and update the count of entries before the position."""
+        """Read again, together with the stream's counters, and update the count of entries before the position."""
         info, entries = yield from self._read_counters(position)
         if info is None:
             self._position, self._count = BEGINNING, 0
@@ -142,17 +142,17 @@ class Follower:
         if position == info.last or (first is not None and _follows(position, first)):
             return None
         if info.trimmed is None:
-            # If the server does not count, a stream that is read from its beginning is taken as complete.
+            # If the server does not count, a stream that is read from its beginning is assumed to be complete.
             return None if position == BEGINNING else StreamGap(position, first, None)
         if self._count is None:
             return StreamGap(position, first, None) if info.trimmed else None
         missing = info.trimmed - self._count
-        if missing < 0:  # the stream was deleted, and a new one of the same name counts from 0
+        if missing < 0:  # the stream was deleted, and a new one with the same name counts from 0
             return StreamGap(position, first, None)
         return StreamGap(position, first, missing) if missing else None
 
     def _read_counters(self, position: str | None) -> Operation[tuple[StreamInfo | None, list[Entry]]]:
-        """Read the stream's counters, and the entries after ``position``, at one moment."""
+        """Read the stream's counters, and the entries after ``position``, at the same moment."""
         calls = [stream_exists(self._keys), stream_info(self._keys)]
         if position is not None:
             calls.append(read_now(self._keys, position))

@@ -1,4 +1,4 @@
-"""All names of keys in Redis. No other module builds them."""
+"""The names of all keys in Redis. No other module builds them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class QueueKeys:
         return f"{self.base}{job_id}:dependencies"
 
     def processed(self, job_id: str) -> str:
-        """Return values of the job's completed children, by their full key."""
+        """Return values of the job's completed child jobs, by their full key."""
         return f"{self.base}{job_id}:processed"
 
     def ignored(self, job_id: str) -> str:
@@ -130,11 +130,11 @@ class QueueKeys:
         return f"{self.base}priority"
 
     def crashes(self, job_id: str) -> str:
-        """Tokens of the children that died while they ran the job (a set of bulltask, with an expiry)."""
+        """Tokens of the children that died while running the job (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}crashes:{job_id}"
 
     def added_ids(self, write_id: str) -> str:
-        """Ids of the jobs that a DataFrame's write has added (bulltask's own set, which expires)."""
+        """Ids of the jobs that a DataFrame write has added (bulltask's own set, which expires)."""
         return f"{self.bulltask_base}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:

@@ -29,7 +29,7 @@ _NOT_WORKERS: Final = frozenset(
     "cleanJobsInSet convertBullJob getCounts getCountsPerPriority getDependencyCounts getRanges moveBullJob pageAfter "
     "paginate pause promote setPaused lastIdOfRange".split()
 )
-"""Scripts of queues, readers and migrations. All other scripts are a worker's, so a new one needs no entry."""
+"""Scripts of queues, readers and migrations. All other scripts are a worker's, so a new script needs no entry."""
 
 _CALLED: Final = re.compile(rb"""\b(?:r|redis\.p?|server\.p?)call\s*\(\s*["'](\w+)["']""")
 _PUSH: Final = re.compile(rb"""["']([LR]PUSH)["']""")  # scripts pass these names in a variable
@@ -78,7 +78,7 @@ def check_permissions(client: Client, keys: QueueKeys, names: Sequence[str]) -> 
         names: The commands.
 
     Raises:
-        BrokerAuthError: Some of the commands are forbidden; the message names all.
+        BrokerAuthError: Some of the commands are forbidden; the message names them all.
         BrokerError: As in ``Client.run``.
     """
     calls = [_test_call(name, count, keys) for name in names for count in range(1, _MAX_WORDS + 1)]

@@ -29,7 +29,7 @@ BULK: Final = 1_000
 
 BULK_BYTES: Final = 4_000_000
 """Maximum size of data and headers in one round trip, unless a single job is larger: a thousand large jobs would exceed
-the timeout of a call, and Redis' limit for the memory of a client."""
+a call's timeout, and Redis' limit for a client's memory."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
 """Value of ``meta.version`` of a queue, which dashboards show."""
@@ -66,9 +66,9 @@ class Producer:
         self._queues_with_meta: set[str] = set()
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Add ``jobs`` in order, up to :data:`BULK` in a round trip, and return the ids under which they are stored.
+        """Add ``jobs`` in order, up to :data:`BULK` per round trip, and return the ids under which they are stored.
 
-        An id differs from that of the given job if deduplication has found an existing job.
+        An id differs from that of the given job if deduplication found an existing job.
 
         Raises:
             BrokerError: A round trip failed after all retries, or at its deadline. Jobs of earlier round trips are
@@ -117,7 +117,7 @@ class Producer:
 
     def _send_part(self, part: Sequence[NewJob], deadline_ms: int | None, add: _Add[R]) -> list[R]:
         with self._pool.client(deadline_ms) as client:
-            client.connect()  # connecting sets the clock, whose time the calls carry
+            client.connect()  # connecting sets the clock, whose time the calls contain
             meta_calls, calls = self._meta_calls(part), add(part, self._clock.now_ms())
             results = client.run_many([*meta_calls, *calls])
         self._queues_with_meta.update(job.queue for job in part)
@@ -157,7 +157,7 @@ def _parts(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
 
 
 class RetryBudget:
-    """The remaining attempts, and the remaining time, of a round trip with jobs.
+    """The remaining attempts, and the remaining time, for a round trip that sends jobs.
 
     Args:
         config: Number of retries, time limit, and backoff.
@@ -172,8 +172,8 @@ class RetryBudget:
     def next_deadline_ms(self) -> int | None:
         """Return the deadline of the attempt that starts now (``mono_ms``), ``None`` for no limit.
 
-        If more attempts may follow, it is after half of the remaining time: on a half-open connection only the next
-        attempt, with a new connection, reaches Redis.
+        If more attempts may follow, the deadline is after half of the remaining time, because on a half-open connection
+        only the next attempt, with a new connection, reaches Redis.
         """
         if self._deadline_ms is None or self._failed == self._config.publish_retries:
             return self._deadline_ms

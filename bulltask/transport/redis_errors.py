@@ -1,6 +1,6 @@
-"""Converts errors of Redis and of the connection to bulltask's.
+"""Converts errors from Redis and from the connection to bulltask's.
 
-Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and contains advice if there is any.
+Every :class:`~bulltask.errors.BrokerError` names the server, without its password, and gives advice if there is any.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
 """Exceptions of connecting, reading or writing, after which the connection is unusable. ``InvalidResponse`` means that
-the reply was not in Redis' protocol: an error page of a proxy, or another program on the port."""
+the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
 """Error replies of the server as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
@@ -67,7 +67,7 @@ def is_noscript(reply: object) -> bool:
 
 
 def is_wrong_type(error: object) -> bool:
-    """Return True if the key of a command has another type."""
+    """Return True if a command's key has the wrong type."""
     return isinstance(error, BrokerError) and str(error.__cause__).startswith("WRONGTYPE")
 
 
@@ -149,9 +149,9 @@ def lost_reply(exc: BaseException) -> BaseException:
 def visible_cause(exc: BaseException) -> BaseException | None:
     """Return the cause that the traceback of "cannot connect to Redis" shows.
 
-    If the connection was refused, the message suffices, and three tracebacks of the driver would hide it; other causes
+    If the connection was refused, the message suffices, and three driver tracebacks would hide it; other causes
     (a certificate, a name that does not resolve) are shown. The driver's frames are removed, because their variables
-    contain the password, and tools such as Sentry send the variables of frames.
+    contain the password, and tools such as Sentry send them.
     """
     chained: BaseException | None = exc
     while chained is not None:
@@ -194,7 +194,7 @@ def _redirect(exc: exceptions.RedisError, url: str) -> SlotRedirectError | None:
         return None
     error = SlotRedirectError(
         f"Redis at {url} is a node of a cluster, and {match['host']}:{match['port']} has this key; only Spark's reads "
-        "and writes support a cluster so far"
+        "and writes support clusters"
     )
     error.slot, error.host, error.port = int(match["slot"]), match["host"], int(match["port"])
     error.moving = match["code"] == "ASK"

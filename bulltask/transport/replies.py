@@ -48,7 +48,7 @@ class Fetched:
         job_id: The job's id, ``""`` for none.
         fields: The job's hash as a flat list of names and values.
         limited_ms: Remaining time for which the queue is rate-limited.
-        due_ms: Time (of the server) at which the next delayed job is due; 0 if there is none.
+        due_ms: Server time at which the next delayed job is due; 0 if there is none.
     """
 
     job_id: str = ""
@@ -73,7 +73,7 @@ def parse_fetched(reply: Any) -> Fetched:
 
 
 def raise_for(reply: Any, job_id: str, queue: str) -> None:
-    """Raise the error of a negative error code; do nothing for any other reply.
+    """Raise the error for a negative error code; do nothing for any other reply.
 
     Raises:
         JobError: The subclass for the code.

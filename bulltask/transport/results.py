@@ -80,9 +80,9 @@ class Results:
         return snapshot(ref.id, state, fields)
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
-        """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancels it."""
+        """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancel it."""
         with self._pool.client() as client:
-            client.connect()  # connecting sets the clock, whose time the calls carry
+            client.connect()  # connecting sets the clock, whose time the calls contain
             return run_sync(client, self._revocation(ref, terminate))
 
     async def arevoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
@@ -179,13 +179,13 @@ class Results:
 
 
 class _OutageTolerance:
-    """Decides how long a waiter tolerates an outage: not before its first read, then for at least five seconds."""
+    """Decides how long a waiter tolerates an outage: before its first read, not at all; then at least five seconds."""
 
     def __init__(self) -> None:
         self._until_ms = 0
 
     def record_success(self) -> None:
-        """Record that Redis replied: after :data:`RECHECK_MS` the next read is due, which may fail for as long."""
+        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`, and may fail for as long."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
     def pause_ms(self, exc: BrokerError) -> int:
@@ -206,7 +206,7 @@ class StreamWatcher:
         self._changing = asyncio.Lock()
 
     def on(self, job_id: str) -> _Registration:
-        """Return a context manager of a future for the job's outcome; enter it before reading the job's state."""
+        """Return a context manager with a future for the job's outcome; enter it before reading the job's state."""
         return _Registration(self, job_id)
 
     async def enter(self, job_id: str) -> asyncio.Future[Finished]:
@@ -231,7 +231,7 @@ class StreamWatcher:
         waiters.discard(future)
         if not waiters:
             self._waiting.pop(job_id, None)
-        async with self._changing:  # a new waiter must not get the client while it is being closed
+        async with self._changing:  # a new waiter must not receive the client while it is being closed
             if not self._waiting and self._reader is not None:
                 reader, self._reader = self._reader, None
                 reader.cancel()

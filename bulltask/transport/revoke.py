@@ -24,13 +24,13 @@ _LOCK_OWNER: Final = "revoked"  # the token of a lock that is held for one step
 def revoke(
     keys: QueueKeys, job_id: str, config: Config, now_ms: Callable[[], int], *, terminate: bool
 ) -> Operation[Revocation]:
-    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancels it.
+    """Fail a job that is not running; with ``terminate``, request that the worker of a running job cancel it.
 
     Args:
         keys: The queue.
         job_id: The job.
         config: The caller's settings.
-        now_ms: Returns the server's time; called when there is a connection.
+        now_ms: Returns the server's time; called once there is a connection.
         terminate: Add a revocation request if the job is running.
     """
     options: Call[bytes | None] = command("HGET", keys.job(job_id), "opts")
@@ -42,13 +42,13 @@ def revoke(
             raise
         return Revocation.REVOKED
     if revocation is Revocation.REVOKED and job.deduplication_id:
-        # BullMQ 5.72 and newer may keep another job until this one has finished.
+        # BullMQ 5.72 and newer may hold another job back until this one has finished.
         yield from execute(add_deferred_duplicate(keys, job.deduplication_id, job_id, now_ms()))
     return revocation
 
 
 def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
-    """Fail a job at which the script stopped with an error, if the job's hash is malformed."""
+    """Fail a job on which the script stopped with an error, if the job's hash is malformed."""
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)

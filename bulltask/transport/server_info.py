@@ -1,4 +1,4 @@
-"""Properties of a server that every user may read, whatever the ACL forbids, and the check that bulltask can use it."""
+"""Properties of a server that every user may read, whatever the ACL forbids, and the check that it is usable."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ServerInfo:
 
 
 UNKNOWN_SERVER: Final = ServerInfo()
-"""The info of a server without the command ``HELLO``, or behind a proxy without it."""
+"""The properties of a server that does not have the command ``HELLO``, or is behind a proxy that does not."""
 
 
 def server_info() -> Call[ServerInfo]:
-    """Build the call of ``HELLO``; it changes nothing."""
+    """Build the call for ``HELLO``; it changes nothing."""
 
     return command("HELLO", parse_reply=_parse)
 
@@ -53,7 +53,7 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
 
     Args:
         reply: The reply to ``HELLO``; an error is accepted, because a proxy may not have the command.
-        endpoint: The server's endpoint, which contains whether the caller routes calls in a cluster.
+        endpoint: The server's endpoint, which says whether the caller routes calls in a cluster.
 
     Raises:
         BrokerConfigError: The server is a Sentinel, or a node of a cluster and the caller does not route calls.

@@ -1,9 +1,9 @@
 """Transactions: ``MULTI`` … ``EXEC`` in one round trip, all or nothing.
 
-If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed: half a flow
-would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between. So
-the first call of each script contains its body (``EVAL``, which runs and caches it), and later calls need only the
-hash, because no other client can run commands inside a transaction.
+If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed, so half a flow
+would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between.
+Therefore, the first call of each script contains its body (``EVAL``, which runs and caches it), and later calls need
+only the hash, because no other client can run commands inside a transaction.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
         each of ``calls``.
 
     If the server rejects one of the calls when it is queued (the ACL forbids it, its keys are in several slots), the
-    round trip raises and nothing was executed. A server that cannot write at all (full, a replica) also rejects calls
-    then or, depending on its version, executes nothing of any script; then all results are that error.
+    round trip raises and nothing was executed. A server that cannot write at all (it is full, or a replica) also
+    rejects calls at that point or, depending on its version, executes no part of any script, and all results are that
+    error.
     """
     return [
         command("MULTI"),

@@ -2,7 +2,7 @@
 
 There is no beat process: the worker that acquires a scheduler's job adds the next one. The template of the scheduler's
 jobs contains its owner (``opts.bulltask``: ``beat`` is the app's name, ``digest`` a hash of the entry). Node.js keeps
-these fields. A scheduler with the same id that another client has created has no owner, and is not changed.
+these fields. A scheduler with the same id that another client created has no owner, and is not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEVER_MS: Final = 86_400_000
 
 @dataclass(slots=True)
 class Changes:
-    """The changes in one queue, as names of entries.
+    """The changes to one queue, as entry names.
 
     Attributes:
         foreign: Entries whose scheduler belongs to another client and was not changed.
@@ -62,7 +62,7 @@ class Beat:
 
     Several workers may start at the same time: unchanged entries are skipped, and creating a scheduler twice creates
     only one. The service does not run again, because during a deployment old and new workers would remove each other's
-    entries for as long as both run.
+    entries while both were running.
 
     Args:
         app: The app of the entries.
@@ -124,7 +124,7 @@ class Beat:
         except _RETRYABLE:
             raise
         except BulltaskError as exc:
-            # For example, Redis is full or rejects a command: the worker continues with the stored schedules.
+            # For example, Redis is full or rejects a command. The worker continues with the stored schedules.
             self._logger.error("Schedule not updated", queue=queue, error=str(exc))  # noqa: TRY400
         else:
             self._log(queue, changes)
@@ -137,7 +137,7 @@ class Beat:
             self._logger.error("Schedule not updated", queue=queue, scheduler=name, error=error)
         for name in changes.foreign:
             self._logger.warning(
-                "A job scheduler of this name belongs to another client and was not changed; rename the entry of "
+                "A job scheduler with this name belongs to another client and was not changed; rename the entry of "
                 "beat_schedule, or remove the scheduler",
                 queue=queue,
                 scheduler=name,
@@ -146,7 +146,7 @@ class Beat:
     def _warn_about_orphans(self) -> None:
         if self._queues:
             self._logger.warning(
-                "beat_schedule is not set, but Redis has schedules of this app; set beat_schedule to {} to remove them",
+                "beat_schedule is not set, but Redis contains this app's schedules; set it to {} to remove them",
                 queues=sorted(self._queues),
             )
 
@@ -181,7 +181,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
 
 
 def _read_labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
-    """Return the label of each scheduler of the queue. Nothing else is read, because there may be very many."""
+    """Return the label of each scheduler of the queue. Nothing else is read, because there may be many schedulers."""
     rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     labels: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _PAGE):
@@ -195,7 +195,7 @@ def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Op
     """Create or change the scheduler of an entry; return the error, ``""`` for none."""
     rule = entry.rule
     if rule.every_ms is not None:
-        # As in Celery, the first iteration of an interval is at its end, not at deployment.
+        # As in Celery, the first iteration runs one interval after deployment.
         rule = replace(rule, start_ms=now_ms + rule.every_ms)
     try:
         fields = {"beat": label.owner, "digest": label.digest}

@@ -81,7 +81,7 @@ def _parse_rule(entry: Mapping[str, Any], timezone: str) -> Repeat:
     if isinstance(schedule, crontab):
         schedule = schedule.pattern
     if isinstance(schedule, str):
-        # The time zone is always stored, because Node.js would use the one of its machine.
+        # The time zone is always stored, because otherwise Node.js would use its machine's.
         return replace(Repeat.of(cron=schedule), tz=timezone)
     if isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool):
         return Repeat.of(every=schedule)

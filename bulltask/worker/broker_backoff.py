@@ -1,4 +1,4 @@
-"""Backoff after errors of Redis, and the events that report them."""
+"""Backoff after Redis errors, and the events that report them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class ReconnectBackoff:
     def record_failure(self, exc: BrokerError) -> int:
         """Record a failure; return how many milliseconds to wait before the next attempt.
 
-        Each distinct error is reported once per outage, even if another was reported in between: for example,
-        an unreachable Redis may reject the password when it is back.
+        Each distinct error is reported once per outage, even if another was reported in between. For example, a Redis
+        that was unreachable may reject the password when it is available again.
 
         The delay doubles up to ``broker_reconnect_delay_max`` if Redis is unreachable, and up to ``run_retry_delay``
-        after error replies. By default a worker resumes within 5 s after Redis is back, however long the outage was. If
-        the connection is refused, or Redis is still loading its data, an attempt is cheap, and the delay is at most a
-        second. Each kind of error starts with a short delay: a failover begins with error replies, and a connection
-        that breaks afterwards shows that the situation has changed.
+        after error replies. By default, a worker resumes within 5 s after Redis is available again, however long the
+        outage lasted. If the connection is refused, or Redis is still loading its data, an attempt is cheap, and the
+        delay is at most a second. Each kind of error starts with a short delay, because a failover begins with error
+        replies, and a connection that breaks afterwards shows that the situation has changed.
         """
         lost = isinstance(exc, BrokerUnavailableError)
         if self._attempt == 0:
@@ -80,7 +80,7 @@ class ReconnectBackoff:
         )
 
     def record_shared_failure(self, exc: BrokerError) -> int:
-        """:meth:`record_failure` for jobs that share a connection: failures at the same time count as one."""
+        """:meth:`record_failure` for jobs that share a connection: simultaneous failures count as one."""
         now_ms = mono_ms()
         if now_ms >= self._until_ms:
             self._until_ms = now_ms + self.record_failure(exc)
@@ -89,8 +89,8 @@ class ReconnectBackoff:
     def _report(self, exc: BrokerError) -> None:
         message = str(exc).partition(" script: ")[0]  # the same error from different scripts is reported once
         if isinstance(exc, BrokerUnavailableError):
-            # A restart of Redis causes several connection errors, of which one is reported. A reply of a program that
-            # is not Redis is reported in addition.
+            # A Redis restart causes several connection errors, but only one is reported. A reply from a program that is
+            # not Redis is reported as well.
             if not self._lost or (exc.wrong_protocol and message not in self._reported):
                 self._bus.emit(RedisDisconnected(str(exc)))
             self._lost = True
@@ -100,7 +100,7 @@ class ReconnectBackoff:
 
     @property
     def is_active(self) -> bool:
-        """True from a failure to the next :meth:`reset`."""
+        """True from a failure until the next :meth:`reset`."""
         return self._attempt > 0
 
     @property
@@ -130,10 +130,10 @@ class _QueueState:
 
 
 class QueueBackoff:
-    """The backoff of single queues for which Redis returns error replies; the worker's other queues continue.
+    """The backoff of individual queues for which Redis returns error replies; the worker's other queues continue.
 
     Args:
-        queues: The worker's queues, in their order.
+        queues: The worker's queues, in order.
         bus: Receives an event for each new error, and when the queue has recovered.
         config: The maximum delay, ``run_retry_delay``.
     """
@@ -144,7 +144,7 @@ class QueueBackoff:
 
     @staticmethod
     def concerns_queue(exc: BrokerError) -> bool:
-        """Whether an error concerns one queue; False if Redis is unreachable, or has this error for every queue."""
+        """Whether an error concerns one queue; False if Redis is unreachable, or returns this error for every queue."""
         return not (isinstance(exc, _SERVER_ERRORS) or (isinstance(exc, BrokerAuthError) and exc.handshake_failed))
 
     @contextmanager

@@ -29,9 +29,9 @@ class MalformedJobHandler:
         self._keep = config.keep_failed or KEEP_ALL
 
     def fail_if_malformed(self, keys: QueueKeys, token: str, job_id: str, exc: Exception) -> bool:
-        """Fail the job that is locked with ``token`` if its hash has caused ``exc``.
+        """Fail the job that is locked with ``token`` if its hash caused ``exc``.
 
-        An error reply of Redis may be caused by the queue instead; then nothing is changed.
+        If the queue caused the error reply instead, nothing is changed.
 
         Returns:
             False if the job's hash is well-formed.

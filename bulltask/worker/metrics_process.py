@@ -22,7 +22,8 @@ __all__ = ["MetricsProcess"]
 class MetricsProcess:
     """The process that serves ``/metrics``.
 
-    The constructor binds the port, so that an invalid port stops the worker early; :meth:`start` forks the process.
+    The constructor binds the port, so that the worker does not start with an invalid port; :meth:`start` forks the
+    process.
 
     Args:
         config: The address and port.

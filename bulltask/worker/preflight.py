@@ -101,7 +101,7 @@ class Preflight:
             self._check_other_versions(queue)
 
     def _check_scripts(self) -> bool:
-        """Check all Lua scripts: an altered script that is noticed later would lose the outcomes of finished jobs."""
+        """Check all Lua scripts now: noticing an altered script later would lose the outcomes of finished jobs."""
         try:
             loader.all_scripts()
         except ScriptIntegrityError as exc:
@@ -118,7 +118,7 @@ class Preflight:
             )
 
     def _check_environment(self) -> None:
-        """Warn about misspelled environment variables, which would otherwise go unnoticed."""
+        """Warn about misspelled environment variables, which would otherwise be ignored silently."""
         for variable in sorted(os.environ):
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(NON_SETTING_VARIABLES):
@@ -136,8 +136,8 @@ class Preflight:
         other = QueueKeys(keys.prefix, bullmq_name(keys.queue, hash_tag=not tagged))
         if jobs := count_unfinished_jobs(self._client, other):
             self._logger.warning(
-                f"Jobs wait in the queue of the same name {'without' if tagged else 'with'} a hash tag, which this "
-                f"worker does not process; if other clients use that name, set queue_hash_tag={not tagged} "
+                f"Jobs are waiting in the queue of the same name {'without' if tagged else 'with'} a hash tag, which "
+                f"this worker does not process; if other clients use that name, set queue_hash_tag={not tagged} "
                 "(BULLTASK_QUEUE_HASH_TAG)",
                 queue=keys.queue,
                 processed=keys.base,
@@ -146,12 +146,12 @@ class Preflight:
             )
 
     def _check_other_versions(self, keys: QueueKeys) -> None:
-        """Warn about clients of BullMQ 6, which pauses queues differently: in a mix with BullMQ 5, jobs can be lost."""
+        """Warn about BullMQ 6 clients, which pause queues differently: mixed with BullMQ 5, jobs can be lost."""
         version = read_queue_version(self._client, keys)
         if (match := _BULLMQ.match(version)) and int(match[1]) > 5:
             self._logger.warning(
-                "A client of BullMQ 6 or newer uses this queue. If the queue is paused, resume it only with bulltask "
-                "or with that client: if a client of BullMQ 5 resumes it, jobs may be lost "
+                "A client with BullMQ 6 or newer is using this queue. If the queue is paused, resume it only with "
+                "bulltask or with that client: if a BullMQ 5 client resumes it, jobs may be lost "
                 "(docs/reference/mixed-versions.md)",
                 queue=keys.queue,
                 version=version,

@@ -1,13 +1,13 @@
 """Crash quarantine: separates a job that crashes children (a poison pill) from the other jobs of those children.
 
 Up to a hundred async jobs and one sync job share a child. When the child crashes, the job that caused the crash is
-unknown. If the crash counted against every job, one poison pill would fail a hundred other jobs. So all these jobs are
-quarantined: each is retried together with only a few others, and after a second crash alone. A job fails only after a
+unknown. If the crash counted against every job, one poison pill would fail a hundred other jobs. Therefore, all these
+jobs are quarantined: each is retried with only a few others and, after a second crash, alone. A job fails only after a
 crash in which it was alone in its child: the second or the third, by default. A job that is never alone, because its
 children crash while they acquire it, fails after ``EXTRA_CRASHES`` more.
 
 The number of crashes is stored in the job's hash (``bulltask:crashes``), because another worker may acquire the job
-next. Reading it needs no further command: a fetch returns all fields of a job.
+next. Reading it needs no additional command, because a fetch returns all fields of a job.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bulltask.transport.scripts.move import CRASHES
 __all__ = ["ALONE", "EXTRA_CRASHES", "SMALL_GROUP", "max_concurrent", "should_fail"]
 
 SMALL_GROUP: Final = 10
-"""Maximum number of jobs, including itself, that a job runs with after one crash. Most single crashes are caused by an
-operator or the kernel, so running every job alone would be too slow."""
+"""Maximum number of jobs in a child while it is running a job that has crashed once, this job included. Most isolated
+crashes are caused by an operator or the kernel, so running every job alone would be too slow."""
 
 ALONE: Final = 1
 
@@ -30,7 +30,7 @@ EXTRA_CRASHES: Final = 3
 """How many crashes beyond ``max_crashes`` fail a job that was being acquired or settled.
 
 A job that crashes children in these steps (for example, because reading it exhausts the memory) may do so before the
-child can wait for its other jobs. It would never run alone, and never fail. So it fails after this number of further
+child can wait for its other jobs. It would then never run alone and never fail, so it fails after this many additional
 crashes, which are unlikely to have another cause.
 """
 
@@ -38,7 +38,7 @@ _FIELD: Final = CRASHES.encode()
 
 
 def max_concurrent(fields: Sequence[bytes], max_crashes: int) -> int:
-    """Return how many jobs a child may run while it runs a job with these fields, this job included; 0: no limit.
+    """Return how many jobs a child may run along with a job with these fields, this job included; 0: no limit.
 
     Args:
         fields: The fields of the job's hash as Redis returns them: name, value, name, value …

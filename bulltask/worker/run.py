@@ -81,7 +81,7 @@ def default_queues(app: App) -> tuple[str, ...]:
 
 
 def worker_id(name: str = "") -> str:
-    """Return a unique worker id: ``{hostname}-{pid}-{random}``, with ``{name}@`` in front if ``name`` is set."""
+    """Return a unique worker id: ``{hostname}-{pid}-{random}``, preceded by ``{name}@`` if ``name`` is set."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     return f"{name}@{identity}" if name else identity
 
@@ -105,7 +105,7 @@ class _Assembly:
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
-        # With room for children that TTIN adds, because the shared memory cannot grow.
+        # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * config.concurrency + 2
         self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
@@ -177,7 +177,7 @@ class _Assembly:
                 )
 
     def _warn_about_unknown_queues(self) -> None:
-        # Only a warning: the settings belong to the app, and another worker of the app may process the queue.
+        # Only a warning, because the settings belong to the app, and another worker of the app may process the queue.
         for queue in (self.config.limits or {}).keys() - {EVERY_QUEUE, *self.queues, *default_queues(self.app)}:
             self.logger.warning(
                 "A queue in limiter is used neither by this worker nor by a task of this app",
@@ -229,7 +229,7 @@ class _Assembly:
         """Close the supervisor's connections and pipes; a forked child calls this too."""
         self.client.close()
         self.named_connections.close()
-        self.broker.close()  # opened if the app has sent jobs while it was imported
+        self.broker.close()  # open if the app sent jobs while it was being imported
         self.wakeup_pipe.close()
 
     def _slots_per_child(self) -> int:

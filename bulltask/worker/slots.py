@@ -1,16 +1,16 @@
-"""Shared memory through which the supervisor reads the state of its children.
+"""Shared memory through which the supervisor reads its children's state.
 
-A child has one slot for each job that it may run at a time. The child writes state, queue and job id; the supervisor
-writes the token before it starts the child. So no crash loses a job: every job that a dead child had acquired, or was
-acquiring, is locked with one of the child's tokens.
+A child has one slot for each job that it may run at a time. The child writes the state, queue and job id; the
+supervisor writes the token before it starts the child. No job is lost in a crash, because every job that a dead child
+had acquired, or was acquiring, is locked with one of the child's tokens.
 
 A control page precedes the children's blocks. The supervisor writes it and all children read it.
 
-To cancel an attempt, the supervisor writes a request into a word of the slot that only the supervisor writes. The
+To cancel an attempt, the supervisor writes a request into a word of the slot that only the supervisor writes to. The
 request contains the attempt's number, so a late request does not cancel the slot's next attempt.
 
-A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that reads an odd or
-changed number reads again; after several reads only the token is certain.
+A slot has a sequence number that is odd while the slot is being written (a seqlock). A reader that finds an odd or
+changed number reads again; if several reads fail, only the token is certain.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class SlotView:
         since_ms: Monotonic time at which the slot entered this state.
         attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
         deadlines: The deadlines of that attempt.
-        cancel_reason: Why the supervisor cancels that attempt.
+        cancel_reason: Why the supervisor is cancelling that attempt.
         acknowledged: Whether the child has passed the cancel request to the task.
     """
 
@@ -130,11 +130,11 @@ class Slot:
         return self._words[_SINCE]
 
     def reserve(self, now_ms: int) -> None:
-        """Record that a fetch starts: from now on the token may lock a job."""
+        """Record that a fetch is starting: from now on, the token may lock a job."""
         self._set(SlotState.RESERVED, now_ms)
 
     def activate(self, queue_index: int, job_id: str, now_ms: int) -> None:
-        """Record that a job was acquired and runs."""
+        """Record that a job was acquired and is running."""
         encoded = job_id.encode("utf-8", "surrogateescape")
         words = self._words
         words[_SEQ] += 1
@@ -148,7 +148,7 @@ class Slot:
         words[_SEQ] += 1
 
     def set_deadlines(self, deadlines: Deadlines) -> None:
-        """Record the deadlines of the job's attempt, which starts now."""
+        """Record the deadlines of the job's attempt, which is about to start."""
         words = self._words
         words[_SEQ] += 1
         words[_SOFT_AT], words[_HARD_AT] = deadlines.soft_at_ms, deadlines.hard_at_ms
@@ -158,14 +158,14 @@ class Slot:
 
     @property
     def cancel_reason(self) -> CancelReason:
-        """Why the supervisor cancels the current attempt; ``NONE`` if it does not."""
+        """Why the supervisor is cancelling the current attempt; ``NONE`` if it is not."""
         request = self._words[_CANCEL]
         if request >> _REASON_BITS != self._words[_ATTEMPT]:
             return CancelReason.NONE
         return CancelReason(request % (1 << _REASON_BITS))
 
     def request_cancel(self, attempt: int, reason: CancelReason) -> None:
-        """Request that an attempt is cancelled; the child reads the request after a signal."""
+        """Request the cancellation of an attempt; the child reads the request after a signal."""
         self._words[_CANCEL] = attempt << _REASON_BITS | reason
 
     def acknowledge(self, acknowledged: bool = True) -> None:
@@ -205,7 +205,7 @@ class Slot:
                 return SlotView(
                     SlotState(state), self.token, queue, job_id, since, attempt, deadlines, cancel_reason, acknowledged
                 )
-        # The child was stopped or killed while it was writing: only the token is certain.
+        # The child was stopped or killed while it was writing, so only the token is certain.
         return SlotView(SlotState.ACTIVE, self.token, 0, "", 0, UNKNOWN_ATTEMPT)
 
     def _deadlines(self) -> Deadlines:
@@ -247,7 +247,7 @@ class ChildBlock:
 
     @property
     def run_state(self) -> ProcessState:
-        """The child's state; ``RUN`` when it fetches jobs."""
+        """The child's state; ``RUN`` while it fetches jobs."""
         return ProcessState(self._words[_RUN_STATE])
 
     @run_state.setter
@@ -256,7 +256,7 @@ class ChildBlock:
 
     @property
     def stacks_fd(self) -> int:
-        """The child's descriptor of the file for its stacks; -1 until it has one."""
+        """The child's descriptor of its stacks file; -1 until it has one."""
         return self._words[_STACKS_FD] - 1
 
     @stacks_fd.setter
@@ -307,8 +307,7 @@ class Slots:
     Args:
         children: The maximum number of children; a block that is never used needs no memory.
         per_child: How many jobs a child may run at a time.
-        fd: A descriptor of :func:`anonymous_file` to use, for children that are spawned; ``None`` for anonymous
-            memory.
+        fd: A descriptor from :func:`anonymous_file`, which spawned children need; ``None`` for anonymous memory.
     """
 
     def __init__(self, children: int, per_child: int, fd: int | None = None) -> None:

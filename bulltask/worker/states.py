@@ -11,7 +11,7 @@ class SlotState(IntEnum):
     """State of a child's slot; the child writes it, the supervisor reads it."""
 
     FREE = 0
-    RESERVED = 1  # a fetch has been sent: the token may lock a job that the child does not know yet
+    RESERVED = 1  # a fetch has been sent, so the token may lock a job that the child has not received yet
     ACTIVE = 2  # a job is running
     SETTLING = 3  # its outcome is being written, and the token may already lock the next job
 

@@ -1,4 +1,4 @@
-"""A pipe to which signals and threads write to end a wait immediately (self-pipe)."""
+"""A pipe that signals and threads write to in order to end a wait immediately (self-pipe)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["WakeupPipe"]
 class WakeupPipe:
     """Wakes the main thread of a process when a signal arrives or another thread calls :meth:`wake`.
 
-    The interpreter writes to the pipe when a signal arrives, before any handler runs. So a signal that arrives just
+    The interpreter writes to the pipe when a signal arrives, before any handler runs, so a signal that arrives just
     before the wait is not missed.
     """
 

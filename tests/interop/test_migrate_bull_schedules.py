@@ -92,7 +92,7 @@ def test_an_unconvertible_repeatable_is_listed_with_a_call_for_a_scheduler(
     migration.redis.delete(f"bull:mail:{gone}")
     migration.redis.zrem("bull:mail:delayed", gone)
     [repeatable] = migration.bull_migration().plan().repeatables
-    assert "its next iteration, which has the data and options, is missing" in repeatable.problem
+    assert "its next iteration, which contains the data and options, is missing" in repeatable.problem
     assert repeatable.manual.startswith(
         f"app.queue('mail').schedulers.upsert('{repeatable.scheduler_id}', cron='{YEARLY}'"
     )

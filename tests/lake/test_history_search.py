@@ -237,7 +237,7 @@ def test_an_unknown_filter_is_rejected(sample: History) -> None:
 def test_the_cursor_of_another_search_is_rejected(sample: History) -> None:
     cursor = sample.search(limit=1).cursor
     assert cursor
-    with pytest.raises(ConfigError, match="belongs to another search"):
+    with pytest.raises(ConfigError, match="is from another search"):
         sample.search(limit=1, cursor=cursor, state="failed")
 
 

@@ -49,7 +49,7 @@ def test_a_running_job_continues_unless_terminate_is_set(app: App, revoke: Revok
     assert running.exit_code == 3
     assert running.output == f"{job.id}  running: the job continues; use --terminate to cancel it\n"
     terminated = revoke("-q", "mail", "--terminate", job.id)
-    assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker cancels it\n")
+    assert (terminated.exit_code, terminated.output) == (0, f"{job.id}  terminating: the job's worker will cancel it\n")
 
 
 def test_unknown_ids_do_not_prevent_others_from_being_revoked(app: App, revoke: Revoke) -> None:

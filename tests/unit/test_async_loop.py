@@ -151,7 +151,7 @@ def test_a_job_whose_outcome_redis_rejects_is_read_again_and_fails(child: Child)
     assert child.pauses == 1
     (event,) = child.events
     assert isinstance(event, JobFailed)
-    assert event.error.startswith("the outcome of the job could not be stored")
+    assert event.error.startswith("the job's outcome could not be stored")
 
 
 def test_a_deferred_duplicate_is_added_after_the_outcome_also_after_an_outage(child: Child) -> None:

@@ -253,7 +253,7 @@ def test_a_worker_name_must_be_a_valid_connection_name() -> None:
     assert config(worker_name=255 * "x").worker_name == 255 * "x"
     with pytest.raises(ConfigError, match="worker_name must have at most 255 characters, not 256"):
         conf(worker_name=256 * "x")
-    with pytest.raises(ConfigError, match="worker_name must have no spaces"):
+    with pytest.raises(ConfigError, match="worker_name must not contain spaces"):
         conf(worker_name="mail 1")
 
 

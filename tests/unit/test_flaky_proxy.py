@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from bulltask.errors import BulltaskError, ConfigError
+from bulltask.testing import flaky
 from bulltask.testing.flaky import FlakyProxy
 from bulltask.testing.server import RedisServer
 from bulltask.testing.wait import wait_until
@@ -81,6 +82,24 @@ def test_a_closed_proxy_leaks_no_resources_and_rejects_calls(redis_server: Redis
     assert set(threading.enumerate()) <= threads
     with pytest.raises(BulltaskError, match="not running"):
         proxy.reset()
+
+
+def test_a_proxy_starts_on_another_port_if_a_connection_takes_its_port(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    bind = flaky._bind
+
+    def bind_unless_taken(host: str, port: int) -> socket.socket:
+        if port and not taken:
+            taken.append(port)
+            raise OSError("Address already in use")
+        return bind(host, port)
+
+    monkeypatch.setattr(flaky, "_bind", bind_unless_taken)
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy, redis.Redis(port=proxy.port) as client:
+        assert client.ping()
+    assert taken
 
 
 def test_a_proxy_can_be_started_again(redis_server: RedisServer) -> None:

@@ -26,7 +26,7 @@ _REASON_WIDTH = 80
 @click.option(
     "--state",
     help="Only jobs in this state: completed, failed, removed; or waiting, active, delayed, waiting-children: the last"
-    " state of a job without events for so long that the pipeline stopped waiting for it to end (open_job_timeout).",
+    " state of a job that had no events for so long that the pipeline stopped waiting for its end (open_job_timeout).",
 )
 @click.option(
     "--since",

@@ -22,14 +22,14 @@ _STOP_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 def command(*, lake: Path, port: int) -> None:
     """Serve the history of the lake as JSON over HTTP until Ctrl-C.
 
-    It listens on 127.0.0.1 only, without authentication: every user of this machine can read it. Paths: /search, /job,
-    /job-counts, /attempt-counts, /latency.
+    It listens on 127.0.0.1 only, without authentication, so every user of this machine can read it. Paths: /search,
+    /job, /job-counts, /attempt-counts, /latency.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.serving import HistoryServer  # noqa: PLC0415 - slow
 
     history = History(lake)
-    # Blocked before threads start, as they inherit the mask: the signal must reach sigwait below.
+    # Blocked before threads start, because they inherit the mask and the signal must reach sigwait below.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         with HistoryServer(history, port) as server:

@@ -1,6 +1,6 @@
 """``bulltask job``: show a job from Redis and from the lake.
 
-The command's module imports Arrow only on use: ``--help`` and jobs that are in Redis do not need it.
+The command's module imports Arrow only on use, because ``--help`` and jobs that are in Redis do not need it.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _event(at: datetime, event: str, prev: str | None, reason: str | None) -> st
 
 
 def _field_lines(rows: list[tuple[str, object]]) -> Iterator[str]:
-    """Yield a line for each field that has a value; further lines of a text are aligned below the first."""
+    """Yield a line for each field that has a value; further lines of a value are aligned below the first."""
     for name, value in rows:
         if value in (None, 0, "", "-"):
             continue

@@ -1,6 +1,6 @@
 """``bulltask pipeline``: record the events of queues in a lake of tables, with Spark.
 
-The commands' modules import Spark and Arrow only when they need them, so ``--help`` works without.
+The commands' modules import Spark and Arrow only when they need them, so ``--help`` works without them.
 """
 
 from __future__ import annotations

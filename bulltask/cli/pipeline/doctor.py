@@ -61,7 +61,7 @@ class Requirement:
     metavar="DURATION",
     default="5s",
     show_default=True,
-    help="Time that a batch takes.",
+    help="Duration of a batch.",
 )
 @click.option(
     "--outage",
@@ -69,7 +69,7 @@ class Requirement:
     metavar="DURATION",
     default="0s",
     show_default=True,
-    help="Longest downtime of the pipeline during which no events may be lost.",
+    help="Longest pipeline downtime during which no events may be lost.",
 )
 @click.option(
     "--sizes", "show_sizes", is_flag=True, help="Print the recommended stream lengths for typical loads, and exit."
@@ -90,8 +90,8 @@ def command(
     """Check that the required software is installed and that the queues' event streams are long enough.
 
     BullMQ keeps only the newest events of a queue (streams.events.maxLen). Events that are trimmed before the pipeline
-    has read them are lost. So a stream should keep the events of two batches (trigger interval plus batch duration,
-    twice), and those of the longest downtime (--outage).
+    has read them are lost. Therefore, a stream should keep the events of two batches (twice the sum of trigger interval
+    and batch duration) or of the longest downtime (--outage), whichever is longer.
 
     Exit codes: 0 all checks passed, 1 a requirement is missing, a stream is too short, or a queue cannot be recorded.
     """

@@ -1,4 +1,4 @@
-"""``bulltask pipeline gather``: write the results of the jobs of ``enqueue`` to Parquet."""
+"""``bulltask pipeline gather``: write the results of the jobs added by ``enqueue`` to Parquet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bulltask.cli.terminal import as_table
 __all__ = ["command"]
 
 
-@click.command("gather", short_help="Write the results of the jobs of 'enqueue' to Parquet.")
+@click.command("gather", short_help="Write the results of the jobs added by 'enqueue' to Parquet.")
 @click.argument("write_id")
 @redis_options
 @click.option("--queue", required=True, help="Queue of the jobs.")
@@ -39,7 +39,7 @@ def command(
     conf: tuple[str, ...],
     **connection: Any,
 ) -> None:
-    """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' has printed.
+    """Write the results of an 'enqueue' to Parquet. WRITE_ID is the id that 'enqueue' printed.
 
     There is a row for each job, with id, state, return_value, failed_reason and finished_at. The state is completed,
     failed, unfinished, or missing if Redis no longer has the job.

@@ -42,8 +42,8 @@ class QueueSource:
 
     Attributes:
         queues: Comma-separated names in the app, or ``*``.
-        url: Of Redis.
-        prefix: Of all keys.
+        url: The Redis URL.
+        prefix: The prefix of all keys.
         hash_tag: Whether queue ``emails`` is stored as BullMQ's ``{emails}``.
     """
 

@@ -181,7 +181,7 @@ def _show(report: Report, text: str, output: Path | None) -> None:
     if output is None or str(output) == "-":
         click.echo(text, nl=False)
         return
-    # Readers see the old file or the complete new file, never a part.
+    # Readers see the old file or the complete new file, never a partial one.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         unfinished.write_text(text, "utf-8")

@@ -36,7 +36,7 @@ def command(
     """Copy finished jobs that are in Redis to bronze.jobs, with their data, options and stack traces. --states selects
     jobs in other states.
 
-    'replay' and 'backfill' use these copies for jobs that Redis has removed in the meantime.
+    'replay' and 'backfill' use these copies for jobs that Redis has since removed.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

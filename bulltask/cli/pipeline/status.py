@@ -1,4 +1,4 @@
-"""``bulltask pipeline status``: show the lag of the lake behind the queues."""
+"""``bulltask pipeline status``: show how far the lake lags behind the queues."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["command", "skipped_queue_lines"]
 
 
-@click.command("status", short_help="Show the lag of the lake behind the queues.")
+@click.command("status", short_help="Show how far the lake lags behind the queues.")
 @lake_option
 @source_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: Any) -> None:
-    """Show the lag of the lake behind the queues, and the time until Redis trims unread events (headroom).
+    """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
 
     Needs no Java.
     """

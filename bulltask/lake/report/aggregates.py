@@ -27,7 +27,7 @@ MAX_TASKS: Final = 15
 """The maximum number of listed tasks; all further tasks are combined."""
 
 UNKNOWN: Final = "(name lost)"
-"""The label of attempts whose added event, which has the name, was lost."""
+"""The label of attempts whose added event, which contains the name, was lost."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def by_task(data: ReportData) -> list[TaskAggregate]:
     names = data.tasks.schema.names[3:]
     sums = data.tasks.group_by(["queue", "name"]).aggregate([(name, "sum") for name in names]).to_pylist()
     counts = {(row["queue"], row["name"]): Counter({name: row[f"{name}_sum"] or 0 for name in names}) for row in sums}
-    # A minute with lost events has a row without a task name, often with zeros only.
+    # A minute with lost events has a row without a task name, often with only zeros.
     counted = {key: count for key, count in counts.items() if key[1] is not None or any(count.values())}
     task_labels, waits, runs = labels(counted), data.waits.by_task, data.runs.by_task
     aggregates = [

@@ -122,7 +122,7 @@ def _report(data: ReportData, recommendations: Recommendations, created_at: date
     Args:
         data: The data of the period.
         recommendations: Recommended concurrencies.
-        created_at: The time of the report.
+        created_at: When the report was created.
         build: The command that builds the gold tables, for the warning that there are no gold tables.
     """
     aggregates, axis = by_task(data), data.axis
@@ -157,7 +157,8 @@ def _top_costs(prices: Sequence[Cost]) -> list[Cost]:
 def _alerts(data: ReportData, build: str) -> list[Alert]:
     alerts = []
     if data.axis is None:
-        names_text = f" of {', '.join(map(shorten, data.period.queues))}" if data.period.queues else ""
+        queues = [shorten(name) for name in data.period.queues]
+        names_text = f" in {'queue' if len(queues) == 1 else 'queues'} {', '.join(queues)}" if queues else ""
         alerts.append(Alert("empty", f"No jobs{names_text} for {data.period.title}", _empty_advice(data, build)))
     incomplete = incomplete_minutes(data)
     if minutes := len({minute for lost_minutes in incomplete.values() for minute in lost_minutes}):

@@ -111,7 +111,7 @@ class ReportData:
 
     Attributes:
         period: The period.
-        axis: The time axis; ``None`` if gold has no minute of the period.
+        axis: The time axis; ``None`` if the gold tables have no minutes in the period.
         tasks: ``gold.task_minute``: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and times.
         shown: The tasks that have a separate line in charts.
         waits: Histograms of the waits.

@@ -75,7 +75,7 @@ def _point_text(report: Report) -> str:
 
 
 def _time_range(reason: Reason, *, short: bool) -> str:
-    """Return the first and last time, without dates in the report of a single day."""
+    """Return the first and last time, without dates in a report for a single day."""
     times = (time for time in (reason.first_seen, reason.last_seen) if time is not None)
     texts = dict.fromkeys(f"{time:%H:%M}" if short else f"{time:%Y-%m-%d %H:%M}" for time in times)
     return " to ".join(texts)

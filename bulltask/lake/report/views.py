@@ -30,7 +30,7 @@ MAX_ROWS: Final = 20
 """The maximum number of rows of a table on the page; the most important rows come first."""
 
 _MAX_NAMED: Final = 4
-"""The maximum number of listed tasks of a reason."""
+"""The maximum number of tasks listed for a reason."""
 
 
 _REASON_WIDTH: Final = 80

@@ -1,9 +1,10 @@
 --[[
   Adds a deferred duplicate: a job that a newer BullMQ stores until the owner of its deduplication id finishes.
 
-  With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner runs is stored in a
-  hash, and the script that finishes the owner adds it. BullMQ 5.62's script does not know that hash: the job would
-  never run. So bulltask calls this script after it. It does nothing if no job is stored, so it is safe to repeat.
+  With `keepLastIfActive` (BullMQ 5.72) the last job that is rejected as a duplicate while the owner is running is
+  stored in a hash, and the script that finishes the owner adds it. BullMQ 5.62's script does not read that hash, so the
+  job would never run. Therefore, bulltask calls this script after BullMQ's. It does nothing if no job is stored, so it
+  is safe to repeat.
 
   KEYS[1]   the deferred duplicate
   KEYS[2]   owner of the deduplication id
@@ -28,7 +29,7 @@ local name, data, opts, id, parent_key, parent, dependencies, scheduler =
 if not (name and id) then
   return ""
 end
--- If another job owns the deduplication id by now, the deferred duplicate is added when that one finishes.
+-- If another job owns the deduplication id by now, the deferred duplicate is added when that job finishes.
 local owner = redis.call("GET", KEYS[2])
 if (owner and owner ~= ARGV[2]) or redis.call("EXISTS", ARGV[1] .. id) == 1 then
   return ""
@@ -54,7 +55,7 @@ redis.call("XADD", events, "*", "event", "added", "jobId", id, "name", name)
 local meta = redis.call("HMGET", KEYS[10], "paused", "concurrency", "opts.maxLenEvents")
 local paused, concurrency, max_events = meta[1], tonumber(meta[2]), meta[3] or 10000
 if delay > 0 then
-  -- A score is milliseconds times 4096, plus a number that keeps jobs of one millisecond in order.
+  -- A score is milliseconds times 4096, plus a number that keeps jobs with the same millisecond in order.
   local due = tonumber(ARGV[3]) + delay
   local first, last = due * 4096, due * 4096 + 4095
   local previous = redis.call("ZREVRANGEBYSCORE", KEYS[8], last, first, "WITHSCORES", "LIMIT", 0, 1)[2]

@@ -1,13 +1,13 @@
 --[[
   Adds the jobs of a write, except for those that the write has added before, even if they have been removed since.
 
-  BullMQ's add scripts recognise a job by its hash. A job that has run and was removed has none, so a write that is
-  repeated after a crash would run it twice. This script stores the ids that a write has added in a set.
+  BullMQ's add scripts recognise a job by its hash. A job that has run and was removed has no hash, so repeating a write
+  after a crash would run it twice. This script stores the ids that a write has added in a set.
 
   The source of one of BullMQ's add scripts is inserted before this one, as the function `add(KEYS, ARGV)`
   (bulltask.lua.wrappers.add_once), so that checking, adding and recording a job are one step.
 
-  KEYS[1]   ids that the write has added (a set of bulltask)
+  KEYS[1]   ids that the write has added (bulltask's own set)
   KEYS[2…]  the keys of the add script
   ARGV[1]   how long the set is kept after the last job, in milliseconds
   ARGV[2…]  five for each job: its id, the full key of its hash, and the three arguments of the add script
@@ -26,7 +26,7 @@ for at = 2, #ARGV, 5 do
     local exists = call("EXISTS", ARGV[at + 1]) == 1
     reply = add(add_keys, { ARGV[at + 2], ARGV[at + 3], ARGV[at + 4] })
     if type(reply) ~= "number" or reply >= 0 then
-      -- Recorded after the add, job by job: if adding a job fails, that job must not be recorded, earlier ones must.
+      -- Recorded after each add: if adding a job fails, that job must not be recorded, but earlier jobs must.
       call("SADD", ids, id)
       if not has_expiry then
         call("PEXPIRE", ids, ARGV[1])

@@ -1,11 +1,11 @@
 --[[
-  Converts a job of a queue of Bull (BullMQ's predecessor) to BullMQ, in the same queue and under the same keys.
+  Converts a job in a Bull queue (Bull is BullMQ's predecessor) to BullMQ, in the same queue and under the same keys.
 
   Bull and BullMQ share the names of most keys, so the job stays in its list or sorted set. Only a waiting job with a
   priority moves to `prioritized`, and a job whose worker has died becomes the next to run. The caller has read the job
   and passes the changes; this script first compares `opts` and `attemptsMade` with the values that the caller has read.
 
-  KEYS[1]  the list or sorted set that has the job
+  KEYS[1]  the list or sorted set that contains the job
   KEYS[2]  job
   KEYS[3]  its lock
   KEYS[4]  Bull's sorted set of the priorities of waiting jobs
@@ -30,7 +30,7 @@
 local id, state, job, source = ARGV[1], ARGV[2], KEYS[2], KEYS[1]
 
 if redis.call("TYPE", source)["ok"] == "list" then
-  -- The expected position is checked first, because a search takes longer the more of the list is converted.
+  -- The expected position is checked first, because the more of the list is converted, the longer a search takes.
   local at_position = redis.call("LINDEX", source, -tonumber(ARGV[6]) - 1) == id
   if not at_position and not redis.call("LPOS", source, id, "RANK", -1) then
     return 0

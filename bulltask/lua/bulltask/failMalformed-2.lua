@@ -1,9 +1,10 @@
 --[[
   Fails a job that BullMQ's scripts cannot acquire or finish because its hash is malformed.
 
-  Such a script stops half-way with an error: the job stays in `active`, or is no longer in a list. This script removes
-  the fields at which BullMQ's script would stop, and then fails the job like any other job, with its events, parent and
-  metrics. If BullMQ's script still stops, or the job's key is not a hash, this script fails the job as far as possible.
+  Such a script stops halfway with an error, and the job stays in `active`, or is no longer in a list. This script
+  removes the fields on which BullMQ's script would stop, and then fails the job like any other job, with its events,
+  parent and metrics. If BullMQ's script still stops, or the job's key is not a hash, this script fails the job as far
+  as possible.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_finish).
@@ -16,7 +17,7 @@
   ARGV[3]  the job's id, which is the first argument of moveToFinished
   ARGV[4…] its other arguments, with the same token
   returns  0: done; 1: the job's hash is valid; or an error code of moveToFinished (-6: another worker has the job,
-           -3: it waits or has finished, -1: there is no such job)
+           -3: it is waiting or has finished, -1: there is no such job)
   event    those of moveToFinished; only `failed` if moveToFinished stops with an error
 ]]
 local call, token, id = redis.call, ARGV[1], ARGV[3]
@@ -34,7 +35,7 @@ local function is_in_another_state()
   return call("LPOS", finish_keys[1], id) or call("LPOS", finish_keys[8], id)
 end
 
--- HINCRBY itself is the only exact test of the values that it accepts.
+-- Only HINCRBY itself can test exactly which values it accepts.
 local function is_counter(field)
   local reply = redis.pcall("HINCRBY", job, field, 1)
   if type(reply) == "table" and reply.err then
@@ -82,7 +83,7 @@ if not call("LPOS", active, id) then
   end
 end
 
--- The first write: a full or read-only Redis rejects it before anything has changed.
+-- This write comes first, so that a full or read-only Redis rejects it before anything has changed.
 call("SET", lock, token, "PX", 30000)
 if kind == "none" then
   remove_from_active()

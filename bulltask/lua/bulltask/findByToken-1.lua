@@ -1,8 +1,8 @@
 --[[
   Finds the active jobs that are locked with one of the given tokens.
 
-  If a child dies between the fetch of a job and the reply, no process knows the job's id. But the child's slot has the
-  token of the lock.
+  If a child dies after its fetch was executed, but before it has read the reply, no process knows the job's id.
+  However, the child's slot contains the lock's token.
 
   KEYS[1]  active list
   ARGV[1]  key prefix of the queue, with the trailing colon

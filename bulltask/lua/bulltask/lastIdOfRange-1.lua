@@ -1,8 +1,8 @@
 --[[
-  Returns the id of the last of the next N entries of a stream, and their number.
+  Returns the id of the last of a stream's next N entries, and their number.
 
-  A reader that plans a batch of 200,000 entries needs the id at which the batch ends, not the entries: only the last id
-  and the number are sent. The entries are read in small pages, so that the script needs little memory.
+  A reader that plans a batch of 200,000 entries needs the id at which the batch ends, not the entries, so only the last
+  id and the number are sent. The entries are read in small pages, so that the script needs little memory.
 
   KEYS[1]  stream
   ARGV[1]  id before the first entry, "0-0" for the beginning

@@ -3,10 +3,10 @@
 
   An expired lock no longer exists, so its expiry must be recorded beforehand. A stalled check adds all active jobs to the
   stalled set, and a renewal removes the job from it. A job that is still in the set at the next check, without a lock,
-  is stalled: its lock was not renewed since the previous check. So each check records the expiry of the locks of the
-  jobs in the set; for a job without a lock, the time of the check.
+  is stalled: its lock has not been renewed since the previous check. Therefore, each check records when the locks of
+  the jobs in the set will expire; for a job without a lock, it records the time of the check.
 
-  KEYS[1]  expiry times of locks by job id (a hash of bulltask, with an expiry)
+  KEYS[1]  expiry times of locks by job id (bulltask's own hash, which expires)
   KEYS[2]  stalled set
   KEYS[3]  stalled check
   ARGV[1]  key prefix of the queue, with the trailing colon

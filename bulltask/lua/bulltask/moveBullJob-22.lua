@@ -1,12 +1,12 @@
 --[[
-  Moves a job from a queue of Bull (BullMQ's predecessor) to another queue, in BullMQ's layout.
+  Moves a job from a Bull queue (Bull is BullMQ's predecessor) to another queue, in BullMQ's layout.
 
   The caller has read the job and passes the fields that differ in BullMQ's hash; this script copies all other fields,
   above all the data, unchanged. It first compares `opts` and `attemptsMade` with the values that the caller has read: a
-  job that Bull has changed since must be read again. Every write that may fail comes before the first removal: an error
-  may leave the job in both queues, but never in neither.
+  job that Bull has changed since must be read again. Every write that may fail comes before the first removal, so an
+  error may leave the job in both queues, but always in at least one.
 
-  KEYS[1]  Bull's list, sorted set or set that has the job
+  KEYS[1]  Bull's list, sorted set or set that contains the job
   KEYS[2]  Bull's job
   KEYS[3]  its logs
   KEYS[4]  its lock
@@ -45,7 +45,7 @@
 local id, new_id, state = ARGV[1], ARGV[2], ARGV[3]
 local job, new_job = KEYS[2], KEYS[20]
 
--- Check that the job exists, is unchanged since the caller has read it, and may be moved.
+-- Check that the job exists, is unchanged since the caller read it, and may be moved.
 local kind = redis.call("TYPE", KEYS[1])["ok"]
 local score = ARGV[7]
 if kind == "list" then
@@ -77,7 +77,7 @@ if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5
   return -3
 end
 
--- The hash is written first: a full Redis rejects this write, before anything has changed.
+-- The hash is written first, so that a full Redis rejects this write before anything has changed.
 local last_dropped = 9 + tonumber(ARGV[9])
 for i = 10, last_dropped do
   fields[ARGV[i]] = nil

@@ -1,9 +1,9 @@
 --[[
   Returns the next page of a list or sorted set, after the page that the caller has already read.
 
-  With offsets, jobs would be skipped or returned twice when others are added or removed. So the caller passes the end
-  of its last page: the score and the last member of a sorted set, or the ids of a list. The next page begins after the
-  last of these that still exists.
+  With offsets, jobs would be skipped or returned twice when others are added or removed. Therefore, the caller passes
+  the end of its last page: the score and the last member of a sorted set, or the ids of a list. The next page begins
+  after the last of these that still exists.
 
   KEYS[1]  list or sorted set
   ARGV[1]  page size
@@ -30,7 +30,7 @@ local function range(first, last)
   return redis.call(ascending and "ZRANGE" or "ZREVRANGE", key, first, last, "WITHSCORES")
 end
 
--- Redis orders members of one score by their bytes; the operator < of Lua depends on the server's locale.
+-- Redis orders members with the same score by their bytes; Lua's < operator depends on the server's locale.
 local function is_at_or_before(member, seen)
   for i = 1, math.min(#member, #seen) do
     local byte, seen_byte = member:byte(i), seen:byte(i)

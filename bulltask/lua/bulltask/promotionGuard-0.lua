@@ -1,13 +1,13 @@
 --[[
-  Prevents a malformed delayed job from causing the loss of other jobs when it is promoted.
+  Prevents other jobs from being lost when a malformed delayed job is promoted.
 
   BullMQ's scripts promote up to 1,000 jobs that are due: they first remove all of them from `delayed`, and then read
-  them one by one. They stop with an error at a key that is not a hash, or a priority that is NaN (Node stores it): the
-  following jobs are no longer in any list. So this script handles both first. It changes a priority of NaN to 0, and
-  removes a job whose key is not a hash from the queue, as `failMalformed` does.
+  them one by one. They stop with an error on a key that is not a hash, or on a priority that is NaN (which Node may
+  store), and the following jobs are then no longer in any list. Therefore, this script handles both cases first. It
+  changes a priority of NaN to 0, and removes a job whose key is not a hash from the queue, as `failMalformed` does.
 
   The source of BullMQ's moveToActive, moveToFinished or retryJob is inserted before this one, as the function
-  `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three the seventh key is `delayed`.
+  `official(KEYS, ARGV)` (bulltask.lua.wrappers.with_guard). In all three, the seventh key is `delayed`.
 
   ARGV[1]  moveToActive and retryJob: key prefix of the queue
   ARGV[2]  now in milliseconds

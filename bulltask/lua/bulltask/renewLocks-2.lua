@@ -1,11 +1,11 @@
 --[[
-  Renews the locks of all jobs that one worker runs in a queue.
+  Renews the locks of all jobs that one worker is running in a queue.
 
-  BullMQ's extendLocks uses SET, which a Redis at maxmemory rejects: every running job would lose its lock and run
-  twice. Redis accepts PEXPIRE then. Apart from that, the effect on the keys is the same.
+  BullMQ's extendLocks uses SET, which a Redis at maxmemory rejects, so every running job would lose its lock and run
+  twice. This script uses PEXPIRE, which Redis still accepts. Apart from that, the effect on the keys is the same.
 
-  An expired lock is reacquired if the job is still active, because no other worker has the job then. So when Redis was
-  unavailable for longer than a lock lasts, the running jobs do not run twice.
+  An expired lock is reacquired if the job is still active, because in that case no other worker has the job. As a
+  result, running jobs do not run twice after Redis was unavailable for longer than a lock lasts.
 
   KEYS[1]  stalled set
   KEYS[2]  active list
@@ -18,7 +18,7 @@ local function reacquire(lock, id, token)
   if not redis.call("LPOS", KEYS[2], id) then
     return false
   end
-  -- SREM first: a full Redis rejects SET unless the script has written before.
+  -- SREM comes first, because a full Redis rejects SET unless the script has already written.
   redis.call("SREM", KEYS[1], id)
   redis.call("SET", lock, token, "PX", ARGV[2])
   return true

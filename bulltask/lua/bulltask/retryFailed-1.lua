@@ -3,12 +3,12 @@
 
   The source of BullMQ's moveJobsToWait is inserted before this one, as the function `retry(KEYS, ARGV)`
   (bulltask.lua.wrappers.retry_failed). That function moves all jobs of a sorted set, so it is called with a temporary
-  set of the jobs to retry; they are removed from `failed` when it has succeeded.
+  set of the jobs to retry; they are removed from `failed` after it has succeeded.
 
   KEYS[1]  the temporary sorted set, which exists only while this script runs
   KEYS[2…] the keys of moveJobsToWait, for failed jobs
   ARGV[1]  the failedReason of revoked jobs
-  ARGV[2]  id of the last job that the previous call has skipped; "" for the first call
+  ARGV[2]  id of the last job that the previous call skipped; "" for the first call
   ARGV[3…] the arguments of moveJobsToWait; the first is the number of jobs to check
   returns  { 1 if more jobs may be left, else 0; id of the last job that was skipped, for the next call }
   event    those of moveJobsToWait

@@ -2,22 +2,22 @@
   Fails a job that is not running; for a running job it does nothing, or adds a revocation request.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
-  (bulltask.lua.wrappers.with_finish). So removing the job from its list and failing it are one step, which a crash
-  cannot interrupt, and the job fails with its events, its parent in a flow, and its metrics. That function expects the
-  job in `active`, so this script moves it there first.
+  (bulltask.lua.wrappers.with_finish). Therefore, removing the job from its list and failing it are one step, which a
+  crash cannot interrupt, and the events, the job's parent in a flow and the metrics are updated. That function expects
+  the job in `active`, so this script moves it there first.
 
-  KEYS[1]  revocation requests: the ids of running jobs to cancel, by time (a sorted set of bulltask)
+  KEYS[1]  revocation requests: the ids of running jobs to cancel, by time (bulltask's own sorted set)
   KEYS[2]  waiting-children
   KEYS[3]  completed
   KEYS[4]  repeat
   KEYS[5…] the keys of moveToFinished, for a job that fails
-  ARGV[1]  1: add a revocation request if the job is running; 0: do nothing then
+  ARGV[1]  1: add a revocation request if the job is running; 0: do nothing to a running job
   ARGV[2]  now in milliseconds
   ARGV[3]  maximum number of revocation requests; the oldest ones are removed
   ARGV[4]  the job's id, which is the first argument of moveToFinished
   ARGV[5…] its other arguments, with the token "0", because such a job has no lock
-  returns  "revoked": the job has failed now; "running"; "terminating": it is running, and a request was added;
-           "finished": it had finished before; "unknown": there is no such job; -8: it is the next job of a job
+  returns  "revoked": the job has now failed; "running"; "terminating": it is running, and a request was added;
+           "finished": it had already finished; "unknown": there is no such job; -8: it is the next job of a job
            scheduler, which would end with it
   event    those of moveToFinished, if the job has failed
 ]]

@@ -1,7 +1,7 @@
 --[[
-  Pauses or resumes a queue without losing jobs, whichever versions of BullMQ have paused it and added jobs.
+  Pauses or resumes a queue without losing jobs, whichever versions of BullMQ paused it and added jobs.
 
-  BullMQ 5's script renames `wait` to `paused`, or back. If both lists have jobs (clients of BullMQ 6 only set a flag to
+  BullMQ 5's script renames `wait` to `paused`, or back. If both lists contain jobs (BullMQ 6 clients only set a flag to
   pause a queue), the renamed list overwrites the existing one. This script first moves the shorter list into the longer
   one, in BullMQ 6's order: the jobs of `paused` run before those of `wait`. If one list is empty, the effect is that of
   BullMQ's script.

@@ -2,18 +2,18 @@
   Prevents a malformed stalled job from being lost, and other stalled jobs from being missed.
 
   BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and removes each job from `active`
-  before it reads the job. It stops with an error at a key that is not a hash, a counter `stc` that is not an integer, or
-  options that are not JSON: that job is no longer in any list, and the remaining jobs are not checked. So this script
-  handles such jobs first. It resets the counter. It moves a job with malformed options to the waiting ones, so that the
-  worker that acquires it reports the error. It removes a job whose key is not a hash from the queue, as `failMalformed`
-  does. It removes a lock that is not a string, because such a lock never expires.
+  before it reads the job. It stops with an error on a key that is not a hash, a counter `stc` that is not an integer,
+  or options that are not JSON. That job is then no longer in any list, and the remaining jobs are not checked.
+  Therefore, this script handles such jobs first. It resets the counter. It moves a job with malformed options to the
+  waiting jobs, so that the worker that acquires it reports the error. It removes a job whose key is not a hash from the
+  queue, as `failMalformed` does. It removes a lock that is not a string, because such a lock never expires.
 
   The source of moveStalledJobsToWait is inserted before this one, as the function `official(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_guard).
 
   ARGV[1]  how often a job may stall (used only by BullMQ's script)
   ARGV[2]  key prefix of the queue
-  returns  ids of the jobs that wait again
+  returns  ids of the jobs that are waiting again
   event    those of BullMQ's script; for a malformed job waiting and stalled, or failed
 ]]
 local call, official_keys, prefix, released = redis.call, KEYS, ARGV[2], {}

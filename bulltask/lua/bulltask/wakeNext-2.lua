@@ -1,9 +1,9 @@
 --[[
-  Wakes a worker when a job leaves `active` in a queue with a global concurrency.
+  Wakes a worker when a job leaves `active` in a queue with global concurrency.
 
-  While that many jobs are active, a worker that fetches gets no job and waits for a marker. BullMQ adds no marker when
-  a job leaves `active`, because its workers fetch the next job in the same step. A caller that does not fetch uses this
-  script to add a marker.
+  While that many jobs are active, a worker that fetches receives no job and waits for a marker. BullMQ adds no marker
+  when a job leaves `active`, because its workers fetch the next job in the same step. A caller that does not fetch uses
+  this script to add a marker.
 
   The source of the script that moves the job is inserted before this one, as the function `move(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_wakeup), so that both are one step.

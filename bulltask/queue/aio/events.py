@@ -1,4 +1,4 @@
-"""``AsyncQueueEvents``: the events of a queue as typed values, for iteration and callbacks."""
+"""``AsyncQueueEvents``: a queue's events as typed values, for iteration and callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AsyncQueueEvents"]
 
 
 class AsyncQueueEvents(AsyncEventReader):
-    """The events of one queue.
+    """One queue's events.
 
     ::
 
@@ -54,7 +54,7 @@ class AsyncQueueEvents(AsyncEventReader):
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
 
         Raises:
-            BrokerError: Redis could not be reached the first time, or it returns a permanent error.
+            BrokerError: Redis could not be reached on the first attempt, or it returns a permanent error.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
         has_read = False
@@ -85,7 +85,7 @@ class AsyncQueueEvents(AsyncEventReader):
         return self
 
     async def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers receive it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.

@@ -1,4 +1,4 @@
-"""``AsyncQueueGetters``: read the jobs of a queue, their counts and states, and who is connected."""
+"""``AsyncQueueGetters``: read a queue's jobs, their counts and states, and the connected clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AsyncQueueGetters"]
 
 
 class AsyncQueueGetters(QueueBase):
-    """The read methods of :class:`bulltask.queue.aio.queue.AsyncQueue`; BullMQ has a class ``QueueGetters``, too."""
+    """The read methods of :class:`bulltask.queue.aio.queue.AsyncQueue`; BullMQ also has a class ``QueueGetters``."""
 
     async def get_job(self, job_id: str) -> AsyncJob | None:
         """Return a job, ``None`` if there is no job with this id."""
@@ -53,8 +53,8 @@ class AsyncQueueGetters(QueueBase):
 
         A job that stays in its state throughout is returned exactly once. A job that is added, removed or moved
         during the iteration may or may not be returned; a job that moves to a later state is returned at least once.
-        The iteration ends even if jobs are added faster than it reads. Only if a whole page of jobs leaves its state
-        between two reads may some jobs be returned twice.
+        The iteration ends even if jobs are added faster than it reads. Some jobs may be returned twice, but only if a
+        whole page of jobs leaves its state between two reads.
 
         Args:
             states: As in :meth:`get_jobs`; in the order in which jobs pass through them.
@@ -133,7 +133,7 @@ class AsyncQueueGetters(QueueBase):
         return await self._context.arun(read.get_clients(self._context, events=True))
 
     async def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
-        """Return children ``start`` to ``end`` of a job.
+        """Return a job's children ``start`` to ``end``.
 
         Args:
             parent_id: The job.
@@ -184,7 +184,7 @@ class AsyncQueueGetters(QueueBase):
         return await self.get_jobs("failed", start, end, asc=False)
 
     async def get_waiting_children(self, start: int = 0, end: int = -1) -> list[AsyncJob]:
-        """Return jobs that wait for their child jobs, the oldest first."""
+        """Return jobs that are waiting for their child jobs, the oldest first."""
         return await self.get_jobs("waiting-children", start, end, asc=True)
 
     async def get_waiting_count(self) -> int:
@@ -212,7 +212,7 @@ class AsyncQueueGetters(QueueBase):
         return await self.get_job_count_by_types("failed")
 
     async def get_waiting_children_count(self) -> int:
-        """Count the jobs that wait for their child jobs."""
+        """Count the jobs that are waiting for their child jobs."""
         return await self.get_job_count_by_types("waiting-children")
 
     async def get_job_count_by_types(self, *states: str) -> int:

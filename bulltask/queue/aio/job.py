@@ -26,8 +26,8 @@ class AsyncJob(JobFields):
 
     A method that changes the job in Redis updates the fields as well. Methods have the names of BullMQ's ``Job``.
     Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
-    ``JobError`` that names job and queue if the operation is rejected: ``JobNotFoundError`` if the job no longer
-    exists.
+    ``JobError`` that names the job and the queue if the operation is rejected: ``JobNotFoundError`` if the job no
+    longer exists.
     """
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class AsyncJob(JobFields):
         self.assign(stored)
 
     async def update_data(self, data: Any) -> None:
-        """Replace the data (plain JSON); a worker that acquires the job later gets the new data.
+        """Replace the data (plain JSON); a worker that acquires the job later receives the new data.
 
         Raises:
             EncodeError, PayloadTooLargeError: The data is not JSON, or is too large.
@@ -82,7 +82,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(read.get_job_logs(self._context, self.id, start, end, asc=asc))
 
     async def clear_logs(self, keep: int = 0) -> None:
-        """Remove all lines of the log but the newest ``keep``.
+        """Remove all lines of the log except the newest ``keep``.
 
         Raises:
             ConfigError: ``keep`` is negative.
@@ -108,7 +108,7 @@ class AsyncJob(JobFields):
         return await self.get_state() is JobState.DELAYED
 
     async def is_active(self) -> bool:
-        """True if a worker has the job."""
+        """True if a worker has acquired the job."""
         return await self.get_state() is JobState.ACTIVE
 
     async def is_waiting(self) -> bool:
@@ -120,7 +120,7 @@ class AsyncJob(JobFields):
         return await self.get_state() is JobState.PRIORITIZED
 
     async def is_waiting_children(self) -> bool:
-        """True if the job waits for its child jobs."""
+        """True if the job is waiting for its child jobs."""
         return await self.get_state() is JobState.WAITING_CHILDREN
 
     async def retry(self, state: str = "failed") -> None:
@@ -151,7 +151,7 @@ class AsyncJob(JobFields):
             children: Remove its child jobs too.
 
         Raises:
-            LockMismatchError: The job, or one of these children, is active.
+            LockMismatchError: The job, or one of the children to remove, is active.
             SchedulerJobError: It is the next iteration of a job scheduler.
         """
         keys = self._context.keys
@@ -186,7 +186,7 @@ class AsyncJob(JobFields):
 
         Args:
             priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
-            lifo: Put the job before the other jobs of that priority, not behind them.
+            lifo: Put the job ahead of the other jobs with that priority, not behind them.
         """
         wanted = check_priority(priority)
         await self._context.arun(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))
@@ -279,7 +279,7 @@ class AsyncJob(JobFields):
         """Make the job wait for its pending child jobs; return false if none is pending.
 
         Raises:
-            FailedChildrenError: A child has failed and fails this job.
+            FailedChildrenError: A child has failed, and its failure fails this job.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
@@ -313,7 +313,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(read.get_failed_children(self._context, self.id))
 
     async def remove_child_dependency(self) -> bool:
-        """Make the parent no longer wait for this job; it runs if this was its last child. False without a parent.
+        """Stop the parent from waiting for this job; it runs if this was its last child. False without a parent.
 
         Raises:
             ParentNotFoundError: The parent does not exist.
@@ -345,8 +345,8 @@ class AsyncJob(JobFields):
             timeout: Seconds or ``timedelta``; ``None`` waits forever.
 
         Raises:
-            ResultTimeoutError: The job has not finished in time; it continues.
-            JobNotFoundError: The job no longer exists, and no event contains its outcome.
+            ResultTimeoutError: The job did not finish in time; it keeps running.
+            JobNotFoundError: The job no longer exists, and no event reports its outcome.
             Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return await self.result().aget(timeout)

@@ -1,4 +1,4 @@
-"""``AsyncQueue``: add, manage and read the jobs of a queue."""
+"""``AsyncQueue``: add, manage and read a queue's jobs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AsyncQueue(AsyncQueueGetters):
             terminate: If the job is running, cancel it. Without this a running job continues.
 
         Returns:
-            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists them.
+            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists the possible ones.
 
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
@@ -133,7 +133,7 @@ class AsyncQueue(AsyncQueueGetters):
     async def retry_jobs(
         self, *, state: str = "failed", count: int = 1000, before_ms: int | None = None, revoked: bool = False
     ) -> None:
-        """Move all finished jobs of a state back to waiting; their priorities are ignored (as in BullMQ 5).
+        """Move all finished jobs in one state back to waiting; their priorities are ignored (as in BullMQ 5).
 
         Revoked jobs are failed jobs, too. They stay failed unless ``revoked`` is true.
 
@@ -158,8 +158,8 @@ class AsyncQueue(AsyncQueueGetters):
     async def resume(self) -> None:
         """Resume the queue.
 
-        Unlike BullMQ 5's, this loses no jobs if clients of BullMQ 6 paused the queue, or added jobs to it while it
-        was paused.
+        Unlike in BullMQ 5, no jobs are lost if BullMQ 6 clients paused the queue, or added jobs to it while it was
+        paused.
         """
         await self._context.arun(bulk.set_paused(self._context, paused=False))
 
@@ -172,7 +172,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(scripts.is_maxed(self._context.keys))
 
     async def rate_limit(self, duration: Duration) -> None:
-        """Stop workers from acquiring jobs for ``duration``, if a rate limit is set globally or at the worker."""
+        """Stop workers from acquiring jobs for ``duration``, if a rate limit is set globally or on the worker."""
         duration_ms = to_ms(duration, "duration")
         if duration_ms:
             await self._context.arun(scripts.limit_now(self._context.keys, duration_ms))
@@ -191,7 +191,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(command("DEL", self._context.keys.limiter, parse_reply=bool))
 
     async def set_global_concurrency(self, concurrency: int) -> None:
-        """Set how many jobs of this queue may be active at a time, over all workers."""
+        """Set how many jobs of this queue may be active at a time, across all workers."""
         await self.set_meta({"concurrency": check_positive(concurrency, "concurrency")})
 
     async def get_global_concurrency(self) -> int | None:
@@ -204,7 +204,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, all workers together."""
+        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, across all workers."""
         duration_ms = check_positive(to_ms(duration, "duration"), "duration")
         await self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 
@@ -232,7 +232,7 @@ class AsyncQueue(AsyncQueueGetters):
     ) -> AsyncJob | None:
         """Acquire the next job without a worker; ``None`` if the queue has no job (Node's ``Worker.getNextJob``).
 
-        A worker is the normal way to run jobs: it renews their locks, handles exceptions of their code, and releases
+        A worker is the normal way to run jobs: it renews their locks, handles exceptions in their code, and releases
         them when it stops. If you process jobs manually, your code must do that: end the job with
         ``move_to_completed()``, ``move_to_failed()`` …, renew its lock with ``extend_lock()`` before it expires, and
         fail a job that has a ``deferred_failure`` with that text instead of running it.
@@ -245,7 +245,7 @@ class AsyncQueue(AsyncQueueGetters):
 
         Raises:
             DecodeError, ConfigError: The rule of a scheduler's job is malformed; the job is delayed.
-            BrokerUnavailableError: A job may have been acquired; it waits again when its lock has expired.
+            BrokerUnavailableError: A job may have been acquired; it is waiting again once its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)
         while (stored := await self._context.arun(acquisition.try_once())) is None and (wait_ms := acquisition.wait_ms):
@@ -256,13 +256,13 @@ class AsyncQueue(AsyncQueueGetters):
         return None if stored is None else AsyncJob(self._context, stored, token)
 
     async def check_stalled(self, max_stalled_count: int | None = None) -> list[str]:
-        """Move stalled jobs back to waiting and return their ids; workers do this by themselves.
+        """Move stalled jobs back to waiting and return their ids; workers do this automatically.
 
-        A first call marks the active jobs; a later call finds marked jobs whose lock has not been renewed since. Only
+        The first call marks the active jobs; a later call finds marked jobs whose lock has not been renewed since. Only
         one call per ``stalled_interval`` (30 s) has an effect, whichever client makes it.
 
         Args:
-            max_stalled_count: A job that stalls more times than this fails when it is acquired next; default:
+            max_stalled_count: A job that stalls more times than this fails when it is next acquired; default:
                 the setting.
         """
         return await self._context.arun(manual.check_stalled(self._context, max_stalled_count))
@@ -284,7 +284,7 @@ class AsyncQueue(AsyncQueueGetters):
         await self._context.aconnect()
 
     async def remove_deprecated_priority_key(self) -> bool:
-        """Remove a key of BullMQ 3, once none of its clients is left; false if the key did not exist."""
+        """Remove a BullMQ 3 key once no BullMQ 3 client is left; false if the key did not exist."""
         return await self._context.arun(command("DEL", self._context.keys.deprecated_priority, parse_reply=bool))
 
     async def update_job_progress(self, job_id: str, progress: Json) -> None:
@@ -328,7 +328,7 @@ class AsyncQueue(AsyncQueueGetters):
         """Store fields of ``meta``, such as ``{"opts.maxLenEvents": 50_000}``.
 
         Raises:
-            ConfigError: ``paused`` is among them. Pausing also moves jobs: use :meth:`pause`.
+            ConfigError: ``values`` includes ``paused``. Pausing also moves jobs: use :meth:`pause`.
         """
         if "paused" in values:
             raise ConfigError("set_meta() cannot pause a queue; use pause() and resume()")

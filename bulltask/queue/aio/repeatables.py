@@ -1,4 +1,4 @@
-"""``AsyncRepeatables``: list and remove the repeatable jobs of a queue."""
+"""``AsyncRepeatables``: list and remove a queue's repeatable jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AsyncRepeatables"]
 
 
 class AsyncRepeatables:
-    """The repeatable jobs of a queue, which :class:`bulltask.queue.aio.schedulers.AsyncJobSchedulers` have replaced.
+    """A queue's repeatable jobs, which :class:`bulltask.queue.aio.schedulers.AsyncJobSchedulers` have replaced.
 
     Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
     jobs.

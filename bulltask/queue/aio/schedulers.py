@@ -1,4 +1,4 @@
-"""``AsyncJobSchedulers``: create, list and remove the job schedulers of a queue."""
+"""``AsyncJobSchedulers``: create, list and remove a queue's job schedulers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AsyncJobSchedulers"]
 
 
 class AsyncJobSchedulers(SchedulersBase):
-    """The job schedulers of a queue. A scheduler adds a job at every interval, or whenever a cron pattern fires.
+    """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
     The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
     were missed while no worker was running are not repeated: one job runs as soon as a worker is running, and the next
@@ -37,7 +37,7 @@ class AsyncJobSchedulers(SchedulersBase):
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
-            name: Name of its jobs, which is the task's for a bulltask worker (default: the scheduler's id).
+            name: Name of its jobs; a bulltask worker runs the task of that name (default: the scheduler's id).
             data: Data of its jobs (default: ``{}``).
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.

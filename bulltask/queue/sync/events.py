@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/events.py by tools/generate_sync.py (make sync): do not edit.
-"""``QueueEvents``: the events of a queue as typed values, for iteration and callbacks."""
+"""``QueueEvents``: a queue's events as typed values, for iteration and callbacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["QueueEvents"]
 
 
 class QueueEvents(EventReader):
-    """The events of one queue.
+    """One queue's events.
 
     ::
 
@@ -55,7 +55,7 @@ class QueueEvents(EventReader):
             timeout: Seconds or ``timedelta`` to wait for an event; ``None`` waits until :meth:`close`.
 
         Raises:
-            BrokerError: Redis could not be reached the first time, or it returns a permanent error.
+            BrokerError: Redis could not be reached on the first attempt, or it returns a permanent error.
         """
         deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")
         has_read = False
@@ -86,7 +86,7 @@ class QueueEvents(EventReader):
         return self
 
     def publish(self, name: str, fields: Mapping[str, str | float] | None = None) -> str:
-        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers get it as ``Custom``.
+        """Add a custom event to the stream (Node's ``QueueEventsProducer``); readers receive it as ``Custom``.
 
         Args:
             name: A name that BullMQ does not use for its events.

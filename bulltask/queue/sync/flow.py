@@ -29,7 +29,7 @@ class FlowProducer(FlowBase):
             ])
         )
 
-    The jobs of a flow may be in any queues, on workers in Python or Node. A job runs when all its child jobs have
+    A flow's jobs may be in any queues, with workers in Python or Node. A job runs when all its child jobs have
     completed, or have failed and the failure is ignored: see :class:`bulltask.queue.flow_plan.ChildOptions`.
     """
 
@@ -49,14 +49,15 @@ class FlowProducer(FlowBase):
             queue_defaults: Options by queue, for jobs that do not set them (Node's ``queuesOptions``).
 
         Returns:
-            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added: the tree is
-            the existing job alone.
+            The jobs as they were sent, in the same tree. If a root is deduplicated, nothing was added, and the tree is
+            only the existing job.
 
         Raises:
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.
             ParentNotFoundError: ``parent`` does not exist.
-            ParentConflictError: A job with a custom id exists and belongs to another parent, which still waits for it.
+            ParentConflictError: A job with a custom id exists and belongs to another parent that is still waiting for
+                it.
             BrokerError: All retries have failed; it is not known whether the flow was added.
         """
         nodes = self.add_bulk([flow], parent=parent, queue_defaults=queue_defaults)

@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/getters.py by tools/generate_sync.py (make sync): do not edit.
-"""``QueueGetters``: read the jobs of a queue, their counts and states, and who is connected."""
+"""``QueueGetters``: read a queue's jobs, their counts and states, and the connected clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["QueueGetters"]
 
 
 class QueueGetters(QueueBase):
-    """The read methods of :class:`bulltask.queue.sync.queue.Queue`; BullMQ has a class ``QueueGetters``, too."""
+    """The read methods of :class:`bulltask.queue.sync.queue.Queue`; BullMQ also has a class ``QueueGetters``."""
 
     def get_job(self, job_id: str) -> Job | None:
         """Return a job, ``None`` if there is no job with this id."""
@@ -52,8 +52,8 @@ class QueueGetters(QueueBase):
 
         A job that stays in its state throughout is returned exactly once. A job that is added, removed or moved
         during the iteration may or may not be returned; a job that moves to a later state is returned at least once.
-        The iteration ends even if jobs are added faster than it reads. Only if a whole page of jobs leaves its state
-        between two reads may some jobs be returned twice.
+        The iteration ends even if jobs are added faster than it reads. Some jobs may be returned twice, but only if a
+        whole page of jobs leaves its state between two reads.
 
         Args:
             states: As in :meth:`get_jobs`; in the order in which jobs pass through them.
@@ -132,7 +132,7 @@ class QueueGetters(QueueBase):
         return self._context.run(read.get_clients(self._context, events=True))
 
     def get_dependencies(self, parent_id: str, kind: str, start: int = 0, end: int = -1) -> DependencyPage:
-        """Return children ``start`` to ``end`` of a job.
+        """Return a job's children ``start`` to ``end``.
 
         Args:
             parent_id: The job.
@@ -183,7 +183,7 @@ class QueueGetters(QueueBase):
         return self.get_jobs("failed", start, end, asc=False)
 
     def get_waiting_children(self, start: int = 0, end: int = -1) -> list[Job]:
-        """Return jobs that wait for their child jobs, the oldest first."""
+        """Return jobs that are waiting for their child jobs, the oldest first."""
         return self.get_jobs("waiting-children", start, end, asc=True)
 
     def get_waiting_count(self) -> int:
@@ -211,7 +211,7 @@ class QueueGetters(QueueBase):
         return self.get_job_count_by_types("failed")
 
     def get_waiting_children_count(self) -> int:
-        """Count the jobs that wait for their child jobs."""
+        """Count the jobs that are waiting for their child jobs."""
         return self.get_job_count_by_types("waiting-children")
 
     def get_job_count_by_types(self, *states: str) -> int:

@@ -27,8 +27,8 @@ class Job(JobFields):
 
     A method that changes the job in Redis updates the fields as well. Methods have the names of BullMQ's ``Job``.
     Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
-    ``JobError`` that names job and queue if the operation is rejected: ``JobNotFoundError`` if the job no longer
-    exists.
+    ``JobError`` that names the job and the queue if the operation is rejected: ``JobNotFoundError`` if the job no
+    longer exists.
     """
 
     __slots__ = ()
@@ -45,7 +45,7 @@ class Job(JobFields):
         self.assign(stored)
 
     def update_data(self, data: Any) -> None:
-        """Replace the data (plain JSON); a worker that acquires the job later gets the new data.
+        """Replace the data (plain JSON); a worker that acquires the job later receives the new data.
 
         Raises:
             EncodeError, PayloadTooLargeError: The data is not JSON, or is too large.
@@ -81,7 +81,7 @@ class Job(JobFields):
         return self._context.run(read.get_job_logs(self._context, self.id, start, end, asc=asc))
 
     def clear_logs(self, keep: int = 0) -> None:
-        """Remove all lines of the log but the newest ``keep``.
+        """Remove all lines of the log except the newest ``keep``.
 
         Raises:
             ConfigError: ``keep`` is negative.
@@ -107,7 +107,7 @@ class Job(JobFields):
         return self.get_state() is JobState.DELAYED
 
     def is_active(self) -> bool:
-        """True if a worker has the job."""
+        """True if a worker has acquired the job."""
         return self.get_state() is JobState.ACTIVE
 
     def is_waiting(self) -> bool:
@@ -119,7 +119,7 @@ class Job(JobFields):
         return self.get_state() is JobState.PRIORITIZED
 
     def is_waiting_children(self) -> bool:
-        """True if the job waits for its child jobs."""
+        """True if the job is waiting for its child jobs."""
         return self.get_state() is JobState.WAITING_CHILDREN
 
     def retry(self, state: str = "failed") -> None:
@@ -150,7 +150,7 @@ class Job(JobFields):
             children: Remove its child jobs too.
 
         Raises:
-            LockMismatchError: The job, or one of these children, is active.
+            LockMismatchError: The job, or one of the children to remove, is active.
             SchedulerJobError: It is the next iteration of a job scheduler.
         """
         keys = self._context.keys
@@ -185,7 +185,7 @@ class Job(JobFields):
 
         Args:
             priority: 0 for none, otherwise 1 (first) to 2,097,151 (last).
-            lifo: Put the job before the other jobs of that priority, not behind them.
+            lifo: Put the job ahead of the other jobs with that priority, not behind them.
         """
         wanted = check_priority(priority)
         self._context.run(scripts.change_priority(self._context.keys, self.id, wanted, lifo=lifo))
@@ -276,7 +276,7 @@ class Job(JobFields):
         """Make the job wait for its pending child jobs; return false if none is pending.
 
         Raises:
-            FailedChildrenError: A child has failed and fails this job.
+            FailedChildrenError: A child has failed, and its failure fails this job.
             ConfigError: No token is known.
             LockMissingError, LockMismatchError: The lock has expired, or another client has the job.
         """
@@ -310,7 +310,7 @@ class Job(JobFields):
         return self._context.run(read.get_failed_children(self._context, self.id))
 
     def remove_child_dependency(self) -> bool:
-        """Make the parent no longer wait for this job; it runs if this was its last child. False without a parent.
+        """Stop the parent from waiting for this job; it runs if this was its last child. False without a parent.
 
         Raises:
             ParentNotFoundError: The parent does not exist.
@@ -340,8 +340,8 @@ class Job(JobFields):
             timeout: Seconds or ``timedelta``; ``None`` waits forever.
 
         Raises:
-            ResultTimeoutError: The job has not finished in time; it continues.
-            JobNotFoundError: The job no longer exists, and no event contains its outcome.
+            ResultTimeoutError: The job did not finish in time; it keeps running.
+            JobNotFoundError: The job no longer exists, and no event reports its outcome.
             Exception: The job failed: see :meth:`bulltask.result.AsyncResult.get`.
         """
         return self.result().get(timeout)

@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/repeatables.py by tools/generate_sync.py (make sync): do not edit.
-"""``Repeatables``: list and remove the repeatable jobs of a queue."""
+"""``Repeatables``: list and remove a queue's repeatable jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Repeatables"]
 
 
 class Repeatables:
-    """The repeatable jobs of a queue, which :class:`bulltask.queue.sync.schedulers.JobSchedulers` have replaced.
+    """A queue's repeatable jobs, which :class:`bulltask.queue.sync.schedulers.JobSchedulers` have replaced.
 
     Repeatable jobs cannot be created: use ``queue.schedulers.upsert``. Workers continue to run existing repeatable
     jobs.

@@ -1,5 +1,5 @@
 # Generated from bulltask/queue/aio/schedulers.py by tools/generate_sync.py (make sync): do not edit.
-"""``JobSchedulers``: create, list and remove the job schedulers of a queue."""
+"""``JobSchedulers``: create, list and remove a queue's job schedulers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["JobSchedulers"]
 
 
 class JobSchedulers(SchedulersBase):
-    """The job schedulers of a queue. A scheduler adds a job at every interval, or whenever a cron pattern fires.
+    """A queue's job schedulers. A scheduler adds a job at every interval, or whenever a cron pattern fires.
 
     The worker that acquires a scheduler's job adds the next iteration, in Python or in Node.js. Iterations that
     were missed while no worker was running are not repeated: one job runs as soon as a worker is running, and the next
@@ -38,7 +38,7 @@ class JobSchedulers(SchedulersBase):
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
-            name: Name of its jobs, which is the task's for a bulltask worker (default: the scheduler's id).
+            name: Name of its jobs; a bulltask worker runs the task of that name (default: the scheduler's id).
             data: Data of its jobs (default: ``{}``).
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.

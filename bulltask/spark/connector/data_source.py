@@ -33,7 +33,7 @@ __all__ = ["BulltaskSource"]
 class BulltaskSource(DataSource):
     """The data source of ``format("bulltask")``: checks the options and returns the reader or writer of a table.
 
-    A reader accepts filters only with ``pushdown=true``; :mod:`bulltask.spark.source.pushdown` has the reasons. Spark
+    A reader accepts filters only with ``pushdown=true``; :mod:`bulltask.spark.source.pushdown` explains why. Spark
     rejects such a reader while ``spark.sql.python.filterPushdown.enabled`` is off, so it is a separate class.
     """
 

@@ -78,7 +78,7 @@ def check_columns(schema: StructType, *, queue: str | None, id_column: str | Non
 
     Args:
         schema: The schema of the rows.
-        queue: The queue of all rows; ``None`` if a column has the queues.
+        queue: The queue of all rows; ``None`` if a column contains the queues.
         id_column: The column with job ids; ``None``: ``id`` if it exists.
 
     Raises:
@@ -148,7 +148,7 @@ class JobBuilder:
     Attributes:
         config: The settings for queue names and the maximum size of a job.
         write_id: The id of the write.
-        queue: The queue of all rows; ``None`` if a column has the queues.
+        queue: The queue of all rows; ``None`` if a column contains the queues.
         shared: The options of all jobs.
         has_ids: Whether the rows have ids.
     """
@@ -163,7 +163,7 @@ class JobBuilder:
         """Build the job of a row.
 
         Raises:
-            ConfigError: The row has no name, no queue, or no id although the rows have ids.
+            ConfigError: The row has no name or no queue, or its id is missing in a write with ids.
             DecodeError: The data is not JSON.
             EncodeError, PayloadTooLargeError, InvalidNameError: The job is invalid, as for ``Queue.add``.
         """

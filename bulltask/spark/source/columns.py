@@ -144,7 +144,7 @@ def _id_part(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def gap_entry(gap: EventGap) -> RawEntry:
-    """Return the entry that represents lost events among the events. It has the id before the gap."""
+    """Return the entry that represents lost events among the events; its id is the last id before the gap."""
     fields: dict[str, object] = {
         "event": GAP_EVENT,
         "lost": gap.lost,

@@ -1,7 +1,7 @@
 """Add jobs whose events were lost, as far as their hashes are known.
 
-If the *completed* or *failed* event of a job is lost, the job is missing in ``silver``, or open forever. Its hash has
-the last attempt and the outcome, from which rows with ``source`` ``snapshot`` are written. They supersede the
+If the *completed* or *failed* event of a job is lost, the job is missing from ``silver``, or stays open forever. Its
+hash has the last attempt and the outcome, from which rows with ``source`` ``snapshot`` are written. They supersede the
 pipeline's rows of the same incarnation, because their ``as_of`` is later. A job that was retried after an old snapshot
 is skipped.
 """

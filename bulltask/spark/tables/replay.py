@@ -65,7 +65,7 @@ _SINGLE_JOB_OPTIONS: Final = frozenset(
     {
         "jobId", "delay", "timestamp",  # the new job has a new id and is due immediately
         "parent", "fpof", "cpof", "idof", "rdof",  # its parent no longer waits for it
-        "repeat", "repeatJobKey", "prevMillis",  # the schedule continues by itself
+        "repeat", "repeatJobKey", "prevMillis",  # the schedule continues independently
     }
 )  # fmt: skip
 

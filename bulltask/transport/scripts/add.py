@@ -1,4 +1,4 @@
-"""Calls of the scripts that add a job."""
+"""Calls to the scripts that add a job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _JOB_ID: Final = msgpack.packb("jobId")
 
 
 MAX_JOBS_PER_CALL: Final = 25
-"""Maximum number of jobs that one call adds: they keep Redis busy for about a millisecond."""
+"""Maximum number of jobs that one call adds; adding that many keeps Redis busy for about a millisecond."""
 
 _SCAN_COUNT: Final = 1_000
 
@@ -47,7 +47,7 @@ SendStatus = Literal["added", "duplicate"]
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The next iteration of a repeatable job, which BullMQ had before it had job schedulers.
+    """The next iteration of a repeatable job, which BullMQ had before job schedulers.
 
     Attributes:
         key: The key of the repeatable job, a member of the queue's ``repeat`` set.
@@ -168,7 +168,7 @@ def _call(
 class _PackedOptions:
     """Caches the packed ``opts``: most jobs that are sent together have the same options, except for their id.
 
-    Without the cache, packing would be a fifth of bulltask's time in a write of a DataFrame.
+    Without the cache, packing would take a fifth of bulltask's time in a DataFrame write.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ _packed_options: Final = _PackedOptions()
 
 
 def _pack_map(wire: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """Pack a map, and the same map with a further key ``jobId``, whose value the caller appends."""
+    """Pack a map, and the same map with an additional key ``jobId``, whose value the caller appends."""
     packer = msgpack.Packer()
     entries = b"".join(msgpack.packb(part) for pair in wire.items() for part in pair)
     return packer.pack_map_header(len(wire)) + entries, packer.pack_map_header(len(wire) + 1) + entries + _JOB_ID
@@ -243,7 +243,7 @@ class SendResult:
 
     Attributes:
         id: The id of the stored job; after deduplication it differs from the id that was sent.
-        status: ``added``; ``duplicate`` if the job exists or this write has added it before.
+        status: ``added``; ``duplicate`` if the job already exists or this write has added it before.
     """
 
     id: str
@@ -256,7 +256,7 @@ def add_jobs_once(
     """bulltask's ``addOnce`` with BullMQ's add script: add jobs, except for those that the write has added before.
 
     Adjacent jobs with the same script share a call, up to :data:`MAX_JOBS_PER_CALL`: starting a script takes a fifth of
-    the time that it needs for a job. The results of the calls are in the order of the jobs.
+    the time needed to add a job. The results of the calls are in the order of the jobs.
     """
     plain = [(job, add_job(keys, job, now_ms)) for job in jobs]
     calls = []

@@ -1,4 +1,4 @@
-"""Calls that read queues of Bull, BullMQ's predecessor, and bulltask's two scripts that migrate a job.
+"""Calls that read Bull queues (Bull is BullMQ's predecessor), and bulltask's two scripts that migrate a job.
 
 docs/how-to/migrating-from-bull.md describes Bull's layout.
 """
@@ -52,7 +52,7 @@ class JobConversion:
     Attributes:
         id: Bull's id.
         new_id: The new id; the same as ``id`` unless another one was chosen.
-        source: Suffix of the key that has the job: ``wait``, ``delayed`` …
+        source: Suffix of the key that contains the job: ``wait``, ``delayed`` …
         state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
         read: The fields as they were read.
         fields: Fields that are changed or added for BullMQ.
@@ -89,7 +89,7 @@ def size_of(key: str, kind: str) -> Call[int]:
 def page_of(key: str, kind: str, first: int, size: int) -> Call[ScoredIds]:
     """Read members ``first`` to ``first + size - 1``, counted from the job that runs next.
 
-    A set has no order: all of it is the first page.
+    A set has no order, so its first page contains all members.
     """
     if kind == "list":
         return command("LRANGE", key, -(first + size), -(first + 1), parse_reply=_from_right)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 KINDS: Final = ("processed", "unprocessed", "failed", "ignored")
-"""States of a child, in the order in which Node's ``getFlow`` lists them."""
+"""States of a child job, in the order in which Node's ``getFlow`` lists them."""
 
 _SCRIPT_ERRORS: Final = ("non local key", "hash to the same slot")
 
@@ -55,7 +55,7 @@ class ExistingJob:
 
     Attributes:
         exists: A job with that id exists.
-        parent_key: Full key of the parent that waits for it, ``""`` for none.
+        parent_key: Full key of the parent that is waiting for it, ``""`` for none.
     """
 
     exists: bool
@@ -108,7 +108,7 @@ def slots_of(keys: QueueKeys, job_id: str) -> set[int]:
 
 
 def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor: tuple[str, int]) -> Call[Children]:
-    """Read up to ``max_children`` children of a job that are in one of the states :data:`KINDS`."""
+    """Read up to ``max_children`` child jobs of a job that are in one of the states :data:`KINDS`."""
     if kind == "failed":
         return command(
             "ZRANGE",
@@ -132,10 +132,10 @@ def children(keys: QueueKeys, job_id: str, kind: str, max_children: int, cursor:
 
 
 def address_of(key: str, prefix: str) -> tuple[str, str, str]:
-    """Return prefix, BullMQ's queue name and id of a job's full key.
+    """Return the prefix, BullMQ's queue name and the id from a job's full key.
 
-    Queue names have no ``:``. Ids may have one (those of job schedulers do), and so may a prefix; one that is not
-    ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
+    Queue names contain no ``:``. Ids may contain one (those of job schedulers do), and so may a prefix; a prefix other
+    than ``prefix`` is assumed to end at the first ``:``. (Node 5.62 uses three parts and loses the rest of such an id.)
     """
     head = prefix if key.startswith(f"{prefix}:") else key.partition(":")[0]
     name, _, job_id = key[len(head) + 1 :].partition(":")
@@ -193,7 +193,7 @@ def unsuccessful_page(keys: QueueKeys, job_id: str, start: int, end: int) -> lis
 
 
 def all_dependencies(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
-    """Return the calls of a transaction whose last result has the children of all four kinds, each child once."""
+    """Return the calls of a transaction whose last result contains the child jobs of all four kinds, each once."""
 
     def parse_reply(reply: Any) -> tuple[dict[str, Any], list[str], dict[str, str], list[str]]:
         processed, unprocessed, ignored, failed = reply
@@ -231,7 +231,7 @@ def _values(reply: Any) -> dict[str, Any]:
 
 def _value(key: str, value: bytes) -> Any:
     try:
-        return codec.decode(value, what=f"return value of child {key}")
+        return codec.decode(value, what=f"return value of child job {key}")
     except DecodeError:
         return codec.decode_text(value)
 

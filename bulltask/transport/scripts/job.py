@@ -53,7 +53,7 @@ _MAX_REQUESTS: Final = 10_000
 """Maximum number of revocation requests in a queue."""
 
 _MAX_CHECKED: Final = 1_000
-"""Maximum number of requests that one call checks: they keep Redis busy for 4 ms."""
+"""Maximum number of requests that one call checks; checking that many keeps Redis busy for 4 ms."""
 
 _REQUEST_TTL_MS: Final = 86_400_000
 """How long a revocation request is valid."""
@@ -76,7 +76,7 @@ def update_data(keys: QueueKeys, job_id: str, data: bytes) -> Call[None]:
 
 
 def promote(keys: QueueKeys, job_id: str) -> Call[None]:
-    """``promote``: make a delayed job a waiting one."""
+    """``promote``: move a delayed job to the waiting jobs."""
     script_keys = (
         keys.delayed,
         keys.wait,
@@ -106,7 +106,7 @@ def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) 
 
 
 def reprocess_job(keys: QueueKeys, job_id: str, state: str, *, lifo: bool) -> Call[None]:
-    """``reprocessJob``: make a job that finished as ``state`` a waiting one again."""
+    """``reprocessJob``: move a job that finished as ``state`` back to the waiting jobs."""
     outcome = "failedReason" if state == "failed" else "returnvalue"
     args = (job_id, _push(lifo=lifo), outcome, state)
     return script_call(
@@ -296,7 +296,7 @@ class RevocationRequests:
     """Unfinished jobs that have a revocation request.
 
     Attributes:
-        locked: Ids of the jobs with a lock: a worker runs them.
+        locked: Ids of the jobs with a lock: a worker is running them.
         unlocked: Ids of the jobs without a lock.
         next_skipped: How many requests the next call skips; 0 when all were checked.
     """

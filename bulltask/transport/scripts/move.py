@@ -1,4 +1,4 @@
-"""Calls of the scripts that move a job between states.
+"""Calls to the scripts that move a job between states.
 
 Times are in milliseconds, by the server's clock. A token proves that the caller holds the job's lock.
 """
@@ -40,7 +40,7 @@ __all__ = [
 R = TypeVar("R")
 
 CRASHES: Final = "bulltask:crashes"
-"""The job's hash field in which bulltask counts the children that died while they ran it."""
+"""The field of the job's hash in which bulltask counts the children that died while running it."""
 
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
@@ -123,7 +123,7 @@ def move_to_active(keys: QueueKeys, options: FetchOptions, now_ms: int) -> Call[
 def move_to_finished(
     keys: QueueKeys, job_id: str, options: FetchOptions, finish: FinishOptions, *, fetch_next: bool, now_ms: int
 ) -> Call[Fetched]:
-    """``moveToFinished``: complete or fail a job and, if asked, acquire the next one in the same step.
+    """``moveToFinished``: complete or fail a job and, if requested, acquire the next one in the same step.
 
     Args:
         keys: The queue.
@@ -199,7 +199,7 @@ def move_to_delayed(
 
 
 def retry_job(keys: QueueKeys, job_id: str, token: str, *, lifo: bool, fields: Fields, now_ms: int) -> Call[None]:
-    """``retryJob``: make an active job a waiting one again and count the attempt."""
+    """``retryJob``: move an active job back to the waiting jobs and count the attempt."""
     script_keys = (
         keys.active,
         keys.wait,
@@ -237,8 +237,8 @@ def move_from_active_to_wait(keys: QueueKeys, job_id: str, token: str) -> Call[N
 def move_to_waiting_children(keys: QueueKeys, job_id: str, token: str, now_ms: int) -> Call[None]:
     """``moveToWaitingChildren``: make an active job wait for its child jobs. The attempt does not count.
 
-    Running the call raises ``NoPendingChildrenError`` when the job has no child to wait for (it is still active), and
-    ``FailedChildrenError`` when the failure of a child fails the job.
+    Running the call raises ``NoPendingChildrenError`` when the job has no child job to wait for (it is still active),
+    and ``FailedChildrenError`` when a child job's failure fails the job.
     """
     script_keys = (
         keys.active,
@@ -294,7 +294,7 @@ def lock_expiries(keys: QueueKeys, stalled: Sequence[str], interval_ms: int, now
 def wake_next(keys: QueueKeys, move: Call[R]) -> Call[R]:
     """bulltask's ``wakeNext`` with a script that moves a job out of ``active`` and acquires no other job.
 
-    In a queue with a global concurrency it wakes, in the same step, a worker that got no job because of that limit.
+    In a queue with global concurrency it wakes, in the same step, a worker that received no job because of that limit.
     """
     assert move.script is not None
     return script_call(
@@ -311,7 +311,7 @@ def renew_locks(keys: QueueKeys, held: Sequence[tuple[str, str]], lock_ms: int) 
 
 
 def renew_lock(keys: QueueKeys, job_id: str, token: str, lock_ms: int) -> Call[bool]:
-    """Renew or reacquire the lock of one job, as :func:`renew_locks`. Returns False if the lock is lost."""
+    """Renew or reacquire the lock of one job, as :func:`renew_locks` does. Returns False if the lock is lost."""
     return _renew_call(keys, [(token, job_id)], lock_ms, lambda lost: not lost)
 
 
@@ -348,7 +348,7 @@ def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_m
     """bulltask's ``failMalformed`` with ``moveToFinished``: fail a job that cannot be acquired or finished otherwise.
 
     Running the call raises ``LockMismatchError``, ``JobStateError`` or ``JobNotFoundError`` when there is nothing to
-    do: another worker has the job, it waits or has finished, or it is gone.
+    do: another worker has the job, it is waiting or has finished, or it no longer exists.
 
     Args:
         keys: The queue.

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MAX_MOVED_PER_CALL: Final = 50_000
-"""Maximum number of ids that one call of ``setPaused`` moves: they keep Redis busy for a few milliseconds."""
+"""Maximum number of ids that one call of ``setPaused`` moves, which keeps Redis busy for a few milliseconds."""
 
 MAX_SCORE: Final = "1.7976931348623157e+308"
 
@@ -77,7 +77,7 @@ class MetricsReply:
     """Reply of ``getMetrics``.
 
     Attributes:
-        count: Number of jobs, without those of the current minute.
+        count: Number of jobs, excluding those of the current minute.
         previous_ms: When a job was last counted.
         previous_count: The count at the last full minute.
         data: Jobs per minute, newest first.
@@ -124,7 +124,7 @@ def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
 
 
 def drain(keys: QueueKeys, *, delayed: bool) -> Call[None]:
-    """``drain``: remove the waiting jobs, and the delayed ones if asked."""
+    """``drain``: remove the waiting jobs, and the delayed ones if requested."""
     script_keys = (keys.wait, keys.paused, keys.delayed, keys.prioritized, keys.repeat)
     return script_call(loader.official_script("drain"), script_keys, (keys.base, int(delayed)), _nothing)
 
@@ -151,7 +151,7 @@ def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
 
 
 def move_jobs_to_wait(keys: QueueKeys, state: str, count: int, before_ms: int | None) -> Call[bool]:
-    """``moveJobsToWait``: make up to ``count`` jobs of ``state`` waiting ones. Returns True if more may be left.
+    """``moveJobsToWait``: move up to ``count`` jobs of ``state`` to the waiting jobs. Returns True if more may be left.
 
     Args:
         keys: The queue.
@@ -341,7 +341,8 @@ def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
 
 
 def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
-    """Scan BullMQ's names of queues under a prefix. Returns the next cursor (``0`` at the end) and names.
+    """Scan for the queues under a prefix, by their names in BullMQ. Returns the next cursor (``0`` at the end) and
+    names.
 
     Every queue that was ever used has a ``meta`` hash. The same name may come twice.
     """
@@ -369,7 +370,7 @@ def worker_queues(prefix: str) -> Call[set[str]]:
 
 
 def _decode_queue(name: str) -> str:
-    """Return a queue's name from that of a connection; ``""`` if it is another client's."""
+    """Return a queue's name from a connection's name; ``""`` if it is another client's."""
     try:
         return base64.b64decode(name, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):

@@ -103,7 +103,7 @@ def update_job_scheduler(
 ) -> Call[str | None]:
     """``updateJobScheduler``: add the job that follows job ``producer_id``. Returns its id.
 
-    Returns ``None`` and does nothing if the scheduler is gone or has that job already; so it is safe to repeat.
+    Returns ``None`` and does nothing if the scheduler no longer exists or already has that job: safe to repeat.
     """
     script_keys = (*_script_keys(keys), keys.job(producer_id), keys.active)
     args = (
@@ -122,7 +122,7 @@ def update_repeatable_job_millis(keys: QueueKeys, next_ms: int, hashed_key: str,
     """``updateRepeatableJobMillis``: record when a repeatable job runs next.
 
     Returns:
-        The one of its two possible keys that exists; ``""`` if neither does.
+        Whichever of its two possible keys exists; ``""`` if neither does.
     """
     args = (next_ms, hashed_key, key)
     return script_call(loader.official_script("updateRepeatableJobMillis"), (keys.repeat,), args, text)

@@ -45,10 +45,10 @@ Entry = tuple[str, dict[bytes, bytes]]
 """Id and fields."""
 
 MAX_RANGE: Final = 10_000
-"""Maximum number of entries that one call of :func:`last_id_of_range` reads, in a few milliseconds."""
+"""Maximum number of entries that one call of :func:`last_id_of_range` reads, which takes a few milliseconds."""
 
 READING: Final = frozenset({"lastIdOfRange"})
-"""The scripts of bulltask that write nothing."""
+"""bulltask's scripts that write nothing."""
 
 RawEntry = tuple[bytes, Sequence[bytes]]
 """Id and fields of an entry as Redis sends them: name, value, name, value …"""
@@ -62,7 +62,7 @@ class StreamInfo:
         length: Number of entries.
         last: Id of the newest entry that was ever added.
         added: Number of entries that were ever added; ``None`` before Redis 7.0, which does not count them.
-        deleted: True if single entries were deleted (``XDEL``), which BullMQ never does.
+        deleted: True if individual entries were deleted (``XDEL``), which BullMQ never does.
         first: Id of the oldest entry, ``""`` if there is none.
     """
 
@@ -88,7 +88,7 @@ def last_id(keys: QueueKeys) -> Call[str]:
 
 
 def read_blocking(keys: QueueKeys, cursor: str, block_ms: int) -> Call[list[Entry]]:
-    """Read the entries after ``cursor``; wait for them up to ``block_ms``, at least 1 because 0 would mean forever."""
+    """Read the entries after ``cursor``; wait up to ``block_ms`` for them, at least 1 because 0 would mean forever."""
     block = max(1, min(block_ms, LONGEST_BLOCK_MS))
     return command("XREAD", "COUNT", PAGE, "BLOCK", block, "STREAMS", keys.events, cursor, parse_reply=_read)
 

@@ -39,7 +39,7 @@ class AsyncLoop:
         runner: Runs attempts.
         settler: Builds the calls that write their outcomes.
         client: Creates the loop's client.
-        backoff: The backoff of this loop while Redis is unavailable; the main thread has another one.
+        backoff: The backoff of this loop while Redis is unavailable; the main thread has its own.
         wakeup_pipe: Wakes the main thread when a slot is free again.
     """
 
@@ -96,7 +96,7 @@ class AsyncLoop:
             self._loop.close()
 
     def wait_for_others(self, left: int) -> None:
-        """Wait until at most ``left`` jobs are running, including that of the main thread."""
+        """Wait until at most ``left`` jobs are running, including the main thread's."""
         while self._count - len(self._free) > left:
             self._wakeup_pipe.wait(_WAIT_MS)
 
@@ -118,7 +118,7 @@ class AsyncLoop:
             raised: BaseException | None = None
             try:
                 loop.run_forever()
-            except BaseException as exc:  # noqa: BLE001 - an asyncio task of the user may raise SystemExit
+            except BaseException as exc:  # noqa: BLE001 - a user's asyncio task may raise SystemExit
                 raised = exc
             if not self._closing:
                 self._exit_child(tuple(self._tasks.values()), raised)
@@ -130,7 +130,7 @@ class AsyncLoop:
         return loop
 
     def _exit_child(self, jobs: Sequence[str], raised: BaseException | None) -> NoReturn:
-        """Exit the process, because its async jobs cannot continue: the supervisor recovers them from their slots."""
+        """Exit the process, because its async jobs cannot continue; the supervisor recovers them from their slots."""
         self._settler.emit_loop_stopped(jobs, raised)
         exit_child(ExitCode.FAILED)
 
@@ -140,7 +140,7 @@ class AsyncLoop:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:  # an error of bulltask, because _work() handles the task's
+        if task.cancelled() or task.exception() is not None:  # a bulltask error, because _work() handles the task's
             raised = asyncio.CancelledError() if task.cancelled() else task.exception()
             self._exit_child([self._tasks[task]], raised)
         del self._tasks[task]

@@ -38,7 +38,7 @@ __all__ = ["Attempt", "AttemptRunner"]
 _MIN_PAUSE_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 60_000
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
-"""The message of Node's BullMQ, for which alerts may search."""
+"""The same message as in Node's BullMQ, because alerts may search for it."""
 
 
 @value_class
@@ -89,7 +89,7 @@ class AttemptRunner:
             return self._outcome_of_error(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
             return self._outcome_of_error(exc, job, task)
-        except Exception as exc:  # noqa: BLE001 - whatever the data of a job contains, the child must survive
+        except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
             return self._outcome_of_error(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
@@ -202,7 +202,7 @@ class AttemptRunner:
 
     def _outcome_of_error(self, exc: BaseException, job: RunningJob, task: AnyTask[..., Any] | None) -> Outcome:
         outcome = decide_retry(exc, job, task, self._app)
-        exit_if_forked(self._pid)  # a backoff function or a category rule of the user may have forked
+        exit_if_forked(self._pid)  # a user's backoff function or category rule may have forked
         return outcome
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:

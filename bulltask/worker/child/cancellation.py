@@ -1,17 +1,17 @@
-"""Cancels a running task: a cancel request of the supervisor interrupts only the code of the task.
+"""Cancels a running task: a cancel request from the supervisor interrupts only the task's code.
 
 The request is stored in the attempt's slot (:mod:`bulltask.worker.slots`); ``SIGUSR2`` makes the child read it.
 
 A sync task runs on the main thread, where Python runs signal handlers, so the handler raises an exception there. It
-must never raise while bulltask's code runs, because that would interrupt the reading of a reply or the writing of an
-outcome. A flag that is set before a task and reset after it would not suffice, because a signal may arrive just before
-or after the change. So the handler inspects the stack: it raises only if :func:`call_task`, which does nothing but call
+must never raise while bulltask's code is running, because that could interrupt reading a reply or writing an outcome. A
+flag that is set before a task and reset after it would not suffice, because a signal may arrive just before or after
+the change. The handler therefore inspects the stack: it raises only if :func:`call_task`, which does nothing but call
 the task's function, is on it. The exception leaves that call and becomes the attempt's outcome. The handler ignores a
 signal that arrives earlier, because :func:`call_task` checks for a request first, and a signal that arrives later,
 because the execution has ended.
 
-An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only where the task waits: between its
-first call and its return that is always in the code of the task.
+An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only at an ``await``. While the task runs,
+only its own code awaits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bulltask.worker.states import CancelReason
 __all__ = ["Cancellation", "TaskExecution", "call_task", "uninterrupted"]
 
 _POLL_S: Final = 0.25
-"""Interval at which the event loop polls for requests: while a sync task runs C code, no signal handler runs."""
+"""The event loop polls for requests at this interval, because no signal handler runs while a sync task runs C code."""
 
 
 def call_task(begin: Callable[[], None], function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ class Cancellation:
 
     Args:
         block: The child's block, in which the supervisor reads whether attempts have deadlines.
-        cancel_spark: Cancels the Spark jobs that the sync task waits for.
+        cancel_spark: Cancels the Spark jobs that the sync task is waiting for.
         loop: Returns the child's event loop, ``None`` while there is none.
     """
 
@@ -151,14 +151,14 @@ class Cancellation:
     # ---- sync tasks: the main thread ----
 
     def enter(self, execution: TaskExecution) -> None:
-        """Make ``execution`` the current one, which a request cancels inside :func:`call_task`."""
+        """Make ``execution`` the one that a request cancels within :func:`call_task`."""
         self._sync = execution
 
     def raise_if_cancelled(self) -> None:
         """Raise the exception of a cancel request, if there is one.
 
         Raises:
-            SoftTimeLimitExceeded: The execution takes longer than its soft limit.
+            SoftTimeLimitExceeded: The execution has exceeded its soft limit.
             TaskCancelled: The job was revoked.
         """
         execution = self._sync

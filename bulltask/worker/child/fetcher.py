@@ -35,13 +35,13 @@ __all__ = ["FetchOptionsCache", "JobFetcher", "WaitInterrupted"]
 
 _PAUSE_MS: Final = 60_000
 _CONCURRENCY_POLL_MS: Final = 1_000
-"""A queue with global concurrency is polled at this interval: no marker is added when a job of another worker ends."""
+"""Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
 _CONCURRENCY_CHECK_MS: Final = 5_000
 """Interval at which a child checks whether a queue has global concurrency."""
 
 
 class FetchOptionsCache:
-    """Caches the options of a fetch for each slot and queue, because they are the same in every call.
+    """Caches the fetch options for each slot and queue, because they are the same in every call.
 
     Args:
         config: The worker's settings.
@@ -74,7 +74,7 @@ class JobFetcher:
         bus: Receives an event for every acquired job.
         worker_id: Stored in each job as the worker that processes it.
         wakeup_pipe: Ends a wait early.
-        control: The control page, which contains whether the worker is paused.
+        control: The control page, which shows whether the worker is paused.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class JobFetcher:
         """Record that the reply of a call was lost, so that the call may have acquired a job with the slot's token."""
         if isinstance(exc, BrokerUnavailableError):
             self._uncertain.add(slot)
-            # If one connection is half-open, the other one may be, too, which would cost another timeout.
+            # If one connection is half-open, the other may be, too, which would cost another timeout.
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -174,7 +174,7 @@ class JobFetcher:
         return self.client.run(self._renew_call(acquired.keys, acquired.slot, acquired.job.id))
 
     def fail_malformed(self, index: int, slot: Slot, exc: BrokerError) -> bool:
-        """Fail the job that a fetch of queue ``index`` had locked when it stopped with ``exc``, if it is malformed.
+        """Fail the job locked by a fetch from queue ``index`` that failed with ``exc``, if the job is malformed.
 
         A job that is not malformed is released; if Redis becomes unavailable, it is released later.
 
@@ -198,7 +198,7 @@ class JobFetcher:
         self._wakeup_pipe.wait(self.backoff.record_failure(exc))
 
     def fetch_call(self, index: int, slot: Slot) -> Call[Fetched]:
-        """Return the call that fetches the next job of queue ``index``."""
+        """Return the call that fetches the next job from queue ``index``."""
         keys = self.round_robin.queues[index]
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
 
@@ -252,14 +252,14 @@ class JobFetcher:
         return None
 
     def _release_uncertain(self) -> None:
-        """Release the jobs that calls with a lost reply have acquired; the token of their lock identifies them."""
+        """Release the jobs acquired by calls whose replies were lost; the token of its lock identifies each job."""
         if not self._uncertain:
             return
         tokens = [slot.token for slot in self._uncertain]
         for index, keys in enumerate(self.round_robin.queues):
             with self._queue_backoff.recording(index):  # the stalled check recovers the jobs of a broken queue
                 for token, job_id in self.client.run(find_by_token(keys, tokens)):
-                    with suppress(JobError):  # the job was settled, or acquired by another worker, since
+                    with suppress(JobError):  # the job has since been settled, or acquired by another worker
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         self._uncertain.clear()
 
@@ -288,7 +288,7 @@ class JobFetcher:
             self.round_robin.record_marker(self._queues[popped[0]], popped[1])
 
     def _check_global_concurrency(self) -> None:
-        """Check which queues have global concurrency: the reply of a fetch without a job does not contain the cause."""
+        """Check which queues have global concurrency, because a fetch that returns no job does not state why."""
         replies = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.round_robin.queues])
         has_limit = any(isinstance(limit, bytes) for limit in replies)
         drain_ms = self._config.drain_delay_ms
@@ -296,7 +296,7 @@ class JobFetcher:
         self._check_at_ms = mono_ms() + _CONCURRENCY_CHECK_MS
 
     def _restore_markers(self) -> None:
-        """Add the markers again: an interrupted wait may have popped one that another worker needs."""
+        """Add the markers again, because an interrupted wait may have popped one that another worker needs."""
         with suppress(BrokerError):  # other workers poll again within drain_delay
             self.client.run_many([command("ZADD", keys.marker, 0, "0") for keys in self.round_robin.queues])
 

@@ -21,7 +21,7 @@ _IGNORED_SIGNALS: Final = (
     signal.SIGTSTP,
     signal.SIGCONT,
 )
-"""Signals that the supervisor sends to a child, or a terminal to the process group; a fork ignores them."""
+"""Signals that the supervisor sends to a child, or that a terminal sends to the process group; a fork ignores them."""
 
 _TERM: Final = (signal.SIGTERM,)
 

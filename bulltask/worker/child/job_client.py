@@ -25,7 +25,7 @@ class RedisJobClient:
     Args:
         job: The job.
         keys: Its queue.
-        pool: Sync clients; a task may call methods of its context in threads that it starts.
+        pool: Sync clients; a task may call its context's methods in threads that it starts.
         aclient: Returns the async client of the child's event loop.
         config: The limits of a job's size and of its log.
     """

@@ -45,7 +45,7 @@ __all__ = ["ChildPlan", "child_bus", "run_child"]
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """The objects that a child gets from the supervisor.
+    """The objects that a child receives from the supervisor.
 
     Attributes:
         app: The app, with its tasks loaded.
@@ -113,11 +113,12 @@ def _reset_signals(parent_pid: int) -> None:
     for number in (signal.SIGINT, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
     # The kernel sends these two to the process group when a background process uses the terminal. If they are ignored,
-    # a task that reads from the terminal gets an error instead, and the supervisor does not change its children.
+    # a task that reads from the terminal receives an error instead, and the supervisor does not change its number of
+    # children.
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    # Without a supervisor the locks are not renewed, and another worker will run the jobs. So the kernel kills the
-    # child when the supervisor dies.
+    # Without a supervisor the locks would not be renewed, and another worker would run the jobs. Therefore, the kernel
+    # kills the child when the supervisor dies.
     die_with_parent(signal.SIGKILL, parent_pid)
 
 

@@ -37,8 +37,8 @@ class AcquiredJob:
         slot: The slot whose token locks the job.
         queue_index: Index of its queue in the worker's list.
         keys: The queue's keys.
-        max_concurrent: How many jobs the child may run while it runs this job, this job included; 0 for no limit. Set
-            for a job in crash quarantine (:mod:`bulltask.worker.quarantine`).
+        max_concurrent: How many jobs the child may run at the same time as this job, this job included; 0 for no limit.
+            Set for a job in crash quarantine (:mod:`bulltask.worker.quarantine`).
     """
 
     slot: Slot
@@ -63,7 +63,7 @@ class FailedOutcome:
     Attributes:
         reason: The error message.
         trace: The attempt's traceback.
-        malformed: BullMQ's script may stop with an error at this job, so bulltask's script fails it.
+        malformed: BullMQ's script may stop with an error on this job, so bulltask's script fails it.
     """
 
     reason: str

@@ -1,7 +1,7 @@
 """Decides whether a failed attempt is retried, and when.
 
 Jobs that bulltask has sent follow the task's policy: transient errors are retried; permanent and unknown errors fail
-the job immediately; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs of other clients
+the job immediately; ``autoretry_for`` adds exceptions and ``dont_autoretry_for`` removes some. Jobs from other clients
 follow BullMQ: every error is retried except ``PermanentError`` and ``dont_autoretry_for``; the other permanent errors
 are retried, too. In both cases the number of attempts is stored in the job.
 """

@@ -43,7 +43,7 @@ class RoundRobin:
                 yield index
 
     def acquired_from(self, index: int) -> None:
-        """Record that a job of this queue was acquired: it is the next queue's turn."""
+        """Record that a job from this queue was acquired, so it is the next queue's turn."""
         self._turn = (index + 1) % len(self.queues)
 
     def after(self, index: int) -> int:
@@ -77,12 +77,11 @@ class RoundRobin:
             self._due_at_ms[index] = int(min(score_ms, MAX_NUMBER))  # a client may store any delay
 
     def reopen_all(self) -> None:
-        """Poll every queue again: only a fetch promotes delayed jobs and replaces a lost marker."""
+        """Poll every queue again, because only a fetch promotes delayed jobs and replaces a lost marker."""
         self._closed_until_ms = [until if until > mono_ms() else 0 for until in self._limited_until_ms]
 
     def waitable(self) -> list[int]:
-        """Return the queues whose markers to wait for: all that are neither rate-limited nor backed off
-        after an error."""
+        """Return the queues whose markers to wait for: those that are neither rate-limited nor in a backoff."""
         now_ms = mono_ms()
         return [index for index, until in enumerate(self._limited_until_ms) if until <= now_ms]
 

@@ -77,11 +77,11 @@ _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError,
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`Settler.fallback`."""
 
 _MAX_REPEAT_S: Final = 3_600
-"""An upper bound of the time for which a call is repeated."""
+"""An upper bound on the time for which a call is repeated."""
 
 _NOT_REGISTERED: Final = (
-    "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until a worker in which "
-    "the task is registered acquires it (set task_unknown='fail' to fail such jobs instead)"
+    "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "
+    "a worker in which the task is registered (set task_unknown='fail' to fail such jobs instead)"
 )
 
 
@@ -192,7 +192,7 @@ class Settler:
 
         Returns:
             A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
-            and the error of the fetch after the write, if the script stopped with an error there.
+            and the error of the fetch after the write, if the script stopped with an error during that fetch.
         """
         uncertain = False
         while True:
@@ -216,7 +216,7 @@ class Settler:
         self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
     ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
         """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
-        # A script that has stored the outcome may stop with an error afterwards, mostly at the next job.
+        # A script that has stored the outcome may still stop with an error afterwards, usually on the next job.
         if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
             return None, True
         if isinstance(exc, _NEED_FALLBACK):
@@ -229,22 +229,23 @@ class Settler:
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
 
-        BullMQ's scripts stop with an error at a malformed hash, and a flow's parent cannot complete while child jobs
+        BullMQ's scripts stop with an error on a malformed hash, and a flow's parent cannot complete while child jobs
         are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
         script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
         Node.js.
 
-        ``None`` means that nothing can be written: the job is left to the stalled check, so that one malformed job
+        ``None`` means that nothing can be written. The job is then left to the stalled check, so that one malformed job
         does not block a child forever.
 
-        A job that was to wait for its child jobs, but has no pending child job, is released: it runs again immediately.
+        A job that requested to wait for its child jobs, but has no pending child job, is released: it runs again
+        immediately.
         """
         if isinstance(exc, NoPendingChildrenError):
             return ReleasedOutcome()
         script_stopped = isinstance(exc, BrokerError)
         if isinstance(outcome, FailedOutcome):
             return replace(outcome, malformed=True) if script_stopped and not outcome.malformed else None
-        reason = f"the outcome of the job could not be stored: {exc}"
+        reason = f"the job's outcome could not be stored: {exc}"
         attempts_made = acquired.job.attempts_made + 1
         if isinstance(exc, PendingChildrenError) and attempts_made < acquired.job.attempts:
             with suppress(DecodeError):  # a malformed backoff: the job fails
@@ -254,8 +255,8 @@ class Settler:
     def already_applied(self, acquired: AcquiredJob) -> Call[bool]:
         """Return the call that checks whether Redis executed a write whose reply was lost.
 
-        Redis did if the attempt was counted, or if the job no longer exists and its retention allows that. Otherwise
-        the lock has expired and another worker has the job, or Redis has lost its data.
+        Redis executed it if the attempt was counted, or if the job no longer exists and its retention permits removal.
+        Otherwise the lock has expired and another worker has the job, or Redis has lost its data.
         """
         expected, may_be_removed = min(acquired.job.attempts_made + 1, MAX_NUMBER), self._is_removed_soon(acquired.job)
 
@@ -277,7 +278,7 @@ class Settler:
         return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
     def _is_removed_soon(self, job: RunningJob) -> bool:
-        """Whether retention may remove the job before a write with a lost reply is repeated."""
+        """Whether retention may remove the job before a write whose reply was lost is repeated."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
         return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_REPEAT_S) < _MAX_REPEAT_S for keep in kept)
@@ -287,9 +288,9 @@ class Settler:
     def after_settle(self, acquired: AcquiredJob, outcome: Outcome | None) -> Call[Any] | None:
         """Return the call to make after ``outcome`` was written, if any; its result is not used.
 
-        * BullMQ 5.72 and newer defer a duplicate while the owner of its deduplication id runs (``keepLastIfActive``).
-          BullMQ 5.62's script does not add it afterwards, so this call does.
-        * A job whose task is unknown gets one line in its log, because dashboards show it only as delayed.
+        * BullMQ 5.72 and newer defer a duplicate while the owner of its deduplication id is running
+          (``keepLastIfActive``). BullMQ 5.62's script does not add it afterwards, so this call does.
+        * A line is added to the log of a job whose task is unknown, because dashboards show the job only as delayed.
         """
         job = acquired.job
         if isinstance(outcome, RescheduledByWorkerOutcome):
@@ -322,7 +323,7 @@ class Settler:
                 self._bus.emit(_requested_event(job, outcome))
 
     def emit_loop_stopped(self, jobs: Sequence[str], raised: BaseException | None) -> None:
-        """Emit an event: the loop has stopped while these jobs were running. A process that a task has forked exits."""
+        """Emit the event that the loop stopped while these jobs were running; a process that a task forked exits."""
         exit_if_forked(self._pid, raised)
         error = "" if raised is None else "".join(traceback.format_exception_only(raised)).strip()
         self._bus.emit(EventLoopStopped(self._pid, tuple(jobs), error))

@@ -48,7 +48,7 @@ class SparkChild(Protocol):
     """The Spark session of a child."""
 
     def run(self, attempt: SparkAttempt, /) -> AbstractContextManager[None]:
-        """Return a context manager with a Spark session for a task; at its end all Spark jobs of the task end."""
+        """Return a context manager that provides a Spark session for a task and ends the task's Spark jobs on exit."""
         ...
 
     def interrupt(self) -> None:
@@ -64,10 +64,10 @@ class SparkTaskRunner:
     """Runs tasks with ``spark=True``. Create it in the child, before the first task.
 
     Args:
-        app: The app, whose name and settings the session gets.
+        app: The app, whose name and settings the session uses.
         job_client: Creates the client that stores a job's progress.
         renew_lock: Renews a job's lock; returns False if the lock is lost. It is called from another thread.
-        close_child: Stops the child after its jobs, if its JVM has died: a process can start only one JVM.
+        close_child: Stops the child after its jobs if its JVM has died, because a process can start only one JVM.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class SparkTaskRunner:
     def interrupt(self) -> None:
         """Cancel the Spark jobs of the running job, so that its thread stops waiting for them.
 
-        A signal handler calls this before it raises an interrupt: without it, the exception would take effect only
-        when Spark has finished, and would leave an unread reply in the connection to the JVM.
+        A signal handler calls this before it raises an interrupt. Otherwise, the exception would take effect only after
+        Spark has finished, and would leave an unread reply in the connection to the JVM.
         """
         if self._child is not None:
             self._child.interrupt()
@@ -136,8 +136,9 @@ class SparkTaskRunner:
                 raise PermanentError(f"task {task!r} has spark=True, but {missing}")
             if self._inherited:
                 raise PermanentError(
-                    f"task {task!r} has spark=True, but a Spark session was created while the app was imported: it "
-                    "belongs to the supervisor; get a session in the task, with bulltask.spark.current_session()"
+                    f"task {task!r} has spark=True, but a Spark session was created while the app was being "
+                    "imported. It belongs to the supervisor; get a session in the task, with "
+                    "bulltask.spark.current_session()"
                 )
             config = self._app.config
             spark_child_class = importlib.import_module(_SPARK_MODULE).SparkInChild

@@ -1,4 +1,4 @@
-"""Dumps the stacks of a child: its threads and its asyncio tasks."""
+"""Dumps a child's stacks: those of its threads and asyncio tasks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MAX_TASKS: Final = 200
 class StackDumper:
     """Dumps this child's stacks after ``USR1``.
 
-    ``faulthandler`` writes the threads' stacks in its C handler, so this works in a child that is stuck in C code. The
-    asyncio tasks are added when the main thread runs Python code again; a blocked event loop does not delay that.
+    ``faulthandler`` writes the threads' stacks in its C handler, so this works even in a child that is stuck in C code.
+    The asyncio tasks are added when the main thread runs Python code again; a blocked event loop does not delay that.
 
     Args:
         block: The child's block, in which the supervisor reads the file's descriptor and whether the dump is complete.
@@ -67,7 +67,7 @@ class StackDumper:
 def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
     """Return the stack of each task of a loop, outermost frame first; ``""`` without a loop. Callable from any thread.
 
-    asyncio's ``Task.print_stack`` shows only the outermost coroutine, but a task may wait deep in a library.
+    asyncio's ``Task.print_stack`` shows only the outermost coroutine, but a task may be waiting deep in a library.
     """
     if loop is None:
         return ""
@@ -86,7 +86,7 @@ def _frames(awaited: Any) -> Iterator[FrameType]:
     """Yield the frames from a task's coroutine to the innermost awaitable, including generators."""
     while awaited is not None:
         if type(awaited).__name__ == "coroutine_wrapper":
-            # The result of coroutine.__await__(); only the garbage collector knows its coroutine.
+            # The result of coroutine.__await__(); only the garbage collector can find its coroutine.
             awaited = next(iter(gc.get_referents(awaited)), None)
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

@@ -20,7 +20,7 @@ from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, Write
 __all__ = ["IterationAdder", "SyncLoop"]
 
 _ITERATION_LOCK_LOST_MS: Final = 1_000
-"""Delay of a job whose lock was lost while its next iteration was added."""
+"""Delay of a job whose lock was lost while its next iteration was being added."""
 
 
 class IterationAdder:
@@ -48,7 +48,7 @@ class IterationAdder:
         while True:
             try:
                 self._add(acquired)
-                # Redis may have been unavailable for longer than the lock lasts: another worker may have the job.
+                # Redis may have been unavailable for longer than the lock lasts, so another worker may have the job.
                 lost = interrupted and not self._fetcher.renew_lock(acquired)
             except RECOVERABLE as exc:
                 interrupted = True

@@ -20,8 +20,8 @@ GRACE_MS: Final = 5_000
 """How long a cancelled attempt may take to end before its child is killed."""
 
 _MAX_INTERVAL_MS: Final = 5_000
-"""Maximum interval between signals. The interval grows, because signals interrupt system calls, which not all libraries
-repeat."""
+"""Maximum interval between signals. The interval grows, because signals interrupt system calls, and not all libraries
+retry those."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Canceller:
 
     A signal makes the child read the request. It is sent again until the child acknowledges the request, because an
     attempt can be cancelled only in its task's code (:mod:`bulltask.worker.child.cancellation`). If the child is
-    killed, its other jobs run again, without a crash being counted.
+    killed, its other jobs run again, and no crash is counted.
 
     Args:
         pool: The children.
@@ -86,7 +86,7 @@ class Canceller:
         return True
 
     def cancel_jobs(self, queue_index: int, job_ids: Collection[str]) -> set[str]:
-        """Cancel the attempts of these jobs in a queue; return the ids of the jobs that this worker's children run."""
+        """Cancel the attempts of these jobs in a queue; return the ids of those that this worker is running."""
         views = [view for view in self._pool.views() if view.queue_index == queue_index and view.job_id in job_ids]
         running = {view.job_id for view in views if view.state in {SlotState.ACTIVE, SlotState.SETTLING}}
         for view in views:
@@ -94,7 +94,7 @@ class Canceller:
         return running
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Repeat requests that are not acknowledged, and kill children whose attempt does not end."""
+        """Repeat requests that have not been acknowledged, and kill children whose attempt has not ended in time."""
         for token in tuple(self._requests):
             self._enforce(token)
 

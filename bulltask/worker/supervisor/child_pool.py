@@ -119,7 +119,7 @@ class ChildPool:
         return None if entry is None else entry[1].read()
 
     def index_of(self, token: str) -> int:
-        """Return the index of the child to which the token belongs."""
+        """Return the index of the child with this token."""
         return self._slots_by_token[token][0]
 
     def request_cancel(self, token: str, attempt: int, reason: CancelReason) -> None:
@@ -127,7 +127,7 @@ class ChildPool:
         self._slots_by_token[token][1].request_cancel(attempt, reason)
 
     def notify(self, token: str) -> None:
-        """Send the child to which the token belongs the signal to read its cancel requests."""
+        """Signal the child with this token, so that it reads its cancel requests."""
         _send(self._children[self.index_of(token)].pid, signal.SIGUSR2)
 
     def kill_to_cancel(self, killed_attempt: KilledAttempt) -> None:
@@ -166,7 +166,7 @@ class ChildPool:
         return dead
 
     def close(self) -> None:
-        """Request every child to stop when its jobs are settled (warm shutdown)."""
+        """Ask every child to stop once its jobs are settled (warm shutdown)."""
         for child in self._children.values():
             _request_stop(child)
 
@@ -214,8 +214,8 @@ class ChildPool:
             self._bus.emit(ChildDied(index, child.pid, exit_reason, len(tokens)))
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
-        # Children of one index start at intervals of at least a second, so that a job that crashes every child does not
-        # keep the machine busy with forks.
+        # Children with the same index start at intervals of at least a second, so that a job that crashes every child
+        # does not keep the machine busy with forks.
         died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
         self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
         intentional = child.stop_requested or exited or bool(child.killed_attempts)

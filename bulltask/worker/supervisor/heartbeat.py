@@ -26,7 +26,7 @@ _MAY_HAVE_FETCHED: Final = {SlotState.RESERVED, SlotState.SETTLING}
 
 
 class Heartbeat:
-    """Renews the locks of all jobs of the children, with one call per queue and tick.
+    """Renews the locks of all the children's jobs, with one call per queue and tick.
 
     It runs in the supervisor, so a child that holds the GIL, swaps or is stopped keeps its locks, including the lock of
     a job whose reply the child has not read yet. A failed renewal is logged and counted, and never stops the job; the
@@ -63,7 +63,7 @@ class Heartbeat:
 
     @property
     def interval_ms(self) -> int:
-        """Milliseconds between ticks; short after an error of the server, until a renewal succeeds."""
+        """Milliseconds between ticks; short after a server error, until a renewal succeeds."""
         return min(_RETRY_MS, self._interval_ms) if self._unavailable else self._interval_ms
 
     def has_renewed(self, index: int) -> bool:
@@ -73,12 +73,12 @@ class Heartbeat:
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Renew every lock."""
         if self._unavailable and self._backoff.is_active and mono_ms() - self._attempted_ms < self._interval_ms:
-            return  # other services try to reconnect, and each call may take its whole timeout
+            return  # other services are trying to reconnect, and each call may take its whole timeout
         self._attempted_ms = mono_ms()
         views_by_queue, unknown = self._locked_slots()
         server_error: BrokerError | None = None
         for index, views in enumerate(views_by_queue):
-            # After an error of the server, skip the other queues: each call may take its whole timeout, which delays
+            # After a server error, skip the other queues, because each call may take its whole timeout, which delays
             # the recovery of dead children's jobs.
             error = server_error or self._renew(index, views, unknown)
             if error is not None and not self._queue_backoff.concerns_queue(error):
@@ -136,7 +136,7 @@ class Heartbeat:
 
     def _report_lost(self, keys: QueueKeys, lost: Sequence[SlotView]) -> None:
         """Report each attempt that has lost its lock, once."""
-        # Only active slots: while an outcome is written, the lock may be gone because the job was just settled.
+        # Only active slots, because the lock may be gone while an outcome is being written: the job was just settled.
         running = {
             view
             for view in lost

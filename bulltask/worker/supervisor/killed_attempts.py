@@ -60,7 +60,7 @@ class KilledAttempt:
         )
 
     def may_match(self, view: SlotView) -> bool:
-        """Whether the slot of the dead child may still have this attempt, which may have ended just before the kill."""
+        """Whether the dead child's slot may still contain this attempt, which may have ended just before the kill."""
         return view.attempt in {self.attempt, UNKNOWN_ATTEMPT}
 
     def matches(self, job_id: str) -> bool:
@@ -138,7 +138,7 @@ class FailureRecorder:
 
 
 def _delay_ms(job: RunningJob, attempts_made: int) -> int | None:
-    """Return the delay of a retry; ``None`` for no retry: no attempt is left, or the backoff is malformed."""
+    """Return the delay of a retry; ``None`` if no attempt is left or the backoff is malformed."""
     if attempts_made >= job.attempts:
         return None
     try:

@@ -63,7 +63,7 @@ class SpawnLauncher:
             for fd in (spec_fd, *shared):
                 os.set_inheritable(fd, True)
             args = [sys.executable, "-m", "bulltask.worker.child.spawned", str(spec_fd)]
-            # TERM is not blocked: a child that is still importing the app has no job and may exit immediately.
+            # TERM is not blocked, because a child that is still importing the app has no job and may exit immediately.
             return os.posix_spawn(sys.executable, args, dict(os.environ), setsigmask=BLOCKED_AT_START)
         finally:
             for fd in shared:

@@ -95,7 +95,7 @@ class Supervisor:
     def restart(self) -> None:
         """Stop as :meth:`warm_shutdown` does, then start again with newly loaded code.
 
-        A terminal that is closed sends the same signal; then the worker only stops.
+        Closing a terminal sends the same signal; in that case the worker only stops.
         """
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored("SIGHUP", _STOPPING))
@@ -137,7 +137,7 @@ class Supervisor:
         self._bus.emit(SignalIgnored("SIGUSR2", "a supervisor does not use this signal"))
 
     def child_changed(self) -> None:
-        """Do nothing: the signal only ends the wait, and the loop collects dead children in every round."""
+        """Do nothing, because the signal only ends the wait; the loop collects dead children in every round."""
 
     def _start_shutdown(self, mode: str) -> None:
         self._advance(ProcessState.CLOSE)

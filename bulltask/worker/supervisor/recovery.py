@@ -69,12 +69,12 @@ class Recovery:
     A job is released and is next in its queue; the attempt does not count. A job fails after ``max_crashes`` crashes,
     if it was alone in the last child, or after several more (:mod:`bulltask.worker.quarantine` explains why). If the
     child was killed to end an attempt (time limit, revocation), that attempt fails, and the child's other jobs are
-    released without a crash being counted.
+    released, and no crash is counted.
 
-    If Redis is unavailable, the jobs are recovered later. Locks that have expired since are reacquired first, except
-    the lock of a job whose id is unknown, because the child had not read it: the stalled check of any worker recovers
-    that job. Error replies for one queue do not block the other queues; when that queue's locks have expired, its jobs
-    are left to the stalled check.
+    If Redis is unavailable, the jobs are recovered later. Locks that have expired since then are reacquired first. The
+    exception is the lock of a job whose id is unknown because the child had not read it: the stalled check of any
+    worker recovers that job. Error replies for one queue do not block the other queues; when that queue's locks have
+    expired, its jobs are left to the stalled check.
 
     Args:
         queues, client, clock, config, bus, backoff: As in :class:`Heartbeat`.
@@ -185,7 +185,7 @@ class Recovery:
 
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
-        # A set of tokens instead of a counter: if the connection breaks before the job is settled, this is repeated,
-        # and a crash must be counted once.
+        # A set of tokens instead of a counter, because this call is repeated if the connection breaks before the job is
+        # settled, and a crash must be counted only once.
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])

@@ -26,16 +26,16 @@ class RevocationCheck:
     """Ends jobs for which Redis has a revocation request (docs/adr/0025-revoked-jobs.md).
 
     Attempts in this worker are cancelled. The first worker that reads the request fails a job that is not running:
-    the job's worker died, its attempt failed and would be retried, or it has never run. A job that another worker runs
-    is left to that worker.
+    the job's worker died, its attempt failed and would be retried, or it has never run. A job that another worker is
+    running is left to that worker.
 
-    While Redis is unavailable, nothing is checked. The requests are stored in Redis, so none is lost.
+    While Redis is unavailable, nothing is checked. The requests are stored in Redis, so no request is lost.
 
     Args:
         broker: Clock and settings.
         queues: The worker's queues, in the order of the slots' queue index.
         cancel_jobs: Cancels the attempts of jobs, given the index of their queue and their ids; returns the ids of
-            those that this worker runs.
+            those that this worker is running.
         client: The supervisor's client.
         bus: Receives an event for every job that this service fails.
         backoff: The supervisor's backoff.
@@ -60,7 +60,7 @@ class RevocationCheck:
     def tick(self, _now_ms: int, _missed: int, /) -> None:
         """Check the requests of every queue in one round trip; a large number is checked in several ticks."""
         if self._backoff.is_active:
-            return  # other services try to reconnect, and each call may take its whole timeout
+            return  # other services are trying to reconnect, and each call may take its whole timeout
         now_ms = self._broker.clock.now_ms()
         try:
             calls = [
@@ -88,7 +88,7 @@ class RevocationCheck:
     def _revoke(self, keys: QueueKeys, job_id: str) -> None:
         try:
             revocation = run_sync(self._client, self._broker.revocation(keys.queue, job_id, terminate=True))
-        except JobError:  # another client requested to revoke the next job of a job scheduler, which is impossible
+        except JobError:  # another client tried to revoke the next job of a job scheduler, which is impossible
             self._client.run(command("ZREM", keys.revoked, job_id))
         else:
             if revocation is Revocation.REVOKED:

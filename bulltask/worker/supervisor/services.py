@@ -46,7 +46,7 @@ class Ticker:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the services failed to reach Redis in more than ``broker_connection_max_retries`` attempts."""
+        """True after more than ``broker_connection_max_retries`` failed attempts to reach Redis."""
         return self._backoff.is_exhausted
 
     def wait_ms(self, max_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""The signals of the supervisor; docs/reference/signals.md has the table."""
+"""The supervisor's signals; see the table in docs/reference/signals.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIGNAL_METHODS: Final[Mapping[signal.Signals, str]] = {
 """The supervisor's method for each signal. A second TERM or INT during a shutdown makes it cold."""
 
 _INSTALLED_LATE: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD})
-"""Signals that keep their default action until the worker runs, because before that there is nothing to shut down."""
+"""Signals that keep their default action until the worker is running: before that there is nothing to shut down."""
 
 STOP_METHODS: Final = frozenset({"warm_shutdown", "cold_shutdown"})
 """The methods that stop the worker without a restart."""

@@ -17,8 +17,8 @@ from bulltask.worker.slots import STACKS_NAME, ChildBlock, anonymous_file
 __all__ = ["StackCollector"]
 
 _TIMEOUT_MS: Final = 1_000
-"""Maximum wait for a dump. A child that runs Python code takes milliseconds. A child that is stuck in C code writes the
-stacks of its threads, but not its asyncio tasks."""
+"""Maximum wait for a dump. A child that is running Python code responds within milliseconds. A child that is stuck in C
+code writes the stacks of its threads, but not its asyncio tasks."""
 
 _POLL_MS: Final = 20
 

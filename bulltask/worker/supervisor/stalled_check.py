@@ -26,9 +26,9 @@ class StalledCheck:
     Every worker of a queue checks; BullMQ's ``stalled-check`` key allows one check per interval. If a check is still
     running when the next one is due, the next one is skipped and counted.
 
-    After an outage, locks may have expired although their workers are alive. So nothing is checked during an outage; a
-    queue whose locks this worker has not renewed yet is skipped; and after a long outage the first check waits until
-    the other workers have had time to reacquire their locks.
+    After an outage, locks may have expired even though their workers are alive. Therefore, nothing is checked during an
+    outage, a queue whose locks this worker has not renewed yet is skipped, and after a long outage the first check
+    waits until the other workers have had time to reacquire their locks.
 
     Args:
         broker: Clock and settings.
@@ -53,8 +53,8 @@ class StalledCheck:
         self._queue_backoff = QueueBackoff(queues, bus, config)
         self._max_stalled = config.max_stalled_count
         self.interval_ms = config.stalled_interval_ms
-        # Shorter than the interval: a key with the full lifetime would often still exist at the next tick, for a
-        # millisecond, and stalled jobs would wait for one more interval.
+        # Shorter than the interval, because a key with the full lifetime would often still exist at the next tick, for
+        # a millisecond, and stalled jobs would wait for one more interval.
         self._throttle_ms = self.interval_ms * 9 // 10
         self._has_renewed, self._may_expire_ms, self._not_before_ms = has_renewed, config.lock_ms // 2, 0
         bus.subscribe(RedisReconnected, self._wait_for_others)

@@ -128,7 +128,7 @@ def test_spark_starts_unless_the_import_of_the_app_created_a_session(
         return str(raised.value)
 
     assert "No module named" in error(None)
-    assert ("was created while the app was imported" in error(object())) == has_context_class
+    assert ("was created while the app was being imported" in error(object())) == has_context_class
 
 
 @pytest.mark.parametrize(("context", "has_reported"), [(None, False), (False, False), (True, True)])
