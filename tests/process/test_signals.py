@@ -104,6 +104,7 @@ def test_hup_waits_for_running_jobs_and_loads_new_code_in_the_same_process(harne
     assert version(harness) == "old"
     running = harness.hold()
     harness.wait_for_start(running)
+    worker.wait_for_line("Child started", count=2)
     before, fds = worker.children, descriptors(worker.pid)
 
     change_code(worker)
@@ -257,6 +258,7 @@ def test_the_only_worker_on_an_embedded_server_keeps_its_jobs_over_a_restart(
 def test_hangup_with_nohup_affects_neither_the_worker_nor_its_children(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, prefix=["nohup"], new_group=True)
     assert version(harness) == "old"
+    worker.wait_for_line("Child started", count=2)
     before = worker.children
     os.killpg(worker.pid, signal.SIGHUP)
     assert version(harness) == "old"
@@ -396,6 +398,7 @@ def test_usr1_logs_the_stacks_of_threads_and_asyncio_tasks_of_all_processes(
     held_by = int(harness.wait_for_start(sync)["pid"])
     deep = harness.app.send_task("wait_deep")
     awaited_by = int(harness.journal.wait_for(what="waits")[0]["pid"])
+    worker.wait_for_line("Child started", count=2)
     worker.send(signal.SIGUSR1)
     worker.wait_for_line("Stacks", count=3)
 
