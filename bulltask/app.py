@@ -236,7 +236,7 @@ class App:
         return AsyncQueue(name, context=QueueContext(name, lambda: self.broker, default_job_options))
 
     def flows(self) -> FlowProducer:
-        """Return a producer of flows: trees of jobs in which a parent runs after its child jobs."""
+        """Return a flow producer; a flow is a tree of jobs in which a parent runs after its child jobs."""
         return FlowProducer(broker=lambda: self.broker)
 
     def aflows(self) -> AsyncFlowProducer:
@@ -253,7 +253,7 @@ class App:
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
-        """:meth:`events` for asyncio; call it in the event loop that will read."""
+        """:meth:`events` for asyncio; call it in the event loop in which you will read the events."""
         return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(
@@ -295,7 +295,7 @@ class App:
 
     @property
     def results(self) -> ResultReader:
-        """The reader of results."""
+        """Reads jobs and waits for their outcome."""
         return self.broker.results
 
     def now_ms(self) -> int:

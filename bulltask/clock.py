@@ -95,7 +95,7 @@ class ServerClock:
         return self._offset_ms is None or mono_ms() - self._synced_at_ms >= self.resync_ms
 
     def set(self, server_ms: float, sent_at_ms: float, received_at_ms: float) -> None:
-        """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway.
+        """Set the clock from a reply to ``TIME``, assuming that the server read its clock halfway through the call.
 
         Args:
             server_ms: The server's epoch milliseconds.

@@ -66,7 +66,7 @@ class Sender(Protocol):
 
     @property
     def results(self) -> ResultReader:
-        """The reader of results."""
+        """Reads jobs and waits for their outcome."""
         ...
 
     def now_ms(self) -> int:

@@ -102,10 +102,10 @@ def unblock_signals() -> None:
 
 
 def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
-    """Exit if this process was forked by user code that ``pid`` called, and the code has now returned.
+    """Exit if user code that process ``pid`` called has forked this process, and has now returned.
 
-    The exit code is that of a Python program. Nothing is flushed and no ``atexit`` handler runs, because buffers and
-    handlers are copies of those of ``pid``.
+    The exit code is the one that Python would use after ``raised``. Nothing is flushed and no ``atexit`` handler runs,
+    because buffers and handlers are copies of those of ``pid``.
 
     Args:
         pid: The process that called the user code.

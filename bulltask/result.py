@@ -42,10 +42,10 @@ class RemoteTraceback(Exception):
 
 
 class AsyncResult(Generic[R]):
-    """The handle of a job: its state, result or exception.
+    """A handle for a job: its state, result or exception.
 
-    It works for every job of the queue, including jobs that Node sent or ran. Waiting blocks
-    on the queue's event stream. Every 5 s it also reads the job, so it does not hang if events were trimmed.
+    It works for every job in the queue, including jobs that Node sent or ran. Waiting blocks on the queue's event
+    stream; the job is also read every 5 s, so that ``get()`` does not hang if events were trimmed.
 
     Args:
         job_id: The job's id.
@@ -197,9 +197,9 @@ def _timeout_ms(timeout: Duration | None) -> int | None:
 def _rebuild(reason: str, trace: str) -> Exception | None:
     """Rebuild the task's exception from its traceback and message; return ``None`` if that is not safe.
 
-    Any client with access to Redis may have written them. So nothing is imported: the class must be loaded already, be
-    an ``Exception``, and have exactly that name; and none of its code runs except ``__str__``. (CVE-2021-23727: Celery
-    called any name that it found.)
+    Any client with access to Redis may have written them. Therefore, nothing is imported: the class must already be
+    loaded, be an ``Exception``, and have exactly that name; and none of its code runs except ``__str__``.
+    (CVE-2021-23727: Celery called any name that it found.)
     """
     kind = _loaded_class(_class_name(reason, trace))
     if kind is None:

@@ -53,7 +53,7 @@ class Backoff:
         delay_ms: First delay in milliseconds, 0 or more.
         jitter: Random fraction of the delay, 0 to 1. In a job that bulltask sent, 0.2 means ±20 %; in a job that
             another client sent it has BullMQ's meaning and only shortens the delay. A fixed delay with a maximum (every
-            fixed delay of bulltask) has no jitter, and 0 is stored, so that Node waits equally long.
+            fixed delay that bulltask stores) has no jitter, and 0 is stored, so that Node waits equally long.
         max_delay_ms: Maximum delay in milliseconds; ``None`` for none (as in BullMQ).
 
     Raises:

@@ -26,8 +26,8 @@ MAX_SAFE_INTEGER = 2**53 - 1
 ON_SURROGATE: Final = "bulltask.surrogate"
 """Name of the error handler with which ``str.encode`` handles surrogates.
 
-Surrogates that represent bytes that are not UTF-8 (``surrogateescape``: an id that another program created) become
-these bytes again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
+Surrogates that represent non-UTF-8 bytes (``surrogateescape``: an id that another program created) become those bytes
+again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.
 """
 
 MAX_LEVELS: Final = 500

@@ -196,7 +196,7 @@ class NewJob:
 class RunningJob:
     """A job that a worker has acquired.
 
-    ``data`` is decoded during the attempt, so that malformed data fails the job as any error does.
+    ``data`` is decoded during the attempt, so that malformed data fails the job like any other error.
 
     Attributes:
         attempts_made: Earlier attempts that count towards the maximum (BullMQ's ``atm``).

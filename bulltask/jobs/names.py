@@ -42,7 +42,7 @@ def bullmq_name(queue: str, *, hash_tag: bool) -> str:
 def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:
     """Return a queue's qualified name as in Node: ``bull:{emails}`` for ``emails``.
 
-    A name with a ``:`` is qualified already, because queue names have none.
+    A name with a ``:`` is already qualified, because queue names contain none.
     """
     return queue if ":" in queue else f"{prefix}:{bullmq_name(queue, hash_tag=hash_tag)}"
 
@@ -51,12 +51,12 @@ def check_queue_name(name: str) -> str:
     """Return ``name`` if BullMQ's clients accept it as a queue name.
 
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or has a ``:`` or control characters.
+        InvalidNameError: It is empty, longer than 255 characters, or contains a ``:`` or control characters.
     """
     _check_text(name, "queue name")
     if ":" in name:
         raise InvalidNameError(
-            f"queue name {name!r} has a ':', which separates the parts of BullMQ's keys; use '-' or '.'"
+            f"queue name {name!r} contains a ':', which separates the parts of BullMQ's keys; use '-' or '.'"
         )
     if name.count("{") != name.count("}") or name == "{}":
         raise InvalidNameError(f"queue name {name!r} is empty or its braces do not match")
@@ -67,7 +67,7 @@ def check_job_name(name: str) -> str:
     """Return ``name`` if it is a valid task name.
 
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, or has control characters.
+        InvalidNameError: It is empty, longer than 255 characters, or contains control characters.
     """
     return _check_text(name, "task name")
 
@@ -77,14 +77,14 @@ def check_job_id(job_id: str) -> str:
 
     Raises:
         InvalidNameError: It is empty, longer than 255 characters, an integer (like the ids of BullMQ's counter),
-            starts with ``0:``, has a ``:`` (unless exactly two, like the ids of repeated jobs), has control characters,
-            or is the name of one of the queue's keys (Node does not check that, and overwrites the key).
+            starts with ``0:``, contains a ``:`` (unless exactly two, like the ids of repeated jobs) or control
+            characters, or is the name of one of the queue's keys (Node does not check that, and overwrites the key).
     """
     _check_text(job_id, "job_id")
     if _INTEGER.fullmatch(job_id):
         raise InvalidNameError(f"job_id {job_id!r} is a number, like the ids of BullMQ's counter; add a letter")
     if job_id.startswith("0:") or job_id.count(":") not in {0, 2}:
-        raise InvalidNameError(f"job_id {job_id!r} has a ':', BullMQ's separator in keys; use '-'")
+        raise InvalidNameError(f"job_id {job_id!r} contains a ':', BullMQ's separator in keys; use '-'")
     if job_id in _QUEUE_KEYS:
         raise InvalidNameError(f"job_id {job_id!r} is a name that BullMQ uses for the queue's own keys; add a prefix")
     return job_id
@@ -99,12 +99,13 @@ def check_scheduler_id(scheduler_id: str) -> str:
     """Return ``scheduler_id`` if it is a valid id of a job scheduler.
 
     Raises:
-        InvalidNameError: It is empty, longer than 255 characters, has control characters or more than three ``:``.
+        InvalidNameError: It is empty, longer than 255 characters, or contains control characters or more than three
+            ``:``.
     """
     _check_text(scheduler_id, "scheduler id")
     if not is_scheduler_id(scheduler_id):
         raise InvalidNameError(
-            f"scheduler id {scheduler_id!r} has more than three ':', like old repeatable jobs; use at most three"
+            f"scheduler id {scheduler_id!r} contains more than three ':', like old repeatable jobs; use at most three"
         )
     return scheduler_id
 
@@ -120,5 +121,5 @@ def _check_text(text: str, what: str) -> str:
     if len(text) > MAX_NAME:
         raise InvalidNameError(f"{what} {text[:40]!r}… has {len(text)} characters; at most {MAX_NAME} are allowed")
     if _CONTROL.search(text):
-        raise InvalidNameError(f"{what} {text!r} has control characters, or characters that UTF-8 cannot encode")
+        raise InvalidNameError(f"{what} {text!r} contains control characters, or characters that UTF-8 cannot encode")
     return text

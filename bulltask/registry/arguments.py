@@ -1,8 +1,8 @@
 """Conversion between a Python call and the JSON that a Node developer would write.
 
-``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` have their
-parameters' names as keys. If another client stores a JSON array, its items are positional arguments; any other value
-that is not an object is the only argument.
+``add.delay(1, y=2)`` on ``def add(x, y)`` is stored as ``{"x": 1, "y": 2}``. ``*args`` and ``**kwargs`` are stored
+under their parameters' names. If another client stores a JSON array, its items are positional arguments; any other
+value that is not an object is the only argument.
 """
 
 from __future__ import annotations

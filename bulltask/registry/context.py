@@ -140,7 +140,7 @@ class Context:
         await self._asend("data", codec.encode(data, what=f"data of job {self.request.id}"))
 
     def get_children_values(self) -> dict[str, Any]:
-        """Return the return values of completed child jobs, by the full key of each child job's hash."""
+        """Return the results of completed child jobs, by the full Redis key of each child job's hash."""
         return self._send("children_values") or {}
 
     async def aget_children_values(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Context:
         raise RescheduleJob(delay)
 
     def move_to_wait(self) -> Never:
-        """End this attempt and release the job: it is next in its queue, for any worker. The attempt does not count.
+        """End this attempt and release the job, which is then the next in its queue; the attempt does not count.
 
         Raises:
             ReleaseJob: Always.

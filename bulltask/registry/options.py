@@ -352,7 +352,7 @@ def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-# The method ``backoff`` of TaskOptions is not an option.
+# Only fields, because STORED has an option ``backoff``, and TaskOptions a method of that name.
 _STORED_TASK_OPTIONS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
 _STORED_CALL_OPTIONS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
 
@@ -378,7 +378,7 @@ def _keep(expires: Duration | None, default_ms: int | None) -> int | None:
 
 
 def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return the time from sending and the absolute time; one of them is ``None``."""
+    """Return milliseconds from sending, and epoch milliseconds; at least one of them is ``None``."""
     if expires is None:
         return None, None
     if isinstance(expires, datetime):

@@ -31,7 +31,7 @@ _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 
 @dataclass(frozen=True, slots=True)
 class Signature(Generic[R]):
-    """A call that can be sent later: ``add.s(1, 2)``. Its arguments are already checked.
+    """A call that can be sent later: ``add.s(1, 2)``. Its arguments have been checked.
 
     ``app.send_many`` sends any number of signatures of any tasks, in one round trip per thousand.
     """
@@ -57,7 +57,7 @@ class AnyTask(Generic[P, R]):
         function: The function.
         name: The task's name, which is the job's name in BullMQ.
         options: The decorator's options.
-        sender: Returns the app that sends; called for every send, because shared tasks get their app late.
+        sender: Returns the app that sends; called for every send, because a shared task's app may be created later.
         bind: Pass a :class:`Context` as the first argument.
     """
 
@@ -201,7 +201,7 @@ class AnyTask(Generic[P, R]):
 
 
 class Task(AnyTask[P, R]):
-    """A sync task: from a plain function."""
+    """A sync task, created from a plain function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process, without a worker."""
@@ -209,8 +209,8 @@ class Task(AnyTask[P, R]):
 
 
 class AsyncTask(AnyTask[P, R]):
-    """A task from an ``async def``; many run concurrently on a child's event loop."""
+    """An async task, created from an ``async def``; many run concurrently on a child's event loop."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Return the function's coroutine, without a worker."""
+        """Call the function in this process, without a worker, and return its coroutine."""
         return cast(Coroutine[Any, Any, R], self.direct(args, kwargs))

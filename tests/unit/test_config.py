@@ -316,7 +316,7 @@ def test_a_broker_url_may_contain_a_database_number(url: str) -> None:
     "settings", [{"task_default_queue": "a:b"}, {"limiter": {"a:b": "1/s"}}, {"limiter": "a:b=1/s"}]
 )
 def test_settings_reject_a_queue_name_with_a_colon(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"queue name 'a:b' has a ':'"):
+    with pytest.raises(ConfigError, match=r"queue name 'a:b' contains a ':'"):
         conf(**settings)
 
 
