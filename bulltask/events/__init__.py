@@ -5,8 +5,7 @@ A worker emits events; its log, its metrics and an app's listeners subscribe to 
 some of the children's events: those about Redis and stacks, and ``JobFailed``, ``JobRetried``, ``JobReleased`` and
 ``MalformedJobFailed`` for the jobs of children that have died or were stopped. In all of them ``queue`` is the queue's
 name in the app, and durations end in ``_ms``. In events about a job, ``attempt`` and ``attempts_made`` are BullMQ's
-``ats`` and ``atm``; in those about Redis and heartbeats, ``attempt`` counts the
-attempts to reach Redis.
+``ats`` and ``atm``; in those about Redis and heartbeats, ``attempt`` counts the attempts to reach Redis.
 
 A bus belongs to one process. A child creates its bus after the fork, so it has only that child's events. An app's
 listeners (``app.on(…)``) run in the children, and receive subclasses of :class:`ChildEvent`.

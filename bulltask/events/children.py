@@ -186,7 +186,7 @@ class ChildReady(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildClosing(ChildEvent):
-    """A child that is stopping has finished with its last job. A child that is killed does not emit this event."""
+    """A child that is stopping has finished its last job. A child that is killed does not emit this event."""
 
     index: int
     pid: int

@@ -46,7 +46,7 @@ class Listeners:
                 f"listener {_name(listener)} must be a plain function, because it is not awaited. Send a job instead"
             )
         if self._attached:
-            raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is imported")
+            raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is being imported")
         self._listeners.append((kind, _wrap(listener)))
 
     def attach(self, bus: Bus) -> None:

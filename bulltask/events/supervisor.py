@@ -161,7 +161,7 @@ class ChildDied(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildKilled(Event):
-    """The supervisor killed a child, because an attempt did not react to a cancel request; the child is replaced."""
+    """The supervisor killed a child, because an attempt did not respond to a cancel request; the child is replaced."""
 
     index: int
     pid: int
@@ -241,7 +241,7 @@ class ConcurrencyChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SignalIgnored(Event):
-    """The worker ignored a signal that it does not handle, or not at this time."""
+    """The worker ignored a signal that it never handles, or cannot handle at this time."""
 
     signal: str
     """``"SIGUSR2"`` …"""

@@ -38,9 +38,9 @@ _TLS_ADVICE: Final = tuple(
         ),
         (
             r"KEY_VALUES_MISMATCH|PEM lib|\bPEM\b.*NO_START_LINE|certfile should be",
-            "ssl_certfile and ssl_keyfile must be a certificate and its key, both as PEM",
+            "ssl_certfile and ssl_keyfile must be a certificate and its key, both in PEM format",
         ),
-        ("NO_CERTIFICATE_OR_CRL_FOUND", "ssl_ca_certs must be a file with certificates, as PEM"),
+        ("NO_CERTIFICATE_OR_CRL_FOUND", "ssl_ca_certs must be a file of certificates in PEM format"),
         ("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", "The port does not speak TLS: start the URL with redis://"),
     )
 )
@@ -73,7 +73,7 @@ def rejected_command(text: str) -> str:
 
 
 def user_of(url: str) -> str:
-    """Return the name of a URL's user in the ACL."""
+    """Return the name of the ACL user in a URL."""
     try:
         return unquote(urlsplit(url).username or "") or "default"
     except ValueError:  # an invalid URL

@@ -92,7 +92,8 @@ class AsyncClient:
             raise redis_errors.connection_error(exc, self._endpoint.safe_url, connecting=False)
         loop = asyncio.get_running_loop()
         waiters: list[asyncio.Future[Any]] = [loop.create_future() for _ in packed]
-        # No await between queueing the waiters and writing the bytes, or two tasks' calls could swap order.
+        # No await between queueing the waiters and writing the bytes: if another task could send a call in between,
+        # each would receive the other's reply.
         self._pending.extend(waiters)
         try:
             # Sending may block, too: on a half-open connection the buffers fill up.

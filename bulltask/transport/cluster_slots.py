@@ -77,17 +77,17 @@ class SlotMap:
     addresses: tuple[Address, ...]
 
     def address(self, slot: int | None) -> Address:
-        """Return the node that has a slot; any node for calls without keys.
+        """Return the node that serves a slot; any node for calls without keys.
 
         Raises:
-            BrokerNotReadyError: No node has the slot.
+            BrokerNotReadyError: No node serves the slot.
         """
         if slot is None:
             return self.addresses[0]
         index = bisect_right(self.starts, slot) - 1
         if index < 0 or self.ends[index] < slot:
             raise BrokerNotReadyError(
-                f"no node of the Redis Cluster has slot {slot} now; see redis-cli --cluster check"
+                f"no node of the Redis Cluster serves slot {slot} at the moment; see redis-cli --cluster check"
             )
         return self.addresses[index]
 

@@ -53,7 +53,7 @@ def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, M
 
 
 def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:
-    """Count the waiting, paused, prioritized and delayed jobs of a queue, by exactly these keys."""
+    """Count the waiting, paused, prioritized and delayed jobs of a queue, reading exactly these keys."""
     calls: list[Call[Any]] = [
         command("LLEN", keys.wait),
         command("LLEN", keys.paused),

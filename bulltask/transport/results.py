@@ -185,7 +185,7 @@ class _OutageTolerance:
         self._until_ms = 0
 
     def record_success(self) -> None:
-        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`, and may fail for as long."""
+        """Record that Redis replied. The next read is due after :data:`RECHECK_MS`; it may fail for the same time."""
         self._until_ms = mono_ms() + 2 * RECHECK_MS
 
     def pause_ms(self, exc: BrokerError) -> int:

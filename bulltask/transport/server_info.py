@@ -34,7 +34,7 @@ class ServerInfo:
 
 
 UNKNOWN_SERVER: Final = ServerInfo()
-"""The properties of a server that does not have the command ``HELLO``, or is behind a proxy that does not."""
+"""The properties of a server that does not support ``HELLO``, or is behind a proxy that does not."""
 
 
 def server_info() -> Call[ServerInfo]:

@@ -22,7 +22,7 @@ __all__ = ["atomic", "transaction"]
 
 
 def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
-    """Return the calls of one round trip that make ``calls`` in a transaction; only the last call has a result.
+    """Return the calls that execute ``calls`` in a transaction, in one round trip; only the last call has a result.
 
     Args:
         calls: Calls that do not block: Redis replies immediately to a blocking call inside a transaction.

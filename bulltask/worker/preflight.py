@@ -101,7 +101,7 @@ class Preflight:
             self._check_other_versions(queue)
 
     def _check_scripts(self) -> bool:
-        """Check all Lua scripts now: noticing an altered script later would lose the outcomes of finished jobs."""
+        """Check all Lua scripts now: if a modified script were noticed later, outcomes could not be written."""
         try:
             loader.all_scripts()
         except ScriptIntegrityError as exc:
@@ -112,7 +112,7 @@ class Preflight:
     def _check_lock_settings(self) -> None:
         if self._config.renew_ms > self._config.lock_ms // 2:
             self._logger.warning(
-                "lock_renew_time is over half of lock_duration: a lock may expire when two renewals in a row fail",
+                "lock_renew_time is more than half of lock_duration: a lock may expire when two renewals in a row fail",
                 lock_renew_time=self._config.renew_ms / 1000,
                 lock_duration=self._config.lock_ms / 1000,
             )

@@ -357,7 +357,7 @@ def scan_queues(prefix: str, cursor: str) -> Call[tuple[str, list[str]]]:
 
 
 def worker_queues(prefix: str) -> Call[set[str]]:
-    """List BullMQ's names of the queues that connected workers process, from their connections' names."""
+    """List the queues that connected workers process, by BullMQ's names, which are in the connections' names."""
     start = f"{prefix}:"
 
     def parse_reply(reply: Any) -> set[str]:

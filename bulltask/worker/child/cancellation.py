@@ -155,7 +155,7 @@ class Cancellation:
         self._sync = execution
 
     def raise_if_cancelled(self) -> None:
-        """Raise the exception of a cancel request, if there is one.
+        """Raise the exception for a pending cancel request, if there is one.
 
         Raises:
             SoftTimeLimitExceeded: The execution has exceeded its soft limit.

@@ -288,7 +288,7 @@ class JobFetcher:
             self.round_robin.record_marker(self._queues[popped[0]], popped[1])
 
     def _check_global_concurrency(self) -> None:
-        """Check which queues have global concurrency, because a fetch that returns no job does not state why."""
+        """Check which queues have global concurrency, because a fetch that returns no job does not say why."""
         replies = self.client.try_many([command("HGET", keys.meta, "concurrency") for keys in self.round_robin.queues])
         has_limit = any(isinstance(limit, bytes) for limit in replies)
         drain_ms = self._config.drain_delay_ms
