@@ -44,7 +44,7 @@ class Callbacks:
 
         Args:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
-                ``bulltask.queue.events``; ``QueueEvent`` stands for all events.
+                ``bulltask.queue.events``; ``QueueEvent`` means all events.
             callback: Called with the event.
             job_id: Only events of this job.
 
@@ -81,4 +81,4 @@ def _fits(key: _Key, event: QueueEvent) -> bool:
 def log_failure(callback: Callback, event: QueueEvent, exc: Exception) -> None:
     """Log an exception that a callback raised, so that other callbacks still receive the event."""
     name = getattr(callback, "__qualname__", type(callback).__name__)
-    log.error("callback %s of event %s of queue %s raised", name, event.event, event.queue, exc_info=exc)
+    log.error("callback %s raised an exception for event %s in queue %s", name, event.event, event.queue, exc_info=exc)

@@ -33,8 +33,8 @@ class QueueContext:
 
     Args:
         queue: The queue's name in the app.
-        broker: Returns the connection to Redis. It is called for every use, so that a forked child gets a new one, and
-            not before the first use, so that an app's settings can still change.
+        broker: Returns the connection to Redis. It is called on every use, so that a forked child gets a new
+            connection, and never earlier, so that an app's settings can still be changed.
         defaults: Default options of jobs that are added through this queue.
         owned: The connection belongs to this context and is closed with it.
 
@@ -122,7 +122,7 @@ class QueueContext:
         await asyncio.sleep(seconds)
 
     def now_ms(self) -> int:
-        """Return the server's time, which is known once a connection was made, and so always within an operation."""
+        """Return the server's time. It is known after connecting, so it is always known within an operation."""
         return self.broker.clock.now_ms()
 
     def build(self, name: str, data: Any, options: Mapping[str, Any]) -> NewJob:
@@ -151,7 +151,7 @@ class QueueBase:
 
     Args:
         name: The queue's name in the app: ``emails`` is Node's ``{emails}`` unless ``queue_hash_tag`` is false.
-        broker_url: The server's URL, for a queue without an app; ``BULLTASK_BROKER_URL`` has precedence.
+        broker_url: The server's URL, for a queue without an app; ``BULLTASK_BROKER_URL`` takes precedence.
         default_job_options: Default options of jobs that are added through this queue.
         context: The context of an app's queue.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …

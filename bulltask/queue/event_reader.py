@@ -37,7 +37,7 @@ class EventReaderBase(Callbacks):
 
     Args:
         queue: The queue's name in the app.
-        broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` has precedence.
+        broker_url: The server's URL, for a reader without an app; ``BULLTASK_BROKER_URL`` takes precedence.
         start: ``"$"`` starts with the first event after :meth:`open` (or after the first call of :meth:`next`),
             ``"0"`` with the oldest event in the stream, an event's id after that event (see :attr:`position`).
         broker: Returns the connection of an app's reader.
@@ -152,8 +152,8 @@ class EventReader(EventReaderBase):
         with self._reading:
             self._reader = threading.get_ident()
             try:
-                self._connect()  # even if already opened, as a close() before the connection had nothing to interrupt
-                if not self._closed.is_set():
+                self._connect()
+                if not self._closed.is_set():  # a close() before the connection existed interrupted nothing
                     self._add_page(run_sync(self._client, self._follower.read(block_ms)))
             except RECOVERABLE as exc:
                 if self._closed.is_set():

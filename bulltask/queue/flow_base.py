@@ -28,7 +28,7 @@ class FlowBase:
     """Plans and rebuilds trees of jobs.
 
     Args:
-        broker_url: The server's URL, for a producer without an app; ``BULLTASK_BROKER_URL`` has precedence.
+        broker_url: The server's URL, for a producer without an app; ``BULLTASK_BROKER_URL`` takes precedence.
         broker: Returns the connection of an app's producer.
         settings: Any other setting of ``bulltask.config.settings``: ``prefix``, ``queue_hash_tag`` …
 

@@ -144,7 +144,7 @@ def plan(
         waits = parent if above is None else {"id": above.job.id, "queue": above.job.queue}
         planned = _plan_job(node, waits, defaults, config)
         if above is not None and "parent" in node.options:
-            raise ConfigError(f"job {node.name} is the child of another job of its flow and cannot have another parent")
+            raise ConfigError(f"job {node.name} is the child of another job in its flow and cannot have another parent")
         (roots if above is None else above.children).append(planned)
         todo += [(child, planned) for child in node.children]
     _check_ids(roots, config)

@@ -21,7 +21,7 @@ _REMEMBERED: Final = 10
 
 
 class JobPages:
-    """A position in the jobs of some states; each :meth:`next` reads a page.
+    """A position among the jobs in some states; each :meth:`next` reads a page.
 
     Args:
         context: The queue.
@@ -64,7 +64,8 @@ class JobPages:
             if not ids:
                 return []
             self._left -= len(ids)
-            # If a whole page of jobs has left, page_after() goes back, to miss none: skip jobs already returned.
+            # After a whole page of jobs has left the state, page_after() goes back, so that it misses none. Jobs that
+            # have already been returned are skipped.
             new_ids = [job_id for job_id in ids if not any(job_id in page for page in self._recent_pages)]
             self._recent_pages.append(frozenset(ids))
             if new_ids:

@@ -121,12 +121,12 @@ class JobFields:
 
     @property
     def attempts_started(self) -> int:
-        """How often a worker acquired it."""
+        """How many times a worker has acquired it."""
         return self._stored.attempts_started
 
     @property
     def stalled_count(self) -> int:
-        """How often it stalled."""
+        """How many times it has stalled."""
         return self._stored.stalled_count
 
     @property
@@ -141,7 +141,7 @@ class JobFields:
 
     @property
     def processed_by(self) -> str | None:
-        """Id of the worker that last acquired it; the name of a Node.js worker."""
+        """Id of the worker that last acquired it, or the name of a Node.js worker."""
         return self._stored.processed_by
 
     @property

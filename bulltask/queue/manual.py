@@ -54,7 +54,7 @@ class Acquisition:
         if lock_ms == 0:
             raise ConfigError("lock_duration must be longer than 0")
         if len(worker) > MAX_NAME:
-            raise ConfigError(f"a worker's name has at most {MAX_NAME} characters, not {len(worker)}")
+            raise ConfigError(f"a worker's name must have at most {MAX_NAME} characters, not {len(worker)}")
         self._context = context
         self._fetch = FetchOptions.from_config(context.broker.config, context.keys, token, worker, lock_ms)
         self._deadline_ms = None if timeout is None else mono_ms() + to_ms(timeout, "timeout")

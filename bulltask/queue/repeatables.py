@@ -66,7 +66,7 @@ class Repeatable:
 
 
 def list_all(keys: QueueKeys) -> Operation[list[Repeatable]]:
-    """Read all repeatable jobs, the next due job first."""
+    """Read all repeatable jobs, in the order in which they run next."""
     rows = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     hashes: list[dict[str, str]] = (yield [read_repeatable(keys, key) for key, _ in rows]) if rows else []
     # Only job schedulers have "ic", the count of their iterations.

@@ -20,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class QueueSummary:
-    """Numbers of jobs in a queue, in five groups; jobs that are waiting for child jobs are in none of them.
+    """A queue's job counts in five groups; jobs that are waiting for child jobs are in none of them.
 
     Attributes:
         waiting: Ready to run: ``waiting``, ``paused`` or ``prioritized``.

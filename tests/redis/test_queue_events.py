@@ -351,8 +351,8 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(
     with caplog.at_level(logging.ERROR, "bulltask"):
         receive(events, 2)
     assert calls == ids
-    assert [record.getMessage().split(" of event ")[1] for record in caplog.records] == [
-        "stalled of queue mail raised"
+    assert [record.getMessage().split(" raised ")[1] for record in caplog.records] == [
+        "an exception for event stalled in queue mail"
     ] * 2
     assert caplog.records[0].exc_info is not None
 

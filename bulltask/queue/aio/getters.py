@@ -57,7 +57,7 @@ class AsyncQueueGetters(QueueBase):
         whole page of jobs leaves its state between two reads.
 
         Args:
-            states: As in :meth:`get_jobs`; in the order in which jobs pass through them.
+            states: As in :meth:`get_jobs`. They are read in the order in which jobs pass through them.
             asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
             page_size: Jobs in memory at a time.
         """
@@ -71,9 +71,9 @@ class AsyncQueueGetters(QueueBase):
         return await self._context.arun(read.get_job_counts(self._context, states))
 
     async def get_summary(self) -> QueueSummary:
-        """Return the numbers of jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
+        """Count the jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
 
-        :meth:`get_job_counts` returns the number for each of BullMQ's states.
+        :meth:`get_job_counts` counts the jobs in each of BullMQ's states.
         """
         counts = await self.get_job_counts()
         return QueueSummary(

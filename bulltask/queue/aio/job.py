@@ -244,7 +244,7 @@ class AsyncJob(JobFields):
             token: The token of its lock (default: the token with which it was acquired).
             countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and the
                 error's delay; 0: immediately. It does not add an attempt.
-            fetch_next: Acquire the next job in the same step, with the same token; not if the job is retried.
+            fetch_next: Acquire the next job in the same step, with the same token; ignored if the job is retried.
 
         Returns:
             The next job; ``None`` without ``fetch_next``, and if the queue has no job.
@@ -267,7 +267,9 @@ class AsyncJob(JobFields):
         await self._context.arun(manual.delay(self, delay, token))
 
     async def move_to_wait(self, token: str | None = None) -> None:
-        """Release the job, which :meth:`AsyncQueue.get_next_job` acquired; it is next, and the attempt does not count.
+        """Release the job, which :meth:`AsyncQueue.get_next_job` acquired, so that it is next in its queue.
+
+        The attempt does not count.
 
         Raises:
             ConfigError: No token is known.
@@ -313,7 +315,7 @@ class AsyncJob(JobFields):
         return await self._context.arun(read.get_failed_children(self._context, self.id))
 
     async def remove_child_dependency(self) -> bool:
-        """Stop the parent from waiting for this job; it runs if this was its last child. False without a parent.
+        """Stop the parent from waiting for this job; it runs if no child is pending. False if there is no parent.
 
         Raises:
             ParentNotFoundError: The parent does not exist.

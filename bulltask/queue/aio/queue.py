@@ -88,7 +88,7 @@ class AsyncQueue(AsyncQueueGetters):
             terminate: If the job is running, cancel it. Without this a running job continues.
 
         Returns:
-            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists the possible ones.
+            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists the possible outcomes.
 
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
@@ -191,7 +191,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(command("DEL", self._context.keys.limiter, parse_reply=bool))
 
     async def set_global_concurrency(self, concurrency: int) -> None:
-        """Set how many jobs of this queue may be active at a time, across all workers."""
+        """Set how many of this queue's jobs may be active at a time, across all workers."""
         await self.set_meta({"concurrency": check_positive(concurrency, "concurrency")})
 
     async def get_global_concurrency(self) -> int | None:
@@ -204,7 +204,7 @@ class AsyncQueue(AsyncQueueGetters):
         return await self._context.arun(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, across all workers."""
+        """Let workers acquire at most ``max`` of this queue's jobs per ``duration``, across all workers."""
         duration_ms = check_positive(to_ms(duration, "duration"), "duration")
         await self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 

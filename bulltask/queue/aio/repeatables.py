@@ -26,7 +26,7 @@ class AsyncRepeatables:
         self._context = context
 
     async def list(self) -> Sequence[Repeatable]:
-        """Return all repeatable jobs, the next due job first, without job schedulers."""
+        """Return all repeatable jobs, in the order in which they run next; job schedulers are not included."""
         return await self._context.arun(list_all(self._context.keys))
 
     async def count(self) -> int:

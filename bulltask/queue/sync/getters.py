@@ -56,7 +56,7 @@ class QueueGetters(QueueBase):
         whole page of jobs leaves its state between two reads.
 
         Args:
-            states: As in :meth:`get_jobs`; in the order in which jobs pass through them.
+            states: As in :meth:`get_jobs`. They are read in the order in which jobs pass through them.
             asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
             page_size: Jobs in memory at a time.
         """
@@ -70,9 +70,9 @@ class QueueGetters(QueueBase):
         return self._context.run(read.get_job_counts(self._context, states))
 
     def get_summary(self) -> QueueSummary:
-        """Return the numbers of jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
+        """Count the jobs in five groups; ``waiting`` includes prioritized jobs and those of a paused queue.
 
-        :meth:`get_job_counts` returns the number for each of BullMQ's states.
+        :meth:`get_job_counts` counts the jobs in each of BullMQ's states.
         """
         counts = self.get_job_counts()
         return QueueSummary(

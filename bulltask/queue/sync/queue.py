@@ -89,7 +89,7 @@ class Queue(QueueGetters):
             terminate: If the job is running, cancel it. Without this a running job continues.
 
         Returns:
-            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists the possible ones.
+            The outcome; :meth:`bulltask.result.AsyncResult.revoke` lists the possible outcomes.
 
         Raises:
             SchedulerJobError: It is the next iteration of a job scheduler: remove the scheduler instead.
@@ -192,7 +192,7 @@ class Queue(QueueGetters):
         return self._context.run(command("DEL", self._context.keys.limiter, parse_reply=bool))
 
     def set_global_concurrency(self, concurrency: int) -> None:
-        """Set how many jobs of this queue may be active at a time, across all workers."""
+        """Set how many of this queue's jobs may be active at a time, across all workers."""
         self.set_meta({"concurrency": check_positive(concurrency, "concurrency")})
 
     def get_global_concurrency(self) -> int | None:
@@ -205,7 +205,7 @@ class Queue(QueueGetters):
         return self._context.run(command("HDEL", self._context.keys.meta, "concurrency", parse_reply=bool))
 
     def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002 - BullMQ's word
-        """Let workers acquire at most ``max`` jobs of this queue per ``duration``, across all workers."""
+        """Let workers acquire at most ``max`` of this queue's jobs per ``duration``, across all workers."""
         duration_ms = check_positive(to_ms(duration, "duration"), "duration")
         self.set_meta({"max": check_positive(max, "max"), "duration": duration_ms})
 

@@ -27,7 +27,7 @@ class Repeatables:
         self._context = context
 
     def list(self) -> Sequence[Repeatable]:
-        """Return all repeatable jobs, the next due job first, without job schedulers."""
+        """Return all repeatable jobs, in the order in which they run next; job schedulers are not included."""
         return self._context.run(list_all(self._context.keys))
 
     def count(self) -> int:
