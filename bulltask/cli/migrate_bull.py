@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Convert the jobs of the Bull queue QUEUE to BullMQ's layout; a dry run without --yes.
 
-    It prints a report. Each job moves in one atomic step, so you can stop the
-    migration at any time and run it again.
+    The command prints a report. Each job moves in one atomic step, so you can stop the migration at any time and run it
+    again.
 
     Exit codes: 0 migrated, or a dry run; 3 cannot be migrated, nothing was changed; 4 some jobs were skipped; 1 an
     error: run the command again.

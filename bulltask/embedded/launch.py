@@ -181,7 +181,7 @@ class ServerLog:
         if "bind: Permission denied" in text:
             return BrokerUnavailableError(f"this user may not listen on port {port}: choose a port above 1023")
         if "Address already in use" in text or "Failed listening on port" in text:
-            return PortTakenError(f"port {port} of {HOST} is in use by another process")
+            return PortTakenError(f"port {port} on {HOST} is in use by another process")
         return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")
 
 

@@ -36,8 +36,8 @@ class EmbeddedServer:
 
     The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
     every second. ``kill -9`` therefore usually loses no acknowledged write; if the disk is slow, it may lose the last
-    two seconds (a power failure: the last second). The server ends with the process that started it, even if that is
-    killed; a forked child of that process neither stops it nor changes its files.
+    two seconds (a power failure: the last second). The server ends with the process that started it, even if that
+    process is killed; a forked child of that process neither stops the server nor changes its files.
 
     Args:
         data_dir: Directory of the server's files, created if missing; for one server at a time, and for one flavour and
@@ -74,10 +74,10 @@ class EmbeddedServer:
         """The TCP port on 127.0.0.1, which later calls to `start` use again.
 
         Raises:
-            BrokerUnavailableError: The server was not started yet.
+            BrokerUnavailableError: The server has not been started yet.
         """
         if self._port is None:
-            raise BrokerUnavailableError("the server was not started yet: call start() first")
+            raise BrokerUnavailableError("the server has not been started yet: call start() first")
         return self._port
 
     @property
@@ -91,10 +91,10 @@ class EmbeddedServer:
         """Process id of the server, even after it has exited.
 
         Raises:
-            BrokerUnavailableError: The server was not started yet.
+            BrokerUnavailableError: The server has not been started yet.
         """
         if self._process is None:
-            raise BrokerUnavailableError("the server was not started yet: call start() first")
+            raise BrokerUnavailableError("the server has not been started yet: call start() first")
         return self._process.pid
 
     @property
@@ -193,7 +193,7 @@ class EmbeddedServer:
 
 
 def _settings(password: str | None) -> int:
-    """Return a pipe with the password, because every user can read the command line."""
+    """Return a pipe that contains the password, because every user can read the command line."""
     reading, writing = os.pipe()
     if password is not None:
         escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())

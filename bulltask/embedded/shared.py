@@ -173,7 +173,7 @@ def _register_process(directory: Path) -> bool:
     if not lock(fd, fcntl.LOCK_SH, _REGISTRATION_TIMEOUT):
         os.close(fd)
         raise BrokerUnavailableError(
-            f"the server of {directory} has been stopping for {_REGISTRATION_TIMEOUT} s: see its server.log"
+            f"the server that uses {directory} did not stop within {_REGISTRATION_TIMEOUT:g} s: see its server.log"
         )
     _process_locks[directory] = fd
     return True
@@ -229,4 +229,4 @@ def _run_keeper(directory: Path, fds: list[int], command: list[str], server_log:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise BrokerUnavailableError(f"the keeper of the embedded server did not start: {error}") from error
+            raise BrokerUnavailableError(f"the embedded server's keeper did not start: {error}") from error

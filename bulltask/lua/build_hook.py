@@ -4,7 +4,7 @@ The repository contains none of BullMQ's code. ``pyproject.toml`` names one pinn
 requirement, so the installer fetches it; this hook copies its scripts to ``bulltask/lua/official/`` and compares each
 with ``manifest.json``. A missing, extra or altered script fails the build.
 
-Hatchling loads this file by its path while bulltask is not installed: it must not import anything of bulltask.
+Hatchling loads this file by its path while bulltask is not installed: it must not import anything from bulltask.
 
 Run as a program, it prints a manifest of the installed ``bullmq`` distribution (to change the pin, see
 CONTRIBUTING.md).
@@ -59,22 +59,22 @@ def find_commands(source: str) -> Path:
     Raises:
         OfficialScriptsError: It is not installed, has another version, or contains no scripts.
     """
-    advice = f"pyproject.toml must require {source} for the build, and the build must run isolated (pip's default)"
+    advice = f"pyproject.toml must require {source} for the build, and the build must run in isolation (pip's default)"
     try:
         installed = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
         raise OfficialScriptsError(f"{DISTRIBUTION} is not installed in the build environment: {advice}") from error
     actual = f"{DISTRIBUTION}=={installed.version}"
     if actual != source:
-        raise OfficialScriptsError(f"the build environment has {actual}, the manifest names {source}: {advice}")
+        raise OfficialScriptsError(f"the build environment has {actual}, but the manifest names {source}: {advice}")
     commands = Path(str(installed.locate_file("bullmq/commands")))
     if not commands.is_dir():
-        raise OfficialScriptsError(f"{actual} has no directory {commands}: its layout has changed, adapt {__file__}")
+        raise OfficialScriptsError(f"{actual} has no directory {commands}: its layout has changed, so adapt {__file__}")
     return commands
 
 
 def read_scripts(commands: Path) -> dict[str, bytes]:
-    """Return file name and content of every Lua script in ``commands``."""
+    """Return the file name and content of every Lua script in ``commands``."""
     return {path.name: path.read_bytes() for path in sorted(commands.glob("*.lua"))}
 
 

@@ -72,7 +72,7 @@ def bulltask_script(name: str) -> Script:
 
 
 def all_scripts() -> list[Script]:
-    """Read and check all scripts of BullMQ and bulltask; later calls of this process do not read the files again.
+    """Read and check all scripts of BullMQ and bulltask; later calls in this process do not read the files again.
 
     Raises:
         ScriptIntegrityError: As in :func:`official_script` and :func:`bulltask_script`.

@@ -83,7 +83,7 @@ class _Field:
         return value in self.values
 
     def at_or_after(self, value: int) -> int | None:
-        """Return the smallest value of at least ``value``."""
+        """Return the smallest of the values that are at least ``value``."""
         index = bisect_left(self.values, value)
         return self.values[index] if index < len(self.values) else None
 

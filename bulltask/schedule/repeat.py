@@ -19,7 +19,7 @@ __all__ = ["Repeat", "Rule", "Scheduler", "iteration_id", "iteration_options", "
 
 
 class Rule(TypedDict, total=False):
-    """A job scheduler's schedule, with either ``every`` or ``cron``. An option of ``None`` counts as not given.
+    """A job scheduler's schedule, with either ``every`` or ``cron``. ``None`` is the same as leaving an option out.
 
     Attributes:
         every: Seconds or ``timedelta`` between jobs. The first job runs immediately, or at ``start``.
@@ -135,7 +135,7 @@ class Repeat:
         return limit_reached or (self.end_ms is not None and now_ms > self.end_ms)
 
     def next_ms(self, after_ms: int, default_zone: tzinfo) -> int | None:
-        """Return when the pattern fires next, ``None`` if not before ``end_ms``.
+        """Return when the pattern fires next, ``None`` if it does not fire before ``end_ms``.
 
         Args:
             after_ms: Epoch milliseconds; ``start_ms`` applies if it is later.

@@ -165,7 +165,7 @@ class FlakyProxy:
 
         Args:
             count: Number of replies to lose, ``None`` for no limit.
-            every: Lose only each n-th reply.
+            every: Lose only every n-th reply.
             probability: Probability of losing each of them.
             match: Consider only commands that contain this text in their first 4 KiB, ignoring case. Without it, the
                 handshake of a new connection (HELLO, CLIENT SETINFO) counts as well.
@@ -231,7 +231,7 @@ class FlakyProxy:
 
     @property
     def connections(self) -> int:
-        """Number of connections that were accepted since the start."""
+        """Number of connections that have been accepted since the start."""
         return self._counts["connections"]
 
     @property

@@ -54,7 +54,7 @@ class CommandFilter:
 
     Attributes:
         left: How many more commands are affected; default: none.
-        every: Affect only each n-th command.
+        every: Affect only every n-th command.
         probability: Probability of affecting each of them.
         match: Text that the command's first 4 KiB must contain, ignoring case.
         rng: Random number generator for ``probability``.

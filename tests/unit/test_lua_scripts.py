@@ -209,7 +209,7 @@ def test_another_version_of_bullmq_fails_the_build(source_tree: Path, bullmq: Pa
     set_version(bullmq, "2.99.0")
     run = build(source_tree, bullmq)
     assert run.returncode != 0
-    assert f"the build environment has bullmq==2.99.0, the manifest names {MANIFEST['source']}" in run.stderr
+    assert f"the build environment has bullmq==2.99.0, but the manifest names {MANIFEST['source']}" in run.stderr
 
 
 def test_a_build_without_bullmq_fails(source_tree: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ _REASON_WIDTH = 80
 
 @click.command("search", short_help="Search for jobs that have ended.")
 @job_lake_option(required=True)
-@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--queue", help="Only jobs in this queue.")
 @click.option("--name", help="Only jobs of this task.")
 @click.option(
     "--state",

@@ -24,7 +24,7 @@ _CELL_WIDTH = 60
 @lake_option
 @redis_options
 @click.option("--where", "condition", required=True, metavar="SQL", help="SQL condition on the columns of silver.jobs.")
-@click.option("--queue", help="Only jobs of this queue (default: all queues).")
+@click.option("--queue", help="Only jobs in this queue (default: all queues).")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of jobs (default: all).")
 @click.option("--yes", is_flag=True, help="Send the jobs.")
 @spark_options

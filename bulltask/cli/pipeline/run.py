@@ -69,7 +69,7 @@ _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n
     type=click.IntRange(1),
     default=200_000,
     show_default=True,
-    help="Maximum number of events in a batch, over all queues.",
+    help="Maximum number of events in a batch, across all queues.",
 )
 @click.option(
     "--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus metrics (default: no metrics)."
