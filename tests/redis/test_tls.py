@@ -26,7 +26,7 @@ ERRORS = [
     (f"{CA}=(untrusted-authority.pem)", "not signed by an authority .*: add ssl_ca_certs=FILE"),
     (f"{TRUSTED}&{CERT}=(client.pem)&{KEY}=(stranger.key)", "must be a certificate and its key"),
     (f"{TRUSTED}&{CERT}=(client.pem)", "must be a certificate and its key"),
-    (f"{CA}=(client.key)", "ssl_ca_certs must be a file with certificates"),
+    (f"{CA}=(client.key)", "ssl_ca_certs must be a file of certificates"),
     (f"{CA}=(missing.pem)", r"cannot read .*missing\.pem \(ssl_ca_certs in the URL\). Every machine"),
     (f"{TRUSTED}&{CERT}=(missing.pem)", r"cannot read .*missing\.pem \(ssl_certfile in the URL\)"),
 ]
