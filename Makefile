@@ -39,7 +39,7 @@ demo: $(VENV)/demo.stamp  ## run jobs, a retry and the recovery from a crash, wi
 demo-spark: $(VENV)/demo-spark.stamp  ## run the data pipeline: 100,000 jobs from a DataFrame, tables of their events, a report; needs Java
 	$(BIN)/python examples/history/run.py $(ARGS)
 
-# Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, for 0.3 s.
+# Tests start a thousand processes. With PYTHONDONTWRITEBYTECODE, each would compile bulltask again, which takes 0.3 s.
 COMPILE = $(BIN)/python -m compileall -q bulltask
 
 test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all tests; ARGS="-k name" selects tests
@@ -56,7 +56,7 @@ $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(she
 # Directories without a fast test are not even collected, which takes a quarter of the time before the first test.
 SLOW_TESTS = tests/process tests/interop tests/mixed_versions tests/spark/local tests/spark/cluster tests/spark/worker
 
-test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests without Java, Node.js and workers; TESTS=tests/spark selects a directory
+test-quick: $(VENV)/dev.stamp $(VENV)/collected.stamp  ## run the fast tests, without Java, Node.js or workers; TESTS=tests/spark selects a directory
 	@$(COMPILE)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --hypothesis-profile=quick \
 		-m "not (spark or process or interop or bench or slow)" $(addprefix --ignore ,$(SLOW_TESTS)) \

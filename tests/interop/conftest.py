@@ -29,7 +29,7 @@ INSTALL = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglev
 
 @pytest.fixture(scope="session")
 def node_client() -> None:
-    """Install BullMQ's Node client by package-lock.json into tests/interop/node_modules, unless it is installed."""
+    """Install BullMQ's Node client (package-lock.json) into tests/interop/node_modules, unless it is installed."""
     if not (shutil.which("node") and shutil.which("npm")):
         needs = "needs Node.js 18 or newer and npm (apt install nodejs npm)"
         if os.environ.get("CI"):

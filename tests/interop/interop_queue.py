@@ -32,7 +32,6 @@ register(app)
 class InteropQueue:
     """A queue that bulltask calls ``mail`` and Node ``{mail}``, or both ``mail``.
 
-
     Args:
         url: The URL of an empty server.
         node: The process of the official client.

@@ -214,7 +214,7 @@ def test_a_dead_node_process_raises_an_error_instead_of_a_timeout(node: NodeBrid
         node.wait_event("completed")
 
 
-def test_node_exits_although_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
+def test_node_exits_even_if_its_server_is_gone(node_client: None, server_factory: ServerFactory) -> None:
     server = server_factory()
     with NodeBridge.to(server.url) as node:
         node.call("events.start", queue="mail")

@@ -49,14 +49,14 @@ def test_a_bulltask_worker_runs_the_job_of_a_killed_node_worker(mail: InteropQue
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_job_that_stalls_too_often_fails_with_bullmqs_reason(mail: InteropQueue) -> None:
+def test_a_job_that_stalls_too_many_times_fails_with_bullmqs_reason(mail: InteropQueue) -> None:
     mail.listen()
     job = mail.send("echo", value=1)
     acquire_and_kill(mail, job.id)
     mail.worker(stalled_interval=1, max_stalled_count=0)
     with pytest.raises(PermanentError, match="job stalled more than allowable limit"):
         mail.result(job.id).get(timeout=60)
-    assert mail.node_job(job.id)["attemptsMade"] == 1, "the job is not retried although attempts are left"
+    assert mail.node_job(job.id)["attemptsMade"] == 1, "the job is not retried even though attempts are left"
 
 
 @pytest.mark.parametrize("sent_by", ["bulltask", "Node"])

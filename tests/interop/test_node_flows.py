@@ -85,7 +85,7 @@ def test_a_failed_child_fails_its_parent_if_node_requires_it(mail: InteropQueue,
 
 
 @pytest.mark.parametrize("option", ["ignoreDependencyOnFailure", "removeDependencyOnFailure"])
-def test_a_parent_runs_although_a_child_failed_if_node_allows_it(mail: InteropQueue, option: str) -> None:
+def test_a_parent_runs_despite_a_failed_child_if_node_allows_it(mail: InteropQueue, option: str) -> None:
     mail.worker()
     bad = node_of("fail", {"error": "ValueError", "message": "no ünicorn"}, queue=mail.name, **{option: True})
     good = node_of("echo", {"value": 1}, queue=mail.name)
@@ -97,7 +97,7 @@ def test_a_parent_runs_although_a_child_failed_if_node_allows_it(mail: InteropQu
 
 
 def early_parent(side: InteropQueue, **opts: object) -> str:
-    """Add a flow whose parent a failed child releases while another child is still pending; return the parent's id."""
+    """Add a flow whose parent is released by a failed child while another child is pending; return the parent's id."""
     bad = node_of("fail", {"error": "PermanentError"}, queue=side.name, continueParentOnFailure=True)
     late = node_of("echo", {"value": "late"}, queue="{later}")
     flow = side.node.call("flow.add", flow=node_of("echo", {"value": 2}, bad, late, queue=side.name, **opts))

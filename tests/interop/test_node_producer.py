@@ -277,7 +277,7 @@ def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: Inte
     worker.wait_for_line("Task not registered", count=2)
     seen = mail.node_job(job)
     assert seen["state"] == "delayed"
-    (line,) = seen["logs"]  # once, although it is released several times
+    (line,) = seen["logs"]  # once, even though it is released several times
     assert "task 'only-in-node' is not registered" in line
     worker.stop()
     mail.node_worker("echo")
@@ -285,7 +285,7 @@ def test_a_job_with_an_unknown_task_is_rescheduled_for_another_worker(mail: Inte
     assert mail.node_job(job)["attemptsMade"] == 1, "a job that another worker runs keeps its attempts"
 
 
-def test_a_job_with_an_unknown_task_fails_with_task_unknown_fail(mail: InteropQueue) -> None:
+def test_a_job_with_an_unknown_task_fails_if_task_unknown_is_fail(mail: InteropQueue) -> None:
     mail.worker(task_unknown="fail")
     with pytest.raises(NodeError, match="task 'only-in-node' is not registered"):
         mail.node_result(mail.add("only-in-node", {}, attempts=3))

@@ -100,7 +100,7 @@ def test_options_that_only_bulltask_has_are_stored_under_its_key(mail: InteropQu
     options_of_bulltask = stored(mail, job.id)["bulltask"]
     timestamp = int(mail.redis.hget(mail.keys.job(job.id), "timestamp") or 0)
     assert options_of_bulltask.pop("expires") == timestamp + 60_000
-    # A text, because the add scripts would turn [] into {} and round the number.
+    # A string, because the add scripts would turn [] into {} and round the number.
     assert options_of_bulltask == {"v": 1, "headers": '{"n":9007199254740991,"none":null,"empty":[]}'}
 
 

@@ -86,7 +86,7 @@ def test_values_from_node_to_bulltask_and_back_are_unchanged(mail: InteropQueue,
         assert same(mail.result(job["id"]).get(timeout=60), value)
 
 
-def test_data_is_stored_byte_for_byte_as_by_node(mail: InteropQueue) -> None:
+def test_data_is_stored_byte_for_byte_as_node_stores_it(mail: InteropQueue) -> None:
     """Floats are not compared, because the two languages write a few of them differently."""
     for value in VALUES:
         if isinstance(value, float):

@@ -36,12 +36,12 @@ EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 DATA = ROOT / "build" / "mutants"
 RESULTS = DATA / "results.jsonl"
 BUDGET_S = 60.0  # recorded duration of the tests of one mutant
-FAST_S = 0.02  # there are some thousand tests of unit/ that take less time
+FAST_S = 0.02  # thousands of tests in unit/ take less time
 LIMIT_S, LIMIT_FACTOR = 30.0, 3.0  # timeout of a mutant: LIMIT_S plus LIMIT_FACTOR times the recorded duration
 
 
 def sample(paths: list[str], seed: int, count: int) -> list[Mutant]:
-    """Choose ``count`` mutants of these files and folders. One seed selects the same mutants in unchanged code."""
+    """Choose ``count`` mutants of these files and folders. The same seed selects the same mutants in unchanged code."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     found = [mutant for file in files for mutant in find_mutants(str(file.relative_to(ROOT)), file.read_text())]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())

@@ -60,7 +60,7 @@ def assert_each_ran_once(harness: WorkerHarness, worker: Worker, jobs: list[Asyn
     assert worker.stop() == 0
 
 
-def test_jobs_run_once_although_all_connections_are_reset_a_hundred_times(
+def test_jobs_run_once_even_if_all_connections_are_reset_a_hundred_times(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     proxy = harness.proxy()
@@ -74,9 +74,7 @@ def test_jobs_run_once_although_all_connections_are_reset_a_hundred_times(
     assert_each_ran_once(harness, worker, jobs)
 
 
-def test_jobs_run_once_although_every_twentieth_script_reply_is_lost(
-    harness: WorkerHarness, rng: random.Random
-) -> None:
+def test_jobs_run_once_even_if_every_twentieth_script_reply_is_lost(harness: WorkerHarness, rng: random.Random) -> None:
     proxy = harness.proxy()
     worker = start_worker(harness, proxy)
     proxy.drop_replies(every=20, match="evalsha")
@@ -89,7 +87,7 @@ def test_jobs_run_once_although_every_twentieth_script_reply_is_lost(
     assert_each_ran_once(harness, worker, jobs)
 
 
-def test_jobs_run_once_although_every_tenth_script_reply_is_truncated(
+def test_jobs_run_once_even_if_every_tenth_script_reply_is_truncated(
     harness: WorkerHarness, rng: random.Random
 ) -> None:
     proxy = harness.proxy()

@@ -159,6 +159,6 @@ def test_a_job_that_is_being_fetched_keeps_its_lock_while_an_async_job_holds_the
 
 def test_without_the_heartbeat_a_job_that_holds_the_gil_loses_its_lock(harness: WorkerHarness) -> None:
     observed = hold_the_gil(harness, GIL + NO_HEARTBEAT)
-    assert observed.without_lock > 0, "the tests with the heartbeat could not fail"
+    assert observed.without_lock > 0, "otherwise, the tests with the heartbeat could not fail"
     assert observed.starts > 1
     assert observed.stalled > 0

@@ -1,4 +1,4 @@
-"""Concurrent async tasks in one child, and exceptions of a task that do not affect other jobs."""
+"""Concurrent async tasks in one child, and task exceptions that do not affect other jobs."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def dying_child(harness: WorkerHarness, proxy: FlakyProxy) -> Iterator[DyingChil
     child.close()
 
 
-def test_a_poison_pill_fails_although_it_never_runs_alone(harness: WorkerHarness, dying_child: DyingChild) -> None:
+def test_a_poison_pill_fails_even_if_it_never_runs_alone(harness: WorkerHarness, dying_child: DyingChild) -> None:
     jobs = [harness.app.send_task("nap") for _ in range(3)]
     for crash in range(1 + EXTRA_CRASHES):
         assert dying_child.crashed == [], f"after {crash} crashes"

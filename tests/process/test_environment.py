@@ -9,7 +9,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def test_a_worker_warns_of_unknown_variables_and_suggests_a_setting(harness: WorkerHarness) -> None:
+def test_a_worker_warns_about_unknown_variables_and_suggests_a_setting(harness: WorkerHarness) -> None:
     environ = {
         "BULLTASK_LOCK_DURATON": "60",  # codespell:ignore duraton
         "BULLTASK_X": "1",
@@ -28,7 +28,7 @@ def test_a_worker_warns_of_unknown_variables_and_suggests_a_setting(harness: Wor
     ]
 
 
-def test_a_worker_warns_of_a_renew_time_over_half_of_the_lock_duration(harness: WorkerHarness) -> None:
+def test_a_worker_warns_about_a_renew_time_over_half_the_lock_duration(harness: WorkerHarness) -> None:
     worker = harness.worker(children=1, settings={"lock_duration": 30, "lock_renew_time": 16})
     worker.wait_for_line("Worker started")
     warnings = [(line["event"], line["lock_renew_time"], line["lock_duration"]) for line in worker.warnings()]

@@ -1,4 +1,4 @@
-"""Locks that expire although their worker runs, as in a long outage of Redis."""
+"""Locks that expire while their worker is running, as in a long Redis outage."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("task", ["sync", "async"])
-def test_every_outcome_is_written_although_the_lock_has_expired(harness: WorkerHarness, task: str) -> None:
+def test_every_outcome_is_written_even_if_the_lock_has_expired(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(TASKS, children=1, settings={"lock_duration": 60, "stalled_interval": 600})
     for how, runs in RUNS.items():
         job = add(harness, task, how)

@@ -164,7 +164,7 @@ def test_the_lost_connection_of_a_dead_child_is_not_reported(supervisor: Supervi
     assert supervisor.scrape()["bullmq_redis_connection_status connected"] == 1
 
 
-def test_the_exporter_exits_on_sigterm_although_the_supervisor_handles_it(supervisor: Supervisor) -> None:
+def test_the_exporter_exits_on_sigterm_even_though_the_supervisor_handles_it(supervisor: Supervisor) -> None:
     supervisor.do("handle_signals")
     pid = supervisor.do("exporter")["pid"]
     supervisor.scrape()

@@ -1,4 +1,4 @@
-"""Thousands of short runs whose time limits are reached just as they end: each job finishes exactly once."""
+"""Thousands of short attempts whose time limits are reached just as they end: each job finishes exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bulltask import SoftTimeLimitExceeded
 from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 
-# The supervisor checks as often as it can, so that cancel requests arrive at any moment of a run or just after it.
+# The supervisor checks as often as it can, so that cancel requests arrive at any moment of an attempt or just after it.
 TimeLimitCheck.interval_ms = Canceller.interval_ms = 1
 
 
@@ -72,7 +72,7 @@ PER_TASK = 700
 
 def test_every_job_interrupted_as_it_ends_finishes_exactly_once(harness: WorkerHarness) -> None:
     worker = harness.worker(TASKS, children=2, settings={"loglevel": "warning", "worker_async_concurrency": 5})
-    # Time limits from far below to far above the time of a run.
+    # Time limits from far below to far above the duration of an attempt.
     jobs = [
         harness.app.send_task(name, kwargs={"ms": 4}, soft_time_limit=(1 + number % 8) / 1000, max_retries=0)
         for number in range(PER_TASK)

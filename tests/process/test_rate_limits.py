@@ -54,7 +54,7 @@ def acquired_ms(harness: WorkerHarness, queue: str = "default") -> list[int]:
 
 
 @pytest.mark.parametrize(("task", "method"), [("quick", "fork"), ("aquick", "fork"), ("aquick", "spawn")])
-def test_all_children_share_the_limit_of_the_limiter(harness: WorkerHarness, method: str, task: str) -> None:
+def test_all_children_share_the_rate_limit(harness: WorkerHarness, method: str, task: str) -> None:
     settings = {"worker_start_method": method, "worker_async_concurrency": 5}
     worker = harness.worker(TASKS, options=["--limiter", "3/400ms"], settings=settings)
     jobs = [harness.app.send_task(task) for _ in range(10)]
@@ -101,7 +101,7 @@ def test_the_global_rate_limit_overrides_the_workers_max(harness: WorkerHarness)
     assert max_starts_per_window(acquired_ms(harness), 300) == 1
 
 
-def test_a_worker_warns_of_a_limiter_for_an_unknown_queue(harness: WorkerHarness) -> None:
+def test_a_worker_warns_about_a_limiter_for_an_unknown_queue(harness: WorkerHarness) -> None:
     worker = harness.worker(options=["-Q", "default"], settings={"limiter": "defualt=1/s, 5/s"})
     line = worker.wait_for_line("A queue in limiter is used neither by this worker nor by a task of this app")[0]
     assert (line["level"], line["queue"]) == ("warning", "defualt")
@@ -111,7 +111,9 @@ def test_a_worker_warns_of_a_limiter_for_an_unknown_queue(harness: WorkerHarness
 
 
 @BUSY
-def test_a_task_that_limits_its_queue_runs_again_without_a_counted_attempt(harness: WorkerHarness, task: str) -> None:
+def test_a_task_that_limits_its_queue_runs_again_and_the_attempt_does_not_count(
+    harness: WorkerHarness, task: str
+) -> None:
     worker = harness.worker(TASKS, settings={"limiter": "1000/s"})
     job = harness.app.send_task(task, max_retries=0)
     harness.events.wait_for(timeout=60, event="waiting", jobId=job.id, prev="active")

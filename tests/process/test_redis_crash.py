@@ -63,7 +63,7 @@ def load_on(harness: WorkerHarness) -> Iterator[Load]:
             thread.join()
 
 
-def test_a_crash_of_redis_under_load_loses_no_job_that_it_has_acknowledged(
+def test_a_redis_crash_under_load_loses_no_acknowledged_job(
     harness_on: Callable[[str], WorkerHarness], server_factory: Callable[..., RedisServer]
 ) -> None:
     server = server_factory(appendonly=True, extra=["--appendfsync", "everysec"])
@@ -72,7 +72,7 @@ def test_a_crash_of_redis_under_load_loses_no_job_that_it_has_acknowledged(
     harness.app.send_task("quick").get(timeout=60)
     first_job_ms = []
     with load_on(harness) as load:
-        for outage in (1, 4):  # attempts of the supervisor to reconnect: after some 10 ms, and after about a second
+        for outage in (1, 4):  # the supervisor's attempts to reconnect: after some 10 ms, and after about a second
             load.wait_for_more(200)
             attempts = len(worker.logged("Redis reconnecting", attempt=outage))
             server.kill()
@@ -102,7 +102,7 @@ def test_a_crash_of_redis_under_load_loses_no_job_that_it_has_acknowledged(
 
 
 def _first_completed_after(harness: WorkerHarness, moment_ms: int) -> int:
-    """Return when the first job completed after that time of the server."""
+    """Return when the first job after ``moment_ms`` completed, in server time."""
     found: list[int] = []
     while not found:
         seen = len(harness.events.all(event="completed"))

@@ -9,7 +9,7 @@ from tests.support.worker_harness import WorkerHarness
 pytestmark = pytest.mark.process
 
 
-def test_a_job_runs_although_the_outcome_of_the_previous_job_was_rejected(harness: WorkerHarness) -> None:
+def test_a_job_runs_even_if_the_outcome_of_the_previous_job_was_rejected(harness: WorkerHarness) -> None:
     # One child consumes two queues: it finishes a job of one and fetches a job of the other in one round trip.
     worker = harness.worker(children=1, options=["-Q", "default,other"], settings={"lock_duration": 30})
     lost = harness.hold()

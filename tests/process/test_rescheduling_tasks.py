@@ -97,7 +97,7 @@ def started_harness(harness: WorkerHarness) -> WorkerHarness:
 
 
 @pytest.mark.parametrize("task", ["later", "alater"])
-def test_a_task_that_delays_its_job_runs_again_without_a_counted_attempt(
+def test_a_task_that_delays_its_job_runs_again_and_the_attempt_does_not_count(
     started_harness: WorkerHarness, task: str
 ) -> None:
     job = started_harness.app.send_task(task)

@@ -31,7 +31,7 @@ async def aquick(self):
 
 
 def plain_sender(harness: WorkerHarness) -> App:
-    """Return a sender whose jobs have no retention options, like jobs of Node."""
+    """Return a sender whose jobs have no retention options, like Node's jobs."""
     return harness.sender(result_expires=None, result_failure_expires=None)
 
 
@@ -102,7 +102,7 @@ def test_metrics_count_completed_jobs_per_minute(harness: WorkerHarness, method:
         harness.app.send_task(task).get(timeout=60)
     assert queue.get_metrics("completed").count == 4
     assert queue.get_metrics("failed") == Metrics(0, 0, 0, (), 0)
-    # As if the last job was counted ten minutes ago.
+    # As if the last job had been counted ten minutes ago.
     before_ms = server_ms(harness.redis) - 10 * MINUTE_MS
     harness.redis.hset(harness.keys.metrics_completed, mapping={"prevTS": before_ms, "prevCount": 1})
     harness.app.send_task(task).get(timeout=60)

@@ -1,4 +1,4 @@
-"""Revoking jobs that real workers run: the run is cancelled, and the job runs again only on a manual retry."""
+"""Revoking jobs that real workers run: the attempt is cancelled, and the job runs again only on a manual retry."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_revoked_async_task_is_cancelled_and_other_async_tasks_are_not(harness
     assert harness.wait_for_start(harness.app.send_task("quick"))["pid"] in pids
 
 
-def test_a_revoked_job_fails_although_its_task_returns_a_value(harness: WorkerHarness) -> None:
+def test_a_revoked_job_fails_even_if_its_task_returns_a_value(harness: WorkerHarness) -> None:
     harness.worker(TASKS, children=1)
     job = harness.app.send_task("pretend")
     harness.wait_for_start(job)
@@ -201,7 +201,7 @@ def test_a_revoked_job_that_is_retried_manually_runs_again(harness: WorkerHarnes
         wait_for_revocation_check(harness)
     assert job.state == "active"
     assert len(harness.events.all(event="failed", jobId=job.id)) == 1
-    assert len(harness.journal.all(what="swallowed")) == (task == "stubborn"), "the second run was interrupted, too"
+    assert len(harness.journal.all(what="swallowed")) == (task == "stubborn"), "the second attempt was interrupted, too"
     if task == "hold":
         harness.open_gate()
         assert job.get(timeout=TIMEOUT) == "gate"

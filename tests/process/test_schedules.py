@@ -158,7 +158,7 @@ def test_a_worker_with_an_invalid_entry_exits_and_names_the_entry(harness: Worke
     assert "Traceback" not in worker.log
 
 
-def test_a_worker_warns_of_an_entry_with_an_unknown_task(harness: WorkerHarness) -> None:
+def test_a_worker_warns_about_an_entry_with_an_unknown_task(harness: WorkerHarness) -> None:
     worker = harness.worker('app.conf.beat_schedule = {"a": {"task": "qick", "schedule": 3600}}')
     worker.wait_for_line("The task of a beat_schedule entry is not registered in this app", entry="a", task="qick")
 

@@ -1,4 +1,4 @@
-"""A worker of several queues, with and without limits."""
+"""A worker that consumes several queues, with and without limits."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_a_second_term_or_quit_stops_the_worker_and_releases_its_job(harness: Wo
     assert_released(harness, job)
 
 
-def test_ctrl_c_is_a_warm_shutdown_although_it_also_reaches_the_children(harness: WorkerHarness) -> None:
+def test_ctrl_c_is_a_warm_shutdown_even_though_it_also_reaches_the_children(harness: WorkerHarness) -> None:
     worker = harness.worker(children=2, new_group=True)
     job = harness.hold()
     harness.wait_for_start(job)

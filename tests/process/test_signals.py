@@ -222,7 +222,7 @@ def test_closing_the_terminal_of_a_worker_is_a_warm_shutdown(harness: WorkerHarn
     assert worker.warnings() == []
 
 
-def test_a_warm_shutdown_works_although_the_closed_terminal_rejects_log_lines(
+def test_a_warm_shutdown_works_even_if_the_closed_terminal_rejects_log_lines(
     harness: WorkerHarness,
 ) -> None:
     to_terminal = ["setsid", "--ctty", "sh", "-c", 'exec "$@" >/dev/tty 2>&1', "sh"]
@@ -239,7 +239,7 @@ def test_a_warm_shutdown_works_although_the_closed_terminal_rejects_log_lines(
     assert [harness.start_count(job) for job in running] == [1, 1]
 
 
-def test_the_only_worker_on_an_embedded_server_keeps_its_jobs_over_a_restart(
+def test_the_only_worker_on_an_embedded_server_keeps_its_jobs_across_a_restart(
     harness: WorkerHarness, tmp_path: Path
 ) -> None:
     # The server exits with its last user, and between the old and the new program it has none.

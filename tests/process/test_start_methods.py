@@ -90,7 +90,7 @@ def test_spawned_children_recover_jobs_share_metrics_and_shut_down(harness: Work
     assert again["pid"] != first["pid"]
     harness.open_gate()
     assert job.get(timeout=60) == "gate"
-    # A spawned child shares the counters by a descriptor; a new child must not reset them.
+    # A spawned child shares the counters through a descriptor; a new child must not reset them.
     wait_until(lambda: completed(port) == 1, 60, "the completed job in the metrics")
     running = harness.hold("late")
     harness.wait_for_start(running)

@@ -1,4 +1,4 @@
-"""Time limits of async tasks: cancelled, and killed if they ignore it."""
+"""Time limits of async tasks: the task is cancelled, and its child is killed if the task ignores that."""
 
 from __future__ import annotations
 

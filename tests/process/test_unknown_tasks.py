@@ -57,7 +57,7 @@ def test_jobs_of_known_tasks_run_while_jobs_of_unknown_tasks_are_rescheduled(har
         harness.wait_for_event("delayed", job)
 
 
-def test_a_job_of_an_unknown_task_fails_with_the_setting_fail(harness: WorkerHarness) -> None:
+def test_a_job_of_an_unknown_task_fails_if_task_unknown_is_fail(harness: WorkerHarness) -> None:
     harness.worker(children=1, settings={"task_unknown": "fail"})
     job = harness.app.send_task("new", kwargs={"x": 1})
     assert "'new'" in harness.wait_for_event("failed", job)["failedReason"]

@@ -1,4 +1,4 @@
-"""Limits of starts and stalls of a job, stalled checks, and the drain delay."""
+"""Limits on a job's starts and stalls, stalled checks, and the drain delay."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_job_without_a_marker_is_found_after_the_drain_delay(harness: WorkerHa
     harness.worker(children=1, settings={"drain_delay": 0.5})
     harness.wait_until_idle(1)
     job = harness.app.build_job("quick", (), {}, {})
-    with harness.redis.pipeline() as pipe:  # without a marker, as if it was lost in a failover
+    with harness.redis.pipeline() as pipe:  # without a marker, as if it had been lost in a failover
         pipe.hset(harness.keys.job(job.id), mapping={"name": "quick", "data": "{}", "opts": "{}", "timestamp": "1"})
         pipe.lpush(harness.keys.wait, job.id)
         pipe.execute()

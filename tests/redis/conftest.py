@@ -88,7 +88,7 @@ def queue(request: pytest.FixtureRequest, broker_url: str) -> Iterator[Queue]:
 
 @pytest.fixture
 def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
-    """A manual worker of the queue ``mail``, one step at a time."""
+    """A manual worker of the queue ``mail``, which a test runs one step at a time."""
     broker: Broker = queue.context.broker
     manual_worker = ManualWorker(broker, broker.keys("mail"))
     yield manual_worker

@@ -58,7 +58,7 @@ def blocking(seconds: float) -> Call[Any]:
 
 
 def count_calls(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
-    """Start counting; the result returns calls and failed calls of a command since then."""
+    """Start counting; return a function that returns a command's calls and failed calls since then."""
     client.config_resetstat()
 
     def calls(name: str) -> tuple[int, int]:
@@ -169,7 +169,7 @@ async def test_tasks_cancelled_at_a_thousand_random_points_never_mix_up_replies(
         assert await outcomes(task) == [asyncio.CancelledError]
     done.set()
     await asyncio.gather(*workers)
-    assert sent > 50  # how often depends on the load of the machine
+    assert sent > 50  # how often depends on the machine's load
     assert await client.run(CLIENT_ID) == before, "a cancelled task costs no connection"
     assert connections(redis_client) == 1
     assert not client._pending

@@ -72,7 +72,7 @@ def echo(text: object) -> Call[str]:
 
 
 def count_calls(client: redis.Redis) -> Callable[[str], tuple[int, int]]:
-    """Start counting; the result returns calls and failed calls of a command since then."""
+    """Start counting; return a function that returns a command's calls and failed calls since then."""
     client.config_resetstat()
 
     def calls(name: str) -> tuple[int, int]:
@@ -106,7 +106,7 @@ def test_an_error_reply_names_the_server_and_leaves_the_connection_usable(client
     assert client.run(CLIENT_ID) == before
 
 
-def test_a_negative_reply_of_a_script_raises_a_job_error(client: Client) -> None:
+def test_a_negative_reply_from_a_script_raises_a_job_error(client: Client) -> None:
     with pytest.raises(JobNotFoundError, match=r"job missing in queue \{mail\}"):
         client.run(update_progress(KEYS, "missing", b"1"))
 
@@ -224,7 +224,7 @@ def test_an_interrupt_between_send_and_reply_drops_the_connection(client: Client
     wait_until(lambda: str(before) not in {entry["id"] for entry in redis_client.client_list()}, what="its end")
 
 
-# One that arrives inside redis-py's connect() leaves a socket to the garbage collector.
+# An interrupt inside redis-py's connect() leaves a socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_random_moments_never_mix_up_replies(client: Client) -> None:
     rng, interrupted = random.Random(7), 0
@@ -333,7 +333,7 @@ def test_a_blocking_call_times_out_with_millisecond_precision(
         assert waiter.wait(call, 50, lambda: client.run(command("PING"))) is None
         late.append(time.monotonic() - started - 0.05)
     assert min(late) >= -0.001
-    assert sorted(late)[2] < 0.03, "without the nudge it is up to 100 ms"
+    assert sorted(late)[2] < 0.03, "without the PING, Redis ends the wait up to 100 ms late"
     assert timeouts == pytest.approx([0.052] * 5)
     client.run(command("ZADD", "nothing", 1, "a"))
     assert waiter.wait(command("BZPOPMIN", "nothing", 1), 1_000, lambda: None) == [b"nothing", b"a", b"1"]
@@ -343,7 +343,7 @@ def test_a_blocking_call_times_out_with_millisecond_precision(
 # --- unavailable servers ----------------------------------------------------------------------------------------------
 
 
-def test_the_error_of_a_closed_port_suggests_bulltask_server() -> None:
+def test_the_error_for_a_closed_port_suggests_bulltask_server() -> None:
     with pytest.raises(BrokerUnavailableError, match="bulltask server") as caught:
         Client(endpoint("redis://:secret@127.0.0.1:1/0"), None).connect()
     assert caught.value.refused
@@ -389,7 +389,7 @@ def test_a_wrong_password_is_reported_without_showing_it(server_factory: ServerF
         ("ERR something else", BrokerError),
     ],
 )
-def test_each_error_of_redis_becomes_a_broker_error(proxy: FlakyProxy, reply: str, error: type[BrokerError]) -> None:
+def test_each_redis_error_becomes_a_broker_error(proxy: FlakyProxy, reply: str, error: type[BrokerError]) -> None:
     client = Client(endpoint(f"redis://127.0.0.1:{proxy.port}/0"), None)
     client.connect()
     proxy.inject_error(reply, match="echo")

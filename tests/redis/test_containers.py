@@ -86,7 +86,7 @@ def podman(directory: Path, session_processes: set[int]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def images(session_processes: set[int]) -> Iterator[dict[Flavour, str]]:
-    """The images of the servers, with an engine that has them."""
+    """The names of the servers' images, which a running container engine has."""
     if has_container_engine():
         yield IMAGES
         return

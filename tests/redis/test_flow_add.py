@@ -85,7 +85,7 @@ def hash_of(client: redis.Redis, job_id: str, queue: str = "q") -> dict[str, str
 # ---- stored flows ----------------------------------------------------------------------------------------------------
 
 
-def test_a_flow_is_added_level_by_level_as_by_node(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_flow_is_added_level_by_level_as_node_does(flows: FlowProducer, redis_client: redis.Redis) -> None:
     tree = flows.add(job("root", job("a", job("a1", job("a1x")), job("a2")), job("b", job("b1"), job("b2")), job("c")))
     assert ids_in_events(redis_client, "added") == ["root", "a", "b", "c", "a1", "a2", "b1", "b2", "a1x"]
     assert ids_in_events(redis_client, "waiting-children") == ["root", "a", "b", "a1"]
@@ -352,7 +352,7 @@ def test_a_flow_with_chosen_ids_may_be_sent_again(flows: FlowProducer, redis_cli
     assert redis_client.llen("bull:{q}:wait") == 2
 
 
-def test_a_parent_waits_for_new_children_although_its_first_child_is_completed(
+def test_a_parent_waits_for_new_children_even_if_its_first_child_has_completed(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
     """BullMQ 5.62 runs a parent as soon as it has no pending child; Node links the completed child first."""
@@ -525,7 +525,7 @@ def test_a_full_server_adds_no_job_of_a_flow(server_factory: ServerFactory) -> N
 def test_the_error_of_a_broken_queue_counts_the_jobs_that_were_added(
     flows: FlowProducer, redis_client: redis.Redis
 ) -> None:
-    """A Lua error is not rolled back; nothing else leaves a flow in part."""
+    """A Lua error is not rolled back; nothing else leaves an incomplete flow."""
     flows.add(job("before", queue="broken"))
     redis_client.delete("bull:{broken}:wait")
     redis_client.set("bull:{broken}:wait", "text")

@@ -149,7 +149,7 @@ def test_twenty_children_of_each_kind_are_read_by_default(flows: FlowProducer) -
 def test_a_removed_child_is_omitted(
     flows: FlowProducer, manual_worker: ManualWorker, redis_client: redis.Redis
 ) -> None:
-    """Node 5.62 has ``undefined`` in its place."""
+    """BullMQ 5.62 has ``undefined`` in its place."""
     flows.add(job("root", job("a"), job("b")))
     manual_worker.complete()
     redis_client.delete("bull:{q}:a")
@@ -159,7 +159,7 @@ def test_a_removed_child_is_omitted(
 def test_children_are_found_whatever_the_format_of_their_keys(
     flows: FlowProducer, broker_url: str, redis_client: redis.Redis
 ) -> None:
-    """The children have other prefixes, no braces, or colons in their ids (which Node 5.62 cuts)."""
+    """The children have other prefixes, no braces, or colons in their ids (which BullMQ 5.62 cuts)."""
     flows.add(job("root", job("repeat:nightly:1795230905789"), job("b", queue="{parts}")))
     for prefix, tag in (("bull", False), ("other", True), ("a:b", True)):
         with FlowProducer(broker_url, prefix=prefix, queue_hash_tag=tag) as others:
@@ -177,7 +177,7 @@ def test_children_are_found_whatever_the_format_of_their_keys(
 
 
 def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
-    """Node 5.62 cannot do this."""
+    """BullMQ 5.62 cannot do this."""
     with FlowProducer(broker_url, prefix="a:b") as flows:
         flows.add(job("root", job("child", queue="parts")))
         assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))

@@ -180,7 +180,7 @@ def test_malformed_jobs_fail_and_the_job_behind_them_is_acquired(
     assert redis_client.get(keys.job("text")) == "not a hash"
 
 
-def test_no_job_fails_for_an_error_of_its_queue(
+def test_no_job_fails_because_of_an_error_of_its_queue(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("sound")
@@ -192,7 +192,7 @@ def test_no_job_fails_for_an_error_of_its_queue(
     assert redis_client.llen(keys.active) == redis_client.zcard(keys.failed) == 0
 
 
-def test_a_job_completes_although_the_next_job_is_malformed(
+def test_a_job_completes_even_if_the_next_job_is_malformed(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     put("first")

@@ -35,7 +35,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = pytest.mark.redis
 
 ROUND_TRIP_MS = 50
-"""The server's time is known only to half a round trip, and the machine may be busy."""
+"""The server's time is known only to within half a round trip, and the machine may be busy."""
 
 KEYS = QueueKeys("bull", "{mail}", "mail")
 TWO_32 = 2**32
@@ -152,7 +152,7 @@ def test_a_countdown_makes_a_delayed_job_due_by_the_servers_time(
     assert scored(redis_client, KEYS.marker) == [("1", float(due_ms))]
 
 
-def test_an_eta_is_stored_exactly_and_a_past_eta_is_no_delay(app: App, redis_client: redis.Redis) -> None:
+def test_an_eta_is_stored_exactly_and_a_past_eta_means_no_delay(app: App, redis_client: redis.Redis) -> None:
     moment_ms = server_ms(redis_client) + 3_600_000
     result = send(app, eta=datetime.fromtimestamp(moment_ms / 1000, UTC))
     ((_, score),) = scored(redis_client, KEYS.delayed)
@@ -233,7 +233,7 @@ def test_options_of_tasks_and_calls_are_stored_under_bullmqs_names(
             assert opts[name] == value
 
 
-def test_expires_is_stored_as_a_time_of_the_server(app: App, redis_client: redis.Redis) -> None:
+def test_expires_is_stored_as_a_server_time(app: App, redis_client: redis.Redis) -> None:
     before = server_ms(redis_client)
     expires_ms = options_of(redis_client, send(app, expires=60).id)["bulltask"]["expires"]
     assert before - ROUND_TRIP_MS <= expires_ms - 60_000 <= server_ms(redis_client) + ROUND_TRIP_MS
@@ -249,7 +249,7 @@ def test_results_are_kept_for_a_day_by_default(broker_url: str, redis_client: re
     app.close()
 
 
-def test_job_times_are_server_times_although_the_clock_is_wrong(
+def test_job_times_are_server_times_even_if_the_senders_clock_is_wrong(
     app: App, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bulltask.clock.wall_ms", lambda: wall_ms() + 120_000)
@@ -412,7 +412,7 @@ def bad_calls(app: App) -> list[tuple[Callable[[], object], type[Exception]]]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_one_invalid_call_of_many_sends_none_of_them(broker_url: str, redis_client: redis.Redis, number: int) -> None:
+def test_if_one_call_of_many_is_invalid_none_is_sent(broker_url: str, redis_client: redis.Redis, number: int) -> None:
     app = App("producer", broker_url, max_payload=10_000)
     call, error = bad_calls(app)[number]
     with pytest.raises(error):
@@ -493,7 +493,7 @@ async def test_thirty_async_sends_with_ten_lost_replies_make_thirty_jobs(
     await proxied.aclose()
 
 
-def test_a_bulk_whose_replies_are_lost_halfway_is_stored_once(
+def test_a_bulk_send_whose_replies_are_lost_halfway_is_stored_once(
     proxied: App, proxy: FlakyProxy, redis_client: redis.Redis
 ) -> None:
     send(proxied)

@@ -249,7 +249,7 @@ async def test_tasks_that_stop_waiting_at_random_moments_leave_no_reader_behind(
 
 
 @pytest.mark.usefixtures("short_rechecks")
-def test_a_waiter_gets_the_result_although_its_event_was_trimmed(
+def test_a_waiter_gets_the_result_even_if_its_event_was_trimmed(
     app: App, worker: Worker, threads: ThreadPoolExecutor, redis_client: redis.Redis
 ) -> None:
     (future,) = start_waiters(threads, redis_client, send(app))
@@ -259,7 +259,7 @@ def test_a_waiter_gets_the_result_although_its_event_was_trimmed(
 
 
 @pytest.mark.usefixtures("short_rechecks")
-async def test_an_asyncio_waiter_gets_the_result_although_its_event_was_trimmed(
+async def test_an_asyncio_waiter_gets_the_result_even_if_its_event_was_trimmed(
     app: App, worker: Worker, redis_client: redis.Redis
 ) -> None:
     task = asyncio.create_task(send(app).aget(20))

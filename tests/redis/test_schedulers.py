@@ -39,7 +39,7 @@ def schedulers(request: pytest.FixtureRequest, broker_url: str) -> Iterator[JobS
 
 @pytest.fixture
 def jobs(broker_url: str) -> Iterator[Queue]:
-    """The queue of the schedulers."""
+    """The schedulers' queue."""
     with Queue("mail", broker_url) as queue:
         yield queue
 
@@ -239,7 +239,7 @@ def test_an_interval_whose_next_two_jobs_have_run_is_busy(
         second = not_none(schedulers.get("beat"))
         if second.next_ms == first.next_ms:
             second = not_none(schedulers.upsert("beat", every=3600, start=FAR))
-            assert second.next_ms == first.next_ms + HOUR_MS, "the slot after the one that has run"
+            assert second.next_ms == first.next_ms + HOUR_MS, "the time after the one that has run"
     redis_client.zadd(jobs.context.keys.repeat, {"beat": first.next_ms - HOUR_MS})
     with pytest.raises(SchedulerBusyError):
         schedulers.upsert("beat", every=3600, start=FAR)

@@ -210,7 +210,7 @@ def test_a_signal_handler_may_send_at_any_line_of_another_send(broker_url: str, 
     app.close()
 
 
-def test_the_error_of_a_closed_port_mentions_no_unknown_outcome() -> None:
+def test_the_error_for_a_closed_port_mentions_no_unknown_outcome() -> None:
     app = App("sender", "redis://127.0.0.1:1/0", broker_reconnect_delay=0.01)
     _, message = time_failure(lambda: app.send_task("work"))
     assert message.startswith("cannot connect to Redis at")

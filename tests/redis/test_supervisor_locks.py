@@ -119,7 +119,7 @@ def on_server(server_factory: Callable[..., RedisServer]) -> Iterator[Callable[.
         each.close()
 
 
-# ---- jobs that a child has fetched, but whose reply it has not read yet ----
+# ---- fetched jobs whose reply the child has not read yet ----
 
 
 def test_the_lock_of_a_slowly_fetched_job_is_renewed(worker: Supervised) -> None:
@@ -271,7 +271,7 @@ def test_job_stalled_has_no_time_if_another_worker_has_marked_the_job(worker: Su
 # ---- expired locks ----
 
 
-def test_an_expired_lock_is_reacquired_although_redis_is_full(
+def test_an_expired_lock_is_reacquired_even_if_redis_is_full(
     on_server: Callable[..., tuple[Supervised, RedisServer]],
 ) -> None:
     worker, _ = on_server()

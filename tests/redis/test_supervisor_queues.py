@@ -1,4 +1,4 @@
-"""A supervisor and a child process several queues although one of them is broken."""
+"""If one queue is broken, the supervisor and its children keep serving the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def app(broker_url: str) -> Iterator[App]:
     app.close()
 
 
-def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
+def test_locks_of_one_queue_are_renewed_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -60,7 +60,7 @@ def test_locks_of_one_queue_are_renewed_although_another_queue_is_broken(
     assert [event.queue for event in emitted if isinstance(event, HeartbeatSucceeded)] == ["sound"]
 
 
-def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
+def test_stalled_jobs_of_one_queue_are_found_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -73,7 +73,7 @@ def test_stalled_jobs_of_one_queue_are_found_although_another_queue_is_broken(
     assert job.get_state() == "waiting"
 
 
-def test_jobs_of_a_dead_child_are_recovered_although_another_queue_is_broken(
+def test_jobs_of_a_dead_child_are_recovered_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]
@@ -138,7 +138,7 @@ def test_a_broken_queue_is_reported_once(
     assert [event.queue for event in emitted if isinstance(event, RedisRecovered)] == ["broken"]
 
 
-def test_a_child_releases_jobs_of_a_lost_reply_although_a_queue_is_broken(
+def test_a_child_releases_the_jobs_of_a_lost_reply_while_a_queue_is_broken(
     app: App, client: Client, bus: Bus, redis_client: Any
 ) -> None:
     keys, slots, wakeup_pipe = [app.broker.keys(queue) for queue in QUEUES], Slots(1, 1), WakeupPipe()
@@ -159,7 +159,7 @@ def test_a_child_releases_jobs_of_a_lost_reply_although_a_queue_is_broken(
     assert acquired.job.attempts_started == 2
 
 
-def test_revoked_jobs_of_one_queue_are_ended_although_another_queue_is_broken(
+def test_revoked_jobs_of_one_queue_are_ended_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]

@@ -134,7 +134,7 @@ def test_certificate_checks_can_be_disabled(tls_server: TlsServer, certificates:
     assert ping(f"rediss://127.1:{tls_server.port}/0?{pair}&ssl_cert_reqs=none") == b"PONG"
 
 
-def test_the_error_of_a_wrong_scheme_names_the_right_scheme(tls_server: TlsServer, certificates: Certificates) -> None:
+def test_the_error_for_a_wrong_scheme_names_the_right_scheme(tls_server: TlsServer, certificates: Certificates) -> None:
     with pytest.raises(BrokerUnavailableError, match="If the port speaks TLS, start the URL with rediss://"):
         ping(f"redis://localhost:{tls_server.port}/0")
     with pytest.raises(BrokerUnavailableError, match="Either the port does not speak TLS, or the server"):

@@ -77,7 +77,7 @@ def test_the_permission_check_executes_no_command(broker_url: str, redis_client:
     assert redis_client.hgetall("bull:{mail}:meta") == before
 
 
-def test_a_worker_starts_although_transactions_are_forbidden(
+def test_a_worker_starts_even_if_transactions_are_forbidden(
     broker_url: str, redis_client: redis.Redis, acl: Any
 ) -> None:
     for name in ("multi", "discard"):

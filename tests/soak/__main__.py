@@ -39,7 +39,7 @@ def shuffle_repeatedly(names: list[str], rng: random.Random) -> Iterator[str]:
 
 
 def inject_faults(env: SoakEnvironment, names: list[str], minutes: float, every_s: float) -> list[Idle]:
-    """Inject one fault after the other until time is up; return the idle times after each."""
+    """Inject one fault after another until time is up; return the idle times after each."""
     found: list[Idle] = []
     end = time.monotonic() + minutes * 60
     for name in shuffle_repeatedly(names, env.rng):

@@ -54,7 +54,7 @@ class Fleet:
         session_id: An id in the environment of all their processes.
 
     Attributes:
-        deaths: Supervisors that exited although none stopped or killed them: exit code and end of the log.
+        deaths: Supervisors that exited without being stopped or killed: exit code and end of the log.
         samples: Memory and open files of each supervisor over time, by process id.
     """
 

@@ -19,7 +19,7 @@ OPTIONS = [
     JobOptions(attempts=1, backoff=None),
     JobOptions(delay_ms=5_000, expires_in_ms=60_000, headers='{"a":1}'),
     JobOptions(priority=3, lifo=True, keep_completed_ms=0, keep_failed_ms=1_000, more={"kl": 5, "de": {"id": "x"}}),
-    # A map of more than 15 entries has another header in MessagePack.
+    # A map of more than 15 entries has a different header in MessagePack.
     JobOptions(backoff=Backoff("fixed", 5), priority=1, more={f"option{n}": n for n in range(14)}),
     JobOptions(more={f"option{n}": n for n in range(11)}),
 ]
@@ -35,13 +35,13 @@ def new_job(options: JobOptions, **fields: Any) -> NewJob:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("chosen", [False, True])
-def test_job_options_packed_once_are_correct_for_every_job_of_a_bulk(options: JobOptions, chosen: bool) -> None:
+def test_job_options_packed_once_are_correct_for_every_job_of_a_bulk_add(options: JobOptions, chosen: bool) -> None:
     for job_id in ("s1", "s" * 200, "ä"):
         job = new_job(options, id=job_id, has_custom_id=chosen)
         assert packed_opts(job) == job.opts(NOW_MS)
 
 
-def test_other_options_or_another_time_are_packed_separately() -> None:
+def test_jobs_with_other_options_or_another_time_are_packed_separately() -> None:
     first, second = JobOptions(delay_ms=10, expires_in_ms=10), JobOptions(delay_ms=20, expires_in_ms=20)
     for options, now_ms in [(first, 1), (second, 1), (first, 1), (first, 2), (second, 2), (second, 1)]:
         job = new_job(options, has_custom_id=True)

@@ -134,7 +134,7 @@ def test_a_job_that_may_have_killed_a_child_runs_alone(child: Child) -> None:
     assert child.has_free_slot()
 
 
-def test_an_outcome_is_written_after_an_outage_of_redis(child: Child) -> None:
+def test_an_outcome_is_written_after_a_redis_outage(child: Child) -> None:
     child.replies = [CONNECTION_LOST, CONNECTION_LOST]
     child.start_job()
     child.finish()
@@ -154,7 +154,7 @@ def test_a_job_whose_outcome_redis_rejects_is_read_again_and_fails(child: Child)
     assert event.error.startswith("the job's outcome could not be stored")
 
 
-def test_a_deferred_duplicate_is_added_after_the_outcome_also_after_an_outage(child: Child) -> None:
+def test_a_deferred_duplicate_is_added_after_the_outcome_even_after_an_outage(child: Child) -> None:
     child.replies = [None, CONNECTION_LOST]
     child.start_job(opts=b'{"attempts":1,"de":{"id":"only-one"}}')
     child.finish()

@@ -30,7 +30,7 @@ MONO_MS = 5_000
 
 
 class FakeSlot:
-    """A slot with or without a cancel request of the supervisor."""
+    """A slot with or without a cancel request from the supervisor."""
 
     token = "7:1"
     cancel_reason = CancelReason.NONE
@@ -139,7 +139,9 @@ def test_an_unexpected_error_while_decoding_fails_only_that_job(
 
 
 @pytest.mark.parametrize(("started", "runs"), [(2, True), (3, False)])
-def test_a_job_that_was_started_too_often_fails(app: App, cancellation: Cancellation, started: int, runs: bool) -> None:
+def test_a_job_that_was_started_too_many_times_fails(
+    app: App, cancellation: Cancellation, started: int, runs: bool
+) -> None:
     app.conf.max_started_attempts = 2
     assert isinstance(begin(app, cancellation, job(started=started)), Attempt) == runs
 
@@ -170,7 +172,7 @@ def test_an_attempt_sets_the_deadlines_of_its_time_limits(
     assert not stored.is_async
 
 
-def test_a_revoked_attempt_fails_although_the_task_returned(app: App, cancellation: Cancellation) -> None:
+def test_a_revoked_attempt_fails_even_if_the_task_returned(app: App, cancellation: Cancellation) -> None:
     outcome = run(app, cancellation, job(), CancelReason.REVOKED)
     assert isinstance(outcome, FailedOutcome)
     assert outcome.category == REVOKED
@@ -180,9 +182,9 @@ def test_the_repr_of_an_outcome_does_not_show_the_exception() -> None:
     assert "secret" not in repr(FailedOutcome("no", "", "permanent", ValueError("secret")))
 
 
-# Python 3.12 warns of a fork in a process with threads (xdist's). The copy only exits.
+# Python 3.12 warns about a fork in a process with threads (xdist's). The forked process only exits.
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_process_that_a_backoff_function_forked_exits_before_it_has_an_outcome(
+def test_a_process_forked_by_a_backoff_function_exits_before_it_has_an_outcome(
     app: App, cancellation: Cancellation
 ) -> None:
     pid, forked = os.getpid(), list[int]()

@@ -162,7 +162,7 @@ def test_delays_of_other_clients_jobs_never_overflow(backoff: Backoff, attempt: 
         ("exponential", 78_848, 0.5, 13, 0.7938960790634155, 289_679_601),
     ],
 )
-def test_a_delay_equals_that_of_bullmq_for_the_same_random_number(
+def test_a_delay_equals_bullmqs_for_the_same_random_number(
     kind: str, delay: int, jitter: float, attempt: int, chance: float, expected: int
 ) -> None:
     # Expected: the result of Backoffs.calculate in bullmq 5.62.0 with Math.random replaced by `chance`.

@@ -181,7 +181,7 @@ def test_a_small_run_counts_every_job_and_reports(tmp_path: Path) -> None:
 def test_a_small_run_with_two_configurations_of_bullmq_counts_every_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Each of its six settings needs one to three processes of Node.js; two settings reach all code.
+    # Each of its six settings needs one to three Node.js processes; two settings cover all the code.
     monkeypatch.setitem(cast("dict[str, Peer]", PEERS), "bullmq", replace(PEERS["bullmq"], settings=((1, 50), (2, 10))))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     results = tmp_path / "results.json"

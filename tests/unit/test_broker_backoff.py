@@ -20,7 +20,7 @@ from bulltask.events import RedisErrorReply as ErrorReply
 from bulltask.transport.keys import QueueKeys
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 
-MAX_JITTER = 1.2  # jitter may lengthen also the maximum delay
+MAX_JITTER = 1.2  # jitter may lengthen even the maximum delay
 QUEUES = [QueueKeys("bull", "{mail}", "mail"), QueueKeys("bull", "{sms}", "sms")]
 
 
@@ -91,7 +91,7 @@ def test_jobs_with_the_same_error_share_a_delay_and_count_as_one_attempt() -> No
     assert reconnect.record_shared_failure(BrokerUnavailableError("reset again")) >= 1_000 * 0.8
 
 
-def test_an_error_of_redis_and_its_end_are_reported_once() -> None:
+def test_a_redis_error_and_its_end_are_reported_once() -> None:
     reconnect, events = backoff()
     delays(reconnect, BrokerOutOfMemoryError("full"), 5)
     reconnect.reset()
@@ -127,7 +127,7 @@ def test_a_reply_in_another_protocol_is_reported_after_a_lost_connection() -> No
     assert [event.error for event in events if isinstance(event, RedisDisconnected)] == ["reset", "HTTP"]
 
 
-def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
+def test_each_queue_has_separate_error_reports_and_delays() -> None:
     bus, events = Bus(), list[Event]()
     bus.subscribe(Event, events.append)
     queue_backoff = QueueBackoff(QUEUES, bus, Settings({"run_retry_delay": 2}, {}).freeze())
@@ -144,7 +144,7 @@ def test_errors_of_each_queue_are_reported_and_delayed_separately() -> None:
 
 
 @pytest.mark.parametrize("exc", [BrokerUnavailableError(), BrokerNotReadyError(), BrokerOutOfMemoryError()])
-def test_errors_of_the_server_are_not_errors_of_a_queue(exc: BrokerError) -> None:
+def test_server_errors_are_not_queue_errors(exc: BrokerError) -> None:
     assert not QueueBackoff.concerns_queue(exc)
     assert QueueBackoff.concerns_queue(BrokerError("WRONGTYPE"))
     assert QueueBackoff.concerns_queue(BrokerAuthError("NOPERM"))

@@ -34,7 +34,7 @@ def packed_by_hiredis(args: tuple[Arg, ...]) -> object:
         find_by_token(QueueKeys("böll", "q"), ["a", "b"]),
     ],
 )
-def test_a_script_call_is_packed_like_hiredis(call: Call[object]) -> None:
+def test_a_script_call_is_packed_as_hiredis_packs_it(call: Call[object]) -> None:
     assert call.script is not None
     for _ in range(2):  # the second time the names are cached
         assert call.packed() == packed_by_hiredis(("EVALSHA", call.script.sha, *call.args))
@@ -54,5 +54,5 @@ def test_an_id_that_is_not_utf8_is_packed_unchanged() -> None:
     assert b"$2\r\n\xff1\r\n" in finish_call(b"\xff1".decode("utf-8", "surrogateescape")).packed()
 
 
-def test_bytes_are_packed_as_a_string_which_redis_can_read() -> None:
+def test_bytes_are_packed_as_a_string_that_redis_can_read() -> None:
     assert to_msgpack(b"x") == to_msgpack("x") == b"\xa1x"

@@ -1,4 +1,4 @@
-"""A cancel request is raised in the task's code of its attempt, and nowhere else."""
+"""A cancel request is raised in the task code of its attempt, and nowhere else."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_the_hard_limit_of_a_sync_task_is_not_raised_in_the_child(child: Child) 
 
 
 @pytest.mark.parametrize("cause", [CancelReason.SOFT_LIMIT, CancelReason.HARD_LIMIT, CancelReason.REVOKED])
-async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_of_the_reason(
+async def test_an_async_attempt_is_cancelled_and_ends_with_the_exception_for_the_reason(
     child: Child, cause: CancelReason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_POLL_S", 60)  # the signal suffices
@@ -230,7 +230,7 @@ async def test_the_event_loop_finds_a_request_by_polling_if_the_signal_is_lost(c
     child.cancellation.leave_async()
 
 
-def test_an_error_of_spark_does_not_prevent_a_cancellation(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_error_does_not_prevent_a_cancellation(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ConnectionError
 

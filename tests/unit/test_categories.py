@@ -181,7 +181,7 @@ def read_timeout(url: str) -> float:
 
 @functools.cache
 def default_tls_context() -> ssl.SSLContext:
-    """The context of httpx, which it would create for each request, in 40 ms."""
+    """The TLS context of httpx, which would otherwise create one for each request, in 40 ms."""
     return httpx.create_ssl_context(trust_env=False)
 
 
@@ -275,7 +275,7 @@ def test_a_body_that_cannot_be_decompressed_is_permanent(get: Get, address: str)
     assert categorize_error(get(f"http://{address}/body/application/json?encoding=gzip")) is P
 
 
-def test_a_body_of_an_unexpected_content_type_is_permanent(address: str) -> None:
+def test_a_body_with_an_unexpected_content_type_is_permanent(address: str) -> None:
     assert categorize_error(by_aiohttp(f"http://{address}/body/text/html")) is P
 
 
@@ -436,7 +436,7 @@ def test_timeouts_cancellation_closed_sockets_and_memory_errors_are_transient(ca
     assert categorize_error(catch(call)) is T
 
 
-def test_a_timeout_of_multiprocessing_is_transient() -> None:
+def test_a_multiprocessing_timeout_is_transient() -> None:
     assert categorize_error(multiprocessing.TimeoutError()) is T
 
 
@@ -469,7 +469,7 @@ def test_a_timeout_of_multiprocessing_is_transient() -> None:
         ("", U),
     ],
 )
-def test_error_replies_of_redis_are_categorized_by_their_code(reply: str, category: ErrorCategory) -> None:
+def test_redis_error_replies_are_categorized_by_their_code(reply: str, category: ErrorCategory) -> None:
     error = BaseParser.parse_error(reply)
     assert isinstance(error, redis.RedisError)
     assert categorize_error(error) is category
@@ -498,7 +498,7 @@ def test_error_replies_of_redis_are_categorized_by_their_code(reply: str, catego
         (redis.RedisError("x"), U),
     ],
 )
-def test_errors_of_redis_py_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
+def test_redis_py_errors_are_categorized_by_their_type(error: BaseException, category: ErrorCategory) -> None:
     assert categorize_error(error) is category
 
 
@@ -539,7 +539,7 @@ def test_bulltask_errors_are_categorized_by_their_type(error: BaseException, cat
 
 
 def exception_class(name: str, *bases: type[BaseException], **attributes: object) -> type[Any]:
-    """Return an exception class named like one of a library that may not be installed."""
+    """Return an exception class with the name of a class in a library that may not be installed."""
     module, _, last = name.rpartition(".")
     return type(last, bases or (Exception,), {"__module__": module, **attributes})
 
@@ -990,7 +990,7 @@ def test_an_explicit_category_of_a_group_has_precedence_over_its_members() -> No
     assert categorize_error(from_cause(TransientError(), ExceptionGroup("x", [ValueError()]))) is T
 
 
-# --- rules of the user ------------------------------------------------------------------------------------------------
+# --- user-defined rules -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1003,7 +1003,7 @@ def test_an_explicit_category_of_a_group_has_precedence_over_its_members() -> No
         lambda exc: T if "funds" in str(exc) else None,
     ],
 )
-def test_a_rule_may_be_a_type_some_types_a_name_or_a_function(match: Any) -> None:
+def test_a_rule_may_be_a_type_several_types_a_name_or_a_function(match: Any) -> None:
     rules = Categorizer()
     rules.register(match, *([] if callable(match) and not isinstance(match, type) else [T]))
     assert rules.categorize(BusinessError("no funds")) is T

@@ -77,7 +77,7 @@ ZONES = st.sampled_from([UTC, BERLIN, NEW_YORK, zone_of("Australia/Sydney"), zon
         ("@yearly", "2026-05-01", "2027-01-01 00:00:00"),
         ("@daily", "2026-05-01 00:00", "2026-05-02 00:00:00"),
         ("@hourly", "2026-05-01 10:02", "2026-05-01 11:00:00"),
-        ("12 * * *", "2026-05-01 11:02", "2026-05-01 12:00:00"),  # missing first fields mean "every"
+        ("12 * * *", "2026-05-01 11:02", "2026-05-01 12:00:00"),  # missing leading fields mean "every"
         ("59 59 23 31 12 *", "2026-12-31 23:59:59", "2027-12-31 23:59:59"),
     ],
 )
@@ -223,7 +223,7 @@ def test_no_matching_minute_is_missed_in_utc(minutes: str, hours: str, days: str
 
 
 def field_values(text: str, low: int, high: int) -> set[int]:
-    """Return the values of a field, computed differently than in bulltask."""
+    """Return the values of a field, computed differently from bulltask."""
     values = set()
     for part in text.split(","):
         ends, _, step = part.partition("/")

@@ -145,7 +145,7 @@ PROGRAMS = {"README.md", "docs/tutorial/first-steps.md"}
 
 
 def unknown_names(code: types.CodeType, defined: Collection[str]) -> Iterator[str]:
-    # A name that was deleted again counts too: ``except … as error`` deletes its name.
+    # A name that is deleted later counts too: ``except … as error`` deletes its name.
     known = {*defined, *(str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_NAME")}
     for instruction in dis.get_instructions(code):
         name = str(instruction.argval)

@@ -110,7 +110,7 @@ def test_a_connection_can_freeze_after_a_dropped_reply(
 
 
 @pytest.mark.parametrize("size", [10, 200_000], ids=["small", "more than one read"])
-def test_a_transaction_runs_although_its_first_reply_is_dropped(
+def test_a_transaction_runs_even_if_its_first_reply_is_dropped(
     connect: Connect, proxy: FlakyProxy, redis_client: redis.Redis, size: int
 ) -> None:
     proxy.drop_replies(1)

@@ -20,7 +20,7 @@ from tests.support.raw_redis import Connect, RawConnection
 
 pytestmark = pytest.mark.redis
 
-DATA_SEGMENTS_IN = 152  # offset in Linux' struct tcp_info
+DATA_SEGMENTS_IN = 152  # offset in Linux's struct tcp_info
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_latency_delays_a_request_and_its_reply(connect: Connect, proxy: FlakyPr
     assert 0.2 <= time.monotonic() - start < 5
 
 
-def test_latency_does_not_delay_reading_of_the_next_bytes(connect: Connect, proxy: FlakyProxy) -> None:
+def test_latency_does_not_delay_reading_the_next_bytes(connect: Connect, proxy: FlakyProxy) -> None:
     client = connect()
     client.ask("PING")
     proxy.latency(0.2)
@@ -179,7 +179,7 @@ def test_a_frozen_connection_stays_silent_and_new_connections_work(
     frozen.ask("CLIENT", "SETNAME", "frozen")
     proxy.freeze()
     frozen.send("INCR", "counter")
-    frozen.send("SET", "text", "x" * 20_000_000)  # more than all buffers hold: the proxy discards it
+    frozen.send("SET", "text", "x" * 20_000_000)  # more than all buffers can hold: the proxy discards it
     assert connect().ask("PING") == b"+PONG\r\n"
     proxy.pass_all()
     assert frozen.receives_nothing()
@@ -226,7 +226,7 @@ def test_slices_arrive_in_several_segments(connect: Connect, proxy: FlakyProxy) 
     proxy.slice(1)
     before = data_segments(client)
     assert client.ask("GET", "text") == b"$200\r\n%s\r\n" % (b"x" * 200)
-    # Without slices it is 1. It is rarely all 208: the kernel merges data while it waits for an acknowledgement.
+    # Without slices there is 1 segment. There are rarely 208: the kernel merges data until an acknowledgement arrives.
     assert data_segments(client) - before >= 2
 
 
@@ -246,7 +246,7 @@ def test_bandwidth_limits_both_directions(connect: Connect, proxy: FlakyProxy) -
     assert time.monotonic() - middle >= 0.15
 
 
-def test_a_timeout_of_wait_for_shows_the_counters(proxy: FlakyProxy) -> None:
+def test_a_wait_for_that_times_out_shows_the_counters(proxy: FlakyProxy) -> None:
     with pytest.raises(TimeoutError, match="'dropped': 0"):
         proxy.wait_for(lambda proxy: proxy.dropped == 1, timeout=0.05)
 

@@ -220,7 +220,7 @@ def test_the_hint_for_a_killed_child_mentions_memory() -> None:
     assert "memory" in Log().emit(events.ChildDied(0, 4711, "SIGKILL", 1))["hint"]
 
 
-def test_only_reconnects_with_an_attempt_that_is_a_power_of_two_are_logged() -> None:
+def test_reconnects_are_logged_only_if_the_attempt_number_is_a_power_of_two() -> None:
     log = Log()
     for attempt in range(1, 5000):
         log.bus.emit(events.RedisReconnecting(attempt))

@@ -1,4 +1,4 @@
-"""The Lua scripts have the reviewed hashes, in the manifest (BullMQ's) and ``bulltask_scripts.json`` (bulltask's).
+"""The Lua scripts have the reviewed hashes: BullMQ's in the manifest, bulltask's in ``bulltask_scripts.json``.
 
 Run as a program, this file updates the hashes of bulltask's scripts.
 """
@@ -95,7 +95,7 @@ def wheel_contents(tree: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_every_official_script_loads_with_the_key_count_of_its_file_name() -> None:
+def test_every_official_script_loads_with_the_key_count_in_its_file_name() -> None:
     assert len(MANIFEST["scripts"]) == 50
     for file_name in MANIFEST["scripts"]:
         name, _, keys = Path(file_name).stem.rpartition("-")
@@ -218,7 +218,7 @@ def test_a_build_without_bullmq_fails(source_tree: Path, tmp_path: Path) -> None
     assert "bullmq is not installed in the build environment" in run.stderr
 
 
-def test_a_build_removes_scripts_that_the_manifest_no_longer_has(source_tree: Path, bullmq: Path) -> None:
+def test_a_build_removes_scripts_that_the_manifest_no_longer_lists(source_tree: Path, bullmq: Path) -> None:
     official = source_tree / "bulltask" / "lua" / "official"
     official.mkdir()
     (official / "removed-1.lua").write_text("return 1")

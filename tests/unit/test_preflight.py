@@ -1,4 +1,4 @@
-"""Warnings of a worker before it starts."""
+"""A worker's warnings before it starts."""
 
 from __future__ import annotations
 

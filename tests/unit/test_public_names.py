@@ -66,7 +66,7 @@ def test_public_errors_derive_from_bulltask_error_or_interrupt() -> None:
 
 @pytest.fixture(scope="module")
 def modules() -> dict[Path, ast.Module]:
-    """The syntax tree of each module of the package."""
+    """The syntax tree of each module in the package."""
     return {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 

@@ -188,7 +188,7 @@ def test_a_reloaded_module_replaces_tasks_whose_lines_have_moved(
     assert task() == 2
 
 
-def test_functions_of_the_same_name_in_two_modules_are_rejected(app: App) -> None:
+def test_functions_with_the_same_name_in_two_modules_are_rejected(app: App) -> None:
     def other() -> None: ...
 
     app.task(name="work")(add)

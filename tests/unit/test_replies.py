@@ -1,4 +1,4 @@
-"""Parsing of the scripts' replies."""
+"""Parsing the scripts' replies."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_a_traceback_of_an_earlier_attempt_is_not_used_to_rebuild() -> None:
         f"{__name__}.PlainError.__init__",
     ],
 )
-def test_only_a_loaded_exception_class_of_exactly_this_name_is_rebuilt(name: str) -> None:
+def test_only_a_loaded_exception_class_with_exactly_this_name_is_rebuilt(name: str) -> None:
     before = set(sys.modules)
     task_error("boom", f'Traceback (most recent call last):\n  File "x", line 1, in y\n{name}: boom\n')
     assert set(sys.modules) == before
@@ -360,7 +360,7 @@ def test_other_exceptions_become_a_task_error_with_the_traceback(
     ],
     ids=repr,
 )
-def test_an_exception_class_that_get_raises_itself_becomes_a_task_error(error: Exception) -> None:
+def test_an_exception_class_that_get_itself_raises_becomes_a_task_error(error: Exception) -> None:
     task_error(*failure_of(error))
 
 

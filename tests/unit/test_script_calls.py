@@ -1,4 +1,4 @@
-"""Arguments and replies of single calls, for details that a test with a server would not notice."""
+"""Arguments and replies of single calls: details that a test with a server would not notice."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fail_malformed_call(**options: bool) -> Call[bool]:
 
 
 def test_a_blocking_read_waits_at_least_a_millisecond() -> None:
-    # Redis waits forever for 0.
+    # With 0, Redis would wait forever.
     assert [read_blocking(KEYS, "0-0", block_ms).args[4] for block_ms in (-5, 0, 1, 7)] == [1, 1, 1, 7]
 
 
@@ -158,7 +158,7 @@ def test_reading_a_reply_shortens_the_socket_timeout_to_its_deadline(
     assert parser._sock.timeout == after
 
 
-def test_waiting_for_a_result_tolerates_an_outage_for_two_rechecks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_result_tolerates_an_outage_of_two_recheck_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     monkeypatch.setattr("bulltask.transport.results.mono_ms", lambda: now_ms)
     tolerance = _OutageTolerance()
@@ -293,14 +293,14 @@ def test_pauses_between_sends_are_not_shortened_without_a_publish_timeout() -> N
 
 
 @pytest.mark.parametrize(("lifo", "push"), [(True, "RPUSH"), (False, "LPUSH")])
-def test_a_retried_job_waits_at_the_end_that_lifo_selects(lifo: bool, push: str) -> None:
+def test_lifo_selects_the_end_of_the_list_to_which_a_retried_job_is_added(lifo: bool, push: str) -> None:
     call = retry_job(KEYS, "7", "token", lifo=lifo, fields=[], now_ms=NOW_MS)
     assert push in call.args
     assert {"RPUSH", "LPUSH"} & set(call.args) == {push}
 
 
 @pytest.mark.parametrize(("block_ms", "timeout_ms", "blocking_ms"), [(10_000, 10_000, 15_000), (10_000, 300, 10_300)])
-def test_a_blocking_call_may_take_its_block_time_and_up_to_5_seconds(
+def test_a_blocking_call_may_take_its_block_time_plus_up_to_5_seconds(
     block_ms: int, timeout_ms: int, blocking_ms: int
 ) -> None:
     endpoint = Endpoint("redis://localhost", 1_000, timeout_ms)

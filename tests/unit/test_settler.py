@@ -77,7 +77,7 @@ def test_each_outcome_is_written_by_its_script(settler: Settler, outcome: Outcom
     "outcome",
     [FailedOutcome("no", "", "permanent", ValueError()), RetriedOutcome(5, "no", "", "transient", ValueError())],
 )
-def test_the_event_of_an_outcome_counts_the_attempt_that_ended(
+def test_an_outcomes_event_counts_the_attempt_that_ended(
     settler: Settler, emitted: list[Event], outcome: FailedOutcome | RetriedOutcome
 ) -> None:
     settler.emit(acquired(), outcome, 12.5)

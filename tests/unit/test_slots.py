@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, anonymous_file
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
-# Python 3.12 warns of a fork in a process with threads (xdist's). These children only write to memory and exit.
+# Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 

@@ -114,7 +114,7 @@ class Client:
     ("attempts", "backoff", "script"),
     [(3, 500, "moveToDelayed"), (3, 0, "retryJob"), (1, 500, "moveToFinished")],
 )
-def test_a_killed_attempt_is_retried_or_fails_by_the_options_of_its_job(
+def test_a_killed_attempt_is_retried_or_fails_as_its_jobs_options_require(
     attempts: int, backoff: int, script: str
 ) -> None:
     opts = json.dumps({"attempts": attempts, "backoff": {"type": "fixed", "delay": backoff}})
@@ -127,7 +127,7 @@ def test_a_killed_attempt_is_retried_or_fails_by_the_options_of_its_job(
     assert client.scripts == [script]
 
 
-def test_a_reported_lost_lock_is_forgotten_after_its_run() -> None:
+def test_a_reported_lost_lock_is_forgotten_after_its_attempt() -> None:
     nothing: Any = None
     view = SlotView(SlotState.FREE, "token", 0, "", 0, attempt=2)
     heartbeat = Heartbeat([KEYS], lambda: [view], nothing, CONFIG, Bus(), ReconnectBackoff(Bus(), CONFIG))
@@ -144,7 +144,7 @@ def test_the_heartbeat_interval_is_half_the_lock_renew_time(renew: float, interv
     assert heartbeat.interval_ms == interval_ms
 
 
-def test_revocation_requests_are_read_from_the_start_after_the_end() -> None:
+def test_revocation_requests_are_read_from_the_first_again_after_the_last() -> None:
     nothing: Any = None
     broker: Any = SimpleNamespace(config=CONFIG)
     revocation_check = RevocationCheck(broker, [KEYS], nothing, nothing, Bus(), nothing)
@@ -216,7 +216,9 @@ def test_a_worker_id_has_the_workers_name_host_and_process() -> None:
     assert re.fullmatch(rf"[^@]+-{os.getpid()}-[0-9a-f]{{6}}", worker_id())
 
 
-def test_a_restart_uses_the_directory_without_resolving_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_does_not_resolve_links_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "release").mkdir()
     (tmp_path / "current").symlink_to("release")
     monkeypatch.chdir(tmp_path / "current")

@@ -1,4 +1,4 @@
-"""The exact limits of texts and numbers that bulltask stores or reads."""
+"""The exact limits on texts and numbers that bulltask stores or reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_only_texts_above_a_limit_are_shortened() -> None:
     assert truncate_reason("x" * (REASON_CHARS + 1)) != "x" * (REASON_CHARS + 1)
 
 
-def test_the_oldest_tracebacks_are_dropped_if_all_exceed_the_limit_by_a_character() -> None:
+def test_the_oldest_traceback_is_dropped_if_all_together_exceed_the_limit_by_a_character() -> None:
     traces = ["x" * TRACE_CHARS] * (TRACES_CHARS // TRACE_CHARS)
     assert truncate_traces(traces, None) == traces
     assert truncate_traces(["x", *traces], None) == traces

@@ -27,7 +27,7 @@ from bulltask.worker.supervisor.signals import SIGNAL_METHODS, STOP_METHODS, Sig
 from bulltask.worker.supervisor.stacks import StackCollector
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-# Python 3.12 warns of a fork in a process with threads (xdist's). These children only write to memory and exit.
+# Python 3.12 warns about a fork in a process with threads (xdist's). These children only write to memory and exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
@@ -296,7 +296,7 @@ def test_a_compiled_coroutine_is_not_shown_as_running() -> None:
     assert "Task 'compiled' (outermost call first)" in text[0]
 
 
-def test_a_child_dumps_stacks_even_if_the_app_has_registered_a_handler_of_faulthandler(tmp_path: Path) -> None:
+def test_a_child_dumps_stacks_even_if_the_app_has_registered_faulthandler(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     (block,) = Slots(1, 1).children
     block.reset()

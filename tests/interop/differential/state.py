@@ -1,4 +1,4 @@
-"""Read everything in Redis of one queue, in a form that is equal for queues with the same history."""
+"""Read everything that Redis stores for one queue, in a form that is equal for queues with the same history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import redis
 __all__ = ["TTL_UNIT_MS", "difference", "dump"]
 
 TTL_UNIT_MS = 100_000
-"""Times to live are rounded up to a multiple of it; the tests use only such multiples, so slowness does not matter."""
+"""TTLs are rounded up to a multiple of this; the tests use only such multiples, so slowness does not matter."""
 
 _ID_FIELDS = {"jobId", "deduplicatedJobId"}  # of events
 
@@ -36,7 +36,7 @@ def dump(client: redis.Redis, base: str, ids: Sequence[str]) -> State:
     """
     names = _Names(base, ids)
     keys = sorted(client.scan_iter(match=f"{base}*", count=1000))
-    with client.pipeline(transaction=False) as pipeline:  # one by one they would be half of a test's time
+    with client.pipeline(transaction=False) as pipeline:  # one by one, they would take half of a test's time
         for key in keys:
             pipeline.type(key)
         kinds = [str(kind) for kind in pipeline.execute()]

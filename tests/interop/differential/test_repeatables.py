@@ -45,7 +45,7 @@ def form(request: pytest.FixtureRequest) -> Form:
     return cast("Form", request.param)
 
 
-def test_repeatable_jobs_are_listed_as_by_node(pair: Pair, form: Form) -> None:
+def test_repeatable_jobs_are_listed_as_node_lists_them(pair: Pair, form: Form) -> None:
     outcome = pair.run([do("repeatables")], form, node_setup=NODE_SETUP)
     assert not outcome.report()
     assert [name for _, name, _ in outcome.bulltask_results[0]["ok"]] == ["tick", "keyed", "night", "night", "end"]

@@ -449,7 +449,7 @@ CASES: Final[dict[str, Steps]] = {
 """The steps for both sides, by the script that they test."""
 
 NOT_IN_NODE: Final = {"removeDeduplicationKey"}
-"""Scripts that npm 5.62.0 does not have, tested in test_table.py."""
+"""Scripts that BullMQ 5.62.0 on npm does not have, tested in test_table.py."""
 
 ELSEWHERE: Final = {"updateRepeatableJobMillis", "removeRepeatable"}
 """Scripts of BullMQ's legacy repeatable jobs, which only Node can add, tested in test_repeatables.py."""

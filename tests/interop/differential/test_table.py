@@ -26,7 +26,7 @@ ELSEWHERE = {
     "test_node_sees_a_revoked_waiting_job_as_failed_and_can_retry_it": "tests/interop/test_revoke.py",
     "test_retry_jobs_leaves_revoked_jobs_failed": "tests/redis/test_revoke.py",
     "test_a_failed_child_is_retried_and_its_parent_waits_for_it": "tests/redis/test_job_methods.py",
-    "test_a_parent_waits_for_new_children_although_its_first_child_is_completed": "tests/redis/test_flow_add.py",
+    "test_a_parent_waits_for_new_children_even_if_its_first_child_has_completed": "tests/redis/test_flow_add.py",
 }
 """Rows that are tested in the module of their feature."""
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")

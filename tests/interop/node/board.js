@@ -28,7 +28,7 @@ createBullBoard({
   queues: adapters,
   serverAdapter,
   options: {
-    validateResponses: true, // a response that does not match the board's schemas is an error 500
+    validateResponses: true, // a response that does not match the board's schemas becomes a 500 error
     historyProvider: history ? new LakeHistory(history) : undefined,
   },
 });

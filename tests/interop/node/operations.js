@@ -35,7 +35,7 @@ const OPERATIONS = {
   'queue.call': async (bridge, { method, args = [], ...at }) => plain(await bridge.queue(at)[method](...args)),
   'job.call': async (bridge, { job, method, args = [], ...at }) => plain(await (await bridge.job(job, at))[method](...args)),
 
-  // Revokes a job like a Node program does.
+  // Revokes a job as a Node program does.
   'job.revoke': (bridge, { job, ...at }) => revoke(bridge.queue(at), job),
 
   // Everything about one job; null if it does not exist.

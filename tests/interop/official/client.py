@@ -108,7 +108,7 @@ def gather(_: dict[str, Any]) -> Processor:
 
 
 def sleep(args: dict[str, Any]) -> Processor:
-    """Take ``ms`` milliseconds without holding the event loop."""
+    """Take ``ms`` milliseconds without blocking the event loop."""
 
     async def run(job: Any, _token: str) -> Any:
         emit("start", {"jobId": job.id})

@@ -114,7 +114,7 @@ def test_an_official_worker_runs_the_job_of_a_killed_bulltask_worker(mail: Inter
     assert (seen["stalledCounter"], seen["attemptsMade"], seen["attemptsStarted"]) == (1, 1, 2)
 
 
-def test_a_job_that_stalled_too_often_fails_in_an_official_worker(mail: InteropQueue) -> None:
+def test_a_job_that_stalled_too_many_times_fails_in_an_official_worker(mail: InteropQueue) -> None:
     """Both workers check whether BullMQ has marked the job to fail; only the official one then raises an error."""
     job = mail.send("hold", gate="gate")
     worker = mail.worker(lock_duration=1, stalled_interval=1)
@@ -145,9 +145,9 @@ def test_a_job_that_blocks_an_official_workers_event_loop_runs_twice(mail: Inter
     mail.node.wait_event("start", lambda args: args["jobId"] == job.id)
     mail.worker(stalled_interval=1)
     mail.stream.wait_for(event="stalled", jobId=job.id)
-    assert job.get(timeout=60) == "bulltask", "a second run while the first is still running"
+    assert job.get(timeout=60) == "bulltask", "a second attempt while the first is still running"
     done.touch()
-    # The outcome of the first run is rejected.
+    # The outcome of the first attempt is rejected.
     mail.node.wait_event("worker.error", lambda args: "Missing lock" in args["message"], timeout=20)
     assert mail.node_job(job.id)["attemptsStarted"] == 2
     assert job.get(timeout=60) == "bulltask"

@@ -88,7 +88,7 @@ def test_the_official_worker_runs_delayed_jobs_up_to_a_second_late(mail: Interop
     ],
 )
 @SAME_IN_3
-def test_the_official_worker_retries_without_jitter_and_maximum_delay(
+def test_the_official_worker_retries_without_jitter_or_a_maximum_delay(
     mail: InteropQueue, backoff: Any, delays: list[int]
 ) -> None:
     mail.node_worker("fail-n", {"n": 2})
