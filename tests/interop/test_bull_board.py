@@ -68,7 +68,7 @@ def test_each_job_is_on_exactly_one_page_of_the_board(board: Board, harness: Wor
     assert [job["id"] for page in pages for job in page["jobs"]] == queue.get_job_ids(["waiting"])
 
 
-def test_the_board_shows_arguments_and_result_of_a_completed_job(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_the_arguments_and_result_of_a_completed_job(board: Board, harness: WorkerHarness) -> None:
     worker = start_worker(harness)
     sent = harness.app.send_task("load", kwargs={"progress": 100, "gate": "open"}, priority=4)
     harness.open_gate("open")
@@ -85,7 +85,7 @@ def test_the_board_shows_arguments_and_result_of_a_completed_job(board: Board, h
     assert "attemptsStarted" not in shown  # the board shows it only if it differs from the attempts
 
 
-def test_the_board_shows_reason_and_tracebacks_of_a_failed_job(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_the_reason_and_tracebacks_of_a_failed_job(board: Board, harness: WorkerHarness) -> None:
     start_worker(harness)
     job = queue_of(harness).add("flaky", {"good": 9}, attempts=3, backoff=None)
     wait_for_end(harness, job.id, "failed")
@@ -110,7 +110,9 @@ def test_the_board_shows_the_tracebacks_of_a_job_that_a_retry_completed(board: B
 
 
 @pytest.mark.parametrize("progress", [42, {"done": 3, "of": 10}, "parsing"], ids=["number", "object", "text"])
-def test_the_board_shows_progress_and_log_of_a_running_job(board: Board, harness: WorkerHarness, progress: Any) -> None:
+def test_the_board_shows_the_progress_and_log_of_a_running_job(
+    board: Board, harness: WorkerHarness, progress: Any
+) -> None:
     start_worker(harness)
     job = queue_of(harness).add("load", {"progress": progress})
     wait_until_running(harness, job.id)
@@ -199,7 +201,7 @@ def test_the_board_shows_the_metrics_that_workers_write(board: Board, harness: W
     assert [shown[state]["meta"]["count"] for state in ("completed", "failed")] == [2, 1]
 
 
-def test_the_board_shows_a_queue_without_hash_tag_as_a_separate_queue(board: Board, harness: WorkerHarness) -> None:
+def test_the_board_shows_a_queue_without_a_hash_tag_as_a_separate_queue(board: Board, harness: WorkerHarness) -> None:
     plain = harness.sender(queue_hash_tag=False)
     job = plain.queue("default").add("greet", {"to": "Ada"})
     assert ids(board.queue("default", "waiting")["jobs"]) == [job.id]

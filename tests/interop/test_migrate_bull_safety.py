@@ -201,7 +201,7 @@ def test_connected_workers_prevent_a_migration(migration: MigrationHarness, seco
     assert migration.node_job(waiting)["state"] == "waiting"
 
 
-def test_active_jobs_are_migrated_only_with_recover_active_and_without_lock(
+def test_active_jobs_are_migrated_only_with_recover_active_and_without_a_lock(
     migration: MigrationHarness, second_bull: BullBridge
 ) -> None:
     job = migration.bull.add("n", {"value": 3})

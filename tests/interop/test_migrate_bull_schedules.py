@@ -48,7 +48,7 @@ def test_patterns_and_intervals_keep_their_next_run(migration: MigrationHarness)
         assert migration.redis.keys("bull:mail:*") == ["bull:mail:id"]
 
 
-def test_a_pattern_without_a_time_zone_gets_that_of_the_app(migration: MigrationHarness) -> None:
+def test_a_pattern_without_a_time_zone_gets_the_apps_time_zone(migration: MigrationHarness) -> None:
     repeat(migration, "yearly", {}, {"cron": YEARLY})
     migration.migrate()
     assert schedulers(migration)["yearly"]["tz"] == "UTC"
@@ -70,7 +70,7 @@ def test_a_migrated_schedule_runs_in_a_node_worker_up_to_bulls_limit(
     assert all(moment % 700 == 0 for moment in at_ms)
 
 
-def test_a_repeatable_whose_next_job_already_waits_runs_it_and_continues(
+def test_a_repeatable_whose_next_job_is_already_waiting_runs_it_and_continues(
     migration: MigrationHarness, tmp_path: Path, wait: Callable[..., Any]
 ) -> None:
     job = repeat(migration, "tick", {}, {"every": 800})

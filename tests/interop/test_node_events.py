@@ -116,7 +116,7 @@ def test_an_error_that_is_not_retried_emits_no_retries_exhausted(mail: InteropQu
     assert (seen["opts"]["attempts"], seen["attemptsMade"], len(seen["stacktrace"])) == (3, 1, 1)
 
 
-def test_node_receives_waiting_for_a_retry_without_delay(mail: InteropQueue) -> None:
+def test_node_receives_waiting_for_a_retry_without_a_delay(mail: InteropQueue) -> None:
     app = mail.sender(task_retry_backoff=0)
     mail.worker()
     mail.listen()

@@ -291,7 +291,7 @@ def test_a_job_with_an_unknown_task_fails_if_task_unknown_is_fail(mail: InteropQ
         mail.node_result(mail.add("only-in-node", {}, attempts=3))
 
 
-def test_time_limits_of_the_task_apply_to_node_jobs(mail: InteropQueue) -> None:
+def test_the_tasks_time_limits_apply_to_node_jobs(mail: InteropQueue) -> None:
     mail.worker(task_time_limit=30)
     late = mail.add("limited", {"seconds": 60}, attempts=2)
     with pytest.raises(NodeError, match=r"task limited ran longer than its soft time limit of 0\.3 s"):

@@ -91,7 +91,7 @@ def test_a_node_worker_runs_a_lifo_bulltask_job_before_the_waiting_jobs(mail: In
     assert recorded_ids(file) == [last.id, first.id, second.id]
 
 
-def test_a_node_worker_applies_attempts_and_backoff_of_a_bulltask_job(any_mail: InteropQueue) -> None:
+def test_a_node_worker_applies_the_attempts_and_backoff_of_a_bulltask_job(any_mail: InteropQueue) -> None:
     app = any_mail.sender(task_max_retries=3, task_retry_backoff=0.1)
     any_mail.node_worker("fail-n", {"n": 3})
     job = app.send_task("echo")

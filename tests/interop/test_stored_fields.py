@@ -112,7 +112,7 @@ def test_options_that_only_bulltask_has_are_stored_under_its_key(mail: InteropQu
         ({"priority": 1}, {"marker", "prioritized", "pc"}),
     ],
 )
-def test_a_send_writes_the_same_keys_as_the_add_method_of_node(
+def test_a_send_writes_the_same_keys_as_nodes_add_method(
     mail: InteropQueue, options: dict[str, Any], keys: set[str]
 ) -> None:
     opts = {"delay": 60_000} if "countdown" in options else options

@@ -114,7 +114,7 @@ def test_async_and_sync_jobs_of_one_child_run_concurrently(
 
 
 @pytest.mark.parametrize("task", ["raise_sync", "raise_async"])
-def test_any_exception_of_a_task_fails_its_job_and_no_other(harness: WorkerHarness, task: str) -> None:
+def test_any_exception_raised_by_a_task_fails_its_job_and_no_other(harness: WorkerHarness, task: str) -> None:
     worker = harness.worker(ASYNC, children=1)
     other = harness.app.send_task("nap", kwargs={"seconds": 1})
     harness.wait_for_start(other)

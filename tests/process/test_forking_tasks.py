@@ -154,7 +154,7 @@ def test_a_multiprocessing_process_that_a_task_terminates_exits(
     assert job.get(timeout=60) == -signal.SIGTERM
 
 
-def test_a_process_that_outlives_its_child_does_not_keep_the_connection_of_the_child(
+def test_a_process_that_outlives_its_child_does_not_keep_the_childs_connection(
     harness: WorkerHarness, copies: Callable[[int], list[int]]
 ) -> None:
     harness.worker(OWN_PROCESSES, children=1, settings={"drain_delay": 60})

@@ -123,7 +123,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_worker_outputs_log_records_of_the_standard_library() -> None:
+def test_a_worker_outputs_standard_library_log_records() -> None:
     with run_program(BRIDGED) as program:
         lines = [json.loads(program.read_line()) for _ in range(2)]
         assert program.send(signal.SIGKILL) == -signal.SIGKILL

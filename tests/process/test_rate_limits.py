@@ -167,7 +167,7 @@ def test_a_limited_queue_does_not_delay_other_queues(harness: WorkerHarness) -> 
     ("duration", "why"),
     [("soon", "RateLimitQueue's duration must be seconds or a timedelta"), (0, "must be at least 0.001 s")],
 )
-def test_an_invalid_duration_of_a_rate_limit_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
+def test_an_invalid_rate_limit_duration_fails_the_job(harness: WorkerHarness, duration: object, why: str) -> None:
     harness.worker(TASKS)
     with pytest.raises(TaskError, match=why):
         harness.app.send_task("wrong", kwargs={"duration": duration}).get(timeout=60)

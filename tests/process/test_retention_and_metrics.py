@@ -62,7 +62,7 @@ def test_failed_jobs_have_a_separate_retention_option(harness: WorkerHarness, me
     assert harness.redis.zcard(harness.keys.completed) == 3
 
 
-def test_retention_options_of_a_job_override_those_of_the_worker(harness: WorkerHarness) -> None:
+def test_a_jobs_retention_options_override_the_workers(harness: WorkerHarness) -> None:
     harness.worker(TASKS, settings={"remove_on_complete": "true", "remove_on_fail": "false"}, children=1)
     sender = plain_sender(harness)
     kept = [

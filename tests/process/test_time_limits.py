@@ -210,7 +210,7 @@ def test_a_killed_attempt_uses_the_stored_backoff_instead_of_the_backoff_functio
     assert not harness.journal.all(what="backoff")
 
 
-def test_error_categories_of_the_app_apply_to_a_killed_attempt(harness: WorkerHarness) -> None:
+def test_the_apps_error_categories_apply_to_a_killed_attempt(harness: WorkerHarness) -> None:
     harness.worker(TASKS + '\napp.categorizer.register("TimeLimitExceeded", "permanent")\n', children=1)
     job = harness.app.send_task("rule")
     assert "its child was killed" in reason_of(harness, job)
@@ -231,7 +231,7 @@ def test_time_limits_apply_during_a_shutdown(harness: WorkerHarness) -> None:
 # --- precedence of limits ---------------------------------------------------------------------------------------------
 
 
-def test_the_limits_of_a_call_override_those_of_the_task_and_the_worker(harness: WorkerHarness) -> None:
+def test_a_calls_time_limits_override_the_tasks_and_the_workers(harness: WorkerHarness) -> None:
     options = ["--soft-time-limit", "0.7", "--time-limit", "600"]
     worker = harness.worker(TASKS, children=3, options=options)
     by_worker = harness.app.send_task("unlimited", max_retries=0)

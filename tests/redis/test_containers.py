@@ -139,7 +139,7 @@ def test_the_server_has_the_requested_flavour_and_runs_in_a_container(
 
 
 @pytest.mark.process
-def test_a_worker_runs_jobs_of_a_server_in_a_container(harness: WorkerHarness) -> None:
+def test_a_worker_runs_jobs_from_a_server_in_a_container(harness: WorkerHarness) -> None:
     harness.worker(children=1)
     assert harness.app.send_task("quick", countdown=0.1).get(timeout=60) is None
     assert len(harness.journal.wait_for(1, what="start")) == 1

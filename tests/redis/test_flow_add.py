@@ -175,7 +175,9 @@ def test_data_and_options_are_stored_like_those_of_queue_add(flows: FlowProducer
     assert by_name["root"].timestamp_ms == int(root["timestamp"])
 
 
-def test_defaults_of_a_queue_apply_to_jobs_without_the_option(flows: FlowProducer, redis_client: redis.Redis) -> None:
+def test_a_queues_defaults_apply_to_jobs_in_a_flow_without_the_option(
+    flows: FlowProducer, redis_client: redis.Redis
+) -> None:
     flows.add(
         job("root", job("a", queue="parts"), job("b", queue="parts", attempts=2)),
         queue_defaults={"parts": {"attempts": 9, "ignore_dependency_on_failure": True}},
@@ -522,7 +524,7 @@ def test_a_full_server_adds_no_job_of_a_flow(server_factory: ServerFactory) -> N
         flows.add(job("root", job("a")))
 
 
-def test_the_error_of_a_broken_queue_counts_the_jobs_that_were_added(
+def test_the_error_for_a_broken_queue_counts_the_jobs_that_were_added(
     flows: FlowProducer, redis_client: redis.Redis
 ) -> None:
     """A Lua error is not rolled back; nothing else leaves an incomplete flow."""

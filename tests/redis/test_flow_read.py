@@ -183,7 +183,7 @@ def test_a_flow_is_read_under_a_prefix_with_a_colon(broker_url: str) -> None:
         assert shape(flows.get_flow("q", "root")) == ("root", leaf("child"))
 
 
-def test_jobs_of_a_flow_have_the_methods_of_jobs(broker_url: str, manual_worker: ManualWorker) -> None:
+def test_jobs_in_a_flow_have_the_usual_job_methods(broker_url: str, manual_worker: ManualWorker) -> None:
     with FlowProducer(broker_url) as flows, Queue("q", broker_url) as queue:
         flows.add(job("root", job("a"), job("b")))
         flow = flows.get_flow("q", "root")

@@ -94,7 +94,7 @@ def read_environment(url: str) -> None:
         f"http://:{SECRET}@127.0.0.1",
     ],
 )
-def test_no_error_of_a_send_shows_the_password(send_task: Callable[[str], None], url: str) -> None:
+def test_no_send_error_shows_the_password(send_task: Callable[[str], None], url: str) -> None:
     with pytest.raises(BulltaskError) as caught:
         send_task(url)
     assert leaks(caught.value) == []

@@ -228,7 +228,7 @@ def test_an_invalid_repeat_rule_delays_its_job_and_crashes_no_child(
     assert len(events_of(emitted, SchedulingFailed)) + len(events_of(emitted, JobCompleted)) == 2
 
 
-def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_as_by_node(
+def test_a_lone_surrogate_in_a_deduplication_id_is_encoded_as_node_encodes_it(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
     redis_client.hset(
@@ -377,7 +377,7 @@ def test_a_malformed_job_does_not_count_for_the_global_concurrency(
     assert [event.job_id for event in events_of(emitted, JobCompleted)] == ["sound"]
 
 
-def test_a_malformed_job_of_another_queue_does_not_lose_an_outcome(
+def test_a_malformed_job_in_another_queue_does_not_lose_an_outcome(
     app: App, keys: QueueKeys, put: Put, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     app.task(name="task")(lambda **_: "done")

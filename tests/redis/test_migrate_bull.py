@@ -147,7 +147,7 @@ def test_the_source_queue_may_have_another_prefix(queue: Queue, redis_client: re
         ({"dry": True}, TypeError, "dry"),
     ],
 )
-def test_invalid_options_of_a_migration_are_rejected(
+def test_invalid_migration_options_are_rejected(
     queue: Queue, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -210,7 +210,9 @@ def test_a_listener_receives_events_added_after_it_was_opened(listen: Listen, re
     assert events.next(0.05) is None
 
 
-def test_a_listener_of_a_queue_that_does_not_exist_yet_receives_its_first_event(listen: Listen, broker: Broker) -> None:
+def test_a_listener_for_a_queue_that_does_not_exist_yet_receives_its_first_event(
+    listen: Listen, broker: Broker
+) -> None:
     events = listen()
     assert events.next(0.01) is None
     broker.producer.send([NewJob("mail", "a", "send", b"{}", JobOptions())])
@@ -466,7 +468,7 @@ def test_close_ends_a_blocked_read_immediately(broker: Broker) -> None:
     events.close()
 
 
-async def test_close_ends_a_blocked_read_of_a_task_immediately(broker: Broker) -> None:
+async def test_close_ends_a_blocked_read_in_a_task_immediately(broker: Broker) -> None:
     events = AsyncQueueEvents("mail", broker=lambda: broker)
     await events.open()
 
@@ -523,7 +525,7 @@ def test_close_from_a_callback_ends_the_loop(broker: Broker, redis_client: redis
     assert done.wait(60)
 
 
-async def test_close_from_a_callback_ends_the_loop_of_a_task(broker: Broker, redis_client: redis.Redis) -> None:
+async def test_close_from_a_callback_ends_the_loop_in_a_task(broker: Broker, redis_client: redis.Redis) -> None:
     events = AsyncQueueEvents("mail", broker=lambda: broker)
     events.on("drained", lambda event: events.close())
     await events.listen()

@@ -239,7 +239,7 @@ class TestReplacedStream:
         ids = add(redis_client, 3)
         assert receive(events, 3) == ids
 
-    def test_a_new_stream_of_the_same_name_is_read_from_its_beginning(
+    def test_a_new_stream_with_the_same_name_is_read_from_its_beginning(
         self, events: QueueEvents, redis_client: redis.Redis
     ) -> None:
         first = add(redis_client, 5)

@@ -118,7 +118,7 @@ def test_backoff_none_stores_no_backoff(queue: Queue, redis_client: redis.Redis)
     assert "backoff" not in stored(redis_client, queue.add("n", backoff=None).id)
 
 
-def test_an_option_of_a_call_overrides_that_of_its_task(app: App, redis_client: redis.Redis) -> None:
+def test_a_call_option_overrides_the_same_task_option(app: App, redis_client: redis.Redis) -> None:
     task = app.task(name="n", queue="mail", keep_logs=5, remove_on_fail=3)(_anything)
     opts = stored(redis_client, task.apply_async(keep_logs=9).id)
     assert (opts["kl"], opts["removeOnFail"]) == (9, 3)

@@ -504,9 +504,7 @@ def test_a_failed_job_is_ready_and_has_its_traceback(app: App, worker: Worker, r
     ("options", "state"),
     [({"countdown": 60}, JobState.DELAYED), ({"priority": 5}, JobState.PRIORITIZED), ({}, JobState.WAITING)],
 )
-def test_the_state_of_a_result_is_that_of_its_job(
-    app: App, worker: Worker, options: dict[str, Any], state: JobState
-) -> None:
+def test_a_result_has_the_state_of_its_job(app: App, worker: Worker, options: dict[str, Any], state: JobState) -> None:
     assert send(app, **options).state is state
 
 

@@ -106,7 +106,7 @@ def test_get_and_aget_raise_task_revoked_error(app: App) -> None:
     asyncio.run(use())
 
 
-def test_revoke_notifies_a_caller_that_already_waits(app: App) -> None:
+def test_revoke_notifies_a_caller_that_is_already_waiting(app: App) -> None:
     job = app.send_task("n", queue="mail")
 
     async def use() -> None:

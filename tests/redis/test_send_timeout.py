@@ -134,7 +134,7 @@ def test_the_limit_applies_to_each_round_trip_of_many_jobs(proxy: FlakyProxy, re
     app.close()
 
 
-def test_the_error_of_a_bulk_send_names_the_first_and_the_last_job(app: App, proxy: FlakyProxy) -> None:
+def test_the_error_for_a_bulk_send_names_the_first_and_the_last_job(app: App, proxy: FlakyProxy) -> None:
     work = app.task(name="work")(lambda n: None)
     calls = [work.s(n).set(job_id=f"n-{n}") for n in range(3)]
     proxy.blackhole()
@@ -142,7 +142,7 @@ def test_the_error_of_a_bulk_send_names_the_first_and_the_last_job(app: App, pro
     assert "Gave up sending 3 jobs, n-0 to n-2, after" in message
 
 
-def test_without_publish_timeout_each_attempt_has_the_timeout_of_a_command(proxy: FlakyProxy) -> None:
+def test_without_publish_timeout_each_attempt_has_the_command_timeout(proxy: FlakyProxy) -> None:
     url = f"redis://127.0.0.1:{proxy.port}/0"
     app = App("sender", url, broker_publish_timeout=None, broker_publish_retries=2, redis_socket_timeout=0.3)
     app.send_task("work")
@@ -153,7 +153,7 @@ def test_without_publish_timeout_each_attempt_has_the_timeout_of_a_command(proxy
     app.close()
 
 
-def test_the_limit_of_a_send_does_not_apply_to_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
+def test_the_limit_on_a_send_does_not_apply_to_the_next_call_on_its_connection(app: App, proxy: FlakyProxy) -> None:
     app.send_task("work")
     proxy.latency(LIMIT_S * 0.6)  # longer than an attempt to send may take, shorter than a command
     reply: Any = app.broker.pool.run(command("PING"))

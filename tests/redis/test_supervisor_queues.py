@@ -97,7 +97,7 @@ def test_jobs_of_a_dead_child_are_recovered_while_another_queue_is_broken(
     assert recovery.pending == 0
 
 
-def test_a_job_does_not_fail_for_crashes_while_another_queue_is_broken(
+def test_a_job_does_not_fail_because_of_crashes_while_another_queue_is_broken(
     app: App, client: Client, bus: Bus, emitted: list[Event], redis_client: Any
 ) -> None:
     keys = [app.broker.keys(queue) for queue in QUEUES]

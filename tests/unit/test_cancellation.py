@@ -240,7 +240,7 @@ def test_a_spark_error_does_not_prevent_a_cancellation(child: Child, monkeypatch
         child.call(child.request)
 
 
-async def test_attempts_share_one_poll_timer_which_ends_with_the_last_attempt(
+async def test_attempts_share_one_poll_timer_that_ends_with_the_last_attempt(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Callable[[], None]] = []

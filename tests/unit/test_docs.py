@@ -369,7 +369,7 @@ def test_the_requirements_page_states_reasons_and_current_defaults() -> None:
     assert [topic for topic in topics if not any(topic.lower() in row[0].lower() for row in table)] == []
 
 
-def test_every_flag_of_the_worker_is_documented() -> None:
+def test_every_worker_flag_is_documented() -> None:
     documented = set(inline_code(prose(CONFIGURATION)))
     options = [*worker_command.command.params, *main.params]
     flags = {opt for option in options if isinstance(option, click.Option) for opt in option.opts}
@@ -385,17 +385,17 @@ def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
     assert codes == {0, 1, 2, migrate_bull.EXIT_REJECTED, migrate_bull.EXIT_SKIPPED}
 
 
-def test_every_option_of_a_task_is_documented() -> None:
+def test_every_task_option_is_documented() -> None:
     documented = {name for row in rows(CONFIGURATION, "Options of a task") for name in inline_code(row[0])}
     assert documented == {field.name for field in fields(TaskOptions)} - {"unlimited_retries"} | {"name", "bind"}
 
 
-def test_every_option_of_a_call_is_documented() -> None:
+def test_every_call_option_is_documented() -> None:
     documented = {name for row in rows(CONFIGURATION, "Options of a call") for name in inline_code(row[0])}
     assert documented == {field.name for field in fields(CallOptions)}
 
 
-def test_methods_of_the_context_on_the_celery_page_exist() -> None:
+def test_context_methods_on_the_celery_page_exist() -> None:
     text = (ROOT / "docs/how-to/coming-from-celery.md").read_text()
     methods = set(re.findall(r"self\.(\w+)\(", text))
     assert methods <= {"update_state"} | set(dir(Context))  # update_state is Celery's

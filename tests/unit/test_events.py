@@ -92,7 +92,7 @@ def test_a_listener_receives_only_events_of_its_class() -> None:
     assert received == [STARTED]
 
 
-def test_a_listener_of_the_base_class_receives_all_events() -> None:
+def test_a_listener_for_the_base_class_receives_all_events() -> None:
     bus = Bus()
     received: list[object] = []
     bus.subscribe(Event, received.append)
@@ -134,7 +134,7 @@ def broken(_: Event) -> None:
     raise ValueError("no disk")
 
 
-def test_a_listener_that_raises_does_not_affect_caller_or_other_listeners() -> None:
+def test_a_listener_that_raises_does_not_affect_the_caller_or_other_listeners() -> None:
     bus = Bus()
     received: list[object] = []
     bus.subscribe(JobStarted, broken)

@@ -165,7 +165,7 @@ def test_scripts_are_read_from_a_zip_file(tmp_path: Path) -> None:
     assert re.search(r"ScriptIntegrityError: .*addLog-2\.lua cannot be read", run.stderr)
 
 
-def test_the_build_requires_the_distribution_of_the_manifest() -> None:
+def test_the_build_requires_the_distribution_that_the_manifest_names() -> None:
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert MANIFEST["source"] in requires
 

@@ -295,7 +295,7 @@ async def test_calling_an_async_task_returns_its_coroutine(app: App) -> None:
     assert await work(5) == 5
 
 
-def test_attributes_of_the_function_do_not_replace_attributes_of_the_task(outbox: Outbox) -> None:
+def test_function_attributes_do_not_replace_task_attributes(outbox: Outbox) -> None:
     def work() -> None: ...
 
     work.__dict__.update(name="other", options="other", _sender=None)
@@ -539,7 +539,7 @@ def test_max_retries_none_retries_without_a_limit(app: App) -> None:
     assert app.task(max_retries=None)(add).s(1).job().options.attempts == UNLIMITED_RETRIES + 1
 
 
-def test_options_of_a_call_override_those_of_its_task() -> None:
+def test_call_options_override_task_options() -> None:
     task = {"queue": "slow", "priority": 5, "expires": 60}
     assert new_job(task).queue == "slow"
     assert new_job(task).options.priority == 5
@@ -562,7 +562,7 @@ def test_options_of_a_call_override_those_of_its_task() -> None:
         ({"lifo": True}, "lifo", True),
     ],
 )
-def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str, value: object) -> None:
+def test_each_call_option_reaches_its_job(call: dict[str, Any], field: str, value: object) -> None:
     assert getattr(new_job(**call).options, field) == value
 
 
@@ -580,11 +580,11 @@ def test_each_option_of_a_call_reaches_its_job(call: dict[str, Any], field: str,
         ({"max_retries": -1}, ConfigError, "max_retries"),
     ],
 )
-def test_an_invalid_option_of_a_call_is_rejected(call: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_an_invalid_call_option_is_rejected(call: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         new_job(**call)
 
 
-def test_retention_of_a_task_overrides_that_of_the_app() -> None:
+def test_a_tasks_retention_overrides_the_apps() -> None:
     job = new_job({"result_expires": 0, "result_failure_expires": timedelta(days=1)})
     assert (job.options.keep_completed_ms, job.options.keep_failed_ms) == (0, 86_400_000)

@@ -272,7 +272,7 @@ def test_a_failure_without_a_traceback_becomes_a_task_error() -> None:
     assert str(task_error("job stalled more than allowable limit")) == "job id-1: job stalled more than allowable limit"
 
 
-def test_a_traceback_of_an_earlier_attempt_is_not_used_to_rebuild() -> None:
+def test_a_traceback_from_an_earlier_attempt_is_not_used_to_rebuild_the_exception() -> None:
     _, trace = failure_of(KeyError("x"))
     rebuilt = task_error("the child process running this job died (SIGKILL)", trace)
     assert "KeyError: 'x'" in str(rebuilt)

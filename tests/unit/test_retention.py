@@ -83,7 +83,7 @@ def test_an_invalid_retention_setting_is_rejected_with_the_reason(name: str, val
         ({}, {}),
     ],
 )
-def test_the_retention_of_a_job_overrides_that_of_the_worker(stored: object, kept: object) -> None:
+def test_a_jobs_retention_overrides_the_workers(stored: object, kept: object) -> None:
     opts = {} if stored is None else {"removeOnFail": stored}
     fields = [b"name", b"n", b"opts", json.dumps(opts).encode()]
     assert RunningJob.from_hash("mail", "1", fields).keep("removeOnFail", {"count": 7}) == kept

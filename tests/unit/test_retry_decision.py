@@ -133,7 +133,7 @@ def test_a_task_may_add_and_exclude_errors_that_are_retried(
     assert is_retried(decide(error, opts, **options)) is expected
 
 
-def test_a_category_rule_of_the_app_applies() -> None:
+def test_the_apps_category_rules_apply() -> None:
     other = App("other")
     other.categorizer.register(UnknownError, ErrorCategory.TRANSIENT)
     assert is_retried(decide_retry(UnknownError("x"), job(BULLTASK_OPTS), task(), other))
@@ -211,7 +211,7 @@ def test_the_retry_delay_of_a_bulltask_job_doubles_up_to_the_maximum(failures: i
         ({"type": "of-a-node-worker", "delay": 10}, 1, 20),
     ],
 )
-def test_the_retry_delay_of_a_job_of_another_client_is_computed_as_in_bullmq(
+def test_the_retry_delay_of_another_clients_job_is_computed_as_in_bullmq(
     backoff: object, failures: int, delay_ms: int
 ) -> None:
     opts = {} if backoff is None else {"backoff": backoff}

@@ -228,7 +228,7 @@ def test_a_restart_does_not_resolve_links_in_the_working_directory(
     assert _directory() == str(tmp_path / "release")
 
 
-def test_the_job_id_of_a_reserved_slot_is_that_of_its_previous_job() -> None:
+def test_a_reserved_slot_keeps_the_job_id_of_its_previous_job() -> None:
     nothing: Any = None
     slots = Slots(1, 2)
     pool = ChildPool(slots, fork, nothing, Bus(), 1)

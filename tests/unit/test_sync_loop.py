@@ -88,7 +88,7 @@ def test_a_deferred_duplicate_that_redis_rejects_does_not_stop_the_child() -> No
     assert len(child.completed) == 1
 
 
-def test_the_reason_of_a_rescheduled_iteration_is_the_text_of_the_error() -> None:
+def test_the_reason_for_rescheduling_an_iteration_is_the_text_of_the_error() -> None:
     class Adder(IterationAdder):
         def __init__(self, error: Exception) -> None:
             self.error = error

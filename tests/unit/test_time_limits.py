@@ -54,7 +54,7 @@ def test_an_invalid_stored_time_limit_is_ignored(fields: dict[str, object], limi
     assert stored_job(**fields).time_limits == limits
 
 
-def test_time_limits_of_a_call_override_those_of_the_task_and_the_app() -> None:
+def test_a_calls_time_limits_override_the_tasks_and_the_apps() -> None:
     assert TimeLimits(1, None).with_defaults(TimeLimits(2, 3)).with_defaults(TimeLimits(4, 5)) == TimeLimits(1, 3)
 
 

@@ -112,7 +112,7 @@ def test_a_command_line_is_shown_without_passwords(flag: list[str], password: st
     assert shown.endswith(("@host -A 'a b'", "@host' -A 'a b'"))
 
 
-def test_the_password_is_hidden_in_messages_of_the_driver() -> None:
+def test_the_password_is_hidden_in_the_drivers_messages() -> None:
     url = SecretUrl("redis://:s3cr3t@host:port/0")
     assert url.hide_in("cannot cast 's3cr3t' to a port; nor 'port'") == "cannot cast '***' to a port; nor 'port'"
 

@@ -91,7 +91,7 @@ def test_an_ignored_hangup_stays_ignored(wakeup_pipe: WakeupPipe) -> None:
 # ---- ProcessSpec -----------------------------------------------------------------------------------------------------
 
 
-def test_the_restart_command_has_the_options_of_the_interpreter() -> None:
+def test_the_restart_command_has_the_interpreter_options() -> None:
     assert ProcessSpec().command == [sys.executable, *sys.orig_argv[1:]]
 
 

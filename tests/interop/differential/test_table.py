@@ -197,9 +197,7 @@ def test_invalid_flows_are_rejected(pair: Pair) -> None:
         assert set(pair.redis.keys("bull:{q}:*")) <= {"bull:{q}:meta"}
 
 
-def test_job_times_come_from_the_clock_of_the_redis_server(
-    pair: Pair, session_node: NodeBridge, defaults: Queue
-) -> None:
+def test_job_times_come_from_the_redis_servers_clock(pair: Pair, session_node: NodeBridge, defaults: Queue) -> None:
     """bulltask uses the time of Redis; Node uses that of its machine."""
     job = defaults.add("a")
     seconds, micros = pair.redis.time()

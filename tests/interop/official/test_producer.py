@@ -19,7 +19,7 @@ from tests.support.machine_load import scale_to_load
 pytestmark = [pytest.mark.interop, pytest.mark.process]
 
 
-def test_a_job_of_the_official_queue_runs_and_its_result_is_read_back(any_mail: InteropQueue) -> None:
+def test_a_job_from_the_official_queue_runs_and_its_result_is_read_back(any_mail: InteropQueue) -> None:
     any_mail.worker()
     job = any_mail.add("add", {"x": 1, "y": 2})
     assert any_mail.result(job).get(timeout=60) == 3
@@ -57,7 +57,7 @@ def test_jobs_that_the_official_queue_adds_in_bulk_all_run(mail: InteropQueue, t
     assert sorted(recorded_ids(file)) == sorted(job["id"] for job in jobs)
 
 
-def test_a_delayed_job_of_the_official_queue_runs_when_it_is_due(any_mail: InteropQueue) -> None:
+def test_a_delayed_job_from_the_official_queue_runs_when_it_is_due(any_mail: InteropQueue) -> None:
     any_mail.worker().wait_for_line("Child started")
     job = any_mail.add("echo", {"value": "later"}, delay=2_000)
     assert any_mail.node_job(job)["state"] == "delayed"
@@ -66,7 +66,7 @@ def test_a_delayed_job_of_the_official_queue_runs_when_it_is_due(any_mail: Inter
     assert 2_000 - CLOCK_TOLERANCE_MS <= seen["processedOn"] - seen["timestamp"] < 10_000
 
 
-def test_jobs_of_the_official_queue_run_lifo_first_then_by_priority(mail: InteropQueue, tmp_path: Path) -> None:
+def test_jobs_from_the_official_queue_run_lifo_first_then_by_priority(mail: InteropQueue, tmp_path: Path) -> None:
     data = {"file": str(tmp_path / "runs")}
     priorities = [7, 2, None, 1, 2, 2_097_152, None, 1]
     jobs = [mail.add("record", data, **({"priority": priority} if priority else {})) for priority in priorities]
@@ -85,7 +85,7 @@ BACKOFFS: list[tuple[Any, list[int]]] = [
 ]
 
 
-def test_jobs_of_the_official_queue_are_retried_after_their_backoff(mail: InteropQueue) -> None:
+def test_jobs_from_the_official_queue_are_retried_after_their_backoff(mail: InteropQueue) -> None:
     mail.worker()
     for backoff, delays in BACKOFFS:
         opts = {"backoff": backoff} if backoff else {}
@@ -114,7 +114,7 @@ def test_the_official_client_reads_why_a_job_failed_in_a_bulltask_worker(mail: I
     assert mail.job_call(job, "isFailed") is True
 
 
-def test_the_official_client_reads_progress_and_logs_of_a_bulltask_worker(mail: InteropQueue) -> None:
+def test_the_official_client_reads_progress_and_logs_written_by_a_bulltask_worker(mail: InteropQueue) -> None:
     steps: list[Any] = [10, {"sent": 3, "left": []}, "half ½ 😀", None]
     mail.worker()
     job = mail.add("report", {"steps": steps})
@@ -123,7 +123,7 @@ def test_the_official_client_reads_progress_and_logs_of_a_bulltask_worker(mail: 
     assert (seen["progress"], seen["logs"]) == (None, [f"at {step}" for step in steps])
 
 
-def test_a_second_job_of_the_official_queue_with_the_same_id_does_not_run(mail: InteropQueue) -> None:
+def test_a_second_job_from_the_official_queue_with_the_same_id_does_not_run(mail: InteropQueue) -> None:
     assert mail.add("echo", {"value": "first"}, jobId="invoice-1") == "invoice-1"
     assert mail.add("echo", {"value": "second"}, jobId="invoice-1") == "invoice-1"
     mail.worker()
@@ -134,7 +134,7 @@ def test_a_second_job_of_the_official_queue_with_the_same_id_does_not_run(mail: 
 @pytest.mark.parametrize(
     ("task", "option", "ends"), [("echo", "removeOnComplete", "completed"), ("fail", "removeOnFail", "failed")]
 )
-def test_finished_jobs_of_the_official_queue_are_removed_by_its_options(
+def test_finished_jobs_from_the_official_queue_are_removed_as_its_options_require(
     mail: InteropQueue, task: str, option: str, ends: str
 ) -> None:
     mail.worker()
@@ -147,7 +147,7 @@ def test_finished_jobs_of_the_official_queue_are_removed_by_its_options(
         assert mail.is_gone(jobs[-1]) is (keep is True)
 
 
-def test_a_flow_of_the_official_producer_runs_its_children_first(mail: InteropQueue) -> None:
+def test_a_flow_from_the_official_producer_runs_its_children_first(mail: InteropQueue) -> None:
     children = [{"name": "add", "queueName": mail.name, "data": {"x": n}} for n in (1, 2)]
     tree = mail.node.call(
         "flow.add", flow={"name": "echo", "queueName": mail.name, "data": {"value": "all"}, "children": children}

@@ -130,7 +130,7 @@ def test_a_result_of_nan_also_fails_the_job_in_the_official_worker(mail: Interop
         mail.send("echo", options={"max_retries": 0}).get(timeout=60)
 
 
-def test_progress_and_logs_of_the_official_worker_are_read_by_bulltask(mail: InteropQueue) -> None:
+def test_bulltask_reads_progress_and_logs_written_by_the_official_worker(mail: InteropQueue) -> None:
     steps: list[Any] = [10, {"sent": 3}, "half ½ 😀", 100]
     with mail.app.events("mail") as events:
         mail.node_worker("progress", {"steps": steps})
