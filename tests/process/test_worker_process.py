@@ -85,7 +85,7 @@ def test_a_forced_stop_releases_the_job_and_leaving_the_block_stops_the_worker(a
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_worker_process_that_cannot_start_raises_with_its_output(shop: dict[str, Any]) -> None:
+def test_a_worker_process_that_cannot_start_raises_an_error_with_its_output(shop: dict[str, Any]) -> None:
     with pytest.raises(BulltaskError, match=r"exit code 1:\n(.*\n)*.*no_such_module"):
         WorkerProcess.start("no_such_module", **shop)
 

@@ -246,7 +246,7 @@ def test_bandwidth_limits_both_directions(connect: Connect, proxy: FlakyProxy) -
     assert time.monotonic() - middle >= 0.15
 
 
-def test_a_wait_for_that_times_out_shows_the_counters(proxy: FlakyProxy) -> None:
+def test_wait_for_shows_the_counters_when_it_times_out(proxy: FlakyProxy) -> None:
     with pytest.raises(TimeoutError, match="'dropped': 0"):
         proxy.wait_for(lambda proxy: proxy.dropped == 1, timeout=0.05)
 

@@ -157,7 +157,7 @@ def test_a_stalled_job_is_logged_with_the_time_its_lock_expired(epoch_ms: int | 
     assert (line["level"], line["event"], line["lock_expired_at"]) == ("warning", "Job stalled", shown)
 
 
-def test_a_failed_heartbeat_is_one_line_with_at_most_ten_job_ids() -> None:
+def test_a_failed_heartbeat_is_logged_in_one_line_with_at_most_ten_job_ids() -> None:
     job_ids = tuple(map(str, range(200)))
     log = Log()
     line = log.emit(events.HeartbeatFailed("mail", job_ids, "timed out", 1))
