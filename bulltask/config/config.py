@@ -85,7 +85,7 @@ class Config:
 
     @property
     def renew_ms(self) -> int:
-        """Locks are renewed at half this interval. Half of ``lock_duration`` unless set."""
+        """Twice the interval at which locks are renewed; by default, half of ``lock_duration``."""
         return self.lock_renew_ms if self.lock_renew_ms is not None else self.lock_ms // 2
 
     @property
@@ -94,7 +94,7 @@ class Config:
         return TimeLimits(self.soft_time_limit_ms, self.time_limit_ms)
 
     def limiter(self, queue: str) -> Mapping[str, int] | None:
-        """Return BullMQ's ``limiter`` for a queue by its name in the app, ``None`` for none."""
+        """Return BullMQ's ``limiter`` for a queue by its name in the app; ``None`` if it has none."""
         limits = self.limits
         return None if limits is None else limits.get(queue, limits.get(EVERY_QUEUE))
 
@@ -103,7 +103,8 @@ class Settings:
     """The mutable settings of an app, by their public names: ``app.conf.lock_duration = 60``.
 
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to
-    send a job, or a worker starts: children are forks, so a later change would apply to only some of the processes.
+    send a job, or when a worker starts: children are forks, so a later change would apply to only some
+    processes.
     """
 
     _values: dict[str, object]

@@ -1,6 +1,6 @@
 """Parsers of settings: a parser, or a function that returns a parser, for each kind of value.
 
-A parser takes the value (a string from the environment and the command line, any object from code) and the setting's
+A parser takes the value (a string from the environment or the command line, any object from code) and the setting's
 name for the message. It returns the field's value in :class:`bulltask.config.config.Config`, or raises ``ConfigError``.
 The documentation describes values with the text after "must be" in the message.
 """
@@ -222,7 +222,7 @@ def _check_address(value: SecretUrl, name: str) -> None:
             raise ConfigError(f"{name} must have a host and a port from 1 to 65535, or no port for 6379, not {value}")
         if not _DATABASE.fullmatch(parts.path):
             raise ConfigError(
-                f"{name} must end with a database number, as in redis://host:6379/0, or have none for 0, not {value}"
+                f"{name} must end with a database number, as in redis://host:6379/0, or omit it for 0, not {value}"
             )
     if not all(_NUMBER.fullmatch(number) for number in parse_qs(parts.query, keep_blank_values=True).get("db", ())):
         raise ConfigError(f"db in {name} must be a database number, not {value}")
@@ -285,7 +285,7 @@ def retention(value: Any, name: str) -> Mapping[str, int]:
     """Return BullMQ's ``keepJobs`` map for a worker's option.
 
     Args:
-        value: :data:`bulltask.jobs.retention.KeepJobs`, or a string for it.
+        value: :data:`bulltask.jobs.retention.KeepJobs`, or a string that represents it.
         name: Name of the setting, for the message.
 
     Raises:

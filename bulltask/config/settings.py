@@ -66,7 +66,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "command_timeout_ms",
             duration(1),
             10,
-            "timeout for a Redis command, until its whole reply is read",
+            "timeout for a Redis command, until its whole reply has been read",
         ),
         _S(
             "broker_publish_retries",
@@ -115,14 +115,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_events",
             integer(100),
             10_000,
-            "how many events each queue's event stream keeps, approximately",
+            "approximate number of events that each queue's event stream keeps",
         ),
         _S(
             "max_logs",
             "max_logs",
             optional(integer(1)),
             1_000,
-            "how many lines of a job's log are kept (keep_logs overrides it); none: all",
+            "how many lines of a job's log are kept (keep_logs overrides this); none: all",
         ),
         _S("task_default_queue", "default_queue", queue_name, "default", "queue for tasks without the option queue"),
         _S(
@@ -145,7 +145,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "backoff_strategies",
             parse_names,
             (),
-            "names of custom backoff strategies that jobs for Node workers may use, besides fixed and exponential",
+            "names of custom backoff strategies that jobs for Node.js workers may use, besides fixed and exponential",
         ),
         _S(
             "task_retry_jitter",
@@ -285,7 +285,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "limits",
             optional(rate_limits),
             None,
-            "maximum rate at which a queue's jobs start, over all workers with this setting; none: no limit",
+            "maximum rate at which a queue's jobs start, across all workers with this setting; none: no limit",
         ),
         _S(
             "remove_on_complete",
@@ -306,7 +306,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "metrics_max_data_points",
             optional(integer(1, 1_000_000)),
             None,
-            "for how many minutes BullMQ's metrics are kept in Redis; none: no metrics",
+            "number of minutes for which BullMQ's metrics are kept in Redis; none: no metrics",
         ),
         _S(
             "metrics_port",

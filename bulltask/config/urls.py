@@ -66,7 +66,7 @@ class _RevealedUrl(str):
 
 
 class SecretUrl:
-    """The URL of a server, which never shows its password, not even in a debugger or in Sentry.
+    """A server's URL that never shows its password, not even in a debugger or in Sentry.
 
     Args:
         url: The URL as the user wrote it.

@@ -4,7 +4,7 @@ The schemas for Spark and Arrow and the tables in the documentation are generate
 neither Spark nor Arrow.
 
 ``bronze`` tables contain the events as they were read, ``silver`` tables the jobs and attempts derived from them, and
-``gold`` tables aggregates for reports. Times are UTC. Times of events are by Redis' clock. Times in a job's hash are by
+``gold`` tables aggregates for reports. Times are in UTC. Event times come from Redis' clock, times in a job's hash from
 the clock of the client that wrote them.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """The type of a column, with one type in Spark and one in Arrow."""
+    """The type of a column, which corresponds to one type in Spark and one in Arrow."""
 
     TEXT = "string"
     INT = "int"
@@ -65,9 +65,9 @@ class Table:
         layer: ``bronze``, ``silver`` or ``gold``.
         name: Its name in the layer.
         doc: The meaning of a row.
-        partitions: The text columns that are in the names of directories instead of in files, outermost first.
-        key: The columns that identify a row. In silver, of several rows with the same key, the one with
-            the latest ``as_of`` is valid.
+        partitions: The text columns that are stored in directory names instead of in files, outermost first.
+        key: The columns that identify a row. In silver, if several rows have the same key, the one with the latest
+            ``as_of`` is valid.
         columns: All other columns.
     """
 
@@ -108,7 +108,7 @@ EVENTS: Final = Table(
         event_seq long second part of event_id: numbers the entries of one millisecond, from 0
         event_at time event_ms as a timestamp; at most the end of the year 9999
         event text BullMQ's name of the event: added, waiting, active, completed, failed, delayed, stalled, ...
-        job_id text id of the job; null for events of the queue: drained, paused, resumed, cleaned
+        job_id text id of the job; null if the event concerns the whole queue: drained, paused, resumed, cleaned
         name text name of the task; only in added
         prev text previous state of the job
         delay_until time when the job is due; only in delayed
@@ -142,7 +142,7 @@ GAPS: Final = Table(
 SNAPSHOTS: Final = Table(
     "bronze",
     "jobs",
-    "the hash of one job when it was read; dt is the day of finished_at, else of snapshot_at",
+    "the hash of one job when it was read; dt is the day of finished_at or, if that is null, of snapshot_at",
     _BY_BATCH,
     ("queue", "id", "snapshot_at"),
     _columns(
@@ -164,7 +164,7 @@ SNAPSHOTS: Final = Table(
         return_value text result as JSON
         failed_reason text why the last failed attempt failed
         stacktrace text JSON list of tracebacks, one per failed attempt
-        parent_key text Redis key of its parent job
+        parent_key text Redis key of the parent job
         worker text worker id of the worker that ran the job last; its name if it is a Node.js worker
         snapshot_at time when the job was read
         """,
@@ -189,7 +189,7 @@ BACKFILLS: Final = Table(
 ATTEMPTS: Final = Table(
     "silver",
     "attempts",
-    "one attempt of a job; dt is the day of ended_at, else of as_of",
+    "one attempt of a job; dt is the day of ended_at or, if that is null, of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation", "attempt"),
     _columns(
@@ -199,24 +199,24 @@ ATTEMPTS: Final = Table(
         incarnation text id of the added event; distinguishes jobs that used the same id; null if the event is missing
         attempt int number of the attempt, from 1
         name text name of the task; null if the added event is missing
-        queued_at time when the job began to wait; null if unknown, like the next two
-        started_at time when a worker acquired the job
-        ended_at time when the attempt ended
+        queued_at time when the job began to wait; null if unknown
+        started_at time when a worker acquired the job; null if unknown
+        ended_at time when the attempt ended; null if unknown
         wait_ms long started_at - queued_at, milliseconds
         run_ms long ended_at - started_at, milliseconds
         outcome text completed, failed, requeued, stalled, waiting-children, or open if the outcome is unknown
         failed_reason text why the job failed; null for requeued attempts, as events do not contain their reasons
         error_fingerprint text first line of failed_reason, with # for quoted text, numbers and hex numbers
-        worker text worker id (a Node.js worker's name), from a snapshot
+        worker text worker id (for a Node.js worker, its name), from a snapshot
         source text events, or snapshot if a backfill added the row
-        as_of time time of the last event of the row; of several rows with the same key, the latest as_of is valid
+        as_of time time of the row's last event; of rows with the same key, the one with the latest as_of is valid
         """,
     ),
 )
 JOBS: Final = Table(
     "silver",
     "jobs",
-    "one finished or removed job; dt is the day of finished_at, else of as_of",
+    "one finished or removed job; dt is the day of finished_at or, if that is null, of as_of",
     _BY_BATCH,
     ("queue", "job_id", "incarnation"),
     _columns(
@@ -225,19 +225,19 @@ JOBS: Final = Table(
         job_id text id of the job
         incarnation text as in silver.attempts
         name text name of the task
-        created_at time when it was added
-        first_started_at time when a worker acquired it for the first time
-        finished_at time when it finished; null for a removed job and for an open job that timed out
+        created_at time when the job was added
+        first_started_at time when a worker acquired the job for the first time
+        finished_at time when the job finished; null for a removed job and for an open job that timed out
         state text completed, failed, removed, or the last state of an open job that timed out
         attempt_count int number of attempts with any outcome; can be greater than attempts_made
         stalls int number of stalled attempts
-        wait_ms long milliseconds that it waited for a worker, in all attempts
-        run_ms long milliseconds that it ran, in all attempts
+        wait_ms long milliseconds that the job waited for a worker, in all attempts
+        run_ms long milliseconds that the job ran, in all attempts
         total_ms long finished_at - created_at, milliseconds
         failed_reason text why the job failed; null unless state is failed
         error_fingerprint text as in silver.attempts
-        parent_key text Redis key of its parent job, from a snapshot
-        data_bytes int size of its data, from a snapshot
+        parent_key text Redis key of the parent job, from a snapshot
+        data_bytes int size of the job's data in bytes, from a snapshot
         source text events, or snapshot if a backfill added the row
         as_of time as in silver.attempts
         """,
@@ -253,13 +253,13 @@ TASK_MINUTE: Final = Table(
         _KINDS,
         """
         queue text queue of the jobs
-        name text name of the task; null for jobs without an added event, and once in each minute that overlaps a gap
+        name text name of the task; null for jobs without an added event, and in one row per minute that overlaps a gap
         minute time start of the minute
         added long jobs added
         started long attempts started
         completed long attempts that completed
         failed long attempts that failed, and with them their jobs
-        requeued long attempts after which the job runs again: failed, released or rescheduled, or their child crashed
+        requeued long attempts that failed, were released or rescheduled, or whose child crashed; the job runs again
         stalled long attempts that stalled
         waiting_children long attempts that ended because the job waits for its child jobs
         finished long jobs that completed or failed
@@ -270,9 +270,9 @@ TASK_MINUTE: Final = Table(
         run_p50 long median run time of the attempts that ended, milliseconds, within 1 %
         run_p95 long 95th percentile of the run times
         run_p99 long 99th percentile of the run times
-        busy_ms long total milliseconds that attempts ran in this minute, without attempts whose end is unknown
-        wasted_ms long part of busy_ms that belongs to attempts that were requeued, stalled or failed
-        wait_histogram_ms counts log histogram of the waits; add up the histograms of minutes for those of hours or days
+        busy_ms long total milliseconds that attempts ran in this minute; excludes attempts whose end is unknown
+        wasted_ms long part of busy_ms spent on attempts that failed, stalled or were requeued
+        wait_histogram_ms counts log histogram of the waits; for an hour or a day, add up the histograms of its minutes
         run_histogram_ms counts the same for run times
         events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
         complete flag true if no gap of the queue overlaps the minute
@@ -291,7 +291,7 @@ ERRORS_DAY: Final = Table(
         queue text queue of the jobs
         name text name of the task
         error_fingerprint text fingerprint of the failures, as in silver.attempts
-        count long number of failures, without requeued attempts: events do not contain their reasons
+        count long number of failures; excludes requeued attempts, because events do not contain their reasons
         fraction double count divided by all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
@@ -314,9 +314,9 @@ CAPACITY_MINUTE: Final = Table(
         added long jobs added
         finished_or_removed long jobs that finished or were removed
         backlog_delta long added - finished_or_removed; not meaningful from the first incomplete minute on
-        busy_slots double mean number of busy slots, that is, of attempts that ran at the same time
+        busy_slots double mean number of busy slots, that is, of attempts running at the same time
         peak_slots long maximum number of busy slots
-        capacity long number of slots: as configured, else the highest peak_slots of the day
+        capacity long number of slots: as configured, otherwise the highest peak_slots of the day
         utilisation double busy_slots / capacity; null without a capacity
         wait_p95 long 95th percentile of the waits of the attempts that started, milliseconds, within 1 %
         complete flag true if no gap of the queue overlaps the minute
@@ -359,9 +359,9 @@ COST_DAY: Final = Table(
         jobs long finished jobs
         attempts long attempts that ended
         busy_s double total seconds that attempts ran
-        wasted_s double part of busy_s that belongs to attempts that were requeued, stalled or failed
-        cost money busy_s times the price of a slot per second; null if no price is configured, like cost_per_job
-        cost_per_job money cost / jobs; null without jobs
+        wasted_s double part of busy_s spent on attempts that failed, stalled or were requeued
+        cost money busy_s times the price of a slot per second; null if no price is configured
+        cost_per_job money cost / jobs; null without jobs or without a configured price
         complete flag true if no gap of the queue overlaps the day
         """,
     ),
