@@ -25,7 +25,7 @@ _ASSUMPTIONS: Final = (
     "A slot runs one job at a time. A worker has one slot per child (--concurrency) for sync tasks, and up to"
     " --concurrency times --async-concurrency slots for async tasks.",
     "Every slot runs jobs of all these queues, in order of arrival. Jobs arrive at random within the busiest minute."
-    " Priorities, rate limits, pauses and restarts of workers are not part of the model.",
+    " Priorities, rate limits, pauses and worker restarts are not part of the model.",
     "More slots do not slow jobs down: what the jobs share (a database, the CPU) has enough capacity.",
     "A delayed job counts in the minute in which it was added.",
 )
@@ -36,7 +36,7 @@ class Choice:
     """The expected effect of a concurrency in the busiest minute, including the peak factor.
 
     Attributes:
-        concurrency: The number of slots of all workers.
+        concurrency: The number of slots, across all workers.
         in_time: The fraction of attempts, 0 to 1, that start in time; 0 if the queue grows without bound.
         utilisation: The fraction of slots that are busy, 0 to 1; 1 if the queue grows without bound.
     """
@@ -51,7 +51,7 @@ class Recommendation:
     """A recommended concurrency, with its reasoning.
 
     Attributes:
-        concurrency: The minimum number of slots of all workers with which ``target`` of the attempts wait at most
+        concurrency: The minimum number of slots, across all workers, at which ``target`` of the attempts wait at most
             ``max_wait_s`` in the busiest minute.
         max_wait_s: The longest wait that meets the target, in seconds.
         target: The target fraction of attempts, 0 to 1.
@@ -93,7 +93,7 @@ def recommend(
     target: float = 0.99,
     peak_factor: float = 1.2,
 ) -> Recommendation | None:
-    """Recommend the minimum concurrency with which jobs do not wait too long.
+    """Recommend the minimum concurrency at which jobs do not wait too long.
 
     Args:
         task_minutes: Rows of ``gold.task_minute`` for some days, of one queue or of all queues that the same workers
@@ -201,7 +201,7 @@ def _minutes(rows: list[Row], tasks: Mapping[tuple[Any, Any], _Task]) -> dict[da
 
 
 def _by_minute(rows: Iterable[Row], column: str) -> list[Any]:
-    """Return the sums of a column over all queues, per minute."""
+    """Return the sum of a column across all queues, for each minute."""
     sums: dict[datetime, Any] = defaultdict(int)
     for row in rows:
         sums[row["minute"]] += row[column]

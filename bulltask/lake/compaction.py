@@ -125,7 +125,7 @@ def _published_directories(layout: Layout, directory: Path) -> list[Path]:
 def _batches(table: Table, files: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
     if table.layer != "silver":
-        # Little read-ahead, as a day of events can exceed the memory.
+        # Little read-ahead, because a day of events can be larger than the memory.
         yield from dataset.scanner(batch_size=_ROWS, batch_readahead=2, fragment_readahead=2).to_batches()
         return
     yield from latest_rows(dataset.to_table(), table).to_batches(max_chunksize=_ROWS)

@@ -45,7 +45,7 @@ class History:
             print(job.finished_at, job.queue, job.name, job.id, job.failed_reason)
         print(history.job(page.jobs[0].id).attempts)
 
-    Only the latest state of a job counts: a job that failed and was completed by a later retry is completed. The
+    Only the latest state of a job counts: a job that failed and was completed by a later retry counts as completed. The
     pipeline may write at the same time; each call reads the files that exist at that moment. A call may take seconds:
     in asyncio, run it in a thread. Jobs that have not finished are not in the lake's table of jobs yet; :meth:`job`
     finds their events.
@@ -136,7 +136,7 @@ class History:
     def attempt_counts(
         self, outcome: str = "completed", *, every: Every = "hour", **where: Unpack[StatsFilter]
     ) -> list[AttemptCount]:
-        """Count the attempts that ended in each hour or day, without hours and days in which none ended.
+        """Count the attempts that ended in each hour or day, omitting hours and days in which none ended.
 
         Args:
             outcome: Only attempts with this outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the

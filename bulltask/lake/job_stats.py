@@ -70,7 +70,7 @@ class LatencyPoint:
     """How long the attempts of an hour or a day took.
 
     Attributes:
-        at: The start of the hour or day, UTC; for the whole period ``since``, or ``None`` without it.
+        at: The start of the hour or day, UTC; for the whole period, ``since``, or ``None`` if it was not given.
         attempts: The number of attempts.
         percentiles: Seconds by percentile, like ``{50: 0.2, 95: 1.4}``, within 1 %.
     """
@@ -172,7 +172,7 @@ def _ended_filter(query: JobQuery) -> Any:
 
 
 def _older_rows(reader: TableReader, query: JobQuery, since: datetime, days: Sequence[date]) -> list[Any]:
-    """Read earlier rows of jobs that were added before ``days``: one of these may be their latest."""
+    """Read earlier rows of jobs that were added before ``days``: one of these may be the latest row of its job."""
     before = [day for day in reader.days(JOBS) if not days or day < days[0]]
     created, first = ds.field("created_at"), since.replace(hour=0, minute=0, second=0, microsecond=0)
     began_before = (created.is_null() | (created < _time(first))) & (seen_expression() >= _time(since))

@@ -8,7 +8,7 @@
     LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
 ``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a repeated write
-can remove files of an earlier run.
+can remove the files of an earlier run.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def batch_of(ingest_id: str) -> tuple[str, int]:
 
 
 def check_local(root: str | Path) -> None:
-    """Check that a lake's root is a directory of a file system.
+    """Check that a lake's root is a directory in a file system.
 
     Raises:
         ConfigError: It is a URL.
     """
     if _URL.match(str(root)):
         raise ConfigError(
-            f"{root} is a URL, but a lake must be a directory of a file system: object stores are not supported yet. "
+            f"{root} is a URL, but a lake must be a directory in a file system: object stores are not supported yet. "
             "Use a directory that the driver and all executors share"
         )
 
@@ -125,7 +125,7 @@ class Layout:
         return self.table(table) / f"dt={day.isoformat()}"
 
     def written_directories(self, table: Table, ingest_id: str) -> Iterator[Path]:
-        """Yield the directories that a write has created in a table with ``ingest_id``."""
+        """Yield a table's directories that the write with this ``ingest_id`` has created."""
         for day in list_directories(self.table(table)):
             for queue in list_directories(day):
                 if (directory := queue / f"ingest_id={ingest_id}").is_dir():

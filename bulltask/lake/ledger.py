@@ -7,8 +7,8 @@
     LAKE/_pipeline/publishing.json             the batch whose files are being moved into the tables
 
 A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
-before anything else is written. A committed batch that Spark repeats, because it was killed before it stored that the
-batch had ended, does nothing: its events may be gone from Redis by now. Files are replaced atomically.
+before anything else is written. If Spark was killed before it recorded the end of a committed batch, it repeats the
+batch, which then does nothing: its events may be gone from Redis by now. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class BatchRecord:
         """
         if stored.get("version") != _VERSION:
             raise DecodeError(
-                f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads {_VERSION}: the "
-                "lake was written by another version of bulltask; use that version or a newer one"
+                f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
+                f"version {_VERSION}: the lake was written by another version of bulltask; use that version or a newer one"
             )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
         fields["queries"] = stored.get("queries", {})  # missing in old records
@@ -133,7 +133,7 @@ class Ledger:
         return _read_record(self._file(ingest_id))
 
     def has(self, ingest_id: str) -> bool:
-        """Whether a batch is committed, by the head: uncommitted batches can have records, old batches have none."""
+        """Whether a batch is committed, by the head, as uncommitted batches can have records, and old ones none."""
         head, (query, number) = self.head(), batch_of(ingest_id)
         if head is None:
             return False

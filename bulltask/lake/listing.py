@@ -18,7 +18,7 @@ from bulltask.lake.tables import Table
 __all__ = ["list_files"]
 
 _MAX_RETRIES = 50
-"""How often a day is listed again because directories were swapped."""
+"""How many times a day is listed again because directories were swapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Intent:
 
 
 def list_files(layout: Layout, table: Table, day: date, queue: str | None = None) -> list[tuple[Path, Path]]:
-    """Return the files of a table's day, each with the directory whose path has its partitions.
+    """Return the files of a table's day, each with the directory whose path contains its partitions.
 
     Args:
         layout: The lake.

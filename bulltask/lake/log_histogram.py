@@ -2,7 +2,7 @@
 
 The gold tables store waits and runs as such histograms, so histograms of minutes can be merged into histograms of days.
 A bucket holds durations up to 2 % longer than the bucket below it. A percentile is therefore within 1 % of the exact
-one, rounded to milliseconds, and exact up to 50 ms. Unlike DDSketch, no buckets are collapsed: merged histograms are
+one, rounded to milliseconds, and exact up to 50 ms. Unlike in DDSketch, no buckets are collapsed: merged histograms are
 exactly those of the longer period, rebuilt tables have the same rows, and reading them needs no library.
 """
 

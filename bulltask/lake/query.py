@@ -123,7 +123,7 @@ class JobQuery:
 
     @property
     def _checksum(self) -> int:
-        """A checksum of the filters. Times are omitted, because "an hour ago" is another time on each page."""
+        """A checksum of the filters. Times are omitted, because "an hour ago" is a different time on each page."""
         filters = (self.id, self.name, self.state, self.queue, self.text, self.error_fingerprint)
         return zlib.crc32(repr(filters).encode())
 

@@ -55,14 +55,14 @@ def waiting_probability(slots: int, load: float) -> float:
     """
     if load >= slots:
         return 1.0
-    blocked = 1.0  # the Erlang B formula, from one number of slots to the next: the factorials cancel out
+    blocked = 1.0  # the Erlang B formula, one slot at a time: the factorials cancel out
     for count in range(1, slots + 1):
         blocked = load * blocked / (count + load * blocked)
     return slots * blocked / (slots - load * (1 - blocked))
 
 
 def min_slots(load: Load, max_wait_s: float, target: float) -> int:
-    """Return the minimum number of slots with which ``target`` of the attempts wait at most ``max_wait_s`` seconds."""
+    """Return the minimum number of slots at which ``target`` of the attempts wait at most ``max_wait_s`` seconds."""
     low = math.floor(load.busy_slots)  # too few
     high = low + 1
     while load.late_fraction(high, max_wait_s) > 1 - target:

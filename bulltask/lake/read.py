@@ -23,7 +23,7 @@ __all__ = ["TableReader", "check_queues", "known_queues", "normalize_queue"]
 T = TypeVar("T")
 
 _MAX_RETRIES: Final = 50
-"""How often a read is repeated because files vanished after they were listed: they were compacted or replaced."""
+"""How many times a read is repeated because files vanished after they were listed: they were compacted or replaced."""
 
 _SCAN: Final = {"batch_size": 32_768, "batch_readahead": 4, "fragment_readahead": 4}
 """Rows per batch, and how many batches and files are read ahead. This bounds the memory of a read."""
@@ -91,7 +91,7 @@ class TableReader:
                 continue
             except (pa.ArrowException, OSError) as exc:
                 raise LakeError(f"{self._layout.table(table)} cannot be read: {exc}") from exc
-        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced, try again")
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced; try again")
 
     def count(self, table: Table, days: Iterable[date], queue: str | None = None) -> int:
         """Return the number of rows in some days, from the files' metadata; some may be superseded.
@@ -105,7 +105,7 @@ class TableReader:
                 return int(self._dataset(table, day_list, queue).count_rows())
             except FileNotFoundError:
                 continue
-        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced, try again")
+        raise LakeError(f"{self._layout.table(table)} cannot be read: its files are being replaced; try again")
 
     def _batches(
         self, table: Table, days: list[date], queue: str | None, where: Any, columns: Sequence[str] | None

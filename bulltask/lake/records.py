@@ -1,4 +1,4 @@
-"""Jobs, attempts, events and snapshots of the lake as values. Times are UTC, durations are seconds."""
+"""Jobs, attempts, events and snapshots of the lake as values. Times are in UTC, durations in seconds."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class PastJob:
         name: The task's name; ``None`` if the added event is missing.
         state: ``completed``, ``failed``, ``removed`` (before it finished), or the last state of an open job
             that timed out.
-        created_at: When it was added; ``None`` if unknown, like the next two.
-        started_at: When a worker first acquired it.
-        finished_at: When it finished.
+        created_at: When it was added; ``None`` if unknown.
+        started_at: When a worker first acquired it; ``None`` if unknown.
+        finished_at: When it finished; ``None`` if it was removed or timed out.
         seen_at: When it finished; for jobs that have not finished, their last event. Searches use this time.
         attempt_count: The number of attempts with any outcome; can be greater than BullMQ's ``attempts_made``.
         stalls: The number of stalled attempts.
         wait: Seconds that it waited for a worker, in all attempts.
         run: Seconds that it ran, in all attempts.
         total: Seconds from ``created_at`` to ``finished_at``.
-        failed_reason: The reason of the failure; ``None`` unless the job failed.
-        error_fingerprint: The first line of ``failed_reason`` with ``#`` for quoted text, numbers and hex.
+        failed_reason: Why the job failed; ``None`` if it did not.
+        error_fingerprint: The first line of ``failed_reason`` with ``#`` for quoted text, numbers and hex numbers.
         parent_key: Redis key of its parent job, from a snapshot.
         data_bytes: Size of its data, from a snapshot.
         source: ``events`` or ``snapshot``.
@@ -99,17 +99,17 @@ class PastAttempt:
     Attributes:
         attempt: Its number, from 1.
         incarnation: The incarnation of the job; see :class:`PastJob`.
-        queued_at: When it began to wait; ``None`` if unknown, like the next two.
-        started_at: When a worker acquired it.
-        ended_at: When it ended.
+        queued_at: When it began to wait; ``None`` if unknown.
+        started_at: When a worker acquired it; ``None`` if unknown.
+        ended_at: When it ended; ``None`` if unknown.
         wait: Seconds that it waited.
         run: Seconds that it ran.
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
             was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
             outcome is unknown.
-        failed_reason: The reason of a final failure; events do not contain the reason of a requeued attempt.
+        failed_reason: Why the job failed; events do not contain the failure reasons of requeued attempts.
         error_fingerprint: As in :class:`PastJob`.
-        worker: The worker id (a Node.js worker's name), from a snapshot.
+        worker: The worker id (for a Node.js worker, its name), from a snapshot.
         source: ``events`` or ``snapshot``.
     """
 
@@ -149,7 +149,7 @@ class PastEvent:
         delay_until: When a ``delayed`` job is due.
         failed_reason: Why the job failed; only ``failed`` has it.
         return_value: The result of ``completed`` as JSON.
-        attempts_made: The attempts that count towards the job's maximum; only in ``retries-exhausted``.
+        attempts_made: The number of attempts that count towards the job's maximum; only in ``retries-exhausted``.
         extra: All other fields as a JSON object.
     """
 
@@ -178,18 +178,18 @@ class PastSnapshot:
 
     Attributes:
         at: When it was read.
-        state: Its state then.
+        state: Its state at that time.
         name: The task's name.
         data_text: Its data as JSON; :attr:`data` is the value.
         opts_text: Its options as JSON, under BullMQ's stored names; :attr:`opts` is the value.
         return_value_text: Its result as JSON; :attr:`return_value` is the value.
-        failed_reason: The reason of its last failed attempt.
+        failed_reason: Why its last failed attempt failed.
         stacktrace_text: The stack traces as a JSON list; :attr:`stacktrace` is the value.
         priority: 1 is the highest; 0 means no priority.
         delay: Its delay in seconds.
-        attempts_made: Its attempts that count towards its maximum: they completed or failed.
-        attempts_started: Its attempts that started, with any outcome.
-        worker: Id of the worker that ran it last (a Node.js worker's name).
+        attempts_made: The number of attempts that count towards its maximum: they completed or failed.
+        attempts_started: The number of attempts that started, with any outcome.
+        worker: Id of the worker that ran it last (for a Node.js worker, its name).
         parent_key: Redis key of its parent job.
     """
 
@@ -230,7 +230,7 @@ class PastSnapshot:
 
     @property
     def opts(self) -> Any:
-        """Its options; ``None`` if it is missing or its JSON is malformed."""
+        """Its options; ``None`` if they are missing or their JSON is malformed."""
         return _value(self.opts_text)
 
     @property
@@ -302,7 +302,7 @@ def _value(text: str | None) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Return a result of :class:`bulltask.lake.history.History` as JSON values: ISO 8601 times, durations in s."""
+    """Return a result of :class:`bulltask.lake.history.History` as JSON: times in ISO 8601, durations in seconds."""
     if isinstance(value, PastSnapshot):
         return _snapshot(value)
     if is_dataclass(value) and not isinstance(value, type):

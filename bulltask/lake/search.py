@@ -123,7 +123,7 @@ def _candidates(reader: TableReader, query: JobQuery, after: SearchPosition | No
 
 
 def _day_portions(days: Sequence[date]) -> Iterator[Sequence[date]]:
-    """Yield the days in portions: first a single day, as most searches end there, then more, which is faster."""
+    """Yield the days in portions: first a single day, because most searches end there, then more, which is faster."""
     start, size = 0, 1
     while start < len(days):
         yield days[start : start + size]

@@ -48,7 +48,7 @@ class HistoryServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as exc:
-            raise ConfigError(f"port {port} of {HOST} is not available: {exc.strerror}; choose another one") from exc
+            raise ConfigError(f"port {port} on {HOST} is not available: {exc.strerror}; choose another one") from exc
 
     @property
     def url(self) -> str:

@@ -172,4 +172,4 @@ def _check_names(entries: Mapping[str, Any], names: Iterable[str], where: str = 
     known = tuple(names)
     for name in entries:
         if name not in known:
-            raise ConfigError(f"{where}{name!r} is unknown, use {', '.join(known)}{did_you_mean(name, known)}")
+            raise ConfigError(f"{where}{name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}")

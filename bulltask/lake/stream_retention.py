@@ -1,8 +1,7 @@
 """How long Redis keeps a queue's events, and how long its event stream should be.
 
-An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are
-trimmed before they have been read are lost. The documentation and ``bulltask pipeline doctor`` use the figures of this
-module.
+An event stream is bounded: Redis keeps the newest ``maxLen`` entries (10,000 by default). Events that are trimmed
+before they have been read are lost. The documentation and ``bulltask pipeline doctor`` use the figures in this module.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ DEFAULT_LENGTH: Final = 10_000
 """BullMQ's ``streams.events.maxLen``."""
 
 EVENTS_PER_JOB: Final = 4.15
-"""``added``, ``waiting``, ``active``, ``completed``, and the events of retries of 4 % of the jobs; measured."""
+"""``added``, ``waiting``, ``active``, ``completed``, and more events for the 4 % of jobs that are retried; measured."""
 
 BYTES_PER_EVENT: Final = 61
 """The memory of an event in Redis without its return value; measured."""

@@ -164,7 +164,7 @@ def test_every_search_finds_each_job_once_during_replacements(lake: LakeBuilder)
 def test_files_that_are_removed_repeatedly_are_an_error(lake: LakeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = lake.layout.day(JOBS, DAY) / "queue=mail" / "ingest_id=x"
     monkeypatch.setattr(reading, "list_files", lambda *_: [(missing / "part-0.parquet", missing)])
-    with pytest.raises(LakeError, match="its files are being replaced, try again"):
+    with pytest.raises(LakeError, match="its files are being replaced; try again"):
         job_ids(lake.layout)
 
 

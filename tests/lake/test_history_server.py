@@ -111,7 +111,7 @@ def test_a_port_in_use_is_an_error(lake: LakeBuilder) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
-        with pytest.raises(ConfigError, match=r"port \d+ of 127.0.0.1 is not available: Address already in use"):
+        with pytest.raises(ConfigError, match=r"port \d+ on 127.0.0.1 is not available: Address already in use"):
             HistoryServer(History(lake.layout.root), sock.getsockname()[1])
 
 

@@ -94,7 +94,7 @@ def test_a_lake_of_another_version_is_reported_in_one_line(tmp_path: Path, lake:
     result = run("status", "-b", "redis://127.0.0.1:1")
     assert result.exit_code == 1
     assert result.output == (
-        "Error: the record of a batch has version 2, but this bulltask reads 1: the lake was written by "
+        "Error: the record of a batch has version 2, but this bulltask reads version 1: the lake was written by "
         "another version of bulltask; use that version or a newer one\n"
     )
 

@@ -113,7 +113,7 @@ def test_an_invalid_field_of_a_configuration_is_rejected_by_name(fields: dict[st
         ("[objective]\nmetric='wait'\n", r"\[\[objective\]\], with two brackets"),
         (
             "price_per_hou = 2\n",
-            r"'price_per_hou' is unknown, use objective, price_per_hour, capacity; did you mean 'price_per_hour'",
+            r"'price_per_hou' is unknown; use objective, price_per_hour, capacity; did you mean 'price_per_hour'",
         ),
         ("price_per_hour = 'x'\n", r"price_per_hour must be a number"),
         ("capacity = ", r"at end of document"),

@@ -100,7 +100,7 @@ class QueueAggregate:
         busy_peak: Maximum number of busy slots.
         utilisation_mean: The mean fraction of busy slots.
         utilisation_peak: The fraction of busy slots in the busiest minute.
-        capacity: Number of slots: as configured, else the observed peak.
+        capacity: Number of slots: as configured, otherwise the observed peak.
         wait_p95: 95th percentile of the waits in the worst minute, in milliseconds.
         incomplete: The number of minutes with lost events.
     """

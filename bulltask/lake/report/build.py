@@ -76,7 +76,7 @@ class Report:
         ranges: Percentiles of tasks, ``wait`` and ``run``.
         tasks: Aggregates of tasks; at most ``MAX_TASKS``, of which the last can combine all further tasks.
         failures: Failures of each task, by reason.
-        reasons: The most frequent reasons over all tasks.
+        reasons: The most frequent reasons across all tasks.
         reasons_left: The number of further reasons, and of their failures.
         costs: Costs of tasks, in the same form as ``tasks``.
         queues: Aggregates of queues.
@@ -170,7 +170,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
             Alert(
                 "incomplete",
                 f"Incomplete: {pluralize(minutes, 'minute')}",
-                f"{text}. Counts of these minutes are too low. Charts shade them; the gaps are listed at the end.",
+                f"{text}. The counts for these minutes are too low. Charts shade them; the gaps are listed at the end.",
             )
         )
     if data.unbuilt:

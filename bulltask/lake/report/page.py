@@ -69,7 +69,7 @@ def html(report: Report) -> str:
 
 
 def _point_text(report: Report) -> str:
-    """Return the time that a point of a chart covers, if it is more than a minute."""
+    """Return the time that a point in a chart covers, if it is more than a minute."""
     step = report.data.axis.step if report.data.axis else 1
     return "" if step == 1 else f"mean of {steps(step)}"
 

@@ -103,7 +103,7 @@ class Cost:
 
     @property
     def wasted(self) -> float | None:
-        """The fraction of busy time used by attempts that were requeued, stalled or failed."""
+        """The fraction of busy time spent on attempts that failed, stalled or were requeued."""
         return self.wasted_s / self.busy_s if self.busy_s else None
 
     @classmethod

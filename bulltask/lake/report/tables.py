@@ -59,7 +59,7 @@ class ReportTable:
         return ReportTable([self.columns[index] for index in indexes], rows, self.note)
 
     def first(self, max_rows: int, rest: str) -> ReportTable:
-        """Return the first rows. The note has the number of omitted rows, and ``rest``, the command that lists them."""
+        """Return the first rows. The note has the number of omitted rows and ``rest``, the command that lists them."""
         if len(self.rows) <= max_rows:
             return self
         return ReportTable(self.columns, self.rows[:max_rows], f"{len(self.rows) - max_rows:,} others: {rest}")
