@@ -101,7 +101,8 @@ class BatchRecord:
         if stored.get("version") != _VERSION:
             raise DecodeError(
                 f"the record of a batch has version {stored.get('version')!r}, but this bulltask reads "
-                f"version {_VERSION}: the lake was written by another version of bulltask; use that version or a newer one"
+                f"version {_VERSION}: the lake was written by another version of bulltask; use that "
+                "version or a newer one"
             )
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name != "queries"}
         fields["queries"] = stored.get("queries", {})  # missing in old records
