@@ -12,7 +12,7 @@ from bulltask import App, Context, PermanentError
 __all__ = ["register"]
 
 ERRORS: dict[str, type[Exception]] = {
-    "ValueError": ValueError,  # permanent in jobs of bulltask, retried in those of Node
+    "ValueError": ValueError,  # permanent in bulltask's jobs, retried in Node's
     "ConnectionError": ConnectionError,  # transient
     "PermanentError": PermanentError,
 }
@@ -79,7 +79,7 @@ def fail_until(self: Context, attempt: int, error: str = "ConnectionError") -> i
 
 
 def busy(self: Context, duration: float) -> int:
-    """Rate-limit the queue when the job runs first; return the number of attempts_started when it runs again."""
+    """Rate-limit the queue when the job first runs; return the number of attempts_started when it runs again."""
     if self.request.attempts_started == 1:
         self.rate_limit(duration)
     return self.request.attempts_started

@@ -63,7 +63,9 @@ def is_in(side: InteropQueue, job: str, state: str) -> bool:
 def test_bulltask_finishes_malformed_jobs_that_a_node_worker_loses(mail: InteropQueue) -> None:
     add_malformed_jobs(mail)
     worker = mail.node_worker(lockDuration=1_000, stalledInterval=1_000, runRetryDelay=20)
-    wait_until(lambda: not any(states_of(mail, job) for job in LOST_BY_NODE), 30, "Node loses these jobs")
+    wait_until(
+        lambda: not any(states_of(mail, job) for job in LOST_BY_NODE), 30, "the loss of these jobs in Node's worker"
+    )
     assert states_of(mail, "good") == {"completed"}
     for job in ("attempts", "parent"):
         assert not states_of(mail, job) & {"completed", "failed"}
@@ -75,7 +77,7 @@ def test_bulltask_finishes_malformed_jobs_that_a_node_worker_loses(mail: Interop
     expected = {"completed": ["good", "nan", "behind"], "failed": ["counter", "deduplication", "attempts", "parent"]}
     for state, jobs in expected.items():
         for job in jobs:
-            wait_until(partial(is_in, mail, job, state), 20, f"{job} is {state}")
+            wait_until(partial(is_in, mail, job, state), 20, f"job {job} in state {state}")
     assert mail.stream.wait_for(event="failed", jobId="text")[0]["failedReason"].startswith("malformed job: ")
 
 

@@ -41,7 +41,7 @@ def fleet(side: InteropQueue, file: str, **node_options: Any) -> Iterator[tuple[
 
 
 def send_from_node(side: InteropQueue, count: int, file: str, tasks: Sequence[str]) -> list[str]:
-    """Send a number of jobs by Node's ``addBulk``: plain, with priority, delayed, lifo; return their ids."""
+    """Send a number of jobs with Node's ``addBulk``: plain, with priority, delayed, lifo; return their ids."""
     kinds: list[dict[str, Any]] = [{}, {"priority": 3}, {}, {"delay": 150}, {"lifo": True}]
     jobs = [
         {"name": tasks[n % len(tasks)], "data": {"file": file}, "opts": {"attempts": 3, **kinds[n % 5]}}
@@ -54,7 +54,7 @@ def send_from_node(side: InteropQueue, count: int, file: str, tasks: Sequence[st
 
 
 def send_from_bulltask(side: InteropQueue, count: int, file: str, tasks: Sequence[str]) -> list[str]:
-    """Send a number of jobs by ``app.send_many``, of the same kinds; return their ids."""
+    """Send a number of jobs with ``app.send_many``, of the same kinds; return their ids."""
     kinds: list[dict[str, Any]] = [{}, {"priority": 3}, {}, {"countdown": 0.15}, {"lifo": True}]
     task_objects: list[Any] = [side.app.tasks[name] for name in tasks]
     calls = [task_objects[n % len(task_objects)].s(file).set(**kinds[n % 5]) for n in range(count)]
@@ -65,7 +65,7 @@ def send_from_bulltask(side: InteropQueue, count: int, file: str, tasks: Sequenc
 
 
 def send_from_both(side: InteropQueue, count: int, file: str, tasks: Sequence[str] = MIXED) -> list[str]:
-    """Send half of the jobs by each client at the same time; return all ids."""
+    """Send half of the jobs with each client at the same time; return all ids."""
     with ThreadPoolExecutor() as threads:
         halves = [threads.submit(send, side, count // 2, file, tasks) for send in (send_from_node, send_from_bulltask)]
         return [job_id for half in halves for job_id in half.result()]
@@ -116,6 +116,6 @@ def test_a_mixed_fleet_that_loses_a_worker_of_each_kind_still_completes_every_jo
         assert mail.counts() == {"completed": jobs}
         runs = Counter(recorded_ids(file))
         assert runs.keys() == set(sent)
-        # Only jobs that ran when the workers were killed may run twice: at most four of Node and two of bulltask.
+        # Only jobs that ran when the workers were killed may run twice: at most four of Node's and two of bulltask's.
         assert sum(runs.values()) <= jobs + 6
         bulltask_workers[0].wait()

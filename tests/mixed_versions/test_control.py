@@ -153,7 +153,7 @@ def test_both_clients_list_all_workers(mail: InteropQueue, documented: str) -> N
 
 
 def fill(mail: InteropQueue) -> dict[str, str]:
-    """Add jobs of bulltask in each state, with all kinds of keys that a job can have; return the ids by state."""
+    """Add bulltask jobs in each state, with all kinds of keys that a job can have; return the ids by state."""
     manual_worker = ManualWorker(mail.app.broker, mail.keys)
     ids: dict[str, str] = {}
     with mail.app.queue("mail") as queue, mail.app.flows() as flows:

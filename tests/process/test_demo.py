@@ -84,7 +84,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def changed_copy(tmp_path: Path, replacements: Replacements) -> Path:
-    """Return a copy of the demo with fast tasks and other texts in tasks.py replaced."""
+    """Return a copy of the demo with fast tasks and other strings in tasks.py replaced."""
     folder = tmp_path / "demo"
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("__pycache__"))
     text = (folder / "tasks.py").read_text()

@@ -341,7 +341,7 @@ def test_a_job_that_belongs_to_another_parent_is_an_error_and_nothing_is_added(
     assert set(cast("list[str]", redis_client.keys("*"))) == before
     redis_client.delete("bull:{q}:first")
     flows.add(job("second", job("shared", queue="parts")))
-    # As in BullMQ: the existing job keeps its parent key, although that parent no longer exists.
+    # As in BullMQ: the existing job keeps its parent key, even though that parent no longer exists.
     assert hash_of(redis_client, "shared", "parts")["parentKey"] == "bull:{q}:first"
 
 

@@ -49,7 +49,7 @@ async def aclient(broker: Broker) -> AsyncIterator[AsyncClient]:
 
 
 def adds(broker: Broker, *ids: str) -> list[Call[Any]]:
-    """Return calls that add one job by each of three scripts, and another one by the first script."""
+    """Return calls that add one job with each of three scripts, and another one with the first script."""
     kinds = [JobOptions(), JobOptions(delay_ms=60_000), JobOptions(priority=2), JobOptions()]
     jobs = [NewJob("mail", job_id, "send", b"{}", kinds[index % 4]) for index, job_id in enumerate(ids)]
     return [add_job(broker.keys("mail"), job, 1_700_000_000_000) for job in jobs]

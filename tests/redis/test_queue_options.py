@@ -253,7 +253,7 @@ def test_a_job_is_deduplicated_for_the_ttl(
     mode = Deduplication("x", ttl=60)
     first = queue.add("n", 1, deduplication=mode)
     manual_worker.complete()
-    assert queue.add("n", 2, deduplication=mode).id == first.id, "although the first job has completed"
+    assert queue.add("n", 2, deduplication=mode).id == first.id, "even though the first job has completed"
     redis_client.pexpire("bull:{mail}:de:x", 1)
     wait_until(lambda: not redis_client.exists("bull:{mail}:de:x"), 5.0, "the end of the ttl")
     assert queue.add("n", 3, deduplication=mode).id != first.id

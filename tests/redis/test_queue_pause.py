@@ -78,7 +78,7 @@ def test_resume_keeps_jobs_that_were_added_to_wait_during_a_pause(
     add(queue, "a", "b", "c")
     queue.pause()
     ids = add(queue, "d", "e")
-    for job_id in ids:  # BullMQ 6 adds to wait although the queue is paused
+    for job_id in ids:  # BullMQ 6 adds to wait even though the queue is paused
         redis_client.lrem(PAUSED, 1, job_id)
         redis_client.lpush(WAIT, job_id)
     queue.resume()

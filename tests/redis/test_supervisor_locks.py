@@ -250,7 +250,7 @@ def test_job_stalled_has_the_time_when_the_lock_expired(worker: Supervised) -> N
     worker.check.tick(0, 0)
     after_ms = worker.app.now_ms()
     worker.check.tick(0, 0)  # a check that follows another one too soon changes nothing
-    wait_until(lambda: not worker.redis.exists(locks[0]), 10, "the end of the lock")
+    wait_until(lambda: not worker.redis.exists(locks[0]), 10, "the expiry of the lock")
     worker.redis.delete(worker.keys[0].stalled_check)
     worker.check.tick(0, 0)
     expired_ms = {event.job_id: event.lock_expired_at_ms for event in worker.events(JobStalled)}

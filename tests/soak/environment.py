@@ -142,7 +142,7 @@ class SoakEnvironment:
                 return False
             return True
 
-        wait_until(answers, 30, "a reply of Redis")
+        wait_until(answers, 30, "a reply from Redis")
         return now_ms()
 
     def idle_after(self, fault: str, since_ms: int) -> Idle:

@@ -149,7 +149,7 @@ def replies_slowed_down(env: SoakEnvironment) -> None:
     env.proxy.pass_all()
 
 
-# ---- processes of bulltask -------------------------------------------------------------------------------------------
+# ---- bulltask's processes --------------------------------------------------------------------------------------------
 
 
 @_fault

@@ -21,7 +21,7 @@ STATES = {"wait": "waiting", "delayed": "delayed", "completed": "completed", "fa
 def bull_job(
     key_suffix: str = "wait", score: str = "", opts: str | dict[str, Any] | None = None, **fields: str
 ) -> BullJob:
-    """Return a job of Bull 4. ``opts`` are options in addition to the usual ones, or the text of all options."""
+    """Return a Bull 4 job. ``opts`` are options in addition to the usual ones, or the text of all options."""
     all_opts = {"attempts": 1, "delay": 0, "timestamp": 5, **(opts if isinstance(opts, dict) else {})}
     hash_ = {**PLAIN, "opts": opts if isinstance(opts, str) else json.dumps(all_opts), **fields}
     return BullJob(

@@ -154,7 +154,7 @@ def test_deadlines_apply_to_one_attempt_while_it_is_active() -> None:
 def test_an_unfinished_write_leaves_only_the_token() -> None:
     slot = one_slot()
     slot.activate(3, "job-1", 7)
-    slot._words[0] += 1  # as if the child was killed during a write
+    slot._words[0] += 1  # as if the child had been killed during a write
     assert slot.read() == SlotView(SlotState.ACTIVE, slot.token, 0, "", 0)
 
 

@@ -243,7 +243,7 @@ class BulltaskSide:
         return self.numbers(self.queue.check_stalled(1))
 
     def flag(self, *, paused: bool) -> None:
-        """Pause or resume as BullMQ 6 does, by the flag alone."""
+        """Pause or resume as BullMQ 6 does, with the flag alone."""
         if paused:
             self._redis.hset(self.keys.meta, "paused", 1)
         else:

@@ -73,7 +73,7 @@ export const PROCESSORS = {
     return ms;
   },
 
-  // Rate-limits the queue for `ms` milliseconds when a job runs first; returns the job's data when it runs again.
+  // Rate-limits the queue for `ms` milliseconds when a job first runs; returns the job's data when it runs again.
   busy: ({ ms, connection }) => async job => {
     if (job.attemptsStarted > 1) return job.data;
     const queue = new Queue(job.queueName, { connection });

@@ -27,7 +27,7 @@ KINDS: list[dict[str, Any]] = [{}, {"priority": 3}, {}, {"delay": 150}, {"lifo":
 
 
 def send_official(side: InteropQueue, file: str) -> list[str]:
-    """Send half of the jobs by the official ``addBulk``: plain, with priority, delayed, lifo; return their ids."""
+    """Send half of the jobs with the official ``addBulk``: plain, with priority, delayed, lifo; return their ids."""
     jobs = [
         {"name": "record", "data": {"file": file}, "opts": {"attempts": 3, **KINDS[n % 5]}} for n in range(JOBS // 2)
     ]
@@ -38,7 +38,7 @@ def send_official(side: InteropQueue, file: str) -> list[str]:
 
 
 def send_bulltask(side: InteropQueue, file: str) -> list[str]:
-    """Send the other half by ``app.send_many``, of the same kinds; return their ids."""
+    """Send the other half with ``app.send_many``, of the same kinds; return their ids."""
     task: Any = side.app.tasks["record"]
     kinds = [{"countdown": 0.15} if "delay" in kind else kind for kind in KINDS]
     calls = [task.s(file).set(**kinds[n % 5]) for n in range(JOBS // 2)]
