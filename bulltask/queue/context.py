@@ -58,7 +58,7 @@ class QueueContext:
         settings: Mapping[str, object],
         defaults: Mapping[str, Any] | None,
     ) -> QueueContext:
-        """Create a context with a separate connection; ``settings`` are those of ``bulltask.config.settings``.
+        """Create a context with a separate connection; for ``settings``, see ``bulltask.config.settings``.
 
         Raises:
             ConfigError: A setting is unknown or has an invalid value.

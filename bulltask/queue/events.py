@@ -76,7 +76,7 @@ class JobEvent(QueueEvent):
 
 @dataclass(frozen=True, slots=True)
 class Added(JobEvent):
-    """A job was added; ``name`` is the name of the job and of its task."""
+    """A job was added; ``name`` is the job's name, which is also its task's name."""
 
     event: ClassVar[str] = "added"
     name: str
@@ -262,7 +262,7 @@ class Custom(QueueEvent):
 class EventsLost(QueueEvent):
     """Events were trimmed before this reader read them. The reader creates this event; it is not in the stream.
 
-    Its ``id`` is that of the last event before the gap, so a later reader can start at it.
+    Its ``id`` is the id of the last event before the gap, so a later reader can start at it.
 
     Attributes:
         last_id_before: Id of the last event that was read before the gap, or the reader's start position.

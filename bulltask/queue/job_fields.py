@@ -70,7 +70,7 @@ class JobFields:
 
     @property
     def key(self) -> str:
-        """Full key of its hash, by which its parent refers to it."""
+        """Full key of its hash; its parent refers to it by this key."""
         return self._context.keys.job(self._stored.id)
 
     @property
@@ -166,7 +166,7 @@ class JobFields:
 
     @property
     def deferred_failure(self) -> str | None:
-        """The reason with which it will fail when it is next acquired."""
+        """If set, the job will fail with this reason when it is next acquired."""
         return self._stored.deferred_failure
 
     @property
@@ -181,7 +181,7 @@ class JobFields:
 
     @property
     def deduplication_id(self) -> str | None:
-        """The id under which it is deduplicated."""
+        """Its deduplication id."""
         return self._stored.deduplication_id
 
     @property

@@ -82,7 +82,7 @@ class Acquisition:
 
     @property
     def limited_ms(self) -> int:
-        """Milliseconds for which a rate limit allows no job; a marker does not shorten this wait."""
+        """Milliseconds until a rate limit ends; a marker does not shorten this wait."""
         return min(self._limited_ms, self.wait_ms)
 
     def marker(self, wait_ms: int) -> Call[None]:

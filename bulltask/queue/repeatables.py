@@ -52,7 +52,7 @@ class Repeatable:
         every_ms: Its interval.
         tz: The pattern's time zone.
         end_ms: No job runs after this time.
-        id: The job id with which it was created; only keys in the oldest format contain it.
+        id: The job id that it was created with; only keys in the oldest format contain it.
     """
 
     key: str

@@ -34,7 +34,7 @@ class AsyncQueueEvents(AsyncEventReader):
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
     :meth:`close` may be called from any task of the same loop.
 
-    The arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    For the arguments, see :class:`bulltask.queue.event_reader.EventReaderBase`.
     """
 
     async def open(self) -> Self:

@@ -36,7 +36,7 @@ class AsyncQueue(AsyncQueueGetters):
     Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
     ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
 
-    The arguments are those of :class:`bulltask.queue.context.QueueBase`.
+    For the arguments, see :class:`bulltask.queue.context.QueueBase`.
     """
 
     # ---- adding and removing -------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class AsyncQueue(AsyncQueueGetters):
             options: See :class:`bulltask.queue.add_options.AddOptions`.
 
         Returns:
-            The job as it was sent. If it is deduplicated, its id is that of the existing job (as in Node).
+            The job as it was sent. If it is deduplicated, it has the existing job's id (as in Node).
 
         Raises:
             TypeError, ConfigError, InvalidNameError, EncodeError, PayloadTooLargeError: Nothing was sent.

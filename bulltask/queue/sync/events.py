@@ -35,7 +35,7 @@ class QueueEvents(EventReader):
     It has a separate connection, which does not survive a fork. One thread at a time may read; :meth:`close`
     may be called from any thread.
 
-    The arguments are those of :class:`bulltask.queue.event_reader.EventReaderBase`.
+    For the arguments, see :class:`bulltask.queue.event_reader.EventReaderBase`.
     """
 
     def open(self) -> Self:

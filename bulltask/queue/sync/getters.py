@@ -34,8 +34,8 @@ class QueueGetters(QueueBase):
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,
                 ``waiting-children``, ``active``, ``completed``, ``failed`` (default: all).
-            start: Index of the first job of each state, from 0.
-            end: Index of the last job of each state, -1 for all. For large numbers of jobs use :meth:`iter_jobs`.
+            start: Index of the first job in each state, from 0.
+            end: Index of the last job in each state, -1 for all. For large numbers of jobs use :meth:`iter_jobs`.
             asc: Oldest first.
         """
         jobs = self._context.run(read.get_jobs(self._context, states, start, end, asc=asc))
@@ -57,7 +57,7 @@ class QueueGetters(QueueBase):
 
         Args:
             states: As in :meth:`get_jobs`. They are read in the order in which jobs pass through them.
-            asc: Within a state, the job that is next in line (or finished first) comes first; otherwise last.
+            asc: In each state, begin with the job that is next in line (or finished first); otherwise, end with it.
             page_size: Jobs in memory at a time.
         """
         pages = JobPages(self._context, states, page_size, asc=asc)

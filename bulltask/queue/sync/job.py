@@ -207,7 +207,7 @@ class Job(JobFields):
 
         Args:
             value: The return value, plain JSON.
-            token: The token of its lock (default: the token with which it was acquired).
+            token: The token of its lock (default: the token used to acquire it).
             fetch_next: Acquire the next job in the same step, with the same token.
 
         Returns:
@@ -238,7 +238,7 @@ class Job(JobFields):
         Args:
             error: The reason; an exception is stored with its traceback. ``Retry``, which ``self.retry()`` raises, and
                 ``TransientError(retry_after=…)`` can set the time of the retry.
-            token: The token of its lock (default: the token with which it was acquired).
+            token: The token of its lock (default: the token used to acquire it).
             countdown: Seconds or ``timedelta`` before the next attempt, instead of the job's backoff and the
                 error's delay; 0: immediately. It does not add an attempt.
             fetch_next: Acquire the next job in the same step, with the same token; ignored if the job is retried.

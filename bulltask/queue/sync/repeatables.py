@@ -50,7 +50,7 @@ class Repeatables:
             name: Name of its jobs.
             every: Its interval, seconds or ``timedelta``.
             cron: Its pattern, exactly as it was given.
-            tz, end, job_id: The options with which it was created.
+            tz, end, job_id: The options that it was created with.
 
         Returns:
             False if there is no such job.

@@ -41,7 +41,7 @@ class JobSchedulers(SchedulersBase):
             name: Name of its jobs; a bulltask worker runs the task of that name (default: the scheduler's id).
             data: Data of its jobs (default: ``{}``).
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
-                ``deduplication`` and ``parent``. ``expires`` counts from the time for which each job was scheduled.
+                ``deduplication`` and ``parent``. ``expires`` counts from each job's scheduled time.
             rule: ``every=300``, ``cron="0 3 * * mon-fri", tz="Europe/Berlin"`` …: see
                 :class:`bulltask.schedule.repeat.Rule`.
 
@@ -64,7 +64,7 @@ class JobSchedulers(SchedulersBase):
 
         Args:
             start, end: First and last index, from 0; negative indexes count from the end.
-            asc: The scheduler whose job is due next comes first; otherwise last.
+            asc: Begin with the scheduler whose job is due next; otherwise, end with it.
         """
         return self._context.run(list_all(self._context.keys, start, end, asc=asc))
 
