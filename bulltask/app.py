@@ -48,7 +48,7 @@ _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
 class TaskDecorator(Protocol):
-    """Return type of ``@app.task(…)`` with options: turns a function into a task of its type."""
+    """Return type of ``@app.task(…)`` with options: turns a function into a ``Task`` or an ``AsyncTask``."""
 
     @overload
     def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
@@ -198,8 +198,8 @@ class App:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
-            BrokerError: A round trip failed; the calls from earlier round trips are stored. It is safe to send calls
-                with a ``job_id`` again.
+            BrokerError: A round trip failed; the calls from earlier round trips are stored. Calls with a ``job_id`` can
+                safely be sent again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
         return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
@@ -223,7 +223,7 @@ class App:
     # ---- queues --------------------------------------------------------------------------------------------------
 
     def queue(self, name: str, *, default_job_options: AddOptions | None = None) -> Queue:
-        """Return a queue, to add and read any job, pause, clean, count …
+        """Return a queue, for adding and reading jobs, pausing, cleaning, counting …
 
         Args:
             name: The queue's name, without braces or prefix.
@@ -253,7 +253,7 @@ class App:
         return QueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def aevents(self, queue: str, *, start: str = NEWEST) -> AsyncQueueEvents:
-        """:meth:`events` for asyncio; call it in the event loop in which you will read the events."""
+        """:meth:`events` for asyncio; call it in the event loop that will read the events."""
         return AsyncQueueEvents(queue, start=start, broker=lambda: self.broker)
 
     def build_job(
@@ -262,8 +262,8 @@ class App:
         """Return the job that :meth:`send_task` would send, with the same arguments.
 
         Raises:
-            TypeError: The arguments do not match the task, or are positional and keyword arguments for a task that is
-                not registered in this app.
+            TypeError: The arguments do not match the task, or the task is not registered in this app and both
+                positional and keyword arguments are given.
         """
         task: AnyTask[Any, Any] | None = self.tasks.get(name)
         call, kwargs = CallOptions.of(options), kwargs or {}

@@ -34,8 +34,8 @@ class ResultReader(Protocol):
         Args:
             ref: The job.
             timeout_ms: Maximum wait; ``None`` waits forever.
-            sent_ms: Server time at which it was sent, if known: the outcome of a job that was removed as soon as it
-                ended is then read from the event stream.
+            sent_ms: When it was sent (server time), if known: the outcome of a job that was removed as soon as it ended
+                is then read from the event stream.
 
         Raises:
             ResultTimeoutError: It did not finish in time.
@@ -76,7 +76,7 @@ class Sender(Protocol):
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store the jobs and return their ids once Redis has acknowledged all of them.
 
-        If a job is deduplicated, the returned id is that of the existing job.
+        If a job is deduplicated, the existing job's id is returned.
         """
         ...
 

@@ -27,8 +27,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     """Have the kernel send ``signal_number`` to this process when its parent dies.
 
-    Call it first after the fork. A child does not inherit it. The kernel watches the parent's *thread* that forked: if
-    that thread ends, its children receive the signal.
+    Call this immediately after the fork; a child does not inherit the setting. The kernel watches the parent's *thread*
+    that forked: if that thread ends, its children receive the signal.
 
     Args:
         signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
@@ -105,7 +105,7 @@ def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
     """Exit if user code that process ``pid`` called has forked this process, and has now returned.
 
     The exit code is the one that Python would use after ``raised``. Nothing is flushed and no ``atexit`` handler runs,
-    because buffers and handlers are copies of those of ``pid``.
+    because the buffers and handlers are copies from process ``pid``.
 
     Args:
         pid: The process that called the user code.

@@ -51,7 +51,7 @@ class AsyncResult(Generic[R]):
         job_id: The job's id.
         queue: The name of the job's queue in the app.
         reader: Reads jobs and waits for them.
-        sent_ms: Server time at which this process sent the job, if it did.
+        sent_ms: When this process sent the job (server time), if it did.
     """
 
     def __init__(self, job_id: str, queue: str, reader: ResultReader, sent_ms: int | None = None) -> None:

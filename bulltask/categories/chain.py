@@ -31,7 +31,7 @@ def chain_of(exc: BaseException, skip: frozenset[int] = frozenset()) -> Iterator
 
 
 def tree_of(exc: BaseException) -> Iterator[BaseException]:
-    """Yield the chain of ``exc``, and those of all exceptions in its exception groups."""
+    """Yield the chain of ``exc``, and the chains of all exceptions in its exception groups."""
     stack, seen = [exc], set[int]()
     while stack:
         for each in list(chain_of(stack.pop(), frozenset(seen))):

@@ -25,7 +25,7 @@ _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for the data.  [default: that of embedded://, ~/.local/share/bulltask]",
+    help="Directory for the data.  [default: ~/.local/share/bulltask, as for embedded://]",
 )
 @click.option(
     "--loglevel",

@@ -94,7 +94,7 @@ SETTINGS: Final = {
 @click.option(
     "--shutdown-timeout",
     type=float,
-    help="Seconds for which a warm shutdown waits for running jobs; then it releases them (default: 30).",
+    help="How many seconds a warm shutdown waits for running jobs before it releases them (default: 30).",
 )
 @click.option(
     "--soft-time-limit",
@@ -120,7 +120,7 @@ SETTINGS: Final = {
 @click.option(
     "--metrics-max-data-points",
     type=int,
-    help="Minutes for which BullMQ's metrics are kept in Redis (default: no metrics).",
+    help="How many minutes of BullMQ's metrics are kept in Redis (default: no metrics).",
 )
 @click.pass_context
 def command(

@@ -1,4 +1,4 @@
-"""The directory with a server's files, and the file through which other processes find the server."""
+"""The directory with a server's files, and the file that lets other processes find the server."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ServerRecord:
 
 
 def _last_use(directory: Path) -> float:
-    """Return the time at which a server was last started in a directory; 0 if the directory has no data."""
+    """Return when a server was last started in a directory; 0 if the directory has no data."""
     files = [directory / "appendonlydir", directory / "appendonly.aof"]  # the latter is Redis 6.2's
     if not any(file.exists() for file in files):
         return 0.0

@@ -66,7 +66,7 @@ def server_command(
 
 
 def server_environment() -> dict[str, str]:
-    """Return a server's environment: that of this process, with a larger cache for glibc's small allocations.
+    """Return a server's environment: this process's, with a larger cache for glibc's small allocations.
 
     The wheel's Valkey uses glibc's allocator, whose cache holds 7 blocks of each size by default. One of
     BullMQ's scripts uses more, so most blocks would take the slow path: 5 % of the server's instructions, and more of

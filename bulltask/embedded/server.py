@@ -214,7 +214,7 @@ def _spawn(command: Sequence[str], settings: int, lock_fd: int, output: int) -> 
             env=server_environment(),
             pass_fds=[lock_fd],
             start_new_session=True,  # Ctrl-C in the terminal is for this process, which then stops the server
-            preexec_fn=tie_to_parent(),  # noqa: PLW1509 # one call of prctl, resolved before the fork
+            preexec_fn=tie_to_parent(),  # noqa: PLW1509 # a single prctl call, resolved before the fork
         )
 
 

@@ -41,8 +41,8 @@ _LOCK_TIMEOUT = 90.0  # longer than a start may take
 _REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
 _process_locks: dict[Path, int] = {}
-"""The descriptor of the ``users.lock`` of each directory whose server this process uses. It stays open until the
-process ends, and forked children inherit it, so the server runs at least as long as a worker's children."""
+"""The descriptors of ``users.lock`` files, by the directory whose server this process uses. They stay open until the
+process ends, and forked children inherit them, so the server runs at least as long as a worker's children."""
 
 
 def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
@@ -146,7 +146,7 @@ def _start_here(binary: ServerBinary, directory: Path) -> str:
 
 @contextmanager
 def _start_lock(data: DataDirectory) -> Iterator[None]:
-    """Hold the lock under which a process decides whether to start the directory's server."""
+    """Hold the lock while this process decides whether to start the directory's server."""
     fd = open_lock(data.lock_file)
     try:
         if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):

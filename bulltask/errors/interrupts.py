@@ -28,7 +28,7 @@ class Retry(Interrupt):
 
     Attributes:
         delay_ms: Delay before the next attempt in milliseconds, ``None`` for the job's backoff.
-        exc: The exception with which the job fails if no attempt is left.
+        exc: The exception that the job fails with if no attempt is left.
         max_retries: Maximum number of retries for this job, ``None`` for the job's ``attempts``.
     """
 

@@ -140,7 +140,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
 def warn_of_long_delay(delay_ms: int, name: str) -> None:
     """Warn about a first delay of more than an hour: usually it was given in milliseconds instead of seconds."""
     if delay_ms > _WARN_ABOVE_MS:
-        text = f"{name} is {delay_ms / 1000:g} s, more than an hour; delays are seconds in bulltask"
+        text = f"{name} is {delay_ms / 1000:g} s, more than an hour; in bulltask, delays are in seconds"
         warnings.warn(text, stacklevel=_users_level())
 
 

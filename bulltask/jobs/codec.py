@@ -1,6 +1,6 @@
 """JSON that Node and Python read in the same way.
 
-The output is the same as that of ``JSON.stringify``. A value that the two languages would read differently is
+The output is identical to ``JSON.stringify``'s. A value that the two languages would read differently is
 rejected, with its path in the message, before anything is sent or stored: NaN and Infinity permanently stop all of the
 queue's Node listeners, Node silently rounds integers beyond ±(2^53-1), and non-string keys come back as strings.
 """
@@ -24,7 +24,7 @@ MAX_SAFE_INTEGER = 2**53 - 1
 """Largest integer that JavaScript represents exactly."""
 
 ON_SURROGATE: Final = "bulltask.surrogate"
-"""Name of the error handler with which ``str.encode`` handles surrogates.
+"""Name of the error handler for surrogates, for ``str.encode``.
 
 Surrogates that represent non-UTF-8 bytes (``surrogateescape``: an id that another program created) become those bytes
 again. A lone surrogate from a JSON escape becomes U+FFFD, as in Node.

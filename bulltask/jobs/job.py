@@ -158,7 +158,7 @@ class ParentLink:
 
 @value_class
 class NewJob:
-    """A job to be sent: its options are checked and its data is JSON.
+    """A job to be sent: its options have been checked, and its data is JSON.
 
     Attributes:
         parent: The parent job.
@@ -202,7 +202,7 @@ class RunningJob:
         attempts_made: Earlier attempts that count towards the maximum (BullMQ's ``atm``).
         attempts_started: Started attempts including this attempt (``ats``); larger than ``attempts_made`` + 1 after a
             stall or a crash.
-        deferred_failure: Reason with which the job must fail instead of running (``defa``).
+        deferred_failure: If set, the job must fail with this reason instead of running (``defa``).
         scheduler_id: The job scheduler that added it, ``""`` for none (``rjk``).
         malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
             to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).

@@ -29,7 +29,7 @@ class StoredJob:
         attempts_started: Started attempts (``ats``).
         stalled_count: Stalls (``stc``).
         processed_by: Id of the worker that last acquired it, or the name of a Node.js worker (``pb``).
-        deferred_failure: Reason with which it fails when a worker acquires it (``defa``).
+        deferred_failure: If set, the job fails with this reason when a worker acquires it (``defa``).
         parent: The stored parent map, with its failure flags.
         parent_key: Full Redis key of the parent's hash.
         deduplication_id: ``deid``.

@@ -28,7 +28,7 @@ class Script:
         name: The name without the key count, for instance ``moveToActive``.
         key_count: The number of keys that the script takes.
         body: The source.
-        sha: The SHA-1 of the source in hex, by which Redis caches it (``EVALSHA``).
+        sha: The SHA-1 of the source in hex, which identifies the script in Redis' cache (``EVALSHA``).
         by_sha: The command that runs the script by its hash.
         by_body: The command that runs the script by its source.
     """
@@ -56,7 +56,7 @@ def official_script(name: str) -> Script:
         name: BullMQ's name for the script, without the key count: ``"moveToActive"``.
 
     Raises:
-        ScriptIntegrityError: The file is missing or altered, or the manifest has no script of that name.
+        ScriptIntegrityError: The file is missing or altered, or the manifest has no script with that name.
     """
     return _load("official", name, _official_hashes(), "manifest.json", _FIX)
 
@@ -128,5 +128,5 @@ def _script(file_name: str, body: bytes) -> Script:
 
 
 def sha1(body: bytes) -> str:
-    """Return the SHA-1 of a script in hex, by which Redis caches it."""
+    """Return the SHA-1 of a script in hex, which identifies the script in Redis' cache."""
     return hashlib.sha1(body, usedforsecurity=False).hexdigest()

@@ -155,7 +155,7 @@ class LogListener:
         self._log.info("Job rescheduled", job_id=event.job_id, queue=event.queue, task=event.task, delay=delay)
 
     def _waits_for_children(self, event: events.JobWaitsForChildren) -> None:
-        self._log.info("Job waits for child jobs", job_id=event.job_id, queue=event.queue, task=event.task)
+        self._log.info("Job waiting for child jobs", job_id=event.job_id, queue=event.queue, task=event.task)
 
     def _not_registered(self, event: events.TaskNotRegistered) -> None:
         self._log.warning(

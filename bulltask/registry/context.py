@@ -109,7 +109,7 @@ class Context:
 
         Args:
             countdown: Seconds or ``timedelta`` before the next attempt (default: the job's backoff).
-            exc: The exception with which the job fails if no attempt is left.
+            exc: The exception that the job fails with if no attempt is left.
             max_retries: Maximum number of retries; at most the job's ``attempts`` - 1.
 
         Raises:

@@ -16,8 +16,8 @@ def task_name(function: Callable[..., Any]) -> str:
     """Return the automatic name of a task.
 
     A module that runs as a script is named ``__main__`` in its process, and has another name in the worker. The task's
-    name contains the name under which the module would be imported. (Celery names such a task ``__main__.f``, which
-    no worker has registered.)
+    name contains the name that an import would use. (Celery names such a task ``__main__.f``, which no worker has
+    registered.)
 
     Raises:
         ConfigError: The function has no usable name (a lambda, for example).

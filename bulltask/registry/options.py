@@ -213,8 +213,8 @@ class CallOptions:
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
         timestamp: The job's creation time: a ``datetime``, or seconds since the epoch.
-        deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. The returned result is that of the
-            existing job if this job is a duplicate.
+        deduplication: An id, or :class:`bulltask.jobs.options.Deduplication`. If this job is a duplicate, the call
+            returns the existing job's result.
         parent: The parent job; in a task, ``parent=self.request``.
         telemetry_metadata, omit_context: Context that bullmq-otel passes from producer to worker.
     """
@@ -261,7 +261,7 @@ class CallOptions:
 
 @value_class
 class JobPlan:
-    """A call's options without its arguments, from which any number of jobs can be built.
+    """A call's options without its arguments; it can build any number of jobs.
 
     Attributes:
         max_payload: Maximum size of data and options in bytes, ``None`` for no limit.
@@ -308,7 +308,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
         EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
     """
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
-    limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call of task {name}")
+    limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call to task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
     given = {**_stored_names(task), **_stored_names(call)}
     stored = stored_options(given, config.backoff_strategies) if given else {}

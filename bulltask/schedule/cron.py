@@ -1,4 +1,4 @@
-"""The next time at which a cron pattern fires, exactly as in ``cron-parser`` 4.9, which BullMQ 5.62 uses.
+"""Computes when a cron pattern fires next, exactly as ``cron-parser`` 4.9 does, which BullMQ 5.62 uses.
 
 An iteration's time is part of its job's id, and the worker that acquires the job computes the next iteration. Python
 and Node.js workers must therefore agree on the dialect (5 or 6 fields, ``L``, ``#``, ``?``, which field wins when both

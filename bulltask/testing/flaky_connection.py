@@ -57,7 +57,7 @@ class ProxiedConnection:
         return self.task
 
     def command_of(self, reply: bytes, opaque: bool) -> bytes | None:
-        """Return the command to which ``reply`` belongs; ``None`` for a push or pub/sub message.
+        """Return the command that ``reply`` belongs to; ``None`` for a push or pub/sub message.
 
         Args:
             reply: A whole reply, or a chunk of an ``opaque`` stream, which answers all that came before it.

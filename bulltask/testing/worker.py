@@ -22,8 +22,8 @@ _LAST_LINES = 20
 
 
 class WorkerProcess:
-    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` are
-    named like those of Node's ``Worker``.
+    """A running worker, created by `WorkerProcess.start`. Its methods send signals; `pause`, `resume` and `close` have
+    the same names as in Node's ``Worker``.
 
     Example::
 
@@ -59,7 +59,7 @@ class WorkerProcess:
             options: Further flags of ``bulltask worker``, such as ``"--paused"``, ``"-Q"``, ``"mail"``.
             broker_url: Address of Redis; default: the app's.
             settings: Other settings by name; they override the app's.
-            directory: Working directory, in which the app is found; default: the current directory.
+            directory: Working directory, from which the app is imported; default: the current directory.
             timeout: Maximum wait in seconds.
 
         Returns:

@@ -218,7 +218,7 @@ class Client:
             self._set_clock(self._clock, time[0], sent_ms)
 
     def _until(self, timeout_ms: int) -> int:
-        """Return the time (``mono_ms``) by which an operation with timeout ``timeout_ms`` that starts now must end."""
+        """Return the deadline (``mono_ms``) of an operation that starts now and has this timeout."""
         deadline_ms = mono_ms() + timeout_ms
         return deadline_ms if self._deadline_ms is None else min(deadline_ms, self._deadline_ms)
 

@@ -259,7 +259,7 @@ def _send(groups: Sequence[Sequence[Call[Any]]], client: Client) -> list[list[An
 
 
 def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
-    """Return the results without that of ``ASKING``; if the ACL forbids it, the results are its error."""
+    """Return the results without ``ASKING``'s; if the ACL forbids ``ASKING``, its error is each call's result."""
     asking, *results = outcome
     return [asking] * len(results) if isinstance(asking, BulltaskError) else results
 

@@ -54,7 +54,7 @@ class RoutedCall:
     Attributes:
         positions: The positions of the calls among all calls.
         slot: The slot of their keys; ``None`` if they have no keys.
-        ask: The node to which the slot is being moved, and which already has the key.
+        ask: The node that the slot is being moved to, and that already has the key.
     """
 
     positions: tuple[int, ...]
@@ -137,7 +137,7 @@ def route_calls(calls: Sequence[Call[Any]]) -> Iterator[RoutedCall]:
 
 
 def slot_of(calls: Sequence[Call[Any]]) -> int | None:
-    """Return the slot of all keys of some calls; ``None`` if they have no keys.
+    """Return the slot that contains all of the calls' keys; ``None`` if they have no keys.
 
     Raises:
         BrokerError: The keys are in several slots.

@@ -28,7 +28,7 @@ class ServerSettings:
     """Properties of the server that a worker checks.
 
     Attributes:
-        version: The Redis version with which the server is compatible.
+        version: The Redis version that the server is compatible with.
         eviction: Its ``maxmemory_policy``; any policy other than ``noeviction`` may delete jobs silently.
     """
 

@@ -77,7 +77,7 @@ class QueueKeys:
         self.repeat = f"{base}repeat"
         self.metrics_completed = f"{base}metrics:completed"
         self.metrics_failed = f"{base}metrics:failed"
-        # bulltask's keys are outside BullMQ's prefix, under which BullMQ's orphan sweep deletes unknown keys.
+        # bulltask's keys do not start with BullMQ's prefix, because BullMQ's orphan sweep deletes unknown keys with it.
         self.bulltask_base = f"{_BULLTASK_ROOT}:{name}:" if prefix == "bull" else f"{_BULLTASK_ROOT}:{prefix}:{name}:"
         self.revoked = f"{self.bulltask_base}revoked"
         self.lock_expiries = f"{self.bulltask_base}lock-ends"  # when locks expire, by job id
@@ -138,7 +138,7 @@ class QueueKeys:
         return f"{self.bulltask_base}spark:{write_id}"
 
     def client_name(self, worker: str = "") -> str:
-        """The connection name by which Node's ``getWorkers()`` and dashboards recognise a worker."""
+        """The connection name that identifies a worker to Node's ``getWorkers()`` and to dashboards."""
         encoded = base64.b64encode(self.name.encode()).decode()
         return f"{self.prefix}:{encoded}:w:{worker}" if worker else f"{self.prefix}:{encoded}"
 

@@ -32,7 +32,7 @@ BULK_BYTES: Final = 4_000_000
 a call's timeout, and Redis' limit for a client's memory."""
 
 PROTOCOL_VERSION: Final = "bullmq:5.62.0"
-"""Value of ``meta.version`` of a queue, which dashboards show."""
+"""The value of a queue's ``meta.version``, which dashboards show."""
 
 R = TypeVar("R")
 _Add = Callable[[Sequence[NewJob], int], Sequence[Call[R]]]
@@ -68,7 +68,7 @@ class Producer:
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Add ``jobs`` in order, up to :data:`BULK` per round trip, and return the ids under which they are stored.
 
-        An id differs from that of the given job if deduplication found an existing job.
+        If deduplication finds an existing job, its id is returned instead of the given job's.
 
         Raises:
             BrokerError: A round trip failed after all retries, or at its deadline. Jobs of earlier round trips are
@@ -135,7 +135,7 @@ class Producer:
         return [add_job(self._keys(job.queue), job, now_ms) for job in part]
 
     def _meta_calls(self, part: Sequence[NewJob]) -> list[Call[Any]]:
-        """Return the calls that write the metadata of queues to which this producer has not sent before."""
+        """Return the calls that write the metadata of queues that this producer has not sent to before."""
         calls: list[Call[Any]] = []
         for queue in {job.queue for job in part} - self._queues_with_meta:
             calls += write_queue_meta(self._keys(queue), PROTOCOL_VERSION, self._config.max_events)

@@ -47,8 +47,8 @@ class Fetched:
     Attributes:
         job_id: The job's id, ``""`` for none.
         fields: The job's hash as a flat list of names and values.
-        limited_ms: Remaining time for which the queue is rate-limited.
-        due_ms: Server time at which the next delayed job is due; 0 if there is none.
+        limited_ms: Time until the queue's rate limit ends.
+        due_ms: When the next delayed job is due (server time); 0 if there is none.
     """
 
     job_id: str = ""

@@ -295,6 +295,6 @@ def _deadline(timeout_ms: int | None) -> int | None:
 
 def _timed_out(ref: JobRef, timeout_ms: int | None) -> ResultTimeoutError:
     return ResultTimeoutError(
-        f"job {ref.id} in queue {ref.queue} has not finished within {(timeout_ms or 0) / 1000:g} s. The "
+        f"job {ref.id} in queue {ref.queue} did not finish within {(timeout_ms or 0) / 1000:g} s. The "
         "job is not affected, and you can call get() again"
     )

@@ -2,7 +2,7 @@
 
 If the server does not have a script, its call fails inside ``EXEC``, but the other calls are executed, so half a flow
 would be stored. Loading the script first does not help, because another client may send ``SCRIPT FLUSH`` in between.
-Therefore, the first call of each script contains its body (``EVAL``, which runs and caches it), and later calls need
+Therefore, the first call to each script contains its body (``EVAL``, which runs and caches it), and later calls need
 only the hash, because no other client can run commands inside a transaction.
 """
 
@@ -45,7 +45,7 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
 
 
 def transaction(calls: Sequence[Call[Any]], where: str) -> Operation[list[Any]]:
-    """Return the operation of :func:`atomic`; its result is that of the last call."""
+    """Return :func:`atomic` as an operation, whose result is the last call's."""
     results: list[Any] = (yield atomic(calls, where))[-1]
     return results
 

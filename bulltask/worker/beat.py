@@ -181,7 +181,7 @@ def reconcile(keys: QueueKeys, entries: Sequence[BeatEntry], owner: str, now_ms:
 
 
 def _read_labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
-    """Return the label of each scheduler of the queue. Nothing else is read, because there may be many schedulers."""
+    """Return the label of each of the queue's schedulers. Nothing else is read, because there may be many."""
     rows: Sequence[tuple[str, int]] = yield from execute(list_schedulers(keys, 0, -1, asc=True))
     labels: dict[str, BeatLabel] = {}
     for first in range(0, len(rows), _PAGE):

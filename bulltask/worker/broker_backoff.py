@@ -130,7 +130,7 @@ class _QueueState:
 
 
 class QueueBackoff:
-    """The backoff of individual queues for which Redis returns error replies; the worker's other queues continue.
+    """The backoff of individual queues whose commands fail with error replies; the worker's other queues continue.
 
     Args:
         queues: The worker's queues, in order.

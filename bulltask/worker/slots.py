@@ -96,7 +96,7 @@ class SlotView:
 
     Attributes:
         job_id: The job, ``""`` if unknown (being written, or too long for a slot).
-        since_ms: Monotonic time at which the slot entered this state.
+        since_ms: When the slot entered this state (monotonic time).
         attempt: The number of the slot's current attempt, counted by the child; :data:`UNKNOWN_ATTEMPT` if unknown.
         deadlines: The deadlines of that attempt.
         cancel_reason: Why the supervisor is cancelling that attempt.
@@ -126,7 +126,7 @@ class Slot:
 
     @property
     def since_ms(self) -> int:
-        """Monotonic time at which the slot entered its state."""
+        """When the slot entered its state (monotonic time)."""
         return self._words[_SINCE]
 
     def reserve(self, now_ms: int) -> None:

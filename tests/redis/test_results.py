@@ -352,7 +352,7 @@ async def test_get_and_aget_time_out_on_time(app: App, worker: Worker, seconds: 
     for attempt in (lambda: result.get(seconds), lambda: asyncio.run(result.aget(seconds))):
         started = time.monotonic()
         with pytest.raises(
-            ResultTimeoutError, match=f"{result.id} in queue default has not finished within {seconds:g} s"
+            ResultTimeoutError, match=f"{result.id} in queue default did not finish within {seconds:g} s"
         ):
             await asyncio.to_thread(attempt)
         assert seconds <= time.monotonic() - started < seconds + 0.3

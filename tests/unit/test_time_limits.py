@@ -73,9 +73,9 @@ def test_a_time_limit_must_be_a_positive_duration(name: str, limit: Any) -> None
 def test_a_soft_limit_longer_than_the_hard_limit_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"soft_time_limit \(2 s\) of a task must be shorter than time_limit \(2 s\)"):
         app.task(name="wrong", soft_time_limit=2, time_limit=2)(lambda: None)
-    with pytest.raises(ConfigError, match=r"soft_time_limit \(10 s\) of a call of task .*limited must be shorter"):
+    with pytest.raises(ConfigError, match=r"soft_time_limit \(10 s\) of a call to task .*limited must be shorter"):
         limited.apply_async(time_limit=5)
-    with pytest.raises(ConfigError, match=r"\(61 s\) of a call of task .*limited must be shorter than time_limit \(60"):
+    with pytest.raises(ConfigError, match=r"\(61 s\) of a call to task .*limited must be shorter than time_limit \(60"):
         limited.apply_async(soft_time_limit=61)
     config = App("other", "redis://127.0.0.1:1/0", task_soft_time_limit=5, task_time_limit=5)
     with pytest.raises(ConfigError, match=r"task_soft_time_limit \(5 s\) of the settings must be shorter"):

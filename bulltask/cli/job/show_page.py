@@ -79,7 +79,7 @@ def _redis_fields(redis_job: FoundJob) -> list[tuple[str, object]]:
 
 
 def _lake_fields(history: JobHistory, *, all_fields: bool) -> list[tuple[str, object]]:
-    """Return the fields that the lake adds to those of Redis; all fields if Redis does not have the job."""
+    """Return the fields that the lake adds to Redis' fields; all fields if Redis does not have the job."""
     job, snapshot = history.job, history.snapshot
     rows: list[tuple[str, object]] = []
     if all_fields and job is not None:

@@ -91,7 +91,7 @@ def spark_options(function: F) -> F:
     )(function)
     return click.option(
         "--master",
-        help="Spark master URL, or sc://HOST:PORT for Spark Connect (default: that of spark-submit, else local[*]).",
+        help="Spark master URL, or sc://HOST:PORT for Spark Connect (default: spark-submit's, else local[*]).",
     )(function)
 
 

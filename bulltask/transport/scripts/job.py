@@ -335,7 +335,7 @@ def finish_revoked(keys: QueueKeys, finish: Call[Fetched]) -> Call[Fetched]:
 
     Args:
         keys: The queue.
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
+        finish: The ``moveToFinished`` call; it must not fetch the next job.
     """
     return script_call(
         wrappers.with_finish("finishRevoked"), (keys.revoked, *finish.keys), finish.argv, finish.parse_reply

@@ -40,7 +40,7 @@ __all__ = [
 R = TypeVar("R")
 
 CRASHES: Final = "bulltask:crashes"
-"""The field of the job's hash in which bulltask counts the children that died while running it."""
+"""The field of the job's hash that counts the children that died while running the job."""
 
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
@@ -352,7 +352,7 @@ def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_m
 
     Args:
         keys: The queue.
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
+        finish: The ``moveToFinished`` call; it must not fetch the next job.
         token: The token of the lock that the caller has, or had.
         only_malformed: Do nothing and return False if the job's hash is valid.
     """

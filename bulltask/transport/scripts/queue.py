@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MAX_MOVED_PER_CALL: Final = 50_000
-"""Maximum number of ids that one call of ``setPaused`` moves, which keeps Redis busy for a few milliseconds."""
+"""Maximum number of ids that one ``setPaused`` call moves, which keeps Redis busy for a few milliseconds."""
 
 MAX_SCORE: Final = "1.7976931348623157e+308"
 
@@ -77,7 +77,7 @@ class MetricsReply:
     """Reply of ``getMetrics``.
 
     Attributes:
-        count: Number of jobs, excluding those of the current minute.
+        count: Number of jobs, excluding the current minute.
         previous_ms: When a job was last counted.
         previous_count: The count at the last full minute.
         data: Jobs per minute, newest first.
@@ -174,7 +174,7 @@ def retry_failed(keys: QueueKeys, count: int, before_ms: int, after: str) -> Cal
         after: The position that the previous call returned, ``""`` for the first call.
 
     Returns:
-        Whether more jobs may be left, and the position at which the next call continues.
+        Whether more jobs may be left, and the position where the next call continues.
     """
 
     def parse_reply(reply: Any) -> tuple[bool, str]:
@@ -201,7 +201,7 @@ def _move_to_wait_args(
 
 
 def get_counts_per_priority(keys: QueueKeys, priorities: Sequence[int]) -> Call[dict[int, int]]:
-    """``getCountsPerPriority``: count the waiting jobs of each priority; 0 stands for jobs without one."""
+    """``getCountsPerPriority``: count the waiting jobs with each priority; 0 means without a priority."""
 
     def parse_reply(reply: Any) -> dict[int, int]:
         return {priority: int(count) for priority, count in zip(priorities, reply, strict=True)}

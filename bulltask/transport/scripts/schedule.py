@@ -65,7 +65,7 @@ def add_job_scheduler(
         keys: The queue.
         scheduler_id: The scheduler.
         rule: When its jobs run.
-        template: Name and options of its jobs; their data is that of ``iteration``.
+        template: Name and options of its jobs; ``iteration`` contains their data.
         iteration: The first job.
         now_ms: The server's time.
 

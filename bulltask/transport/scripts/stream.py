@@ -45,7 +45,7 @@ Entry = tuple[str, dict[bytes, bytes]]
 """Id and fields."""
 
 MAX_RANGE: Final = 10_000
-"""Maximum number of entries that one call of :func:`last_id_of_range` reads, which takes a few milliseconds."""
+"""Maximum number of entries that one call to :func:`last_id_of_range` reads, which takes a few milliseconds."""
 
 READING: Final = frozenset({"lastIdOfRange"})
 """bulltask's scripts that write nothing."""

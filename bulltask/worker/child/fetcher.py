@@ -128,7 +128,7 @@ class JobFetcher:
                 continue
             slot.reserve(mono_ms())
             try:
-                self.client.connect()  # also sets the clock, by which delayed jobs are promoted
+                self.client.connect()  # also sets the clock, which decides when delayed jobs are due
                 self._release_uncertain()
                 # Checked again, because the worker may have been paused while this child connected.
                 acquired = self._poll(slot) if self.may_acquire else None

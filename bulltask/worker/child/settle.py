@@ -77,7 +77,7 @@ _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError,
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`Settler.fallback`."""
 
 _MAX_REPEAT_S: Final = 3_600
-"""An upper bound on the time for which a call is repeated."""
+"""Maximum time for which a call is repeated."""
 
 _NOT_REGISTERED: Final = (
     "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "

@@ -65,7 +65,7 @@ class StackDumper:
 
 
 def tasks_text(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stack of each task of a loop, outermost frame first; ``""`` without a loop. Callable from any thread.
+    """Return the stack of each task in a loop, outermost frame first; ``""`` without a loop. Callable from any thread.
 
     asyncio's ``Task.print_stack`` shows only the outermost coroutine, but a task may be waiting deep in a library.
     """

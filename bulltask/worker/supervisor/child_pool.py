@@ -196,7 +196,7 @@ class ChildPool:
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
-        # The job id of a reserved slot is that of its previous job.
+        # A reserved slot still contains the id of its previous job.
         with_job = [view for view in views if view.job_id and view.state is not SlotState.RESERVED]
         jobs = tuple((view.queue_index, view.token, view.job_id) for view in with_job)
         exited = status == 0 and block.run_state is ProcessState.CLOSED  # a task that calls os._exit(0) is a crash

@@ -39,7 +39,7 @@ class KilledAttempt:
         reason: Why the attempt was cancelled.
         hard_ms: Its hard limit.
         will_retry: Whether the job is retried, if it has attempts left.
-        since_ms: Monotonic time at which the attempt started.
+        since_ms: When the attempt started (monotonic time).
     """
 
     token: str

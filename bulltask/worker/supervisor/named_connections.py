@@ -14,7 +14,7 @@ from bulltask.worker.broker_backoff import ReconnectBackoff
 __all__ = ["SUPERVISOR_TIMEOUT_MS", "NamedConnections"]
 
 SUPERVISOR_TIMEOUT_MS: Final = 3_000
-"""Timeout of every call of the supervisor: during a call it handles no signals and no dead children."""
+"""Timeout of each of the supervisor's calls, during which it handles neither signals nor dead children."""
 
 
 class NamedConnections:

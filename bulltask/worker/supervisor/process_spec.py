@@ -1,4 +1,4 @@
-"""The command line, directory and environment of a worker process, with which it can restart itself."""
+"""A worker process's command line, directory and environment, which it needs to restart itself."""
 
 from __future__ import annotations
 

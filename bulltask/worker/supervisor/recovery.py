@@ -23,7 +23,7 @@ from bulltask.worker.supervisor.killed_attempts import FailureRecorder, KilledAt
 __all__ = ["JobsOfDeadChild", "Recovery"]
 
 _CRASHES_KEPT_MS: Final = 86_400_000
-"""How long Redis keeps the tokens by which a job's crashes are counted."""
+"""How long Redis keeps the tokens that count a job's crashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class JobsOfDeadChild:
     Attributes:
         tokens: Tokens of the child's slots that were not free. A job locked with one of them belonged to this child.
         running: The tokens whose job was running; the other jobs were being acquired or settled.
-        died_ms: Monotonic time at which the supervisor noticed that the child was dead.
+        died_ms: When the supervisor noticed that the child was dead (monotonic time).
         exit_reason: ``SIGKILL``, ``exit code 1`` …
         intentional: The supervisor stopped or killed the child, so no crash is counted.
         killed_attempts: The attempts that were cancelled by killing the child, by token; they have failed.

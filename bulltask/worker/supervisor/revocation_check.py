@@ -1,4 +1,4 @@
-"""Ends jobs for which Redis has a revocation request."""
+"""Ends jobs that have a revocation request in Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_PER_TICK: Final = 100
 
 
 class RevocationCheck:
-    """Ends jobs for which Redis has a revocation request (docs/adr/0025-revoked-jobs.md).
+    """Ends jobs that have a revocation request in Redis (docs/adr/0025-revoked-jobs.md).
 
     Attempts in this worker are cancelled. The first worker that reads the request fails a job that is not running:
     the job's worker died, its attempt failed and would be retried, or it has never run. A job that another worker is

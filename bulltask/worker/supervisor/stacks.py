@@ -1,4 +1,4 @@
-"""Collects the stacks of all processes of a worker."""
+"""Collects the stacks of a worker's processes."""
 
 from __future__ import annotations
 
