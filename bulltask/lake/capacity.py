@@ -216,12 +216,13 @@ def _choices(load: Load, concurrency: int, max_wait_s: float) -> tuple[Choice, .
 def _explain_load(peak: _Minute, minutes: int, load: Load, factor: float) -> list[str]:
     observed = peak.load(1.0)
     return [
-        f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins {peak.at:%Y-%m-%d %H:%M} UTC:"
+        f"The busiest of {pluralize(minutes, 'minute')} with new jobs begins at {peak.at:%Y-%m-%d %H:%M} UTC:"
         f" {pluralize(peak.jobs, 'job')} ({significant(peak.jobs / 60)} per second) with"
         f" {pluralize(peak.attempts / peak.jobs, 'attempt', significant)} each.",
         f"An attempt runs for {_seconds(observed.run_s)} on average, which keeps"
         f" {pluralize(observed.busy_slots, 'slot', significant)} busy all the time.",
-        f"With the peak factor {factor:g}, for bursts and growth: {pluralize(load.busy_slots, 'slot', significant)}.",
+        f"Multiplied by the peak factor {factor:g}, for bursts and growth, this is"
+        f" {pluralize(load.busy_slots, 'slot', significant)}.",
     ]
 
 
@@ -249,10 +250,8 @@ def _explain_choice(choices: tuple[Choice, ...], concurrency: int, max_wait_s: f
 def _explain_observed(minutes: int, busy: float | None, peak: int | None, incomplete: int) -> list[str]:
     lines = []
     if busy is not None:
-        attempts = pluralize(busy, "attempt", significant)
-        lines.append(
-            f"Observed in {pluralize(minutes, 'minute')}: {attempts} ran at the same time on average, {peak:,} at most."
-        )
+        slots = pluralize(busy, "busy slot", significant)
+        lines.append(f"Observed in {pluralize(minutes, 'minute')}: {slots} on average, {peak:,} at most.")
     if incomplete:
         lines.append(f"Not counted: {pluralize(incomplete, 'minute')} with lost events, which may have been busier.")
     return lines

@@ -161,10 +161,7 @@ def test_observed_busy_slots_are_the_sums_of_all_queues() -> None:
     result = recommend([minute(0, 60, 500)], observed)
     assert result is not None
     assert (result.observed_mean, result.observed_peak) == (3.0, 8)
-    assert any(
-        "Observed in 1 minute: 3 attempts ran at the same time on average, 8 at most" in line
-        for line in result.reasoning
-    )
+    assert any("Observed in 1 minute: 3 busy slots on average, 8 at most" in line for line in result.reasoning)
 
 
 def test_observed_busy_slots_are_a_mean_and_a_maximum_over_the_minutes() -> None:
@@ -183,12 +180,12 @@ def test_nouns_are_singular_after_the_number_one() -> None:
     assert result is not None
     reasoning = " ".join(result.reasoning)
     assert "UTC: 1 job (0.0167 per second) with 1 attempt each." in reasoning
-    assert "Observed in 1 minute: 1 attempt ran at the same time on average, 1 at most." in reasoning
+    assert "Observed in 1 minute: 1 busy slot on average, 1 at most." in reasoning
     full, few = recommend([minute(0, 99, 600)], peak_factor=1), recommend([minute(0, 1, 500)])
     assert full is not None
     assert few is not None
     assert "which keeps 1 slot busy all the time." in full.reasoning[1]
-    assert full.reasoning[2].endswith("and growth: 1 slot.")
+    assert full.reasoning[2].endswith("for bursts and growth, this is 1 slot.")
     assert any(line.startswith("With 1 slot, 99.") for line in few.reasoning)
     assert not any("1 jobs" in line or "1 slots" in line for line in (*result.reasoning, *few.reasoning))
 
