@@ -170,7 +170,7 @@ def _alerts(data: ReportData, build: str) -> list[Alert]:
             Alert(
                 "incomplete",
                 f"Incomplete: {pluralize(minutes, 'minute')}",
-                f"{text}. The counts for these minutes are too low. Charts shade them; the gaps are listed at the end.",
+                f"{text}. The counts for these minutes are too low; charts shade them. The gaps are listed at the end.",
             )
         )
     if data.unbuilt:
