@@ -18,6 +18,7 @@ __all__ = ["command"]
 SETTINGS: Final = {
     "concurrency": "worker_concurrency",
     "async_concurrency": "worker_async_concurrency",
+    "max_tasks_per_child": "worker_max_tasks_per_child",
     "hostname": "worker_name",
     "start_method": "worker_start_method",
     "loglevel": "loglevel",
@@ -52,6 +53,12 @@ SETTINGS: Final = {
 @click.option("-c", "--concurrency", help="Number of child processes; auto: one per CPU core (default: auto).")
 @click.option(
     "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."
+)
+@click.option(
+    "--max-tasks-per-child",
+    type=int,
+    metavar="N",
+    help="Replace a child process when it has acquired N jobs and finished them (default: unlimited).",
 )
 @click.option(
     "--start-method",

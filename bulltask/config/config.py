@@ -58,6 +58,7 @@ class Config:
     failure_expires_ms: int | None
     start_method: str
     concurrency: int
+    max_tasks_per_child: int | None
     async_concurrency: int
     lock_ms: int
     lock_renew_ms: int | None

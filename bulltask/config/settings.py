@@ -202,6 +202,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "how child processes are started, as in multiprocessing; auto: fork where possible",
         ),
         _S(
+            "worker_max_tasks_per_child",
+            "max_tasks_per_child",
+            optional(integer(1)),
+            None,
+            "how many jobs a child process acquires before it is replaced; none: unlimited",
+        ),
+        _S(
             "worker_async_concurrency",
             "async_concurrency",
             integer(1, 10_000),

@@ -17,6 +17,7 @@ from bulltask.events.bus import Bus, Event, Listener, OnError
 from bulltask.events.children import (
     ChildClosing,
     ChildEvent,
+    ChildLimitReached,
     ChildReady,
     EventLoopStopped,
     JobCompleted,
@@ -70,6 +71,7 @@ __all__ = [
     "ChildEvent",
     "ChildExited",
     "ChildKilled",
+    "ChildLimitReached",
     "ChildReady",
     "ChildStarted",
     "ConcurrencyChanged",

@@ -9,6 +9,7 @@ from bulltask.events.bus import Event
 __all__ = [
     "ChildClosing",
     "ChildEvent",
+    "ChildLimitReached",
     "ChildReady",
     "EventLoopStopped",
     "JobCompleted",
@@ -190,6 +191,20 @@ class ChildClosing(ChildEvent):
 
     index: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLimitReached(ChildEvent):
+    """A child has reached a limit: it acquires no more jobs, exits when its jobs have ended, and is replaced now."""
+
+    index: int
+    pid: int
+    limit: str
+    """``"max_tasks_per_child"``."""
+    jobs: int
+    """Number of jobs that the child has acquired."""
+    running: int
+    """Number of them that are still running."""
 
 
 @dataclass(frozen=True, slots=True)

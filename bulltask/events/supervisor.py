@@ -143,7 +143,7 @@ class ChildStarted(Event):
     """A child process was started."""
 
     index: int
-    """Its index in the pool; its replacement gets the same index."""
+    """Its index in the pool: the lowest that is free."""
     pid: int
 
 
@@ -173,10 +173,12 @@ class ChildKilled(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildExited(Event):
-    """A child exited after a signal from outside the worker: its jobs have ended, and it is replaced."""
+    """A child exited, although the supervisor had not stopped it: its jobs have ended, and it is replaced."""
 
     index: int
     pid: int
+    reason: str
+    """The limit that the child has reached, ``"max_tasks_per_child"``; or ``"signal"`` from outside the worker."""
 
 
 @dataclass(frozen=True, slots=True)

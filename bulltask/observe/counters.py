@@ -19,14 +19,26 @@ from dataclasses import dataclass
 from bulltask import events
 from bulltask.jobs import states
 
-__all__ = ["BUCKETS", "FAILURE_REASONS", "Histogram", "MetricsBlock", "MetricsListener", "MetricsMemory", "QueueTotals"]
+__all__ = [
+    "BUCKETS",
+    "EXIT_REASONS",
+    "FAILURE_REASONS",
+    "Histogram",
+    "MetricsBlock",
+    "MetricsListener",
+    "MetricsMemory",
+    "QueueTotals",
+]
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Upper bounds in seconds, as in ``prometheus_client``; one more bucket counts slower ones."""
 
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 PID, CONNECTION, RECONNECTS = range(3)
-HEAD = 3
+EXIT_REASONS = ("max_tasks_per_child", "signal", "cancelled", "crashed")
+"""Why a child exited, for children that are replaced."""
+EXITS = range(3, 3 + len(EXIT_REASONS))
+HEAD = EXITS.stop
 # Cells of each queue, after the head; then one for each failure reason, then the histograms.
 COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
 FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
@@ -126,6 +138,10 @@ class MetricsMemory:
         """Return the number of attempts to reconnect to Redis so far, by all processes."""
         return int(sum(self._column(RECONNECTS)))
 
+    def exits(self) -> Mapping[str, int]:
+        """Return the number of children that have been replaced so far, by the reason, one of `EXIT_REASONS`."""
+        return {reason: int(sum(self._column(cell))) for reason, cell in zip(EXIT_REASONS, EXITS, strict=True)}
+
     def connected(self) -> bool:
         """Return False if a running process has lost its connection to Redis."""
         states = zip(self._column(PID), self._column(CONNECTION), strict=True)
@@ -207,6 +223,11 @@ class MetricsBlock:
         with self._lock:
             self._cells[RECONNECTS] += 1
 
+    def child_exited(self, reason: str) -> None:
+        """Count a child that is replaced, by the reason, one of `EXIT_REASONS`."""
+        with self._lock:
+            self._cells[EXITS[EXIT_REASONS.index(reason)]] += 1
+
     def set_connected(self, connected: bool) -> None:
         """Record whether this process can reach Redis."""
         self._cells[CONNECTION] = CONNECTED if connected else DISCONNECTED
@@ -249,6 +270,9 @@ class MetricsListener:
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))
         bus.subscribe(events.RunningJobLostLock, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
         bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
+        bus.subscribe(events.ChildExited, lambda e: block.child_exited(e.reason))
+        bus.subscribe(events.ChildKilled, lambda _: block.child_exited("cancelled"))
+        bus.subscribe(events.ChildDied, lambda _: block.child_exited("crashed"))
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())
         bus.subscribe(events.RedisReconnected, lambda _: block.set_connected(True))

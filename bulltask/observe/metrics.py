@@ -98,6 +98,12 @@ class MetricsCollector(Collector):
         for queue in self._memory.queues:
             workers.add_metric((queue, self._worker_id), children)
         yield workers
+        replaced = CounterMetricFamily(
+            "bullmq_children_replaced_total", "Child processes that were replaced, by reason", labels=("reason",)
+        )
+        for reason, count in self._memory.exits().items():
+            replaced.add_metric((reason,), count)
+        yield replaced
         status = GaugeMetricFamily(
             "bullmq_redis_connection_status", "1 for the current status, 0 for the other one", labels=("status",)
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from bulltask.worker.states import CancelReason, ProcessState, SlotState
+from bulltask.worker.states import CancelReason, ProcessState, RetireReason, SlotState
 
 __all__ = [
     "ID_BYTES",
@@ -55,7 +55,7 @@ _SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _ATTEMPT, _SOFT_AT, _HARD_AT, _HARD_MS
     range(12)
 )
 # Words of a child's block.
-_RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES = range(5)
+_RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES, _RETIRE_REASON = range(6)
 
 # Words of the control page.
 _PAUSED: Final = 0
@@ -284,6 +284,15 @@ class ChildBlock:
     @has_deadlines.setter
     def has_deadlines(self, has: bool) -> None:
         self._words[_HAS_DEADLINES] = has
+
+    @property
+    def retire_reason(self) -> RetireReason:
+        """Why the child is retiring: it acquires no more jobs, and exits when its jobs have ended; or ``NONE``."""
+        return RetireReason(self._words[_RETIRE_REASON])
+
+    @retire_reason.setter
+    def retire_reason(self, reason: RetireReason) -> None:
+        self._words[_RETIRE_REASON] = reason
 
     def reset(self) -> None:
         """Clear the block and give every slot a new token; the supervisor does this before it starts a child."""

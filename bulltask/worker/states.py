@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["CancelReason", "ProcessState", "SlotState"]
+__all__ = ["CancelReason", "ProcessState", "RetireReason", "SlotState"]
 
 
 class SlotState(IntEnum):
@@ -23,6 +23,13 @@ class CancelReason(IntEnum):
     SOFT_LIMIT = 1  # the task can clean up, and may even continue
     HARD_LIMIT = 2
     REVOKED = 3
+
+
+class RetireReason(IntEnum):
+    """Why a child acquires no more jobs and is replaced; the child writes it, the supervisor reads it."""
+
+    NONE = 0
+    MAX_TASKS_PER_CHILD = 1
 
 
 class ProcessState(IntEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC
 from typing import Any, cast
@@ -14,6 +15,7 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
@@ -47,8 +49,9 @@ class Child:
         settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)
         async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)
+        retirement = Retirement(app.config, block, 0, bus, os.getpid())
         iterations = IterationAdder(self.fetcher, broker.clock, UTC)
-        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop)
+        self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop, retirement)
 
     def run_waiting(self) -> int:
         """Run jobs until none waits; return the number of jobs."""

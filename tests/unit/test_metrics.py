@@ -56,6 +56,7 @@ def test_metrics_have_the_expected_names_types_and_labels() -> None:
         "bullmq_heartbeat_success": ("counter", {"queue"}),
         "bullmq_heartbeat_failure": ("counter", {"queue"}),
         "bullmq_active_workers": ("gauge", {"queue", "worker_id"}),
+        "bullmq_children_replaced": ("counter", {"reason"}),
         "bullmq_redis_connection_status": ("gauge", {"status"}),
         "bullmq_redis_reconnect_attempts": ("counter", set()),
         "bullmq_stalled_checker_skipped": ("counter", {"queue"}),
@@ -177,6 +178,24 @@ def test_the_connection_status_is_disconnected_if_any_process_lost_redis() -> No
     samples = scrape(memory)
     assert status_of(samples) == (1, 0)
     assert samples["bullmq_redis_reconnect_attempts_total", ()] == 3
+
+
+def test_replaced_children_are_counted_by_reason() -> None:
+    memory = MetricsMemory(["mail"], 2)
+    bus = Bus()
+    MetricsListener(memory.block(0), ["mail"]).attach(bus)
+    bus.emit(events.ChildDied(0, 4711, "SIGKILL", 1))
+    bus.emit(events.ChildKilled(0, 4712, "hard_limit", 1))
+    for reason in ("signal", "max_tasks_per_child", "max_tasks_per_child"):
+        bus.emit(events.ChildExited(0, 4713, reason))
+    samples = scrape(memory)
+    name = "bullmq_children_replaced_total"
+    assert {labels[0][1]: value for (sample, labels), value in samples.items() if sample == name} == {
+        "crashed": 1,
+        "cancelled": 1,
+        "signal": 1,
+        "max_tasks_per_child": 2,
+    }
 
 
 def test_a_new_process_does_not_inherit_a_lost_connection() -> None:

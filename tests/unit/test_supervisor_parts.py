@@ -188,10 +188,10 @@ def test_the_supervisor_waits_for_the_earliest_delayed_start(monkeypatch: pytest
     nothing: Any = None
     monkeypatch.setattr(child_pool, "mono_ms", lambda: 1_000)
     pool = ChildPool(Slots(3, 1), fork, nothing, Bus(), 3)
-    pool._not_before_ms = [1_000, 1_700, 1_400]
+    pool._delayed_until_ms = [1_700, 1_400]
     assert pool.start_missing() == 400
     assert pool.alive == 1
-    pool._not_before_ms = [1_000] * 3
+    pool._delayed_until_ms = [1_000, 900]
     assert pool.start_missing() is None
     assert pool.alive == 3
 

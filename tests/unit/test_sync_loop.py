@@ -43,7 +43,7 @@ class Child:
         (slot,) = block.slots()
         slot.activate(0, "7", 1)
         acquired = AcquiredJob(slot, 0, KEYS, RunningJob.from_hash("mail", "7", FIELDS), 0)
-        SyncLoop(fake, nothing, settler, nothing, nothing)._settle(acquired, CompletedOutcome(b"1", 1), 0.0)
+        SyncLoop(fake, nothing, settler, nothing, nothing, nothing)._settle(acquired, CompletedOutcome(b"1", 1), 0.0)
 
     # This object is also the fetcher, its connection and its backoff.
 
@@ -111,5 +111,6 @@ def test_a_job_whose_task_is_not_called_has_a_duration_of_zero() -> None:
         def _settle(self, _acquired: AcquiredJob, _outcome: object, duration_ms: float) -> None:
             durations.append(duration_ms)
 
-    Loop(nothing, runner, nothing, nothing, nothing)._work(job)
+    retirement: Any = SimpleNamespace(count_job=lambda: False)
+    Loop(nothing, runner, nothing, nothing, nothing, retirement)._work(job)
     assert durations == [0.0]

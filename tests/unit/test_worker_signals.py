@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bulltask.events import Bus, ChildDied, ChildExited, ChildStarted, Event, St
 from bulltask.testing.wait import wait_until
 from bulltask.worker.child.stacks import StackDumper, tasks_text
 from bulltask.worker.slots import ChildBlock, Slots
-from bulltask.worker.states import ProcessState
+from bulltask.worker.states import ProcessState, RetireReason
 from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild
@@ -181,7 +182,7 @@ def test_an_exited_child_is_distinguished_from_a_dead_child(start_pool: Callable
     wait_until(lambda: running(exited))
     os.kill(pid_of(exited), signal.SIGTERM)
     assert exited.wait_for_death()[0].intentional, "its jobs do not count as crashed"
-    assert exited.emitted[-1] == ChildExited(0, pid_of(exited))
+    assert exited.emitted[-1] == ChildExited(0, pid_of(exited), "signal")
 
     died = start_pool(lambda block: setattr(block, "run_state", ProcessState.RUN))
     assert not died.wait_for_death()[0].intentional
@@ -217,6 +218,30 @@ def test_a_pool_grows_to_its_maximum_and_shrinks_to_one_child(start_pool: Callab
     assert harness.pool.shrink()
     assert not harness.pool.shrink()
     assert not any(isinstance(event, ChildDied | ChildExited) for event in harness.emitted), "the pool has stopped them"
+
+
+def retiring(block: ChildBlock) -> bool:
+    return block.retire_reason is not RetireReason.NONE
+
+
+def test_a_retiring_child_is_replaced_before_it_has_exited(start_pool: Callable[..., PoolHarness]) -> None:
+    def child_main(block: ChildBlock) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        block.run_state = ProcessState.RUN
+        block.retire_reason = RetireReason.MAX_TASKS_PER_CHILD
+        signal.sigwait({signal.SIGTERM})
+        block.run_state = ProcessState.CLOSED
+
+    harness = start_pool(child_main, max_children=2)
+    for index in range(2):
+        wait_until(partial(retiring, harness.slots.children[index]))
+        assert harness.pool.start_missing() is None, "the replacement is not delayed"
+    assert harness.pool.alive == 2, "there is no room for a third child"
+    os.kill(pid_of(harness, 0), signal.SIGTERM)
+    assert harness.wait_for_death()[0].intentional
+    assert harness.emitted[-1] == ChildExited(0, pid_of(harness, 0), "max_tasks_per_child")
+    harness.pool.start_missing()
+    assert [event.index for event in harness.emitted if isinstance(event, ChildStarted)] == [0, 1, 0]
 
 
 # ---- stacks ----------------------------------------------------------------------------------------------------------

@@ -97,8 +97,12 @@ class AsyncLoop:
 
     def wait_for_others(self, left: int) -> None:
         """Wait until at most ``left`` jobs are running, including the main thread's."""
-        while self._count - len(self._free) > left:
+        while self.running() > left:
             self._wakeup_pipe.wait(_WAIT_MS)
+
+    def running(self) -> int:
+        """Return how many jobs are running, including the main thread's."""
+        return self._count - len(self._free)
 
     def client(self) -> AsyncClient:
         """Return the loop's client; call it only on the loop."""

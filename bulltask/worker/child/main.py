@@ -28,6 +28,7 @@ from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
+from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.stacks import StackDumper
@@ -76,7 +77,7 @@ def run_child(plan: ChildPlan, parent_pid: int) -> None:
         plan.close_inherited()
         loader.all_scripts()  # a spawned child reads the files; a fork has inherited the scripts
         bus = plan.bus()
-        loop = _assemble(plan, bus)
+        loop = _assemble(plan, bus, parent_pid)
         unblock_signals()
         bus.emit(ChildReady(plan.index, os.getpid()))
         plan.block.run_state = ProcessState.RUN
@@ -122,7 +123,7 @@ def _reset_signals(parent_pid: int) -> None:
     die_with_parent(signal.SIGKILL, parent_pid)
 
 
-def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
+def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     app, config = plan.app, plan.app.config
     broker = app.broker  # App creates a new broker after a fork
     wakeup_pipe = WakeupPipe()
@@ -135,6 +136,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
 
+    retirement = Retirement(config, plan.block, plan.index, bus, parent_pid)
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
@@ -146,7 +148,7 @@ def _assemble(plan: ChildPlan, bus: Bus) -> SyncLoop:
     StackDumper(plan.block, async_loop.running_loop, bus, plan.index).install()
     isolate_forks(fetcher.disconnect, async_loop.running_loop)
     iteration_adder = IterationAdder(fetcher, broker.clock, zone_of(config.timezone))
-    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop)
+    return SyncLoop(fetcher, runner, settler, iteration_adder, async_loop, retirement)
 
 
 def _handle_stop_signals(fetcher: JobFetcher) -> None:

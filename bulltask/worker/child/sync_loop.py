@@ -15,6 +15,7 @@ from bulltask.worker.child.async_loop import AsyncLoop
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome, RescheduledByWorkerOutcome
+from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import BackoffStep, Settlement, Settler, WriteStep
 
 __all__ = ["IterationAdder", "SyncLoop"]
@@ -78,6 +79,7 @@ class SyncLoop:
         settler: Builds the calls that write their outcomes.
         iteration_adder: Adds the next jobs of job schedulers.
         async_loop: Runs async tasks on another thread, and manages the free slots.
+        retirement: Counts the jobs, and lets the supervisor replace this child when it has reached a limit.
     """
 
     def __init__(
@@ -87,14 +89,10 @@ class SyncLoop:
         settler: Settler,
         iteration_adder: IterationAdder,
         async_loop: AsyncLoop,
+        retirement: Retirement,
     ) -> None:
-        self._fetcher, self._runner, self._settler, self._iteration_adder = (
-            fetcher,
-            runner,
-            settler,
-            iteration_adder,
-        )
-        self._async = async_loop
+        self._fetcher, self._runner, self._settler = fetcher, runner, settler
+        self._iteration_adder, self._async, self._retirement = iteration_adder, async_loop, retirement
 
     def run(self) -> None:
         """Work until the fetcher closes and every acquired job is settled."""
@@ -103,11 +101,14 @@ class SyncLoop:
             while acquired is not None:
                 acquired = self._work(acquired)
             self._async.free_slot(slot)
+        self._retirement.announce(self._async.running)
         self._async.drain()
         self._runner.close()
 
     def _work(self, acquired: AcquiredJob) -> AcquiredJob | None:
         """Run one job; return the next job if the call that settled this one has fetched it."""
+        if self._retirement.count_job():
+            self._fetcher.closing = True  # this is the last job
         if acquired.max_concurrent:
             # Before the job's data is decoded, because decoding may crash the child.
             self._async.wait_for_others(acquired.max_concurrent)

@@ -12,7 +12,7 @@ from typing import Final
 from bulltask.clock import mono_ms
 from bulltask.events import Bus, ChildDied, ChildExited, ChildKilled, ChildStarted
 from bulltask.worker.slots import ChildBlock, Slot, Slots, SlotView
-from bulltask.worker.states import CancelReason, ProcessState, SlotState
+from bulltask.worker.states import CancelReason, ProcessState, RetireReason, SlotState
 from bulltask.worker.supervisor.killed_attempts import KilledAttempt
 from bulltask.worker.supervisor.launch import Launcher
 from bulltask.worker.supervisor.recovery import JobsOfDeadChild
@@ -32,13 +32,22 @@ class ChildBootError(Exception):
 class _Child:
     pid: int
     started_ms: int
+    block: ChildBlock
     slots: list[Slot]
     stop_requested: bool = False
     killed_attempts: dict[str, KilledAttempt] = field(default_factory=dict)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the child acquires no more jobs, so that another child takes its place."""
+        return self.stop_requested or self.block.retire_reason is not RetireReason.NONE
+
 
 class ChildPool:
     """Keeps the target number of children running.
+
+    A child that is leaving, because it was stopped or has reached a limit, does not count, although it may still run
+    its last jobs.
 
     Args:
         slots: The shared memory, with one block per child.
@@ -53,7 +62,7 @@ class ChildPool:
         self.stacks = stacks
         self._children: dict[int, _Child] = {}
         self._slots_by_token: dict[str, tuple[int, Slot]] = {}
-        self._not_before_ms = [0] * len(slots.children)
+        self._delayed_until_ms: list[int] = []
         self._boot_failures = 0
 
     @property
@@ -88,8 +97,9 @@ class ChildPool:
         if self._target == 1:
             return False
         self._target -= 1
-        if (child := self._children.get(self._target)) is not None:
-            _request_stop(child)
+        staying = self._staying()
+        if len(staying) > self._target:
+            _request_stop(self._children[max(staying)])
         return True
 
     def set_paused(self, paused: bool) -> None:
@@ -138,16 +148,13 @@ class ChildPool:
 
     def start_missing(self) -> int | None:
         """Start missing children; return the milliseconds until the next delayed start, if any."""
-        waits = []
-        for index in range(self._target):
-            if index in self._children:
-                continue
-            wait_ms = self._not_before_ms[index] - mono_ms()
-            if wait_ms > 0:
-                waits.append(wait_ms)
-            else:
-                self._start(index)
-        return min(waits, default=None)
+        now_ms = mono_ms()
+        self._delayed_until_ms = [until for until in self._delayed_until_ms if until > now_ms]
+        missing = self._target - len(self._staying()) - len(self._delayed_until_ms)
+        free = [index for index in range(self.max_children) if index not in self._children]
+        for index in free[: max(0, missing)]:
+            self._start(index)
+        return min((until - now_ms for until in self._delayed_until_ms), default=None)
 
     def reap(self) -> list[JobsOfDeadChild]:
         """Collect dead children; return the jobs of each.
@@ -180,11 +187,14 @@ class ChildPool:
         """Return how many jobs the children are running."""
         return sum(view.state in {SlotState.ACTIVE, SlotState.SETTLING} for view in self.views())
 
+    def _staying(self) -> list[int]:
+        return [index for index, child in self._children.items() if not child.is_leaving]
+
     def _start(self, index: int) -> None:
         block = self._slots.children[index]
         block.reset()
         pid = self._launch(index)
-        child = self._children[index] = _Child(pid, mono_ms(), block.slots())
+        child = self._children[index] = _Child(pid, mono_ms(), block, block.slots())
         self._slots_by_token.update({slot.token: (index, slot) for slot in child.slots})
         self._bus.emit(ChildStarted(index, pid))
 
@@ -209,15 +219,16 @@ class ChildPool:
             cancel_reason = max(killed_attempt.reason for killed_attempt in child.killed_attempts.values()).name.lower()
             self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
         elif exited and not child.stop_requested:
-            self._bus.emit(ChildExited(index, child.pid))
+            reason = block.retire_reason
+            self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
         elif not child.stop_requested:
             self._bus.emit(ChildDied(index, child.pid, exit_reason, len(tokens)))
         self._count_boot_failures(block, child)
         now_ms = mono_ms()
-        # Children with the same index start at intervals of at least a second, so that a job that crashes every child
-        # does not keep the machine busy with forks.
-        died_early = now_ms - child.started_ms < _MIN_LIFETIME_MS
-        self._not_before_ms[index] = child.started_ms + _MIN_LIFETIME_MS if died_early else 0
+        # A replacement starts a second after the start of a child that died earlier, so that a job that crashes every
+        # child does not keep the machine busy with forks. A child that was leaving already has a replacement.
+        if not child.is_leaving and now_ms - child.started_ms < _MIN_LIFETIME_MS:
+            self._delayed_until_ms.append(child.started_ms + _MIN_LIFETIME_MS)
         intentional = child.stop_requested or exited or bool(child.killed_attempts)
         return JobsOfDeadChild(tokens, running, now_ms, exit_reason, intentional, killed_attempts, jobs)
 

@@ -1,0 +1,114 @@
+"""Children that are replaced after a number of jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from bulltask.worker.exit_codes import ExitCode
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.process
+
+ASYNC_TASKS = """
+import asyncio
+
+@app.task(bind=True, name="aquick")
+async def aquick(self):
+    record("start", job=self.request.id)
+
+@app.task(bind=True, name="ahold")
+async def ahold(self, gate):
+    record("start", job=self.request.id)
+    await asyncio.to_thread(wait_at, gate)
+"""
+
+
+def jobs_per_child(harness: WorkerHarness) -> Counter[str]:
+    return Counter(entry["pid"] for entry in harness.journal.all(what="start"))
+
+
+# ---- max_tasks_per_child --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_is_replaced_after_its_maximum_number_of_jobs_and_none_is_lost(
+    harness: WorkerHarness, method: str
+) -> None:
+    worker = harness.worker(
+        children=2,
+        options=["--max-tasks-per-child", "5"],
+        settings={"worker_start_method": method},
+    )
+    jobs = [harness.app.send_task("quick") for _ in range(40)]
+    for job in jobs:
+        job.get(timeout=60)
+    assert [harness.start_count(job) for job in jobs] == [1] * 40
+    children = jobs_per_child(harness)
+    assert max(children.values()) == 5
+    assert len(children) >= 8
+    worker.wait_for_line("Child exited", count=7, reason="max_tasks_per_child")
+    assert worker.logged("Child limit reached")[0]["limit"] == "max_tasks_per_child"
+    assert worker.logged("Child limit reached")[0]["jobs"] == 5
+    assert worker.warnings() == []
+    assert worker.stop() == ExitCode.OK
+
+
+def test_children_that_reach_their_limit_within_a_second_are_replaced_without_a_pause(harness: WorkerHarness) -> None:
+    harness.worker(children=1, settings={"worker_max_tasks_per_child": 1})
+    jobs = [harness.app.send_task("quick") for _ in range(20)]
+    for job in jobs:
+        job.get(timeout=60)
+    ran = harness.journal.all(what="start")
+    took_ms = ran[-1].ms - ran[0].ms
+    harness.report(ms_per_child=took_ms / 19)
+    assert len(jobs_per_child(harness)) == 20
+    assert took_ms < 10_000, "a child that crashes early is replaced after a second"
+
+
+def test_a_child_at_its_limit_is_replaced_before_its_last_jobs_have_finished(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC_TASKS, children=1, settings={"worker_max_tasks_per_child": 2})
+    held = [harness.app.send_task("ahold", kwargs={"gate": "gate"}) for _ in range(2)]
+    old = {harness.wait_for_start(job)["pid"] for job in held}
+    assert len(old) == 1
+    following = harness.app.send_task("aquick")
+    assert following.get(timeout=60) is None
+    assert harness.wait_for_start(following)["pid"] not in old
+    assert worker.logged("Child exited") == []
+    assert worker.logged("Child limit reached")[0]["running"] == 2
+    harness.open_gate("gate", 2)
+    for job in held:
+        job.get(timeout=60)
+    assert str(worker.wait_for_line("Child exited")[0]["pid"]) in old
+    assert [harness.start_count(job) for job in held] == [1, 1]
+    assert worker.warnings() == []
+    assert worker.stop() == ExitCode.OK
+
+
+def test_a_shutdown_waits_for_the_last_jobs_of_a_child_at_its_limit(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC_TASKS, children=1, settings={"worker_max_tasks_per_child": 1})
+    held = harness.app.send_task("ahold", kwargs={"gate": "gate"})
+    harness.wait_for_start(held)
+    worker.wait_for_line("Child started", count=2)
+    worker.send(signal.SIGTERM)
+    worker.wait_for_line("Worker stopping", mode="warm")
+    harness.open_gate()
+    assert worker.wait() == ExitCode.OK
+    assert held.snapshot().state == "completed"
+    assert harness.start_count(held) == 1
+
+
+def test_a_child_that_is_killed_after_it_has_reached_its_limit_has_crashed(harness: WorkerHarness) -> None:
+    worker = harness.worker(ASYNC_TASKS, children=1, settings={"worker_max_tasks_per_child": 1})
+    held = harness.app.send_task("ahold", kwargs={"gate": "gate"})
+    first = harness.wait_for_start(held)["pid"]
+    worker.wait_for_line("Child started", count=2)
+    os.kill(int(first), signal.SIGKILL)
+    assert harness.wait_for_start(held, 2)["pid"] != first
+    assert worker.wait_for_line("Job recovered", job_id=held.id)[0]["crashes"] == 1
+    harness.open_gate("gate", 2)
+    assert held.get(timeout=60) is None
+    assert worker.stop() == ExitCode.OK
