@@ -17,7 +17,7 @@ class SkippedQueue:
     """A queue that the pipeline cannot record and skips, so that the other queues are recorded.
 
     Attributes:
-        queue: BullMQ's name of the queue, with unprintable characters escaped.
+        queue: BullMQ's name for the queue, with unprintable characters escaped.
         reason: Why the queue is skipped, and what to do.
     """
 

@@ -107,7 +107,7 @@ EVENTS: Final = Table(
         event_ms long first part of event_id: milliseconds since 1970, by Redis' clock
         event_seq long second part of event_id: numbers the entries of one millisecond, from 0
         event_at time event_ms as a timestamp; at most the end of the year 9999
-        event text BullMQ's name of the event: added, waiting, active, completed, failed, delayed, stalled, ...
+        event text BullMQ's name for the event: added, waiting, active, completed, failed, delayed, stalled, ...
         job_id text id of the job; null if the event concerns the whole queue: drained, paused, resumed, cleaned
         name text name of the task; only in added
         prev text previous state of the job

@@ -71,7 +71,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """The totals of one queue over all processes."""
+    """The totals of one queue across all processes."""
 
     completed: int
     failed_by: Mapping[str, int]

@@ -50,8 +50,7 @@ _MODULES: Final = {
     "session": "bulltask.spark.connector.session",
     "stream_events": "bulltask.spark.connector.read",
 }
-"""The module of each public name. No submodule may have such a name, because its import would replace the name.
-"""
+"""The module of each public name. No submodule may have the same name, because importing it would replace the name."""
 
 
 def __getattr__(name: str) -> Any:

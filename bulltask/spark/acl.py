@@ -1,6 +1,6 @@
 """The minimal ACL grants of Redis users for Spark's reads and writes.
 
-The documentation prints these lists, and a test runs users that have exactly these grants. The reader needs Redis 7.0
+The documentation prints these lists, and a test runs with users that have exactly these grants. Reads need Redis 7.0
 for ``%R~`` and for scripts that run read-only.
 """
 
@@ -20,7 +20,7 @@ class Grants:
 
     Attributes:
         access: The prefix of key patterns: ``~`` for full access, ``%R~`` for reading.
-        commands: The names of Redis commands, with the subcommand if only that is needed.
+        commands: The names of Redis commands, with a subcommand if only that is needed.
     """
 
     access: str

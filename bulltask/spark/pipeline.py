@@ -47,7 +47,7 @@ _BROKER_OPTIONS: Final = ("url", "prefix", "queue", "queueHashTag")
 _POLL_S: Final = 0.5
 
 _RUNNING_QUERIES: Final[dict[Path, tuple[StreamingQuery, RunLock]]] = {}
-"""The last query of this process for each lake, and the query's lock."""
+"""This process's last query for each lake, and the query's lock."""
 
 
 class PipelineOptions(TypedDict, total=False):
@@ -56,11 +56,11 @@ class PipelineOptions(TypedDict, total=False):
     Attributes:
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
         trigger: How often a batch starts, in Spark's syntax; default: ``10 seconds``.
-        on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row into ``bronze.gaps`` and
-            continues, ``fail`` ends the query; default: ``gap``.
-        open_job_timeout: The time without events after which an open job times out: it is written in its last state;
+        on_loss: What to do if events were trimmed before they were read: ``gap`` writes a row to ``bronze.gaps`` and
+            continues, ``fail`` fails the query; default: ``gap``.
+        open_job_timeout: The time without events after which an open job times out: it is written with its last state;
             default: 7 days.
-        max_events_per_trigger: The maximum number of events of a batch, over all queues; default: 200,000.
+        max_events_per_trigger: The maximum number of events in a batch, across all queues; default: 200,000.
         align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
             was cut off; default: on.
         starting: Where to begin with an empty lake: ``earliest`` (default) or ``latest``.
@@ -87,7 +87,7 @@ class Pipeline:
     Args:
         spark: The session, ideally from `bulltask.spark.session`.
         root: The directory of the lake, with the same path on the driver and all executors.
-        queues: Names of queues, or ``*`` for all queues of the prefix, including queues that are created later.
+        queues: Queue names, or ``*`` for all queues under the prefix, including queues that are created later.
         options: The options of `PipelineOptions`.
 
     Raises:
@@ -116,17 +116,18 @@ class Pipeline:
     def run(self, *, available_now: bool = False) -> StreamingQuery:
         """Write the queues' events to the bronze and silver tables, each event exactly once.
 
-        The query continues where the previous query ended, even after a crash.
+        The query continues where the previous one left off, even after a crash.
 
         Args:
-            available_now: Read the currently available events and end, instead of running until the query is stopped.
+            available_now: Read the events that are available now and stop, instead of running until the query is
+                stopped.
 
         Returns:
             The running query; ``awaitTermination()`` waits for it to end. ``query.stop()`` interrupts the batch,
             without losing events; :meth:`stop` waits for it.
 
         Raises:
-            LakeInUseError: Another pipeline writes to this lake.
+            LakeInUseError: Another pipeline is writing to this lake.
             ConfigError: An option is invalid, or the metrics cannot be served at this address.
         """
         _release_ended(self.layout.root)
@@ -142,7 +143,7 @@ class Pipeline:
         return query
 
     def stop(self, timeout: Duration | None = None) -> None:
-        """Stop the query of this process after the current batch.
+        """Stop this process's query after the current batch.
 
         Args:
             timeout: How long to wait for the batch (seconds or ``timedelta``); default: no limit. After that the batch
@@ -169,9 +170,9 @@ class Pipeline:
         return snapshot(self.spark, self.layout, self._broker_options(), states=states, since=since).rows
 
     def backfill(self, *, since: datetime, until: datetime, queues: Sequence[str] | None = None) -> BackfillResult:
-        """Add jobs that finished in gaps to silver: the last attempt of each job, as far as it is known.
+        """Add jobs that finished in gaps to silver, with the last attempt of each job as far as it is known.
 
-        Repeating a backfill adds nothing.
+        Running a backfill again adds nothing.
 
         Args:
             since: Only gaps that end at this time or later.
@@ -188,10 +189,11 @@ class Pipeline:
     def build(
         self, layer: Literal["silver", "gold"], *, days: Collection[date], slo_config: SLOConfig | None = None
     ) -> None:
-        """Build the tables of a layer for some days and replace existing rows, even while the query runs.
+        """Build the tables of a layer for some days and replace existing rows; the query may be running.
 
         Gold is always built with this method. A day may be built any number of times: its rows change until the
-        attempts that began on it have ended. The query writes silver itself; rebuild silver if a lake was damaged.
+        attempts that began on that day have ended. The query writes silver itself; rebuild silver if the lake was
+        damaged.
 
         Args:
             layer: ``"silver"`` or ``"gold"``.
@@ -210,7 +212,7 @@ class Pipeline:
             )
 
     def compact(self, table: str, *, before: date, target_mb: float = 128) -> CompactResult:
-        """Merge the files of a table's past days into few files; superseded rows of silver are dropped.
+        """Merge the files of a table's past days into a few large ones, and drop superseded rows of silver.
 
         Args:
             table: The full name of the table, like ``silver.jobs``.
@@ -233,7 +235,7 @@ class Pipeline:
             where: An SQL condition on the columns of ``silver.jobs``.
             queue: Only jobs of this queue.
             dry_run: Only report what would be sent.
-            limit: Maximum number of jobs, in order of queue and id.
+            limit: The maximum number of jobs, in order of queue and id.
 
         Raises:
             ConfigError: The condition is invalid.
@@ -243,7 +245,7 @@ class Pipeline:
         return replay(self.spark, self.layout, self._broker_options(), selection, dry_run=dry_run)
 
     def gaps(self) -> DataFrame:
-        """Return ``bronze.gaps`` with ``backfilled_jobs``: the number of added jobs; null without a backfill."""
+        """Return ``bronze.gaps`` with ``backfilled_jobs``: the number of added jobs, or null without a backfill."""
         key = list(GAPS.key)
         backfills = read_table(self.spark, self.layout, BACKFILLS).groupBy(key)
         backfilled = backfills.agg(F.sum("backfilled_jobs").alias("backfilled_jobs"))
@@ -277,7 +279,7 @@ class Pipeline:
         return writer.trigger(processingTime=self._options.get("trigger", "10 seconds")).start()
 
     def _source(self) -> dict[str, str]:
-        """Return the options of the source."""
+        """Return the source's options."""
         options = self._options
         return {
             **broker_options(options),
@@ -298,7 +300,7 @@ class Pipeline:
 
 
 def _remove_partial_offsets(checkpoint: Path) -> None:
-    """Remove what is left of the first batch's offsets if the driver died, or the query stopped, as Spark wrote them.
+    """Remove partial offsets of the first batch, which remain if the driver died or the query stopped mid-write.
 
     Spark never starts a query whose checkpoint has files but no batch (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
     """
@@ -312,10 +314,11 @@ def stop_after_batch(query: StreamingQuery, is_urgent: Callable[[float], bool]) 
 
     Args:
         query: The query, which may have ended.
-        is_urgent: A function that waits for at most the given seconds and returns whether to interrupt the batch.
+        is_urgent: A function that waits for at most the given number of seconds and returns whether to interrupt the
+            batch.
     """
     last_batch = _last_batch(query)
-    # The next batch may have begun by then: an unfinished batch leaves nothing in the tables.
+    # If the next batch has begun by then, it is interrupted: an unfinished batch leaves nothing in the tables.
     while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == last_batch:
         if is_urgent(_POLL_S):
             break

@@ -79,7 +79,7 @@ class BulltaskSource(DataSource):
         Raises:
             ConfigError: An option or a column is unknown, invalid or missing.
         """
-        # Spark requests the columns before it passes the information that this is a streaming query.
+        # Spark requests the columns before it reports that this is a streaming query.
         if table_of(self.options) != "events":
             raise ConfigError(
                 "[BULLTASK_OPTION_MISSING] a streaming query can read only events: add option('table', 'events')"

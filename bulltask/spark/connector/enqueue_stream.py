@@ -1,4 +1,4 @@
-"""``enqueue_stream``: add a job for each distinct row of each batch of a streaming DataFrame."""
+"""``enqueue_stream``: add a job for each distinct row in each batch of a streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["EnqueueStreamOptions", "enqueue_stream"]
 class EnqueueStreamOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue_stream``, in addition to :class:`bulltask.spark.sink.enqueue.WriteArguments`.
 
-    ``write_id`` replaces the query's id in the jobs' ids: with a write id, a new checkpoint of the same source adds no
-    job twice. Times in ``opts`` are durations, not points in time.
+    ``write_id`` replaces the query's id in the jobs' ids: with a write id, a query with a new checkpoint on the same
+    source adds no job twice. Times in ``opts`` are durations, not points in time.
 
     Attributes:
         trigger: How often a batch starts: seconds, ``timedelta``, or Spark's syntax; default: ``"5 seconds"``.
-        available_now: Send the currently available rows in batches, and end.
+        available_now: Send the rows that are available now, in batches, then stop.
     """
 
     trigger: Duration | str
@@ -45,24 +45,24 @@ def enqueue_stream(
     job_id: Column | None = None,
     **options: Unpack[EnqueueStreamOptions],
 ) -> StreamingQuery:
-    """Start a query that adds a job to a queue for each distinct row of each batch of a streaming DataFrame.
+    """Start a query that adds a job to a queue for each distinct row in each batch of a streaming DataFrame.
 
-    Each batch is a separate write with an id that is derived from the query and the batch. A batch that Spark runs
-    again after a crash adds only missing jobs, and the same row in a later batch is another job. Rows of one batch with
-    equal name and data are one job.
+    Each batch is a separate write; its id is derived from the query and the batch. A batch that Spark runs again after
+    a crash adds only missing jobs. The same row in a later batch becomes another job. Rows in one batch with the same
+    name and data become one job.
 
     Args:
         df: The rows, from ``spark.readStream``.
         queue: The queue's name.
         name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
-        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or names of columns,
-            which become an object.
-        checkpoint: The directory for Spark's progress; with the same directory the query continues where it ended.
-        job_id: A column with the ids, as strings; BullMQ accepts no id that is a number or contains a ``:``.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or column names; these
+            columns become an object.
+        checkpoint: The directory for Spark's progress; with the same directory, the query continues where it left off.
+        job_id: A column with the ids, as strings; BullMQ rejects ids that are numbers or contain a ``:``.
         options: The options of :class:`EnqueueStreamOptions`.
 
     Returns:
-        The running query. ``query.stop()`` ends it.
+        The running query. ``query.stop()`` stops it.
 
     Raises:
         TypeError: An option is unknown.
@@ -89,7 +89,7 @@ def _interval(trigger: Duration | str) -> str:
 
 
 def _encode_opts(opts: Mapping[str, Any]) -> str:
-    """Return job options as JSON: Spark creates the writer again for each batch from string options."""
+    """Return job options as JSON, because Spark recreates the writer from string options for each batch."""
 
     def encode(value: object) -> object:
         if isinstance(value, timedelta):

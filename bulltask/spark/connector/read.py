@@ -30,20 +30,20 @@ def jobs(
     partitions: int | None = None,
     **connection: Unpack[BrokerOptions],
 ) -> DataFrame:
-    """Return the jobs of some queues, as they are in Redis when Spark reads the rows.
+    """Return the jobs in some queues, as they are in Redis when Spark reads the rows.
 
     Args:
         spark: The session.
-        queues: Names of queues, or ``*`` for all.
+        queues: Queue names, or ``*`` for all.
         states: BullMQ's names: ``wait``, ``active``, ``delayed``, ``prioritized``, ``waiting-children``, ``completed``,
             ``failed``, ``paused``; ``waiting`` is ``wait`` and ``paused``.
-        columns: The columns to read. Fewer columns are faster, and Spark does not pass a query's columns to a source in
-            Python.
+        columns: The columns to read. Reading fewer columns is faster. Select them here, because Spark does not push a
+            query's column selection down to a Python data source.
         partitions: The maximum number of tasks; default: 2 for each core.
         connection: The options of `BrokerOptions`.
 
     Returns:
-        The table ``jobs`` of ``format("bulltask")``, a row for each job.
+        The table ``jobs`` of ``format("bulltask")``, with a row for each job.
 
     Raises:
         ConfigError: A column does not exist. Other invalid arguments are reported when Spark reads the rows.
@@ -65,12 +65,12 @@ def events(
 
     Args:
         spark: The session.
-        queues: Names of queues, or ``*`` for all.
+        queues: Queue names, or ``*`` for all.
         columns: The columns to read.
         connection: The options of `BrokerOptions`.
 
     Returns:
-        The table ``events`` of ``format("bulltask")``, a row for each event.
+        The table ``events`` of ``format("bulltask")``, with a row for each event.
 
     Raises:
         ConfigError: A column does not exist.
@@ -79,11 +79,11 @@ def events(
 
 
 def counts(spark: SparkSession, queues: str | Sequence[str] = "*", **connection: Unpack[BrokerOptions]) -> DataFrame:
-    """Return the number of jobs of each queue in each state: ``queue``, ``state``, ``jobs``.
+    """Return the number of jobs in each state of each queue: ``queue``, ``state``, ``jobs``.
 
     Args:
         spark: The session.
-        queues: Names of queues, or ``*`` for all.
+        queues: Queue names, or ``*`` for all.
         connection: The options of `BrokerOptions`.
     """
     return _batch(spark, "counts", None, _options(queues, connection))
@@ -103,13 +103,13 @@ def stream_events(
 
     Args:
         spark: The session.
-        queues: Names of queues, or ``*`` for all, including queues that are created later.
+        queues: Queue names, or ``*`` for all, including queues that are created later.
         starting: Where a new checkpoint begins.
-        max_events_per_trigger: The maximum number of events of a batch, over all queues; ``None`` for no limit.
+        max_events_per_trigger: The maximum number of events in a batch, across all queues; ``None`` for no limit.
         align: If a batch cannot include all events of a queue, read no other queue past the time at which that queue
             was cut off, so that watermarks drop nothing.
-        on_loss: What to do if events were trimmed before they were read: ``fail`` ends the query, and ``gap`` emits a
-            row ``bulltask.gap``.
+        on_loss: What to do if events were trimmed before they were read: ``fail`` fails the query, and ``gap`` emits a
+            row with the event ``bulltask.gap``.
         connection: The options of `BrokerOptions`.
 
     Returns:

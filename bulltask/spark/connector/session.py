@@ -1,4 +1,4 @@
-"""Spark sessions with the settings that the pipeline needs and with bulltask's data source."""
+"""Spark sessions with the settings that the pipeline needs, and with bulltask's data source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _REQUIRED_CONF: Final[Mapping[str, str]] = {
     PUSHDOWN: "true",
     "spark.sql.session.timeZone": "UTC",
-    # Other programs read Spark's default type as nanoseconds without a time zone.
+    # Other programs read Spark's default timestamp type as nanoseconds without a time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A batch that is written again must replace only its own partitions.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
@@ -32,7 +32,7 @@ _LOCAL_CONF: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
 }
-"""Settings of a session in this process: no lookup of this machine's name, and few partitions for small tables."""
+"""Settings for a session in this process: no lookup of this machine's name, and few partitions for small tables."""
 
 
 def session(
@@ -43,26 +43,26 @@ def session(
     shuffle_partitions: int | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session with the settings that the pipeline needs and with the source ``bulltask``.
+    """Return a session with the settings that the pipeline needs, and with the data source ``bulltask``.
 
     If the process already has a session, it is used, because Spark has one session per process.
 
     Args:
-        app: The application's name in Spark's user interface and logs.
+        app: The application's name in the Spark UI and in logs.
         master: Spark's master: ``local[4]``, ``spark://…``, or ``sc://…`` for a Spark Connect server; default: the
-            master of ``spark-submit`` or of the environment's ``SPARK_REMOTE``, else ``local[*]``.
-        ui: Whether to serve Spark's user interface; ignored with Spark Connect.
+            master given to ``spark-submit`` or in the environment variable ``SPARK_REMOTE``, else ``local[*]``.
+        ui: Whether to serve the Spark UI; ignored with Spark Connect.
         shuffle_partitions: The partitions of a shuffled table; default: 4 with a local master, else Spark's default.
-        conf: Further settings of Spark, which override the settings above. With Spark Connect, only settings that a
+        conf: Further Spark settings, which override the settings above. With Spark Connect, only settings that a
             session may set.
 
     Returns:
-        The session. ``session().stop()`` ends it.
+        The session. ``session().stop()`` stops it.
 
     Raises:
         MissingExtraError: A package that Spark Connect needs is not installed.
     """
-    # Otherwise Spark's Python workers use the `python3` of PATH, which may lack packages that this process has.
+    # Otherwise Spark's Python workers use the `python3` on the PATH, which may lack packages that this process has.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     server = _remote_server(master)
     builder = SparkSession.builder.appName(app)
@@ -113,7 +113,7 @@ def register(spark: SparkSession, name: str = "bulltask") -> None:
 
 
 def _add_to_pythonpath(archive: str, spark: SparkSession) -> None:
-    """Add bulltask's zip archive (``--py-files``) to the path of all of Spark's Python processes.
+    """Add bulltask's zip archive (``--py-files``) to the module path of all of Spark's Python processes.
 
     Spark adds such files to the path of executors and of this process, but not of the process that plans a
     streaming query.

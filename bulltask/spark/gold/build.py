@@ -1,4 +1,4 @@
-"""Build the gold tables of some days from bronze and silver."""
+"""Build the gold tables for some days from bronze and silver."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class GoldInputs:
 
 
 def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_config: SLOConfig | None = None) -> None:
-    """Build all gold tables of some days (UTC) and replace existing rows.
+    """Build all gold tables for some days (UTC) and replace existing rows.
 
-    A day without data gets empty tables. Other days are not changed: an attempt that runs over midnight counts in each
+    A day without data gets empty tables. Other days are not changed: an attempt that runs past midnight counts in each
     of its days when that day is built. A day may be built any number of times; its rows change until all attempts that
-    began on it have ended, because an attempt is recorded when it ends.
+    began on that day have ended, because an attempt is recorded when it ends.
 
     Args:
         spark: A session, ideally from `bulltask.spark.session`.
@@ -78,7 +78,8 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_co
         for span in _spans(days):
             with hold_swaps(layout), _cached(read_inputs(spark, layout, span)) as inputs:
                 written = {TASK_MINUTE: _write_table(minute_table(inputs, span), TASK_MINUTE, swaps.new_directory())}
-                # The other tables are built from the minutes. Reading them from files keeps the query plan short.
+                # The other tables are built from the per-minute rows. Reading these from files keeps the query plan
+                # short.
                 minutes = spark.read.schema(spark_schema(TASK_MINUTE)).parquet(str(written[TASK_MINUTE]))
                 for table, frame in derived_tables(inputs, minutes, span, slo_config or SLOConfig()).items():
                     written[table] = _write_table(frame, table, swaps.new_directory())
@@ -88,12 +89,12 @@ def build_gold(spark: SparkSession, layout: Layout, days: Iterable[date], slo_co
 
 
 def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInputs:
-    """Read the rows that the gold tables of some days are built from.
+    """Read the rows that the gold tables for some days are built from.
 
-    A row may be superseded by a row of any other day. Rows of earlier days can only supersede if a backfill wrote them,
-    and backfills only write days with gaps. Rows of later days are filtered by their start time while the files are
-    read, except where rows with the same key can have different start times: incarnations and attempts whose start
-    is unknown. One more day on either side allows for clocks that differ.
+    A row may be superseded by a row of any other day. A row of an earlier day can only supersede it if a backfill wrote
+    that row, and backfills only write days with gaps. Rows of later days are filtered by their start time while the
+    files are read, except where rows with the same key can have different start times: incarnations and attempts whose
+    start is unknown. An extra day on either side allows for differences between clocks.
     """
     before, after = str(span.first - _DAY), F.lit(span.end + _DAY)
 
@@ -118,7 +119,7 @@ def read_inputs(spark: SparkSession, layout: Layout, span: DaySpan) -> GoldInput
 
 
 def _gaps(gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the gaps that overlap some days. Usually there are no gaps; an empty frame makes Spark's plan shorter."""
+    """Return the gaps that overlap some days. Usually there are none, and an empty frame makes Spark's plan shorter."""
     ends_late = F.greatest(F.coalesce("first_at_after", "detected_at"), "last_at_before") >= F.lit(span.start)
     starts_early = F.col("last_at_before").isNull() | (F.col("last_at_before") < F.lit(span.end))
     overlapping = gaps.where(ends_late & starts_early)
@@ -130,7 +131,7 @@ def _starts_before(started: Column, span: DaySpan) -> Column:
 
 
 def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
-    """Build ``gold.task_minute`` of some days."""
+    """Build ``gold.task_minute`` for some days."""
     facts = minute_facts(inputs.added, inputs.attempts, inputs.jobs, inputs.gaps, span)
     minutes = task_minutes(facts, inputs.gaps, span)
     return as_table(minutes.withColumn("dt", day_of(F.col("minute"))), TASK_MINUTE)
@@ -139,11 +140,11 @@ def minute_table(inputs: GoldInputs, span: DaySpan) -> DataFrame:
 def derived_tables(
     inputs: GoldInputs, minutes: DataFrame, span: DaySpan, slo_config: SLOConfig
 ) -> dict[Table, DataFrame]:
-    """Build the other gold tables of some days.
+    """Build the other gold tables for some days.
 
     Args:
         inputs: The rows that the tables are built from.
-        minutes: Rows of ``gold.task_minute`` of these days.
+        minutes: Rows of ``gold.task_minute`` for these days.
         span: The days.
         slo_config: Objectives, prices and capacities.
     """
@@ -160,7 +161,7 @@ def derived_tables(
 
 
 def _spans(days: Iterable[date]) -> Iterator[DaySpan]:
-    """Yield spans of consecutive days, which are built together."""
+    """Yield spans of consecutive days; each span is built as a whole."""
     ordered = sorted(set(days))
     if date.max in ordered:
         raise ConfigError(
@@ -181,7 +182,7 @@ def _write_table(frame: DataFrame, table: Table, directory: Path) -> Path:
 
 
 def _swap_days(layout: Layout, swaps: AtomicSwap, table: Table, directory: Path, span: DaySpan) -> None:
-    """Replace old days with new days; even a day without rows replaces the old day."""
+    """Replace old days with new days; a new day without rows also replaces the old day."""
     for number in range((span.last - span.first).days + 1):
         day = layout.day(table, span.first + number * _DAY)
         new = directory / day.name
@@ -204,7 +205,7 @@ def _persisted(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _in_utc(spark: SparkSession) -> Iterator[None]:
-    """Override the session's settings, so that days are UTC and files portable."""
+    """Override the session's settings, so that days are in UTC and files are portable."""
     before = {name: str(spark.conf.get(name)) for name in _SETTINGS}
     try:
         for name, value in _SETTINGS.items():

@@ -96,7 +96,7 @@ def _durations(attempts: DataFrame, jobs: DataFrame, span: DaySpan) -> DataFrame
 
 
 def _targets(objectives: Iterable[Objective]) -> list[Column]:
-    """Return the objectives as structs of a duration and a target, which is null if the objective does not apply."""
+    """Return the objectives as structs of a duration and a target; a target is null if its objective does not apply."""
     targets: dict[tuple[str, int], list[Column]] = {}
     for objective in objectives:
         applies = (
@@ -126,10 +126,10 @@ def cost_days(minutes: DataFrame, gaps: DataFrame, span: DaySpan, prices: Mappin
     """Aggregate ``gold.cost_day``.
 
     Args:
-        minutes: Rows of ``gold.task_minute`` of the span.
+        minutes: Rows of ``gold.task_minute`` for the span.
         gaps: Rows of ``bronze.gaps``.
         span: The days.
-        prices: The price of a slot per hour, by queue and ``*``; other queues have no costs.
+        prices: The price of a slot per hour, by queue and ``*``; other queues have no cost.
     """
     ended = reduce(Column.__add__, map(F.col, ("completed", "failed", "requeued", "stalled", "waiting_children")))
     cost = F.col("busy_ms").cast("decimal(18,0)") * by_queue(prices, "decimal(14,6)") / F.lit(_HOUR_MS)

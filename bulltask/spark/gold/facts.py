@@ -1,7 +1,7 @@
 """The facts that are aggregated into the per-minute gold tables.
 
-A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for waits and runs the histogram
-``bucket``. All sums together need a single shuffle, of little more data than the result has.
+A fact has a ``kind``, a minute, an ``amount`` (a count or milliseconds), and for wait and run times the histogram
+``bucket``. All sums together need a single shuffle, which moves little more data than the result contains.
 
 Much of this is SQL text: each Python call on a column is a call into the JVM, and hundreds of calls take longer than
 the work itself.
@@ -38,14 +38,14 @@ _COUNTER_OF_OUTCOME: Final = {
     "stalled": "stalled",
     "waiting-children": "waiting_children",
 }
-"""The counter of each outcome of an attempt; an open one has not ended."""
+"""The counter for each outcome of an attempt. An open attempt has not ended, so it has none."""
 
 _WASTED: Final = "outcome in ('failed', 'requeued', 'stalled')"
 
 
 @dataclass(frozen=True, slots=True)
 class DaySpan:
-    """Consecutive days, UTC, including the last."""
+    """Consecutive days in UTC, including the last."""
 
     first: date
     last: date
@@ -71,12 +71,12 @@ class DaySpan:
         return int(self.end.timestamp()) * 1000
 
     def contains(self, at: Column) -> Column:
-        """Return whether a time is in these days, as a column."""
+        """Return a column that is true if a time is in these days."""
         return (at >= F.lit(self.start)) & (at < F.lit(self.end))
 
 
 def minute_facts(added: DataFrame, attempts: DataFrame, jobs: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
-    """Return the facts of the minutes of some days.
+    """Return the per-minute facts for some days.
 
     Args:
         added: The ``added`` events of ``bronze.events``.
@@ -137,7 +137,7 @@ def _attempt_facts(attempts: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> str:
-    """Return SQL that splits the time between two moments (milliseconds) at the minutes or days of a span.
+    """Return SQL that splits the time between two moments (milliseconds) into the minutes or days of a span.
 
     Returns:
         An array of ``period`` (the first millisecond of a minute or day), ``from`` and ``to``; empty if a

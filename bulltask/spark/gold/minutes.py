@@ -38,7 +38,7 @@ def task_minutes(facts: DataFrame, gaps: DataFrame, span: DaySpan) -> DataFrame:
 
 
 def merge_minutes(minutes: DataFrame, unit: str = "hour", by: Sequence[str] = ("queue", "name")) -> DataFrame:
-    """Aggregate minutes to hours, days, weeks or months. Percentiles are within 1 %, as in the minutes.
+    """Aggregate minutes to hours, days, weeks or months. Percentiles are accurate to within 1 %, as for minutes.
 
     Args:
         minutes: Rows of ``gold.task_minute``.
@@ -68,7 +68,7 @@ def _fact_sql(kind: str, amount: str, bucket: str = "null") -> str:
 
 
 def _sum_facts(facts: DataFrame, keys: Sequence[str], *others: str) -> DataFrame:
-    """Aggregate facts to a row for each key: counters, histograms, and percentiles."""
+    """Aggregate facts to one row for each key: counters, histograms and percentiles."""
     summed = facts.groupBy(*keys, "kind", "bucket").agg(F.sum("amount").alias("amount"))
     sums = [f"sum(if(kind = '{name}', amount, 0)) as {name}" for name in COUNTERS]
     counts = [
@@ -102,10 +102,11 @@ def capacity_minutes(
     """Aggregate ``gold.capacity_minute``, without its partition.
 
     Args:
-        minutes: Rows of ``gold.task_minute`` of the span.
+        minutes: Rows of ``gold.task_minute`` for the span.
         attempts: The latest rows of ``silver.attempts``.
         span: The days.
-        capacities: The maximum number of running jobs by queue and ``*``; for other queues, the day's observed maximum.
+        capacities: The maximum number of running jobs, by queue and ``*``; for other queues, the day's observed
+            maximum.
     """
     queues = merge_minutes(minutes, "minute", ("queue",)).withColumnRenamed("since", "minute")
     configured = by_queue(capacities, "bigint")
@@ -124,7 +125,7 @@ def _peaks(attempts: DataFrame, span: DaySpan) -> DataFrame:
     """Return the maximum number of running attempts in each minute."""
     ran = split_by_period("unix_millis(started_at)", "unix_millis(ended_at)", span, MINUTE_MS)
     ends = "inline(array(named_struct('at', piece.from, 'more', 1), named_struct('at', piece.to, 'more', -1)))"
-    # A worker may acquire the next job in the millisecond in which it finishes one: ends come first.
+    # A worker may acquire its next job in the same millisecond in which it finishes one, so ends come first.
     running = "sum(more) over (partition by queue, period order by at, more) as running"
     return (
         attempts.selectExpr("queue", f"explode({ran}) as piece")

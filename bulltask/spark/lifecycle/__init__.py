@@ -1,1 +1,1 @@
-"""The lifecycle of jobs, derived from their queues' events: in plain Python, with arrays, and in Spark."""
+"""The lifecycle of jobs, derived from their queues' events: in plain Python, with NumPy arrays, and in Spark."""

@@ -1,12 +1,11 @@
-"""The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` on arrays.
+"""The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold`, on NumPy arrays.
 
-If the events fit into one process, this takes a hundredth of the time of :mod:`~bulltask.spark.lifecycle.sql` in Spark.
-It uses the same steps: the events of each job in order; an event's neighbours; running sums, and the last event of a
-kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` converts the result
-to rows.
+If the events fit into one process, this is a hundred times faster than :mod:`~bulltask.spark.lifecycle.sql` in Spark.
+It takes the same steps: sort the events of each job; find each event's neighbours; compute running sums, and the last
+event of a kind up to each event. :mod:`~bulltask.spark.lifecycle.arrow_rows` converts the result to rows.
 
 An index of -1 means no event. Arrays that are looked up by index have an additional last element, the value for "no
-event". A time of -1 means no time, because the times of streams begin with 0.
+event". A time of -1 means no time, because stream times start at 0.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class Lifecycles:
 
     Attributes:
         table: The events in input order, with the columns `LIFECYCLE_COLUMNS`.
-        order: The row of each event in the table.
-        kind, ms, seq, from_active, is_new: The values of each event and, in the last element, of "no event".
+        order: The row number of each event in the table.
+        kind, ms, seq, from_active, is_new: The values of each event; the last element is the value for "no event".
         first, last: The index of the first and of the last event of the same job.
         previous, next: The index of the job's previous and next event.
     """
@@ -86,19 +85,19 @@ class DerivedColumns:
 
     Attributes:
         lifecycles: The events.
-        has_attempt: Whether a row of an attempt belongs to the event: the event starts the attempt, or ends an attempt
-            whose start is unknown.
+        has_attempt: Whether the event has an attempt's row: it starts the attempt, or ends an attempt whose start is
+            unknown.
         outcome: The outcome of this attempt, an index of `OUTCOMES`.
-        end: The event that ended the attempt; also set if the attempt has not ended but another event follows.
+        end: The event that ended the attempt; also set if the attempt's end is unknown but another event follows.
         queued_ms, started_ms, ended_ms: The times of this attempt.
         as_of_event: The last event from which the row of the attempt is derived.
-        deciding_event: The event after which the outcome does not change any more; -1 if it is not known yet.
+        deciding_event: The event after which the outcome no longer changes; -1 if it is not known yet.
         added: The added event of this incarnation.
         attempt_count, stalls, wait_ms, run_ms: The number of attempts of this incarnation so far, the number of stalled
-            attempts, the sums of waits and runs; -1 for an empty sum.
+            attempts, the sums of wait and run times; -1 for an empty sum.
         kept: The last event except ``removed``.
         first_started_ms: When the job was first acquired in this incarnation.
-        is_last: Whether the event is the last event of an incarnation of which more than the removal is known.
+        is_last: Whether the event is the last one of an incarnation that has events other than its removal.
     """
 
     lifecycles: Lifecycles
@@ -129,15 +128,15 @@ def lifecycle_events(events: pa.Table) -> pa.Table:
 
 
 def job_numbers(events: pa.Table) -> Ints:
-    """Number the jobs from 0 in order of appearance; return the number of each event's job."""
+    """Number the jobs from 0 in order of appearance, and return the number of each event's job."""
     queues, ids = (_dictionary_encode(events[name]) for name in ("queue", "job_id"))
-    # Different queues can have the same ids.
+    # Jobs in different queues can have the same id.
     both = queues.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
     return np.asarray(_dictionary_encode(pa.array(both)).indices.to_numpy().astype(np.int64))
 
 
 def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
-    """Put events in order.
+    """Sort events.
 
     Args:
         events: The result of `lifecycle_events`, without duplicates.
@@ -162,7 +161,7 @@ def in_order(events: pa.Table, jobs: Ints, is_new: Bools) -> Lifecycles:
 
 
 def derive(lifecycles: Lifecycles) -> DerivedColumns:
-    """Derive the attempt that begins with each event, and the sums up to it."""
+    """Derive the attempt that begins with each event, and the sums up to that event."""
     kind, ms = lifecycles.kind[:-1], lifecycles.ms[:-1]
     begins = (kind == _ACTIVE) | _ends_unknown_attempt(lifecycles)
     is_seen = kind == _ACTIVE
@@ -205,7 +204,7 @@ def is_one_of(kind: Ints, words: tuple[str, ...]) -> Bools:
 
 
 def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
-    """Return whether an attempt with unknown start ended with this event."""
+    """Return whether an attempt with an unknown start ended with this event."""
     kind, from_active = lifecycles.kind[:-1], lifecycles.from_active[:-1]
     previous, released = lifecycles.kind[lifecycles.previous], lifecycles.from_active[lifecycles.previous]
     ends = is_one_of(kind, FINISHED)
@@ -217,7 +216,7 @@ def _ends_unknown_attempt(lifecycles: Lifecycles) -> Bools:
 
 
 def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints, Bools]:
-    """Return the outcomes of attempts, given the next two events, and whether each attempt was released."""
+    """Return the outcomes of attempts, given their next two events, and whether each attempt was released."""
     end_kind = lifecycles.kind[end]
     released = (end_kind == _WAITING) & lifecycles.from_active[end]
     outcome = _OUTCOME_OF_KIND[end_kind]
@@ -227,7 +226,7 @@ def _outcome(lifecycles: Lifecycles, end: Ints, next_event: Ints) -> tuple[Ints,
 
 
 def _last_index(which: Bools, first: Ints) -> Ints:
-    """Return for each event the index of the job's last event up to it for which ``which`` is true."""
+    """Return, for each event, the index of the job's last event up to it for which ``which`` is true."""
     indexes = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     return np.where(indexes >= first, indexes, -1)
 
@@ -239,11 +238,11 @@ def _running_sum(counted: Any, since: Ints) -> Ints:
 
 
 def _total(times_ms: Ints, which: Bools, since: Ints) -> Ints:
-    """Return the sums of the times in ``which``; -1 for an empty sum."""
+    """Return the sums of the times for which ``which`` is true; -1 for an empty sum."""
     return np.where(_running_sum(which, since) > 0, _running_sum(np.where(which, times_ms, 0), since), -1)
 
 
 def _dictionary_encode(column: Any) -> Any:
-    """Return a column dictionary-encoded."""
+    """Return a dictionary-encoded column."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return array.dictionary_encode()

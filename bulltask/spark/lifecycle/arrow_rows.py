@@ -33,7 +33,7 @@ _MAX_SEQ: Final = 999  # the greatest sequence number that `as_of` distinguishes
 
 
 def attempts(events: pa.Table) -> pa.Table:
-    """Derive the attempts of all jobs from their events.
+    """Derive all jobs' attempts from their events.
 
     Args:
         events: Rows of ``bronze.events`` without duplicates, in any order, with the columns `LIFECYCLE_COLUMNS`.
@@ -119,21 +119,21 @@ class _Rows:
         self._lifecycles, self._added, self.at = derived.lifecycles, derived.added[at], at
 
     def as_of(self, decisive: Ints) -> pa.Array:
-        """Return `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` of events."""
+        """Return the value of `bulltask.spark.lifecycle.fold.LifecycleEvent.as_of_us` for events."""
         us = np.minimum(self._lifecycles.ms[decisive], MAX_TIME_MS) * 1000 + np.minimum(
             self._lifecycles.seq[decisive], _MAX_SEQ
         )
         return pa.array(us).cast(pa.timestamp("us", "UTC"))
 
     def failed_reasons(self, decisive: Ints) -> tuple[pa.Array, pa.Array]:
-        """Return the reasons of failures as plain text, and their fingerprints, computed once per reason."""
+        """Return the failure reasons as plain text, and their fingerprints, computed once per reason."""
         encoded = self._texts("failed_reason", decisive).dictionary_encode()
         plain = [plain_reason(reason) for reason in encoded.dictionary.to_pylist()]
         reasons = pa.array(plain, pa.string()), pa.array([error_fingerprint(reason) for reason in plain], pa.string())
         return tuple(column.take(encoded.indices) for column in reasons)
 
     def table(self, table: Table, columns: dict[str, pa.Array]) -> pa.Table:
-        """Return the table with these columns; columns that events do not have are null."""
+        """Return the table with these columns; columns that cannot be derived from events are null."""
         makers: dict[str, Callable[[], pa.Array]] = {
             "queue": lambda: self._texts("queue", self.at),
             "job_id": lambda: self._texts("job_id", self.at),
@@ -158,7 +158,7 @@ class _Rows:
         return pc.binary_join_element_wise(ms, seq, "-")
 
     def _texts(self, column: str, at: Ints) -> pa.Array:
-        """Return a string column of events; null for no event."""
+        """Return a string column of events; null where there is no event."""
         indexes = np.append(self._lifecycles.order, 0)[at]
         texts = self._lifecycles.table[column].take(pa.array(indexes, mask=at < 0))
         return texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts

@@ -1,6 +1,7 @@
 """Failure reasons as plain text, and their fingerprints: the reason without its variable parts.
 
-The patterns are ASCII without nested groups, valid for `re` and for Spark's Java: the SQL uses the same patterns.
+The patterns are ASCII without nested groups, and are valid both for `re` and for Spark's Java regexes, because the SQL
+uses the same ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _REPLACEMENTS = [(re.compile(pattern), by) for pattern, by in REPLACEMENTS]
 
 
 def plain_reason(reason: str | None) -> str | None:
-    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as it is."""
+    """Return the reason as plain text: BullMQ for Python stores it as a JSON string, BullMQ for Node.js as is."""
     if reason is None or len(reason) < 2 or not (reason.startswith('"') and reason.endswith('"')):
         return reason
     if _UNQUOTABLE.search(_ESCAPE.sub("", reason[1:-1])):

@@ -1,27 +1,28 @@
 """The lifecycle of each job, derived from its queue's events: a fold in plain Python.
 
-This is the reference implementation. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with arrays, for the
-events of a batch, and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables. Property tests check that the
-three are equivalent. The rules follow from the events that BullMQ's scripts write:
+This is the reference implementation. :mod:`~bulltask.spark.lifecycle.arrays` computes the same with NumPy arrays, for
+the events of a batch, and :mod:`~bulltask.spark.lifecycle.sql` in Spark, for whole tables. Property tests check that
+all three are equivalent. The rules follow from the events that BullMQ's scripts write:
 
 * An attempt begins with ``active``, and its number is the count of these events: BullMQ's ``ats``. A job that was
-  acquired and released (a rate limit, a shutdown, a dead child) looks like a retry without delay: ``waiting`` with
-  ``prev=active``, without a reason. So the number of ended attempts can be greater than BullMQ's ``atm``.
+  acquired and released (because of a rate limit, a shutdown or a dead child) looks like a retry without delay:
+  ``waiting`` with ``prev=active``, without a reason. The number of ended attempts can therefore be greater than
+  BullMQ's ``atm``.
 * A stalled job is recorded as ``waiting`` with ``prev=active`` and then ``stalled``, in one script. The attempt ended
   when the job was waiting again.
-* ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; then they end no attempt.
-* ``added`` begins a new incarnation: the id was free because the job was removed when it had finished. Adding an
-  existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its incarnation
-  and its count.
+* ``delayed`` and ``waiting-children`` are also recorded for jobs that no worker runs; in that case they end no attempt.
+* ``added`` begins a new incarnation: the id was free because the earlier job was removed after it had finished. Adding
+  an existing id again emits ``duplicated`` and changes nothing. A finished job that is retried continues its
+  incarnation and its count.
 * ``removed`` ends the incarnation of an unfinished job. For a finished job, and for a job without other events, it adds
   no information.
 * A stream has gaps where it was trimmed. An attempt whose last event is missing is ``open``, like a running
   attempt. An attempt whose ``active`` event is missing has no start time.
 
-Times are those of the stream, by Redis' clock. A job's hash has times by the clocks of clients.
+Times come from the stream, by Redis' clock. The times in a job's hash are by the clients' clocks.
 
-Each row has a version: ``as_of`` is the time of the last event from which the row is derived. The same row derived
-later, from more events, has the same or a later ``as_of``, and the latest row counts.
+Each row has a version: ``as_of`` is the time of the last event from which the row is derived. If the same row is
+derived again later, from more events, it has the same or a later ``as_of``, and the latest row counts.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = [
 Outcome = Literal["completed", "failed", "requeued", "stalled", "waiting-children", "open"]
 JobState = Literal["waiting", "active", "delayed", "waiting-children", "completed", "failed", "removed", "unknown"]
 
-#: The end of the year 9999, the last time that Python and Spark can represent. Ids of events can be later.
+#: The end of the year 9999, the last time that Python and Spark can represent. Event ids can be later.
 MAX_TIME_MS = 253_402_300_799_999
 
 #: The columns of an event that the lifecycle of its job is derived from.
@@ -110,9 +111,10 @@ class AttemptRow:
     """A row of ``silver.attempts``.
 
     Attributes:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         job_id: The id of the job.
-        incarnation: Id of the added event; ``None`` if it is missing. A job id can have several incarnations.
+        incarnation: The id of the added event; ``None`` if that event is missing. A job id can have several
+            incarnations.
         attempt: Its number, from 1.
         name: The task's name; ``None`` if the added event is missing.
         queued_ms: When the job began to wait; ``None`` if unknown, like the next two.
@@ -120,7 +122,7 @@ class AttemptRow:
         ended_ms: When it ended.
         outcome: ``requeued``: the job runs again, because the attempt failed, was released or rescheduled, or its child
             crashed, which events do not distinguish; ``open``: the outcome is unknown.
-        failed_reason: The reason of a final failure. Events do not have the reason of a requeued attempt.
+        failed_reason: The reason for the final failure. Events do not contain the reason for a requeued attempt.
         as_of_us: `LifecycleEvent.as_of_us` of the event that decided the outcome, or of the last event.
     """
 
@@ -138,12 +140,12 @@ class AttemptRow:
 
     @property
     def wait_ms(self) -> int | None:
-        """The time that the job waited for a worker."""
+        """How long the job waited for a worker."""
         return _between(self.queued_ms, self.started_ms)
 
     @property
     def run_ms(self) -> int | None:
-        """The time that the attempt ran."""
+        """How long the attempt ran."""
         return _between(self.started_ms, self.ended_ms)
 
     @property
@@ -157,16 +159,16 @@ class JobRow:
     """A row of ``silver.jobs``: one incarnation of a job, and its attempts.
 
     Attributes:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         job_id: The id of the job.
         incarnation: As in `AttemptRow`.
         name: As in `AttemptRow`.
         created_ms: When it was added.
         state: The last state; a finished job keeps its state when it is removed.
         finished_ms: When it finished; ``None`` if it has not.
-        failed_reason: The reason of the failure, if the job failed.
+        failed_reason: The reason for the failure, if the job failed.
         attempts: The attempts, in order.
-        as_of_us: `LifecycleEvent.as_of_us` of its last event; the removal of a finished job does not count.
+        as_of_us: `LifecycleEvent.as_of_us` of the job's last event; the removal of a finished job does not count.
     """
 
     queue: str
@@ -182,7 +184,7 @@ class JobRow:
 
     @property
     def first_started_ms(self) -> int | None:
-        """When a worker first acquired it."""
+        """When a worker first acquired the job."""
         return min((attempt.started_ms for attempt in self.attempts if attempt.started_ms is not None), default=None)
 
     @property
@@ -192,17 +194,17 @@ class JobRow:
 
     @property
     def wait_ms(self) -> int | None:
-        """The time that it waited for a worker, in all attempts; delays do not count."""
+        """How long the job waited for a worker, in all attempts; delays do not count."""
         return _total(attempt.wait_ms for attempt in self.attempts)
 
     @property
     def run_ms(self) -> int | None:
-        """The time that it ran, in all attempts."""
+        """How long the job ran, in all attempts."""
         return _total(attempt.run_ms for attempt in self.attempts)
 
     @property
     def total_ms(self) -> int | None:
-        """The time from when it was added until it finished."""
+        """The time from when the job was added until it finished."""
         return _between(self.created_ms, self.finished_ms)
 
     @property
@@ -241,7 +243,7 @@ def _is_lifecycle_event(event: LifecycleEvent) -> bool:
 
 
 class _Fold:
-    """The fold of one incarnation of a job: its row, and the state with which the next event is interpreted."""
+    """The fold of one incarnation of a job: its row, and the state in which the next event is interpreted."""
 
     def __init__(self, job: JobRow) -> None:
         self.job = job
@@ -280,7 +282,7 @@ class _Fold:
         job.attempts.append(self._open)
         if started_ms is not None or _is_release(
             event
-        ):  # the next event decides: the end, or the reason of the release
+        ):  # the next event decides: the end, or the reason for the release
             self._undecided = self._open
 
     def _end(self, event: LifecycleEvent) -> None:
@@ -293,7 +295,7 @@ class _Fold:
         self._open = None
 
     def _ends_unknown_attempt(self, event: LifecycleEvent) -> bool:
-        """Return whether an attempt with unknown start ended with this event."""
+        """Return whether an attempt with an unknown start ended with this event."""
         if event.event == "waiting":
             # After `stalled`, this event only repeats the state.
             return event.prev == "active" and (self._last is None or self._last.event != "stalled")

@@ -1,6 +1,6 @@
 """The lifecycle of each job, derived from events: the fold of :mod:`~bulltask.spark.lifecycle.fold` in Spark.
 
-An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums. So there is
+An attempt is derived from one event and its neighbours in the job's lifecycle, and a job from running sums. This needs
 no grouping: one shuffle by job, one sort, and windows that share both.
 """
 
@@ -62,7 +62,7 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
 
     Args:
         events: The events, as for `attempts`.
-        is_new: Value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
+        is_new: The value of the column ``is_new``, which distinguishes a batch's events from earlier ones.
     """
     event, prev = F.col("event"), F.coalesce("prev", F.lit(""))
     is_relevant = event.isin(*STATE_AFTER) & ~((event == "removed") & prev.isin(*FINISHED))
@@ -72,7 +72,7 @@ def lifecycle_events(events: DataFrame, *, is_new: bool = True) -> DataFrame:
 
 
 def in_order() -> WindowSpec:
-    """Return the window of each job's events in order; a number comes first because it sorts faster than strings."""
+    """Return the window over each job's events in order; a number comes first because it sorts faster than strings."""
     return Window.partitionBy("job", "queue", "job_id").orderBy("event_ms", "event_seq")
 
 
@@ -85,7 +85,7 @@ def derive(events: DataFrame) -> DataFrame:
     Returns:
         All events. ``has_attempt``: whether an attempt begins with the event; see `attempts_of`. ``decided``: whether
         the event that decided the outcome is new; NULL without such an event. ``is_last``: whether the event is the
-        last of an incarnation of which more than the removal is known; see `jobs_of`.
+        last one of an incarnation that has events other than its removal; see `jobs_of`.
     """
     window = in_order()
     so_far = window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -128,7 +128,7 @@ def attempts_of(derived: DataFrame) -> DataFrame:
         "outcome",
         F.col("reason").alias("failed_reason"),
         error_fingerprint(F.col("reason")).alias("error_fingerprint"),
-        F.lit(None).cast("string").alias("worker"),  # events do not have it
+        F.lit(None).cast("string").alias("worker"),  # not in the events
         F.lit("events").alias("source"),
         _as_of(F.col("decided_ms"), F.col("decided_seq")),
     )
@@ -157,7 +157,7 @@ def jobs_of(derived: DataFrame) -> DataFrame:
         (F.col("finished_ms") - F.col("added.event_ms")).alias("total_ms"),
         F.col("reason").alias("failed_reason"),
         error_fingerprint(F.col("reason")).alias("error_fingerprint"),
-        F.lit(None).cast("string").alias("parent_key"),  # only the job's hash has it, like the next column
+        F.lit(None).cast("string").alias("parent_key"),  # only in the job's hash, like the next column
         F.lit(None).cast("int").alias("data_bytes"),
         F.lit("events").alias("source"),
         _as_of(*(F.when(finished, F.col(f"kept.{name}")).otherwise(F.col(name)) for name in ("event_ms", "event_seq"))),
@@ -165,7 +165,7 @@ def jobs_of(derived: DataFrame) -> DataFrame:
 
 
 def is_finished() -> Column:
-    """Return whether an incarnation is finished as of an event; it stays finished when the job is removed."""
+    """Return whether an incarnation has finished as of an event; it stays finished when the job is removed."""
     return F.col("kept.event").isin(*FINISHED)
 
 

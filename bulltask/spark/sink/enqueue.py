@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 SEND_RESULT: Final = StructType([StructField("id", StringType()), StructField("status", StringType())])
-"""The result of a row: the id of its job, and ``added`` or ``duplicate``."""
+"""A row's result: the id of its job, and ``added`` or ``duplicate``."""
 
 WEEK: Final = timedelta(days=7)
 
@@ -52,7 +52,7 @@ class WriteArguments(TypedDict, total=False):
 
     Attributes:
         opts: The options of every job, as for ``Queue.add``.
-        write_id: Makes the write repeatable: the same rows with the same id add no job twice. Default: a new id.
+        write_id: Makes the write safe to retry: the same rows with the same id add no job twice. Default: a new id.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
         url, prefix, queue_hash_tag: The location of Redis, and how queues are named; default: bulltask's settings.
@@ -71,9 +71,9 @@ class EnqueueOptions(WriteArguments, total=False):
     """Further arguments of ``enqueue``, in addition to :class:`WriteArguments`.
 
     Attributes:
-        on_duplicate_rows: Whether rows with equal name and data become one job (``collapse``, the default), one job
-            each (``keep``), or are rejected before anything is sent (``error``). With ``job_id``, ids are compared
-            instead, and ``keep`` is not allowed.
+        on_duplicate_rows: What to do with rows that have the same name and data: make them one job (``collapse``, the
+            default), make one job of each (``keep``), or reject them before anything is sent (``error``). With
+            ``job_id``, ids are compared instead, and ``keep`` is not allowed.
     """
 
     on_duplicate_rows: Literal["collapse", "keep", "error"]
@@ -83,15 +83,15 @@ class EnqueueOptions(WriteArguments, total=False):
 class EnqueueResult:
     """The result of a write.
 
-    Spark adds up the results of the successful attempts of its tasks. Jobs that a failed attempt has added count as
-    duplicates in the next attempt; ``added`` and ``duplicates`` always add up to ``rows``.
+    Spark adds up the results of its tasks' successful attempts. Jobs that a failed attempt added count as duplicates in
+    the next attempt; ``added`` and ``duplicates`` always add up to ``rows``.
 
     Attributes:
-        write_id: The id of the write. ``gather(result, …)`` finds the jobs with it for ``idempotency_ttl``.
+        write_id: The id of the write. ``gather(result, …)`` uses it to find the jobs, for ``idempotency_ttl``.
         queue: The queue's name without the hash tag.
         rows: The number of rows.
         added: The number of added jobs.
-        duplicates: The number of rows whose job already existed or was added by this write before.
+        duplicates: The number of rows whose job already existed, or had already been added by this write.
         seconds: The duration of the write.
         partitions: The number of tasks that had rows.
     """
@@ -114,20 +114,21 @@ def enqueue(
     job_id: Column | None = None,
     **options: Unpack[EnqueueOptions],
 ) -> EnqueueResult:
-    """Add one job to a queue for each distinct row of a DataFrame, however often Spark repeats a task.
+    """Add one job to a queue for each distinct row of a DataFrame, however often Spark retries a task.
 
-    Rows with equal name and data become one job, unless ``on_duplicate_rows`` is changed; with ``job_id``, rows with
-    equal ids.
+    Rows with the same name and data become one job, unless ``on_duplicate_rows`` is changed; with ``job_id``, rows with
+    the same id do.
 
     A job's id is ``job_id``, or derived from the write, the queue, the job's name and its data. A write cannot be
-    rolled back: jobs that were sent before an error stay, and repeating the write adds only missing jobs.
+    rolled back: jobs that were sent before an error stay, and retrying the write with the same write id adds only
+    missing jobs.
 
     Args:
         df: The rows.
         queue: The queue's name.
         name: The name of all jobs (for a bulltask worker, the task's name), or a column with names.
-        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or names of columns,
-            which become an object.
+        data: A column with the jobs' data (JSON strings, or any type that ``to_json`` accepts), or column names; these
+            columns become an object.
         job_id: A column with the ids, as strings. BullMQ rejects ids that are numbers or contain a ``:``.
         options: The options of :class:`WriteArguments` and :class:`EnqueueOptions`.
 
@@ -163,7 +164,7 @@ def enqueue(
 
 
 def check_option_names(given: Mapping[str, object], kind: type) -> None:
-    """Check for unknown names among options.
+    """Check options for unknown names.
 
     Raises:
         TypeError: A name is unknown; the message lists the known names.
@@ -174,7 +175,7 @@ def check_option_names(given: Mapping[str, object], kind: type) -> None:
 
 
 def send_rows(sender: RowSender) -> Callable[[Column], Column]:
-    """Return a column function that sends the job of a row, given as a struct, and returns :data:`SEND_RESULT`."""
+    """Return a column function that sends the job for a row, given as a struct, and returns :data:`SEND_RESULT`."""
 
     def send(structs: Iterator[pa.StructArray]) -> Iterator[pa.Array]:
         for results in sender.results(map(pa.RecordBatch.from_struct_array, structs)):
@@ -186,7 +187,7 @@ def send_rows(sender: RowSender) -> Callable[[Column], Column]:
 
 @contextmanager
 def resume_hint_on_error(sender: RowSender) -> Iterator[None]:
-    """Add the resume hint to every error: errors of tasks have it, but the error of a lost executor does not."""
+    """Add the resume hint to every error: errors from tasks have it, but the error for a lost executor does not."""
     try:
         yield
     except Exception as exc:
@@ -213,7 +214,7 @@ def standard_rows(df: DataFrame, name: str | Column, data: Column | Sequence[str
 
 
 def as_json(column: str | Column) -> Column:
-    """Return a column as JSON that includes nulls, as ``null``."""
+    """Return a column as JSON, with nulls as ``null``."""
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
@@ -268,7 +269,7 @@ def write_options(queue: str, arguments: WriteArguments) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """The use of a file's columns.
+    """How a file's columns are used.
 
     Attributes:
         data: The columns that become a job's data.
@@ -292,7 +293,7 @@ def enqueue_file(
         spark: The session.
         path: The file.
         queue: The queue's name.
-        names: The use of the columns.
+        names: How the columns are used.
         options: The options of ``enqueue``.
 
     Raises:
@@ -319,7 +320,7 @@ def vectorized_udf(
     """Return a column function (an iterator Arrow UDF), called once in each task with an iterator of Arrow arrays.
 
     ``mapInArrow`` would do the same for whole rows, but needs pandas. Spark treats the function as nondeterministic, so
-    it neither skips nor repeats a call.
+    it never skips a call or calls the function twice.
 
     Args:
         function: A function that yields an array of the same length for each array.
@@ -330,5 +331,5 @@ def vectorized_udf(
         # Spark uses these annotations to decide how to call the function.
         return function(arrays)
 
-    udf: Any = arrow_udf  # its stub lacks structs and the result type UserDefinedFunction
+    udf: Any = arrow_udf  # its stub lacks structs and the return type UserDefinedFunction
     return cast("Callable[[Column], Column]", udf(typed, returns).asNondeterministic())

@@ -43,14 +43,14 @@ class MapOptions(TypedDict, total=False):
     """Further arguments of ``map_dataframe``.
 
     Attributes:
-        wait: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the clocks of
-            the executors; ``0`` does not wait, ``None`` (default) waits without limit. Unfinished jobs are not
-            an error.
+        wait: How long to wait for unfinished jobs after all jobs are sent (seconds or ``timedelta``), by the executors'
+            clocks; ``0`` does not wait, ``None`` (default) waits without limit. Unfinished jobs are not an error.
         poll: The time between two checks of unfinished jobs (seconds or ``timedelta``); default: 2 seconds.
         options: The options of every call, as for ``apply_async``: ``{"priority": 5, "queue": "bulk"}``.
-        write_id: Makes the calls repeatable: the same rows with the same id add no job twice. Default: a new id.
-        on_duplicate_rows: Whether rows with equal arguments become one job with one result (``collapse``, the default),
-            one job each (``keep``), or are rejected before anything is sent (``error``).
+        write_id: Makes the calls safe to retry: the same rows with the same id add no job twice. Default: a new id.
+        on_duplicate_rows: What to do with rows that have the same arguments: make them one job with one result
+            (``collapse``, the default), make one job of each (``keep``), or reject them before anything is sent
+            (``error``).
         result_prefix: A prefix for the names of the added columns; default: no prefix.
         chunk_size: The number of jobs in one round trip to Redis; default: 500.
         idempotency_ttl: How long Redis keeps the ids of added jobs, counted from the last job; default: 7 days.
@@ -74,15 +74,15 @@ def map_dataframe(
 ) -> DataFrame:
     """Call a task for each row of a DataFrame, and return the rows with the results of their jobs.
 
-    All jobs are sent before this function returns, each once, however often Spark repeats a task. By default, rows with
-    equal arguments share one job and its result. Spark's executors then keep the rows and the ids of their jobs until
-    the DataFrame is garbage-collected. Results are looked up, and waited for, each time the rows are needed; use
+    All jobs are sent before this function returns, each once, however often Spark retries a task. By default, rows with
+    the same arguments share one job and its result. Spark's executors then keep the rows and the ids of their jobs
+    until the DataFrame is garbage-collected. Results are looked up, and waited for, each time the rows are needed; use
     ``cache()`` or write the rows to keep them.
 
     Args:
         task: The task. Its options apply: queue, retries, retention of results …
         df: The rows.
-        columns: The columns with the arguments: column names that equal the task's parameters, or a mapping from
+        columns: The columns with the arguments: column names that match the task's parameters, or a mapping from
             parameters to names or columns; default: all columns of ``df``. Values are converted with ``to_json``: a
             timestamp becomes a string, and null becomes ``None``.
         settings: The options of :class:`MapOptions`.
@@ -93,8 +93,8 @@ def map_dataframe(
 
     Raises:
         TypeError: An option is unknown, or the columns do not fit the task's parameters.
-        ConfigError: An option is invalid, a column has the name of a result, ``df`` is a streaming DataFrame, or
-            the task keeps no results. Nothing was sent in these cases.
+        ConfigError: An option is invalid, a column has the same name as a result column, ``df`` is a streaming
+            DataFrame, or the task keeps no results. Nothing was sent in these cases.
     """
     check_option_names(settings, MapOptions)
     if df.isStreaming:
@@ -112,7 +112,7 @@ def map_dataframe(
     rows = number_duplicates(rows, [_DATA], settings.get("on_duplicate_rows", "collapse"))
     fields = [F.lit(task.name).alias("name"), F.col(_DATA).alias("data"), *[F.col(NUMBER)][: NUMBER in rows.columns]]
     with resume_hint_on_error(sender):
-        # Keep exactly these rows: if they were computed again, rows from rand() or from a growing table would differ.
+        # Keep exactly these rows: rows from rand() or from a growing table would differ if they were computed again.
         rows = rows.withColumn(_SEND_RESULT, send_rows(sender)(F.struct(*fields))).localCheckpoint()
 
     lookup = JobLookup(config, _keys(config, plan.queue), lookup_deadline_ms(wait), poll_ms)

@@ -72,13 +72,13 @@ def gather(
     Args:
         ids: Rows with a column ``id``, or the result of ``enqueue``, whose ids Redis keeps for its ``idempotency_ttl``.
         queue: The queue's name.
-        wait: How long from now to wait for unfinished jobs (seconds or ``timedelta``), by the clocks of the executors;
-            ``0`` (default) does not wait, ``None`` waits without limit. Unfinished jobs are not an error.
+        wait: How long to wait for unfinished jobs, counted from this call (seconds or ``timedelta``), by the executors'
+            clocks; ``0`` (default) does not wait, ``None`` waits without limit. Unfinished jobs are not an error.
         options: The options of :class:`GatherOptions`.
 
     Raises:
         TypeError: An option is unknown.
-        ConfigError: An option is invalid, there is no column ``id`` of strings, or Redis has no job from the write.
+        ConfigError: An option is invalid, there is no string column ``id``, or Redis has no job from the write.
     """
     check_option_names(options, GatherOptions)
     source = _source_options(queue, options)
@@ -144,7 +144,8 @@ class JobLookup:
 
     def _query(self, connection: Connection, ids: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
         keys = self.keys
-        # The sets first: a job in a set of finished jobs has its result in its hash, but not the other way round.
+        # Read the sets first: if a job is in a set of finished jobs, its hash has the result, but not the other way
+        # round.
         completed_scores, failed_scores, *hashes = connection.run_many(
             [
                 command("ZMSCORE", keys.completed, *ids),
@@ -183,7 +184,7 @@ def _source_options(queue: str, options: GatherOptions) -> WriteOptions:
 
 
 def _ids_of_write(write: EnqueueResult, lookup: JobLookup) -> DataFrame:
-    """Return the ids of the jobs that the write has added."""
+    """Return the ids of the jobs that the write added."""
     queue = lookup.keys.queue
     if write.queue != queue:
         raise ConfigError(f"the write {write.write_id} added its jobs to queue {write.queue}, not to {queue}")

@@ -1,4 +1,4 @@
-"""Rows as jobs: the columns of a write, the jobs that it builds, and their ids.
+"""Turn rows into jobs: the columns of a write, the jobs that it builds, and their ids.
 
 The same row of the same write always has the same id.
 """
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 NUMBER: Final = "bulltask_number"
-"""The column with the numbers of equal rows."""
+"""The column that numbers equal rows."""
 
 _SINGLE_JOB_OPTIONS: Final = ("job_id", "parent")
 _MAX_LENGTH: Final = 200
@@ -74,7 +74,7 @@ class SharedOptions:
 
 
 def check_columns(schema: StructType, *, queue: str | None, id_column: str | None) -> RowColumns:
-    """Check the schema before anything is written, and return the columns of ids and queues.
+    """Check the schema before anything is written, and return the names of the id and queue columns.
 
     Args:
         schema: The schema of the rows.
@@ -199,7 +199,7 @@ class JobBuilder:
 
 @lru_cache(maxsize=1_000)
 def _checked_names(queue: str, name: str, hash_tag: bool) -> str:
-    """Check the names, which many rows have in common, and return BullMQ's name of the queue."""
+    """Check the names, which many rows have in common, and return BullMQ's name for the queue."""
     check_job_name(name)
     return bullmq_name(check_queue_name(queue), hash_tag=hash_tag)
 
@@ -212,7 +212,7 @@ def derived_id(write_id: str, queue: str, name: str, data: bytes, number: int = 
 
     Args:
         write_id: The id of the write (:func:`check_write_id`).
-        queue: BullMQ's name of the queue, so that ``emails`` and ``{emails}`` are the same.
+        queue: BullMQ's name for the queue, so that ``emails`` and ``{emails}`` are the same.
         name: The job's name.
         data: The job's data as normalized JSON. The order of keys matters, and 1 differs from 1.0.
         number: The number of the row among equal rows, from 0.

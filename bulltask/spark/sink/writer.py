@@ -1,8 +1,8 @@
 """The writers of ``format("bulltask")``, and the sender of a task's rows.
 
-Each distinct row becomes one job, however often Spark repeats a task. Spark passes copies of a batch writer to its
-tasks, so all tasks have the same write id. The writer of a streaming query is created again for each
-batch, so its write id is derived from the query and the batch, which stay the same when a batch is run again.
+Each distinct row becomes one job, however often Spark retries a task. Spark passes copies of a batch writer to its
+tasks, so all tasks have the same write id. A streaming query's writer is recreated for each batch, so its write id is
+derived from the query and the batch, which stay the same when a batch is run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bulltask.transport.scripts.add import IdempotentWrite, SendResult
 
 __all__ = ["JobsStreamWriter", "JobsWriter", "RowSender", "TaskCommit", "WriteCounts", "resume_hint"]
 
-_log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
 @dataclass
@@ -73,7 +73,7 @@ class JobsWriter(DataSourceArrowWriter):
         return TaskCommit(self._sender.builder.write_id, self._sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log that sent jobs stay and how to resume. Spark calls this when a task has permanently failed."""
+        """Log that sent jobs stay, and how to resume. Spark calls this when a task has permanently failed."""
         _log_abort(self._sender.builder.write_id, messages)
 
 
@@ -116,7 +116,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(write_id, sender.send(iterator))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Log that sent jobs stay and how to resume. Spark calls this when a task has permanently failed."""
+        """Log that sent jobs stay, and how to resume. Spark calls this when a task has permanently failed."""
         write_id = next((message.write_id for message in messages if isinstance(message, TaskCommit)), None)
         _log_abort(write_id or f"of batch {batchId}", messages)
 
@@ -137,7 +137,7 @@ def reject_overwrite(*, overwrite: bool) -> None:
 def _log_abort(write_id: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     finished = [message.counts for message in messages if isinstance(message, TaskCommit)]
     _log.error(
-        "%s %d of %d tasks had finished, with %d rows; rows of unfinished tasks are not counted.",
+        "%s %d of %d tasks had finished, with %d rows; rows from unfinished tasks are not counted.",
         resume_hint(write_id), len(finished), len(messages), sum(counts.rows for counts in finished),
     )  # fmt: skip
 
@@ -156,8 +156,8 @@ class WriteCounts:
     Attributes:
         rows: The number of rows.
         added: The number of added jobs.
-        duplicates: The number of rows whose job already existed or was added by this write before. If a job is sent
-            twice because the first reply was lost, the second reply counts.
+        duplicates: The number of rows whose job already existed, or had already been added by this write. If a job is
+            sent twice because the first reply was lost, the second reply counts.
     """
 
     rows: int = 0
@@ -171,10 +171,10 @@ class RowSender:
 
     Attributes:
         builder: The builder of the jobs.
-        columns: The columns with ids and queues.
+        columns: The names of the id and queue columns.
         chunk_size: The number of jobs in one round trip.
-        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not, and every row counts as
-            added.
+        idempotency_ttl_ms: How long Redis keeps the ids of added jobs; ``None``: it does not keep them, and every row
+            counts as added.
     """
 
     builder: JobBuilder
@@ -183,7 +183,7 @@ class RowSender:
     idempotency_ttl_ms: int | None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> WriteCounts:
-        """Send all rows of some Arrow batches and count the results; raises the errors of :meth:`results`."""
+        """Send all rows of some Arrow batches and count the results; raises the same errors as :meth:`results`."""
         rows = added = 0
         for results in self.results(batches):
             rows += len(results)
@@ -197,8 +197,8 @@ class RowSender:
 
         Raises:
             BulltaskError: A row is not a valid job, or Redis cannot be reached. Jobs that were sent before stay,
-                because they may already have run. Repeating the write adds only missing jobs. Every error that
-                interrupts the write has a note with this information (``[BULLTASK_WRITE_ABORTED]``).
+                because they may already have run. Retrying the write adds only missing jobs. Every error that
+                interrupts the write has a note that says so (``[BULLTASK_WRITE_ABORTED]``).
         """
         broker = broker_of(self.builder.config)
         rows = 0

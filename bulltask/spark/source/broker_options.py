@@ -1,6 +1,6 @@
 """The location of Redis: resolved in this process, and passed to Spark as options.
 
-Spark plans in other processes, which have the environment that the JVM was started with. They would not see a
+Spark plans reads in other processes, which have the environment that the JVM was started with. They would not see a
 ``BULLTASK_BROKER_URL`` that a program sets later.
 """
 
@@ -24,7 +24,7 @@ class BrokerOptions(TypedDict, total=False):
     Attributes:
         url: The URL of Redis, preferably of a replica.
         prefix: The first part of every BullMQ key.
-        queue_hash_tag: Whether BullMQ's name of queue ``emails`` is ``{emails}``.
+        queue_hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
     """
 
     url: str | SecretUrl | None

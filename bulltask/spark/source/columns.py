@@ -1,8 +1,8 @@
 """Redis replies as Arrow columns.
 
-Whole columns are converted in one step, because a Python object for each value of each row would take most of a read's
-time. Invalid values of other programs never fail a read: invalid numbers become null, and text that is not UTF-8 is
-escaped, as everywhere in bulltask.
+Whole columns are converted in one step, because creating a Python object for each value of each row would take most of
+a read's time. Invalid values from other programs never fail a read: invalid numbers become null, and text that is not
+UTF-8 is escaped, as everywhere in bulltask.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bulltask.transport.scripts.stream import RawEntry
 __all__ = ["count_record_batch", "event_record_batch", "gap_entry", "hash_fields", "job_record_batch"]
 
 _EXISTENCE_FIELDS: Final = ("name", "timestamp")
-"""Fields that every job has. If they and the requested fields are all missing, the job does not exist."""
+"""Fields that every job has. If these and the requested fields are all missing, the job does not exist."""
 
 _EVENT_FIELDS: Final = {column: name.encode() for column, name in EVENT_FIELDS.items()}
 _KNOWN: Final = frozenset(_EVENT_FIELDS.values())
-_MAX_INT64: Final = 2**63 - 1  # the parts of an id may be larger, but a column cannot store larger values
+_MAX_INT64: Final = 2**63 - 1  # the parts of an id may be larger, but a column cannot store more
 _MIN_TIME_MS: Final = -62_135_596_800_000  # the beginning of the year 1
 
-# Created once: Arrow searches Python's whole path for pandas whenever it converts a Python number.
+# Created once: Arrow searches the whole of sys.path for pandas whenever it converts a Python number.
 _scalar = lru_cache(maxsize=1_000)(pa.scalar)
 _MAX_TIME, _MIN_TIME, _US_PER_MS, _NONE = map(_scalar, (MAX_TIME_MS, _MIN_TIME_MS, 1_000, None))
 
@@ -54,7 +54,7 @@ def job_record_batch(
 
     Args:
         schema: The requested columns.
-        constants: Columns with the same value in all rows: ``queue`` and ``state``.
+        constants: Columns that have the same value in all rows: ``queue`` and ``state``.
         ids: The jobs' ids.
         replies: The fields of each job, in the order of :func:`hash_fields`. Jobs that do not exist are omitted.
     """
@@ -77,16 +77,16 @@ def job_record_batch(
 
 @gc_paused()
 def event_record_batch(schema: pa.Schema, queue: str, entries: Sequence[RawEntry]) -> pa.RecordBatch:
-    """Return events of ``queue`` as an Arrow record batch, in the order of ``entries``.
+    """Return ``queue``'s events as an Arrow record batch, in the order of ``entries``.
 
-    Entries with the same fields are converted together. BullMQ's scripts write events of a dozen kinds, so thousands of
-    entries form a few groups, and no mapping per entry is needed.
+    Entries with the same fields are converted together. BullMQ's scripts write a dozen kinds of events, so thousands of
+    entries form a few groups, and no entry needs a mapping of its own.
     """
     indexes: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     for index, (_, flat) in enumerate(entries):
         indexes[tuple(flat[::2])].append(index)
     groups = [_Group(names, [entries[index][1] for index in group_indexes]) for names, group_indexes in indexes.items()]
-    # Concatenated groups have another order than the entries. This maps each row back.
+    # The concatenated groups are in a different order from the entries. This maps each row back.
     positions = [index for group_indexes in indexes.values() for index in group_indexes]
     order = pc.array_sort_indices(pa.array(positions, pa.int32()))
     ids = [entry_id for entry_id, _ in entries]
@@ -125,7 +125,7 @@ class _Group:
 
 
 def _id_columns(ids: Sequence[bytes]) -> dict[str, Callable[[pa.DataType], pa.Array]]:
-    """Return the columns derived from entry ids such as ``1760010061025-0``: time and sequence number."""
+    """Return the columns derived from entry ids such as ``1760010061025-0``: the time and the sequence number."""
     texts = pa.array(ids, pa.string())
     halves = pc.split_pattern(texts, "-")
     return {
@@ -144,7 +144,7 @@ def _id_part(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def gap_entry(gap: EventGap) -> RawEntry:
-    """Return the entry that represents lost events among the events; its id is the last id before the gap."""
+    """Return an entry that represents lost events in the list of events; its id is the last id before the gap."""
     fields: dict[str, object] = {
         "event": GAP_EVENT,
         "lost": gap.lost,
@@ -157,7 +157,7 @@ def gap_entry(gap: EventGap) -> RawEntry:
 
 
 def count_record_batch(schema: pa.Schema, queue: str, counts: Mapping[str, int]) -> pa.RecordBatch:
-    """Return the number of jobs of ``queue`` as an Arrow record batch, one row for each state."""
+    """Return the number of jobs in ``queue`` as an Arrow record batch, with one row for each state."""
     columns = {"queue": [queue] * len(counts), "state": list(counts), "jobs": list(counts.values())}
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
@@ -202,7 +202,7 @@ def _as_times(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
 
 
 def _plain_numbers(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
-    """Convert numbers that consist of digits and a sign only.
+    """Convert numbers that consist only of digits and a sign.
 
     Raises:
         pa.ArrowInvalid: A string is not such a number, or the number is too large.

@@ -1,8 +1,8 @@
 """The connection of a reader, with retries.
 
 Spark creates readers in one process and uses copies of them in other processes, so no reader keeps a connection. All
-calls only read, so a call whose reply was lost can be repeated. The server reports whether it is a node of a cluster;
-then every call goes to the node that has the call's keys.
+calls only read, so a call whose reply was lost can be sent again. The server reports whether it is a node of a cluster;
+if so, every call goes to the node that has the call's keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["CLUSTER_PATIENCE_MS", "Connection", "broker_of", "gc_paused"]
 R = TypeVar("R")
 
 ScanStep = Callable[[str], Call[tuple[str, list[str]]]]
-"""A function that returns the call that continues from a cursor."""
+"""A function that returns the call for the next step of a scan, given the cursor."""
 
 CLUSTER_PATIENCE_MS: Final = 60_000
 """How long a cluster may take to replace a node with a replica; with Redis' defaults it takes about 20 seconds."""
@@ -47,7 +47,7 @@ class Connection:
 
     Args:
         config: The location of the server, and the timeouts.
-        patience_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: four
+        patience_ms: How long to wait for a server that is down, or for a cluster to replace a node. ``None``: make four
             attempts, but only one if the connection is refused.
     """
 
@@ -67,7 +67,7 @@ class Connection:
             self._cluster.close()
 
     def run(self, call: Call[R]) -> R:
-        """Run one call; the errors are those of ``Client.run``."""
+        """Run one call; raises the same errors as ``Client.run``."""
         return self._retry(lambda client: client.run(self._adapt(call)))
 
     def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -195,9 +195,9 @@ def _scan(step: ScanStep, run: Callable[[Call[tuple[str, list[str]]]], tuple[str
 def gc_paused() -> Iterator[None]:
     """Pause Python's cyclic garbage collector.
 
-    A page of replies consists of tens of thousands of lists without cycles. These objects trigger the collector many
-    times, which takes two thirds of the time of reading a page of events. Unused objects are still freed, by reference
-    counting. With several threads, the first thread that finishes turns the collector on again.
+    A page of replies consists of tens of thousands of lists without cycles. They trigger the collector many times,
+    which takes two thirds of the time that it takes to read a page of events. Unused objects are still freed, by
+    reference counting. With several threads, the first one that finishes turns the collector on again.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,8 @@
 """The batch readers of events and of counts.
 
 When the read is planned, the stream is split into ranges of ids, each with the number of entries that it must return.
-The stream is bounded and may be trimmed while it is read; missing rows must be detected.
+The stream is bounded, so it may be trimmed while it is read. The expected numbers make it possible to detect missing
+rows.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class EventsReader(DataSourceReader):
         return list[InputPartition](result) or [EventsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range as Arrow record batches. Runs in another process than :meth:`partitions`.
+        """Read one range as Arrow record batches. Runs in a different process from :meth:`partitions`.
 
         Raises:
             EventsLostError: Entries of the range were trimmed after it was planned.
@@ -91,15 +92,15 @@ class EventsReader(DataSourceReader):
 
 
 class PushdownEventsReader(EventsReader):
-    """A reader that queries only queues that a filter names. Spark rejects it unless filters are enabled."""
+    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters on the queue; return those that Spark must still apply."""
+        """Apply filters on the queue; return the filters that Spark must still apply."""
         return [item for item in filters if not self._filters.push_queue(item)]
 
 
 class CountsReader(DataSourceReader):
-    """Reads the number of jobs of each queue in each state, one row for each state.
+    """Reads the number of jobs in each state of each queue, with one row for each state.
 
     Args:
         options: The location of the queues.
@@ -115,7 +116,7 @@ class CountsReader(DataSourceReader):
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - there is only one
-        """Count the jobs. Runs in another process than :meth:`partitions`."""
+        """Count the jobs. Runs in a different process from :meth:`partitions`."""
         with Connection(self._options.config) as connection:
             queues = select_queues(connection, self._options, self._filters)
             numbers = iter(connection.run_many([state_size(keys, state) for keys in queues for state in STATES]))
@@ -124,10 +125,10 @@ class CountsReader(DataSourceReader):
 
 
 class PushdownCountsReader(CountsReader):
-    """A reader that queries only queues that a filter names. Spark rejects it unless filters are enabled."""
+    """A reader that queries only the queues that a filter names. Spark rejects it unless filter pushdown is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters on the queue; return those that Spark must still apply."""
+        """Apply filters on the queue; return the filters that Spark must still apply."""
         return [item for item in filters if not self._filters.push_queue(item)]
 
 

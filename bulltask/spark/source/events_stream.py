@@ -1,7 +1,7 @@
-"""The streaming reader of events: it plans each batch from the end of the previous batch.
+"""The streaming reader of events: it plans each batch from where the previous one ended.
 
-Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. So the
-reader keeps no state except for logging; losses are derived from the offsets and the current streams.
+Spark stores the end of each batch, requests the next batch, and after a crash requests the same batch again. The reader
+therefore keeps no state except for logging; losses are derived from the offsets and the current streams.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from bulltask.transport.scripts.stream import MAX_RANGE, last_id_of_range, strea
 
 __all__ = ["EventsStreamReader", "StreamPartition"]
 
-_log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 _PATIENCE_MS: Final = 60_000
-"""How long a running query waits for a server that is restarting and loading its data before the query fails."""
+"""How long a running query waits for a server that is restarting and loading its data, before the query fails."""
 
 
 _StateReader = Callable[[Connection, Sequence[QueueKeys]], list[StreamState | None]]
@@ -77,7 +77,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, arrow_schema(schema)
         self._target: Mapping[str, StreamState | None] | None = None
-        self._logged = set[str]()  # skipped queues that were logged
+        self._logged = set[str]()  # skipped queues that have been logged
         self._limits: dict[str, int] = {}  # the length limit of each stream when the previous batch was planned
 
     def initialOffset(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if max_entries is None else ReadMaxRows(max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Store the current ends of the streams, at which the query ends."""
+        """Store the current ends of the streams, which is where the query stops."""
         self._target = self._all_states()
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             EventsLostError: Events were trimmed before they were read, and ``failOnDataLoss`` is on.
         """
         max_entries = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # A queue that was just added to a list of names may have existed for long; with *, it was just created.
+        # A queue that was just added to a list of names may be old; with *, it was just created.
         limits = BatchLimits(max_entries, self._options.align, count_missed=self._options.every, target=self._target)
         start_offsets = decode_offsets(start)
         with Connection(self._options.config, patience_ms=_PATIENCE_MS) as connection:
@@ -115,7 +115,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._compare_limits(connection, selection.queues)
             queues = {keys.name for keys in selection.queues}
             if self._options.every:
-                # Including deleted queues, so that their unread events are counted.
+                # This includes deleted queues, so that their unread events are counted.
                 queues.update(start_offsets.keys() - selection.skipped)
             planned = plan_batch(
                 start_offsets,
@@ -125,7 +125,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._fail_for(planned.gaps)
         if planned.end == start_offsets:
-            return start  # so that Spark sees the same text
+            return start  # so that Spark gets the same text
         return encode_offsets(planned.end, start_offsets if start_offsets == batch_start(None, start) else None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -147,7 +147,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one piece as Arrow record batches. Runs in another process than all other methods.
+        """Read one piece as Arrow record batches. Runs in a different process from all other methods.
 
         Raises:
             EventsLostError: Entries were trimmed after the batch was split, and ``failOnDataLoss`` is on.
@@ -164,7 +164,8 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield event_record_batch(self._schema, partition.queue, entries)
             if piece.missing(count):
                 remaining_first = _first_entry(connection, keys)
-        # Trims remove from the beginning: missing entries were before the last page, or after it if nothing is left.
+        # Trimming removes entries from the beginning: missing entries were before the last page, or after it if nothing
+        # is left.
         gap = piece.gap(count, None if remaining_first is None else max(remaining_first, page))
         if gap is not None:
             self._fail_for([gap])
@@ -193,7 +194,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for keys, limit in zip(queues, max_lengths(connection, queues), strict=True):
             if limit < (before := self._limits.get(keys.name, limit)):
                 _log.warning(
-                    "[BULLTASK_STREAM_LIMIT_LOWERED] queue %s: opts.maxLenEvents was %s and is %s now, so its stream "
+                    "[BULLTASK_STREAM_LIMIT_LOWERED] queue %s: opts.maxLenEvents was %s and is now %s, so its stream "
                     "keeps events for a shorter time. Node's new Queue() sets 10,000 unless streams.events.maxLen is "
                     "given: set it to %s there, and set opts.maxLenEvents again",
                     keys.queue,
@@ -211,7 +212,7 @@ class EventsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(zip([keys.name for keys in queues], self._states(connection, queues), strict=True))
 
     def _now(self, connection: Connection, end: dict[str, Any]) -> Iterator[tuple[QueueKeys, StreamState | None, Any]]:
-        """Yield the queues of a batch with the state of their streams; offsets also contain deleted queues."""
+        """Yield a batch's queues with the state of their streams; offsets also contain deleted queues."""
         ends, options = decode_offsets(end), self._options
         keys = [QueueKeys(options.config.prefix, name, options.app_name(name) or name) for name in ends]
         yield from zip(keys, self._states(connection, keys), ends.values(), strict=True)
@@ -256,10 +257,10 @@ class _RedisStreams:
 def _pieces(
     connection: Connection, keys: QueueKeys, span: EntryRange | None, size: int
 ) -> tuple[Sequence[EntryRange], Sequence[EventGap]]:
-    """Split a range into pieces of up to ``size`` entries; also return the gaps from trims in the meantime.
+    """Split a range into pieces of up to ``size`` entries; also return the gaps from trimming in the meantime.
 
-    Every piece is counted, including the last piece. Otherwise entries that are trimmed from the first piece would be
-    recorded as a gap in the last piece.
+    Every piece is counted, including the last one. Otherwise, entries that are trimmed from the first piece would be
+    recorded as a gap in the last one.
     """
     if span is None or span.expect is None or span.expect <= size:
         return [] if span is None else [span], []
@@ -272,7 +273,7 @@ def _pieces(
 
 
 def _cut(connection: Connection, keys: QueueKeys, span: EntryRange, size: int) -> Iterator[tuple[EntryRange, int]]:
-    """Yield the remaining range in pieces of ``size`` entries, with the number of entries of each piece."""
+    """Yield the remaining range in pieces of ``size`` entries, with the number of entries in each piece."""
     after, count = span.after, size
     while count == size:
         last, count = find_end(connection, keys, after, span.upto, size)

@@ -2,9 +2,9 @@
 
 The plan queries each queue in one transaction, so that no job is between two states. For states from which workers
 acquire jobs, the plan contains the ids. Completed and failed jobs keep their state, so they are split by the time at
-which they ended. The plan contains ids only for the newest of these jobs, because more jobs may end in the same
-millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that the
-plan has as active may appear again among the jobs that ended long before.
+which they finished. The plan contains ids only for the newest of these jobs, because more jobs may finish in the same
+millisecond. That time comes from the worker's clock: if a clock is more than :data:`RECENT_MS` behind, a job that is
+active in the plan may appear again among the jobs that finished long before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["JobsPartition", "JobsReader", "PushdownJobsReader"]
 FINISHED: Final = ("completed", "failed")
 
 RECENT_MS: Final = 10_000
-"""The plan lists the ids of jobs that ended within this time before the newest job; workers' clocks may differ."""
+"""The plan lists the ids of jobs that finished within this time before the newest one; workers' clocks may differ."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class JobsPartition(InputPartition):
 
     Attributes:
         queue: The queue's name without the hash tag; ``""`` for a partition without jobs.
-        bullmq_name: BullMQ's name of the queue.
-        state: The jobs' state when the read was planned.
-        low: The earliest end of the jobs, as a bound in Redis' syntax; for partitions without ``ids``.
-        high: The latest end of the jobs.
+        bullmq_name: BullMQ's name for the queue.
+        state: The state of the jobs when the read was planned.
+        low: The earliest time at which the jobs finished, as a bound in Redis' syntax; for partitions without ``ids``.
+        high: The latest time at which they finished.
         ids: The jobs' ids.
     """
 
@@ -80,7 +80,7 @@ class JobsReader(DataSourceReader):
         return result or [JobsPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition as Arrow record batches. Runs in another process than :meth:`partitions`."""
+        """Read one partition as Arrow record batches. Runs in a different process from :meth:`partitions`."""
         assert isinstance(partition, JobsPartition)
         if not partition.queue:
             return
@@ -107,7 +107,7 @@ class JobsReader(DataSourceReader):
         return result
 
     def _listing(self, keys: QueueKeys, state: str, edge: str | None) -> Call[list[str]]:
-        """Return the call for all ids of a state, or, for completed and failed jobs, the ids from the edge on."""
+        """Return the call for all ids in a state or, for completed and failed jobs, the ids from the edge on."""
         if state in LISTS:
             return list_ids(keys, state)
         if edge is None:
@@ -144,10 +144,10 @@ class JobsReader(DataSourceReader):
 
 
 class PushdownJobsReader(JobsReader):
-    """A reader that lets Redis apply filters. Spark rejects it unless filters are enabled."""
+    """A reader that lets Redis apply filters. Spark rejects it unless filter pushdown is enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters on state, queue and ``finished_at``; return those that Spark must still apply."""
+        """Apply filters on state, queue and ``finished_at``; return the filters that Spark must still apply."""
         return [item for item in filters if not self._filters.push(item)]
 
 

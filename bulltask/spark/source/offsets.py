@@ -1,16 +1,17 @@
 """Offsets of a queue's event stream, and the detection of lost events.
 
 An event stream is bounded: Redis trims its beginning whenever BullMQ adds an entry. A reader that stores only the last
-id cannot distinguish an hour without events from an hour of lost events. So an offset also has the number of entries
-that were ever added up to that id. Redis (since 7.0) reports how many entries were ever added and how many are left;
-the difference is the number of trimmed entries.
+id cannot distinguish an hour without events from an hour of lost events. An offset therefore also has the number of
+entries that were ever added up to that id. Redis (since 7.0) reports how many entries were ever added and how many are
+left; the difference is the number of trimmed entries.
 
 An offset is a position in the stream: *exactly ``ordinal`` entries were ever added whose id is not greater than
 ``id``*. If a stream contradicts that, it was *replaced*: deleted and created again, or restored to an older copy by a
 failover. ``generation`` counts these cases, so that only numbers of the same stream are compared.
 
-After a stream is deleted, Redis has no information about it. So an offset that is not at the end of its stream also
-stores that end as a second position: if the stream is deleted, the entries between the two positions are lost.
+After a stream is deleted, Redis has no information about it. For this case, an offset that is not at the end of its
+stream also stores that end as a second position: if the stream is deleted, the entries between the two positions are
+lost.
 
 This module depends neither on Redis nor on Spark; :mod:`bulltask.spark.source.planning` plans batches with these
 values.
@@ -100,7 +101,7 @@ class QueueOffset:
 
     Attributes:
         id: All entries up to this id have been read; the next entry has a greater id.
-        ordinal: The number of entries ever added up to ``id``; ``None`` if unknown (Redis before 7.0, a start at an id
+        ordinal: The number of entries ever added up to ``id``. ``None`` if unknown (Redis before 7.0, a start at an id
             chosen by the user, manually deleted entries), until the reader has caught up.
         lost: The number of entries that were trimmed before they were read, in all generations of the stream.
         generation: How often the stream was replaced.
@@ -123,10 +124,10 @@ START: Final = QueueOffset()
 """The offset before the first entry of a stream, for a queue that is newer than the reader."""
 
 StartAt = Literal["earliest", "latest"] | StreamId
-"""Where to begin: with the oldest entry, with the next entry, or after an id."""
+"""Where to begin: at the oldest entry, at the next new entry, or after an id."""
 
 Offsets = Mapping[str, QueueOffset]
-"""The offset of each queue, by BullMQ's name of the queue."""
+"""The offset of each queue, by BullMQ's name for the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,8 @@ class StreamState:
     """The state of a stream at one moment (``XINFO STREAM``).
 
     Attributes:
-        first: Id of the oldest remaining entry; ``None`` if the stream is empty.
-        last: Id of the newest entry that was ever added.
+        first: The id of the oldest remaining entry; ``None`` if the stream is empty.
+        last: The id of the newest entry that was ever added.
         length: The number of remaining entries.
         added: The number of entries ever added; ``None`` if it is not reliable: before Redis 7.0, and after ``XDEL``.
     """
@@ -163,7 +164,7 @@ class LossReason(StrEnum):
     TRIMMED_DURING_READ = "trimmed-during-read"  # trimmed after planning, before the tasks read them
     STREAM_RECREATED = "stream-recreated"  # the stream was deleted and created again
     STREAM_DELETED = "stream-deleted"  # the stream was deleted
-    FAILOVER_ROLLBACK = "failover-rollback"  # a failover: Redis has lost entries that were read, and perhaps others
+    FAILOVER_ROLLBACK = "failover-rollback"  # a failover: Redis has lost entries that had been read, and perhaps others
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,12 @@ class EventGap:
     """Entries of one queue that can no longer be read.
 
     Attributes:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         last_id_before: The last id before the gap.
         first_id_after: The first id after it; ``None`` if no entry is left.
         lost: The number of entries that are known to be lost.
-        exact: Whether ``lost`` is exact. It is a lower bound if a stream was deleted, because its length at that
-            moment is unknown.
+        exact: Whether ``lost`` is exact. If the stream was deleted, it is a lower bound, because the stream's length at
+            that moment is unknown.
         loss_reason: Why the events were lost.
     """
 
@@ -214,7 +215,7 @@ def reconcile(queue: str, offset: QueueOffset, state: StreamState | None) -> tup
     """Adjust an offset to the current stream: skip trimmed entries, or begin the stream's next generation.
 
     Args:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         offset: The position up to which the queue was read.
         state: The current stream; ``None`` if it does not exist.
 
@@ -243,7 +244,7 @@ def same_stream(offset: QueueOffset, state: StreamState) -> bool:
 
 
 def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> bool:
-    """Return whether there can be ``ordinal`` entries up to this entry."""
+    """Return whether ``ordinal`` can be the number of entries up to this entry."""
     if entry > state.last:
         return False
     added, trimmed = state.added, state.trimmed
@@ -251,12 +252,12 @@ def _is_consistent(entry: StreamId, ordinal: int | None, state: StreamState) -> 
         return True
     if entry == state.last or ordinal >= added:
         return entry == state.last and ordinal == added
-    # Trims remove from the beginning: all entries before the first remaining entry were trimmed.
+    # Trimming removes entries from the beginning: all entries before the first remaining one were trimmed.
     return state.first is None or (entry >= state.first) == (ordinal > trimmed)
 
 
 def _reconcile_replaced(queue: str, offset: QueueOffset, state: StreamState) -> tuple[QueueOffset, EventGap]:
-    """Return the offset in a replaced stream: an older copy if it has entries that were read, or else a new stream."""
+    """Return the offset in a replaced stream: an older copy if it has entries that were read, else a new stream."""
     adjusted, lost = _next_generation(offset), offset.pending
     if state.first is None or state.first > offset.id:
         return adjusted, EventGap(
@@ -301,7 +302,7 @@ def _before_first(state: StreamState) -> StreamId:
 
 
 def first_offset(state: StreamState | None, start: StartAt) -> QueueOffset:
-    """Return the first offset of a queue that is older than the reader. Earlier trims do not count as lost.
+    """Return the first offset of a queue that is older than the reader. Entries trimmed earlier do not count as lost.
 
     Args:
         state: The current stream; ``None`` if it does not exist.
@@ -332,7 +333,7 @@ def encode_offsets(offsets: Offsets, begin: Offsets | None = None) -> dict[str, 
     Args:
         offsets: The offset of each queue.
         begin: The start of the batch that ends at ``offsets``, if it is the first batch of a query. Spark stores only
-            the ends of batches and requests the start of the first batch again, when the stream may be trimmed.
+            the ends of batches, and requests the start of the first batch again, when the stream may have been trimmed.
     """
     encoded = {"version": _VERSION, "queues": _encode_queues(offsets)}
     return encoded if begin is None else {**encoded, "begin": _encode_queues(begin)}

@@ -1,11 +1,11 @@
 """The options of ``format("bulltask")``, checked before any task starts, including those from SQL.
 
 Spark passes options as strings, and the case of their names does not matter. An unknown name, an invalid value or a
-missing option is a ``ConfigError`` whose message begins with a code: an option that is silently ignored would read the
-wrong rows.
+missing option raises a ``ConfigError`` whose message begins with a code: if an option were silently ignored, the wrong
+rows would be read.
 
 Options override bulltask's settings in the environment (``BULLTASK_BROKER_URL`` …), because a read may use a replica
-while a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
+but a write must not. Both are resolved where the query is planned, and the executors get them with the plan.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Table = Literal["jobs", "events", "counts"]
 OptionsT = TypeVar("OptionsT", bound="SourceOptions")
 
 _SETTINGS: Final = {"url": "broker_url", "prefix": "prefix", "hash_tag": "queue_hash_tag"}
-"""Fields of the table that are settings of bulltask."""
+"""Fields in the table that are bulltask settings."""
 
 
 class Use(StrEnum):
@@ -89,23 +89,23 @@ class Option:
     doc: str
 
 
-# Parsers of values. For an invalid value, each parser raises ConfigError with a message that names the option.
+# Parsers for values. For an invalid value, each raises a ConfigError whose message names the option.
 
 
 def _queue_names(value: Any, name: str) -> tuple[str, ...]:
-    """Return unique names of queues from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
+    """Return unique queue names from ``a,b``, a JSON list if a name contains a comma, or ``*`` for all."""
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str) and text.startswith("["):
         text = _json(text, name, list)
     if EVERY in (names := parse_names(text, name)) and len(names) > 1:
-        raise ConfigError(f"{name} must be either '*' or names of queues, not {value!r}")
+        raise ConfigError(f"{name} must be either '*' or queue names, not {value!r}")
     if not names:
         raise ConfigError(f"{name} must name a queue, or be '*' for all queues, not {value!r}")
     return tuple(dict.fromkeys(queue if queue == EVERY else _queue_name(queue, name) for queue in names))
 
 
 def _job_states(value: Any, name: str) -> tuple[str, ...]:
-    """Return unique states of jobs, by BullMQ's names; ``waiting`` stands for ``wait`` and ``paused``."""
+    """Return unique job states, by BullMQ's names; ``waiting`` stands for ``wait`` and ``paused``."""
     parse_state = choice(*STATES, "waiting")
     states = [parse_state(word, name) for word in parse_names(value, name)]
     if not states:
@@ -176,7 +176,7 @@ OPTIONS: Final = (
     _O("prefix", "prefix", _ALL, optional(plain_text), None, "prefix of BullMQ's keys; default: BULLTASK_PREFIX"),
     _O("queueHashTag", "hash_tag", _ALL, optional(flag), None, "queue 'emails' is BullMQ's '{emails}'"),
     _O("queue", "queues", _READS, _queue_names, REQUIRED, "comma-separated names, or * for all queues"),
-    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column queue"),
+    _O("queue", "queue", _WRITES, optional(_queue_name), None, "the queue; default: the column 'queue'"),
     _O("skipUnsupportedQueues", "skip_unsupported", _READS, flag, False, "skip queues that a lake cannot record"),
     _O("table", "table", _BATCH, choice("jobs", "events", "counts"), "jobs", "what to read"),
     _O("table", "table", _STREAM, choice("events"), "events", "what to read"),
@@ -193,9 +193,9 @@ OPTIONS: Final = (
     _O("alignQueues", "align", _STREAM, flag, True, "end a batch at the same event time for all queues"),
     _O("failOnDataLoss", "fail_on_loss", _STREAM, flag, True, "fail if events were trimmed before they were read"),
     _O("gapRows", "gap_rows", _STREAM, flag, False, "if failOnDataLoss is false: add a row for lost events"),
-    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to repeat it without duplicates"),
+    _O("writeId", "write_id", _WRITES, optional(plain_text), None, "id of the write, to retry it without duplicates"),
     _O("idColumn", "id_column", _WRITES, optional(plain_text), None, "column with job ids; default: id, if it exists"),
-    _O("idempotent", "idempotent", _WRITES, flag, True, "do not add a job again after it was removed"),
+    _O("idempotent", "idempotent", _WRITES, flag, True, "do not add a job again after it has been removed"),
     _O("idempotencyTtl", "idempotency_ttl_ms", _WRITES, _duration_ms, "7d", "how long Redis keeps ids of added jobs"),
     _O("jobOpts", "job_opts", _WRITES, _job_options, "{}", "options of every job in JSON, as for Queue.add"),
 )
@@ -206,7 +206,7 @@ class SourceOptions:
     """The options of every read and write.
 
     Attributes:
-        config: The settings for the location of Redis and the names of queues.
+        config: The settings for the location of Redis, and for queue names.
     """
 
     use: ClassVar[Use]
@@ -217,11 +217,11 @@ class SourceOptions:
         return QueueKeys(self.config.prefix, self.bullmq_name(queue), queue)
 
     def bullmq_name(self, queue: str) -> str:
-        """Return BullMQ's name of a queue. Offsets contain it, so they stay valid when ``queueHashTag`` changes."""
+        """Return BullMQ's name for a queue. Offsets contain it, so they stay valid when ``queueHashTag`` changes."""
         return bullmq_name(queue, hash_tag=self.config.queue_hash_tag)
 
     def app_name(self, stored_name: str) -> str | None:
-        """Return bulltask's name of a queue in Redis; ``None`` if bulltask has no name for it.
+        """Return bulltask's name for a queue in Redis; ``None`` if bulltask has no name for it.
 
         With ``queueHashTag``, ``{emails}`` is ``emails``, and a queue ``emails`` without braces has no name.
         """
@@ -233,8 +233,8 @@ class ReadOptions(SourceOptions):
     """The options of every read.
 
     Attributes:
-        queues: Unique names of queues; empty for all queues.
-        every: Whether all queues of the prefix are read.
+        queues: Unique queue names; empty for all queues.
+        every: Whether all queues under the prefix are read.
         skip_unsupported: Whether queues that a lake cannot record are skipped.
         table: What is read.
     """
@@ -259,7 +259,7 @@ class JobsOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountsOptions(ReadOptions):
-    """A batch read of how many jobs each queue has in each state."""
+    """A batch read of the number of jobs in each state of each queue."""
 
     use: ClassVar[Use] = Use.COUNTS
     pushdown: bool
@@ -292,7 +292,7 @@ class StreamOptions(ReadOptions):
         """Return where to begin with a queue (BullMQ's name); ``earliest`` if ``startingOffsets`` does not name it."""
         if isinstance(self.starting, str):
             return self.starting
-        # A queue without a name in bulltask has BullMQ's name, even in the rows.
+        # A queue without a name in bulltask has BullMQ's name, in the rows too.
         queue_name = self.app_name(queue) or queue
         named = (
             start for name, start in self.starting.items() if queue_name == name or self.bullmq_name(name) == queue
@@ -315,7 +315,7 @@ class WriteOptions(SourceOptions):
 
 
 def app_name(stored_name: str, *, hash_tag: bool) -> str | None:
-    """Return bulltask's name of a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
+    """Return bulltask's name for a queue, given BullMQ's name; ``None`` if bulltask has no name for it."""
     if not hash_tag:
         return stored_name
     inner = stored_name[1:-1] if stored_name.startswith("{") and stored_name.endswith("}") else stored_name
@@ -339,8 +339,8 @@ def read_options(
 
     Args:
         kind: The use: :class:`JobsOptions`, :class:`StreamOptions` …
-        options: As Spark passes them; the case of their names does not matter.
-        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; default: this process' environment.
+        options: The options, as Spark passes them; the case of their names does not matter.
+        environ: The environment, for ``BULLTASK_BROKER_URL`` and other settings; default: this process's environment.
 
     Raises:
         ConfigError: An option is unknown, invalid, missing, or not supported by this use. The message begins with
@@ -360,7 +360,7 @@ def read_options(
 
 def _lower_names(options: Mapping[str, str]) -> dict[str, str]:
     given = {str(name).lower(): value for name, value in options.items()}
-    if "url" in given:  # from now on no variable shows the password
+    if "url" in given:  # from now on, no variable shows the password
         given["url"] = SecretUrl(given["url"]).get_secret_value()
     return {name: value for name, value in given.items() if name not in SPARK_OPTIONS}
 
@@ -373,7 +373,7 @@ def _reject_unknown(given: Iterable[str], rows: Iterable[Option], use: Use) -> N
             continue
         if row := all_options.get(name):
             uses = ", ".join(sorted(use for option in OPTIONS if option.name == row.name for use in option.uses))
-            raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is an option of: {uses}")
+            raise option_error("UNKNOWN", f"a {use} has no option {row.name}; it is an option for: {uses}")
         hint = did_you_mean(name, supported)
         for lowered, option_name in supported.items():
             hint = hint.replace(repr(lowered), repr(option_name))
@@ -386,7 +386,7 @@ def _value(row: Option, given: Mapping[str, str]) -> Any:
         raise option_error(
             "MISSING",
             f"option {row.name} is missing: {row.doc}. In SQL, use CREATE TEMPORARY VIEW … USING bulltask OPTIONS (…): "
-            "Spark does not pass options of CREATE TABLE to a Python data source",
+            "Spark does not pass the options of CREATE TABLE to a Python data source",
         )
     try:
         return row.parse(value, f"option {row.name}")

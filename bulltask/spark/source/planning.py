@@ -1,8 +1,8 @@
 """Plan the end of the next batch of events: one batch limit and one time limit for all queues.
 
-Queues with different traffic must advance together in event time. A query that groups by minutes drops events that are
-older than its watermark, and the queue that is furthest ahead moves the watermark. So no queue is read beyond the time
-at which the batch limit ends the range of the slowest queue.
+Queues with different traffic must advance together in event time. A query that groups by minute drops events that are
+older than its watermark, and the queue that is furthest ahead moves the watermark. Therefore no queue is read beyond
+the time at which the batch limit cuts off the slowest queue.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The result of a `ScanRequest`, or its first part.
+    """The result of a `ScanRequest`, or the first part of it.
 
     Attributes:
-        last: Id of the last entry; ``None`` without entries.
+        last: The id of the last entry; ``None`` without entries.
         count: The number of entries.
-        state: The stream at the moment of counting (in the same transaction), so that a trim between two calls is
-            detected.
-        truncated: Whether the scan stopped early in order not to block other clients. The plan continues the scan
-            after ``last``.
+        state: The stream's state when the entries were counted (in the same transaction), so that a trim between two
+            calls is detected.
+        truncated: Whether the scan stopped early, so as not to block other clients. The plan continues the scan after
+            ``last``.
     """
 
     last: StreamId | None
@@ -59,10 +59,10 @@ class ScanResult:
 
 @dataclass(slots=True)
 class QueueProgress:
-    """The planned progress of one queue, from ``start`` towards ``target_offset``. ``end`` moves during planning.
+    """One queue's planned progress from ``start`` towards ``target_offset``. Planning moves ``end``.
 
     Attributes:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         start: The end of the previous batch.
         base: ``start``, adjusted to the current stream.
         end: The end of this batch.
@@ -121,7 +121,7 @@ class QueueProgress:
 
     @property
     def cutoff_ms(self) -> int | None:
-        """The time in ms at which this queue is cut off; ``None`` if it has no later entries. No queue may pass it."""
+        """The time in ms at which this queue is cut off; no queue may pass it. ``None`` if it has no later entries."""
         if self.target_offset is not None and not self.is_replaced:
             return self.end.id.ms if self.end.id < self.target_offset.id else None
         if not (self.is_new or self.is_replaced):
@@ -172,7 +172,7 @@ class QueueProgress:
             self._skip_to_target(self.target_offset)
 
     def _skip_to_target(self, target_offset: QueueOffset) -> None:
-        """Handle a trim beyond the target. Entries that it removed after the target are a loss of later batches."""
+        """Handle a trim beyond the target. Entries that were trimmed after the target are lost to later batches."""
         lost = self.start.lost
         if target_offset.ordinal is not None and self.start.ordinal is not None:
             lost += target_offset.ordinal - self.start.ordinal
@@ -184,7 +184,7 @@ class ScanRequest:
     """A request for the last of a queue's next entries.
 
     Attributes:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         after: Count entries after this id.
         until: Count entries up to this id.
         max_entries: The maximum number of entries to count; ``None`` for no limit.
@@ -197,7 +197,7 @@ class ScanRequest:
 
 
 class EventStreams(Protocol):
-    """The interface to streams that a plan needs. All requests of a call may use one pipeline."""
+    """The interface to streams that a plan needs. All requests in a call may use one Redis pipeline."""
 
     def states(self, queues: Sequence[str]) -> Mapping[str, StreamState | None]:
         """Return the state of each stream; ``None`` for a stream that does not exist."""
@@ -210,7 +210,7 @@ class EventStreams(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A planned batch: its end, and the losses before its end."""
+    """A planned batch: its end, and the losses before it."""
 
     end: Offsets
     gaps: tuple[EventGap, ...]
@@ -221,8 +221,8 @@ class BatchLimits:
     """The limits of a batch.
 
     Attributes:
-        max_entries: The batch limit over all queues; each queue with entries contributes at least one entry. ``None``:
-            no limit.
+        max_entries: The batch limit across all queues; each queue with entries contributes at least one. ``None``: no
+            limit.
         align: Whether no queue may pass the earliest time at which another queue was cut off.
         count_missed: Whether a new queue was created while the query ran, so that its trimmed entries are lost.
             Otherwise it was only added to the list of queues, and reading begins with its oldest entry.
@@ -238,8 +238,8 @@ class BatchLimits:
 def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], limits: BatchLimits) -> BatchPlan:
     """Plan the end of the next batch.
 
-    A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that was
-    replaced. So within one batch all numbers of a queue belong to one stream. Queues of ``start`` that are not in
+    A queue that is not in ``start`` is only added, and is read from the next batch on, like a stream that was replaced.
+    Within a batch, all of a queue's numbers therefore belong to one stream. Queues of ``start`` that are not in
     ``queues`` keep their offsets.
 
     Args:
@@ -275,12 +275,12 @@ def plan_batch(start: Offsets, streams: EventStreams, queues: Sequence[str], lim
 
 
 def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[str, int]:
-    """Return the number of entries that a batch reads of each queue: all, or an equal part of the remaining limit.
+    """Return the number of entries that a batch reads from each queue: all, or an equal share of the remaining limit.
 
     Args:
         pending: The number of entries of each queue.
-        max_entries: The batch limit over all queues; ``None`` for no limit. Each queue with entries contributes at
-            least one entry, or it could wait forever.
+        max_entries: The batch limit across all queues; ``None`` for no limit. Each queue with entries contributes at
+            least one entry; otherwise it could wait forever.
     """
     if max_entries is None:
         return dict(pending)
@@ -295,7 +295,7 @@ def divide_limit(pending: Mapping[str, int], max_entries: int | None) -> dict[st
 def _target_offset(
     queue: str, state: StreamState | None, target: Mapping[str, StreamState | None] | None
 ) -> QueueOffset | None:
-    """Return the latest end of a queue's batch; ``None`` if the batch reads no entries of the queue."""
+    """Return how far a batch may read a queue; ``None`` if it reads no entries of the queue."""
     if state is None or target is None:
         return None if state is None else state.end
     target_state = target.get(queue)
@@ -303,7 +303,7 @@ def _target_offset(
 
 
 def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, max_entries: int | None) -> None:
-    """Move every queue to its target, or as far as its part of the batch limit allows."""
+    """Move every queue to its target, or as far as its share of the batch limit allows."""
     parts = divide_limit(
         {progress.queue: progress.pending for progress in all_progress if progress.pending}, max_entries
     )
@@ -323,7 +323,7 @@ def _apply_limit(all_progress: Sequence[QueueProgress], streams: EventStreams, m
 
 
 def _align_queues(all_progress: Sequence[QueueProgress], streams: EventStreams) -> None:
-    """Move queues back that passed the earliest time at which a queue was cut off."""
+    """Move back the queues that passed the earliest time at which a queue was cut off."""
     times = [time for progress in all_progress if (time := progress.cutoff_ms) is not None]
     if not times:
         return

@@ -1,8 +1,8 @@
-"""Spark filters that Redis can apply: equality and membership of state and queue, bounds of ``finished_at``.
+"""Spark filters that Redis can apply: ``=`` and ``IN`` on state and queue, and bounds on ``finished_at``.
 
-They are off by default. Spark up to 4.3 keeps the plan of a filtered read for the ``DataFrame`` and does not plan
-again: a second query, or the other side of a union, silently gets the rows of the first. So filters are safe only if
-each ``load()`` is used for one query with one filter. The options ``state`` and ``queue`` are always safe.
+They are off by default. Spark up to 4.3 keeps a ``DataFrame``'s plan of a filtered read and does not plan it again: a
+second query, or the other side of a union, silently gets the rows of the first. Filters are therefore safe only if each
+``load()`` is used for one query with one filter. The options ``state`` and ``queue`` are always safe.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PushedFilters:
     Attributes:
         queues: Only these queues; ``None`` for all.
         states: Only these states; ``None`` for all.
-        low_ms: Only jobs that ended at this time or later.
-        high_ms: Only jobs that ended at this time or earlier.
+        low_ms: Only jobs that finished at this time or later.
+        high_ms: Only jobs that finished at this time or earlier.
     """
 
     queues: frozenset[str] | None = None
@@ -45,15 +45,15 @@ class PushedFilters:
     high_ms: int | None = None
 
     def allows_queue(self, name: str) -> bool:
-        """Return whether a queue may have rows that pass."""
+        """Return whether a queue may have rows that match."""
         return self.queues is None or name in self.queues
 
     def allows_state(self, name: str) -> bool:
-        """Return whether a state may have rows that pass."""
+        """Return whether a state may have rows that match."""
         return self.states is None or name in self.states
 
     def time_bounds(self) -> tuple[str, str]:
-        """Return the bounds of the time at which jobs ended, in Redis' syntax."""
+        """Return the bounds on the time at which jobs finished, in Redis' syntax."""
         low = "-inf" if self.low_ms is None else str(self.low_ms)
         return low, "+inf" if self.high_ms is None else str(self.high_ms)
 
@@ -61,8 +61,8 @@ class PushedFilters:
         """Apply a filter if Redis can.
 
         Returns:
-            True if only rows that pass will be read. Time bounds are whole milliseconds and apply only to jobs that
-            have ended, so Spark applies them again.
+            True if only rows that match will be read. Time bounds are whole milliseconds and apply only to finished
+            jobs, so Spark applies them again.
         """
         match filter_:
             case EqualTo(attribute=("state",), value=value):

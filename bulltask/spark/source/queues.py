@@ -22,14 +22,14 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
 
 if TYPE_CHECKING:
-    from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which listing queues does not need
+    from bulltask.spark.source.pushdown import PushedFilters  # imports pyspark, which is not needed to list queues
 
 __all__ = ["QueueSelection", "discover_queues", "log_skipped", "not_a_stream_reason", "select_queues", "skipped_queues"]
 
 _MAX_NAME_BYTES: Final = 255
-"""The maximum number of bytes in the name of a directory."""
+"""The maximum number of bytes in a directory name."""
 
-_log = logging.getLogger(__name__)  # without a handler it writes to stderr, which is the driver's
+_log = logging.getLogger(__name__)  # without a handler, it writes to the driver's stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class QueueSelection:
 
     Attributes:
         queues: Their keys, sorted by name.
-        skipped: The reasons for skipped queues, by BullMQ's name.
+        skipped: The reasons why queues are skipped, by BullMQ's name.
     """
 
     queues: list[QueueKeys]
@@ -51,7 +51,7 @@ def select_queues(
     """Return the keys of the queues to read, sorted by name, and log skipped queues.
 
     Args:
-        connection: The connection to the server, used only if all queues are read.
+        connection: The connection to the server; used only if all queues are read.
         options: The queues, and the settings for queue names.
         filters: Filters on queues; default: no filters.
 
@@ -64,7 +64,7 @@ def select_queues(
 
 
 def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelection:
-    """Return the keys of the queues to read, and the reasons for skipped queues.
+    """Return the keys of the queues to read, and the reasons why queues are skipped.
 
     Raises:
         ConfigError: As for :func:`select_queues`.
@@ -76,7 +76,7 @@ def discover_queues(connection: Connection, options: ReadOptions) -> QueueSelect
     else:
         candidates = [options.keys(queue) for queue in options.queues]
     selected, skipped = dict[str, QueueKeys](), dict[str, str]()
-    # Of two queues with the same name in bulltask, the queue that bulltask uses for the name comes first.
+    # Of two queues with the same name in bulltask, the one that bulltask itself uses by that name comes first.
     for keys in sorted(candidates, key=lambda keys: (keys.queue, options.bullmq_name(keys.queue) != keys.name)):
         if keys.queue in selected and not options.skip_unsupported:
             raise ConfigError(
@@ -96,7 +96,7 @@ def not_a_stream_reason(keys: QueueKeys) -> str:
 
 
 def skipped_queues(skipped: Mapping[str, str]) -> list[SkippedQueue]:
-    """Return skipped queues with printable names, given the reasons by BullMQ's names."""
+    """Return skipped queues with printable names, given their reasons by BullMQ's name."""
     return [SkippedQueue(_printable(queue), reason) for queue, reason in sorted(skipped.items())]
 
 
@@ -107,7 +107,7 @@ def log_skipped(skipped: Mapping[str, str]) -> None:
 
 
 def _problem(keys: QueueKeys, other: QueueKeys | None) -> str | None:
-    """Return the reason why a lake cannot record a queue; ``None`` if it can."""
+    """Return why a lake cannot record a queue; ``None`` if it can."""
     if other is not None:
         return (
             f"{_printable(other.name)} has the name {_printable(keys.queue)!r} in the lake; use --no-queue-hash-tag "

@@ -1,7 +1,7 @@
 """The readable and the lost entries of a planned batch.
 
-Spark plans a batch once and may read it twice: after a crash it requests the same range again, perhaps an hour later.
-So losses are derived from the offsets of the range and from the current stream, without stored state.
+Spark plans a batch once but may read it twice: after a crash it requests the same range again, perhaps an hour later.
+Losses are therefore derived from the offsets of the range and from the current stream, without stored state.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class EntryRange:
     """A range of one queue's entries that can be read.
 
     Attributes:
-        queue: BullMQ's name of the queue.
-        after: The id before the first entry.
+        queue: BullMQ's name for the queue.
+        after: The range begins after this id.
         upto: The last entry's id.
         expect: The number of entries; ``None`` if unknown.
     """
@@ -51,10 +51,10 @@ class EntryRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """The number of rows of one queue that a batch must have, derived from its start and end offsets.
+    """The number of rows that a batch must have for one queue, derived from its start and end offsets.
 
     Attributes:
-        count: The number of events read and events lost; ``None`` if the stream does not count its entries.
+        count: The number of events, read or lost; ``None`` if the stream does not count its entries.
         any: Whether there must be at least one row, of an event or of a gap.
     """
 
@@ -62,17 +62,17 @@ class ExpectedRows:
     any: bool = False
 
     def __add__(self, other: ExpectedRows) -> ExpectedRows:
-        """Return the expected rows of two queues with the same name in bulltask."""
+        """Return the expected rows for two queues that have the same name in bulltask."""
         counts = (self.count, other.count)
         return ExpectedRows(None if None in counts else sum(filter(None, counts)), any=self.any or other.any)
 
     def is_met(self, read: int, lost: int, gaps: int) -> bool:
-        """Return whether ``read`` events and ``lost`` events in ``gaps`` gaps fulfil the expectation."""
+        """Return whether ``read`` events, and ``lost`` events in ``gaps`` gaps, meet the expectation."""
         return self.count in {None, read + lost} and (not self.any or read + gaps > 0)
 
 
 def expected_rows(start: QueueOffset | None, end: QueueOffset) -> ExpectedRows:
-    """Return the number of rows of a queue that a batch must have.
+    """Return the number of rows that a batch must have for a queue.
 
     Args:
         start: The batch's start offset; ``None`` if this batch only adds the queue.
@@ -93,7 +93,7 @@ def split_range(
     """Split one queue's part of a batch into gaps and the readable range.
 
     Args:
-        queue: BullMQ's name of the queue.
+        queue: BullMQ's name for the queue.
         start: The batch's start offset; ``None`` if this batch only adds the queue.
         end: The batch's end offset.
         state: The current stream; ``None`` if it does not exist.
@@ -111,7 +111,7 @@ def split_range(
     planned = end.lost - start.lost
     removed = end.ordinal
     if state is not None and same_stream(end, state):
-        # A stream with manually deleted entries has no reliable count: missing entries are detected by the read.
+        # A stream with manually deleted entries has no reliable count: reading detects missing entries.
         removed = 0 if state.trimmed is None else min(end.ordinal, state.trimmed)
     lost = {LossReason.TRIMMED: planned, LossReason.TRIMMED_DURING_READ: max(0, removed - start.ordinal - planned)}
     gaps = [
@@ -124,7 +124,7 @@ def split_range(
 
 
 def _stream_replaced(queue: str, start: QueueOffset, end: QueueOffset, state: StreamState | None) -> EventGap:
-    """Return the gap of a batch in which the stream was replaced; nothing of the new stream is read yet."""
+    """Return the gap of a batch in which the stream was replaced; nothing from the new stream is read yet."""
     reason = LossReason.STREAM_RECREATED if end.id == BEGINNING else LossReason.FAILOVER_ROLLBACK
     if state is None:
         reason = LossReason.STREAM_DELETED

@@ -1,6 +1,6 @@
 """The columns of the tables that Spark reads, with their types in Spark and in Arrow.
 
-The schemas are objects, because only a running JVM can parse DDL strings. Times are UTC. Strings are as stored in
+The schemas are objects, because only a running JVM can parse DDL strings. Times are in UTC. Strings are as stored in
 Redis.
 """
 
@@ -27,8 +27,10 @@ __all__ = [
 ]
 
 GAP_EVENT: Final = "bulltask.gap"
-"""The event of a row that represents lost events. ``extra`` has ``lost``, ``first_id_after``, ``exact``,
-``loss_reason``."""
+"""The event in a row that represents lost events.
+
+``extra`` has ``lost``, ``first_id_after``, ``exact`` and ``loss_reason``.
+"""
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 
@@ -58,7 +60,7 @@ JOBS: Final = _columns(
     ("parent_key", _TEXT),
     ("worker", _TEXT),
 )
-"""One row for each job. Times are from the clocks of the clients that wrote the job's hash."""
+"""One row for each job. Times are by the clocks of the clients that wrote the job's hash."""
 
 JOB_FIELDS: Final[Mapping[str, str]] = {
     "name": "name",
@@ -96,7 +98,7 @@ EVENTS: Final = _columns(
     ("attempts_made", _INT),
     ("extra", _TEXT),  # JSON: an object of the fields that have no column
 )
-"""One row for each entry of a queue's event stream, by Redis' clock. ``queue`` and ``event_id`` are a key."""
+"""One row for each entry of a queue's event stream, by Redis' clock. ``queue`` and ``event_id`` together are a key."""
 
 EVENT_FIELDS: Final[Mapping[str, str]] = {
     "event": "event",
@@ -132,8 +134,8 @@ def arrow_schema(schema: StructType) -> Any:
 def select_columns(table: str, schema: StructType | None) -> StructType:
     """Return the columns to read: the columns of the user's schema, or all columns.
 
-    A schema is the only way to read few columns, because Spark does not pass the columns of a query to a data source in
-    Python.
+    A schema is the only way to read fewer columns, because Spark does not push a query's column selection down to a
+    Python data source.
 
     Args:
         table: ``jobs``, ``events`` or ``counts``.

@@ -1,4 +1,4 @@
-"""The state of event streams: how long they keep events, and how far a lake is behind them. Needs no Spark."""
+"""The state of event streams: how long they keep events, and how far a lake is behind them. Does not need Spark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ObservedStreams:
 def observe_streams(connection: Connection, options: ReadOptions) -> ObservedStreams:
     """Query all queues that a pipeline with these options reads.
 
-    The rate is the maximum of the rates over the whole stream and over the last ten seconds with events.
+    The rate is the higher of two: over the whole stream, and over the last ten seconds with events.
     """
     selection, unsupported = discover_queues(connection, options), list[QueueKeys]()
     states = read_states(connection, selection.queues, unsupported)

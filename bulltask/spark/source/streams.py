@@ -1,4 +1,4 @@
-"""Queries of event streams in Redis: their state, the end of a number of entries, and pages of entries."""
+"""Queries on event streams in Redis: their state, the last of a number of entries, and pages of entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["find_end", "parse_state", "read_pages", "read_states"]
 def read_states(
     connection: Connection, queues: Sequence[QueueKeys], unsupported: list[QueueKeys] | None = None
 ) -> list[StreamState | None]:
-    """Return the state of each stream; ``None`` for one that does not exist.
+    """Return the state of each stream; ``None`` for a stream that does not exist.
 
     Args:
         connection: The connection to the server.
@@ -63,9 +63,9 @@ def parse_state(
 def find_end(
     connection: Connection, keys: QueueKeys, after: StreamId, until: StreamId, max_entries: int
 ) -> tuple[StreamId | None, int]:
-    """Return the last of up to ``max_entries`` entries after ``after``, and how many they are; ``None`` and 0 for none.
+    """Return the last of up to ``max_entries`` entries after ``after``, and their number; ``None`` and 0 for none.
 
-    Redis scans a bounded number of entries at a time, so that other clients do not wait long.
+    Redis scans a limited number of entries at a time, so that other clients do not wait long.
     """
     last, count = after, 0
     while count < max_entries:

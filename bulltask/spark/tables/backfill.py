@@ -1,9 +1,9 @@
-"""Add jobs whose events were lost, as far as their hashes are known.
+"""Add jobs whose events were lost, if their hashes are known.
 
 If the *completed* or *failed* event of a job is lost, the job is missing from ``silver``, or stays open forever. Its
-hash has the last attempt and the outcome, from which rows with ``source`` ``snapshot`` are written. They supersede the
-pipeline's rows of the same incarnation, because their ``as_of`` is later. A job that was retried after an old snapshot
-is skipped.
+hash has the last attempt and the outcome, from which rows are written whose ``source`` is ``snapshot``. They supersede
+the pipeline's rows for the same incarnation, because their ``as_of`` is later. A job that was retried after an old
+snapshot is skipped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BackfillResult:
     Attributes:
         gaps: The number of gaps in the period.
         lost: The number of lost events.
-        examined: The number of finished jobs of these queues in Redis.
+        examined: The number of finished jobs in Redis in these queues.
         jobs: The number of rows written to ``silver.jobs``.
         backfilled_gaps: The number of gaps for which at least one job was added.
     """
@@ -69,8 +69,8 @@ def backfill(
 ) -> BackfillResult:
     """Add jobs that finished in gaps to silver.
 
-    First the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs`` are
-    compared with ``silver.jobs``. Repeating a backfill writes no new rows.
+    First, the finished jobs of the queues with gaps are written to ``bronze.jobs``. Then all rows of ``bronze.jobs``
+    are compared with ``silver.jobs``. Running a backfill again writes no new rows.
 
     Args:
         spark: The session.
@@ -91,7 +91,7 @@ def backfill(
         return BackfillResult(0, 0, 0, 0, 0)
     # One queue at a time, as JSON: a name may contain a comma.
     names = sorted({gap.queue for gap in gaps})
-    # Events recorded while the hashes are read are later than this, and so supersede these rows.
+    # Events recorded while the hashes are read are later than this, so they supersede these rows.
     snapshot_at = datetime.now(UTC)
     examined = sum(snapshot(spark, layout, {**source, "queue": json.dumps([name])}).rows for name in names)
     missing = _missing(spark, layout, gaps).cache()
@@ -143,9 +143,9 @@ def _known_finished(spark: SparkSession, layout: Layout) -> DataFrame:
 
 
 def _is_known() -> Column:
-    """Return whether the job is finished in ``silver``, at this time or later (after a manual retry).
+    """Return whether the job has finished in ``silver``, at this time or later (after a manual retry).
 
-    If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, by a row that supersedes the first.
+    If a clock is further behind than `CLOCK_TOLERANCE`, the job is written again, in a row that supersedes the first.
     """
     same_job = (F.col("queue") == F.col("silver_queue")) & (F.col("id") == F.col("silver_id"))
     same_end = (F.col("state") == F.col("silver_state")) & (
@@ -158,7 +158,7 @@ def _is_known() -> Column:
 
 
 def _with_incarnation(spark: SparkSession, layout: Layout, unknown: DataFrame) -> DataFrame:
-    """Add the incarnation of the last ``added`` event before the job finished, unless that one finished earlier."""
+    """Add the incarnation of the last ``added`` event before the job finished, unless it had finished earlier."""
     last_finished = (
         _known_finished(spark, layout)
         .groupBy("silver_queue", "silver_id", "silver_incarnation")
@@ -198,7 +198,7 @@ def _drop_continued(spark: SparkSession, layout: Layout, finished: DataFrame) ->
 
 
 def _by_gap(missing: DataFrame) -> Sequence[Mapping[str, object]]:
-    return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # a Row is read by name
+    return missing.groupBy("gap").count().collect()  # type: ignore[return-value]  # columns of a Row are read by name
 
 
 def _last_attempt_number() -> Column:
@@ -215,7 +215,7 @@ def _ms(first: str, last: str) -> Column:
 
 
 def _attempts(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.attempts``: the last attempt of each job, as the hash has no other attempt."""
+    """Return rows of ``silver.attempts``: each job's last attempt, because the hash has no other."""
     return rows.select(
         "queue",
         F.col("id").alias("job_id"),
@@ -238,7 +238,7 @@ def _attempts(rows: DataFrame) -> DataFrame:
 
 
 def _jobs(rows: DataFrame) -> DataFrame:
-    """Return rows of ``silver.jobs``. Columns that depend on earlier attempts are null if there were several."""
+    """Return rows of ``silver.jobs``. Columns that depend on earlier attempts are null if there were any."""
     is_only = _last_attempt_number() == 1
     return rows.select(
         "queue",

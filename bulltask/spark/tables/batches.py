@@ -1,4 +1,4 @@
-"""Write the batches of the pipeline. Spark calls `BatchWriter` for each batch.
+"""Write the pipeline's batches. Spark calls `BatchWriter` for each batch.
 
 ::
 
@@ -6,8 +6,8 @@
 
 Spark does the first step; this module does the rest, with Arrow (:mod:`~bulltask.spark.tables.silver`).
 
-A batch is published after all of its files are written, and the ledger decides whether it is committed. So a batch may
-be killed at any moment: when it runs again, it first removes its files from the tables.
+A batch is published after all of its files are written, and it is committed once it is in the ledger. A batch may
+therefore be killed at any moment: when it runs again, it first removes its files from the tables.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _TABLES: Final = (EVENTS, GAPS, ATTEMPTS, JOBS)
 _CONF: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A batch is small and its size known: adaptive execution only costs time.
+    # A batch is small and its size is known, so adaptive execution would only cost time.
     "spark.sql.adaptive.enabled": "false",
-    # A task has rows of few queues: it can write their files at the same time, without sorting the rows first.
+    # A task has rows from few queues: it can write their files at the same time, without sorting the rows first.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
 """Settings of the query's session, which is a copy of the user's."""
@@ -60,7 +60,7 @@ class BatchWriter:
     Attributes:
         root: The directory of the lake.
         open_job_timeout_ms: The time without events after which an open job times out.
-        hash_tag: Whether BullMQ's name of queue ``emails`` is ``{emails}``.
+        hash_tag: Whether BullMQ's name for queue ``emails`` is ``{emails}``.
     """
 
     root: str
@@ -77,7 +77,7 @@ class BatchWriter:
         ledger, ingest_id = Ledger(layout), batch_ingest_id(_query_id(layout), batch_id)
         head = ledger.head()
         if head is not None and head.ingest_id == ingest_id:
-            return  # the batch is committed, but Spark was killed before it committed its checkpoint
+            return  # the batch was committed, but Spark was killed before it committed its checkpoint
         if ledger.has(ingest_id):
             raise LakeError(
                 f"batch {ingest_id} and later batches are already in {layout.root}: the checkpoint is older than the "
@@ -126,7 +126,7 @@ class _BatchRun:
             open_events = (
                 None if self._open_jobs_ingest_id is None else read_open_events(self._layout, self._open_jobs_ingest_id)
             )
-            # Files must not be moved during the lookup, because it is not repeated.
+            # Files must not be moved during the lookup, because it is not retried.
             with hold_swaps(self._layout):
                 find_earlier = partial(earlier_events, self._layout)
                 derived = derive_silver(
@@ -145,7 +145,7 @@ class _BatchRun:
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _time_out_before_ms(self, read: bronze.BronzeBatch) -> int:
-        """Return the time since which an open job needs an event to not time out; 0 if no event is older."""
+        """Return the time since which an open job must have had an event, or it times out; 0 if no event is older."""
         time_out_before_ms = max(read.newest_ms, self._head.newest_event_ms) - self._writer.open_job_timeout_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_open_event_ms or read.oldest_ms)
         return time_out_before_ms if oldest_ms < time_out_before_ms else 0
@@ -193,5 +193,5 @@ def _clean_up(layout: Layout, ledger: Ledger) -> None:
 
 
 def _query_id(layout: Layout) -> str:
-    """Return Spark's id of the query from the checkpoint, because it is not available with Spark Connect."""
+    """Return Spark's id for the query, from the checkpoint, because Spark Connect does not provide it."""
     return str(json.loads((layout.checkpoint / "metadata").read_text())["id"])

@@ -1,7 +1,7 @@
 """The raw data of a batch: ``bronze.events``, and ``bronze.gaps`` for lost events.
 
-Spark writes the rows once, directly from Redis. All other data is derived from these files: the number of rows of each
-queue, the gaps, and the lifecycle of the jobs.
+Spark writes the rows once, directly from Redis. All other data is derived from these files: the number of rows for each
+queue, the gaps, and the jobs' lifecycles.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BronzeBatch:
     """The data that a batch has read.
 
     Attributes:
-        queues: The counts and ends of each queue, by name without the hash tag.
+        queues: Each queue's counts and end, by name without the hash tag.
         lifecycle_events: The events, with the columns from which lifecycles are derived.
         newest_ms: The time of the newest event up to the year 9999; 0 without events.
         oldest_ms: The time of the oldest event; 0 without events.
@@ -90,7 +90,7 @@ def stage(batch: DataFrame, staging: Staging, detected_at: datetime) -> BronzeBa
 
 
 def _lifecycle_events(root: Path) -> dict[str, pa.Table]:
-    """Return the events of each queue, from its files, and an empty table."""
+    """Return each queue's events, from its files, and an empty table."""
     parts: dict[str, list[pa.Table]] = {"": [_empty_table()]}
     for queue, file in _files(root):
         rows = pq.read_table(file, columns=_IN_FILES, partitioning=None).replace_schema_metadata(None)
@@ -104,7 +104,7 @@ def _empty_table() -> pa.Table:
 
 
 def _queue_records(lifecycle_events: Mapping[str, pa.Table], root: Path) -> Iterator[tuple[str, QueueRecord]]:
-    """Yield for each queue the number of events, and the first and last id."""
+    """Yield, for each queue, the number of events, and the first and last id."""
     for queue, events in lifecycle_events.items():
         if events.num_rows:
             first, last = _edge_id(events, "min"), _edge_id(events, "max")
@@ -130,7 +130,7 @@ def _edge_id(ids: pa.Table, edge: str) -> StreamId:
 
 
 def _stage_gaps(staging: Staging, detected_at: datetime) -> dict[str, list[int]]:
-    """Write the rows of gaps; return for each queue the number of lost events of each gap."""
+    """Write the rows for gaps; return, for each queue, the number of lost events in each gap."""
     rows_by_queue: dict[str, list[dict[str, Any]]] = {}
     for queue, file in _files(staging.directory(_ROWS_DIRECTORY) / _GAP_ROWS):
         rows_by_queue.setdefault(queue, []).extend(pq.read_table(file, partitioning=None).to_pylist())

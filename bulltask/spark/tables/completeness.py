@@ -1,9 +1,9 @@
 """Check that a batch is complete: compare Spark's offsets with the files in the lake's directory.
 
 Executors write a batch's rows, and the driver derives all other data from their files. If an executor has another
-directory at the lake's path (a local disk instead of a shared one), it writes there, and Spark does not detect it: it
-only sees the driver's directory, with fewer files. Offsets count every entry that was ever added, so the start and end
-offsets of a batch determine the number of rows.
+directory at the lake's path (a local disk instead of a shared one), it writes there, and Spark does not detect this: it
+only sees the driver's directory, with fewer files. Offsets count every entry that was ever added, so a batch's start
+and end offsets determine its number of rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRe
     Args:
         layout: The lake.
         ingest_id: The ``ingest_id`` of the batch.
-        records: The counts of each queue, by name without the hash tag.
+        records: Each queue's counts, by name without the hash tag.
         hash_tag: The setting ``queue_hash_tag``.
 
     Raises:
@@ -42,7 +42,7 @@ def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRe
     _, number = batch_of(ingest_id)
     end = _offset(layout, number)
     begin = batch_start(None if number == 0 else _offset(layout, number - 1), end)
-    if begin is None:  # the first batch was planned by an older version of bulltask
+    if begin is None:  # an older version of bulltask planned the first batch
         return
     expectations: defaultdict[str, ExpectedRows] = defaultdict(partial(ExpectedRows, 0))
     for name, end_offset in decode_offsets(end).items():

@@ -1,4 +1,4 @@
-"""The lake's tables in Spark: their types, reading their rows, and appending rows."""
+"""The lake's tables in Spark: their types, and how rows are read and appended."""
 
 from __future__ import annotations
 
@@ -73,26 +73,26 @@ def read_table(spark: SparkSession, layout: Layout, table: Table) -> DataFrame:
 
 
 def latest(rows: DataFrame, table: Table) -> DataFrame:
-    """Return the latest rows: of rows with the same key, the row with the latest ``as_of``."""
+    """Return the latest rows: of the rows with the same key, the one with the latest ``as_of``."""
     newest = Window.partitionBy(*table.key).orderBy(F.col("as_of").desc())
     return rows.withColumn("rank", F.row_number().over(newest)).where("rank = 1").drop("rank")
 
 
 def command_ingest_id(command: str, now: datetime | None = None) -> str:
-    """Return the ``ingest_id`` of one run of a command: its name and the time."""
+    """Return the ``ingest_id`` for one run of a command: its name and the time."""
     return f"{command}-{now or datetime.now(UTC):%Y%m%dT%H%M%S%f}"
 
 
 def append(rows: DataFrame, table: Table, layout: Layout, ingest_id: str) -> int:
-    """Append rows to a table of bronze or silver, for a command and not for the pipeline.
+    """Append rows to a table of bronze or silver, for a command rather than the pipeline.
 
-    The rows are written to a directory that readers skip, and then published partition by partition.
+    The rows are written to a directory that readers skip, then published partition by partition.
 
     Args:
         rows: Rows with all columns of the table except ``ingest_id``.
         table: The table.
         layout: The lake.
-        ingest_id: The ``ingest_id`` of the rows, unique for each call and table.
+        ingest_id: The rows' ``ingest_id``, unique for each call and table.
 
     Returns:
         The number of rows.

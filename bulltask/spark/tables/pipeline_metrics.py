@@ -1,7 +1,7 @@
-"""Metrics of a pipeline for Prometheus: lag, losses, duration of batches.
+"""A pipeline's metrics for Prometheus: lag, losses, batch durations.
 
-Events and losses come from the ledger, the lag from Redis, both at the moment of the scrape. So the lag of a hanging
-pipeline is visible.
+Events and losses come from the ledger and the lag from Redis, both at the time of the scrape. The lag is therefore
+visible even if the pipeline hangs.
 
 This module is imported only if metrics are enabled, because it loads ``prometheus_client``.
 """
@@ -54,7 +54,7 @@ def serve(collector: Collector, host: str, port: int) -> Callable[[], None]:
         A function that stops serving.
 
     Raises:
-        ConfigError: The port is in use or not allowed, or the address is not one of this machine.
+        ConfigError: The port is in use or not allowed, or the address does not belong to this machine.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
@@ -100,7 +100,7 @@ def _batch_metrics(head: BatchRecord) -> Iterator[Metric]:
     yield steps
     events = sum(queue.events for queue in head.queues.values())
     yield _gauge("last_batch_events", "Events that the last batch read", events)
-    yield _gauge("open_job_events", "Events of open jobs, which the next batch reads", head.open_job_events)
+    yield _gauge("open_job_events", "Events of open jobs, which the next batch reads again", head.open_job_events)
     yield _gauge("last_batch_timestamp_seconds", "Time at which the last batch was written", head.written_ms / 1000)
 
 

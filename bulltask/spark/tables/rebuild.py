@@ -1,4 +1,4 @@
-"""Rebuild ``silver`` of some days from ``bronze.events``, after damage or an upgrade of bulltask."""
+"""Rebuild ``silver`` for some days from ``bronze.events``, after damage or an upgrade of bulltask."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["build_silver", "derived_silver"]
 _TABLES: Final = (ATTEMPTS, JOBS)
 
 Partitions = dict[tuple[str, str], list[Path]]
-"""Directories by the names of their day and queue directories."""
+"""Paths by the names of their day and queue directories."""
 
 
 def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *, open_job_timeout: timedelta) -> None:
-    """Rebuild the silver rows of some days from all events in bronze.
+    """Rebuild the silver rows for some days from all events in bronze.
 
-    Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may run at the same time.
+    Rows from snapshots and rows of open jobs that timed out are kept. The pipeline may be running.
 
     Args:
         spark: The session.
@@ -43,7 +43,8 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
         LakeError: Events that these days are derived from have expired.
     """
     _check_not_expired(layout, days, open_job_timeout)
-    # List before reading events: rows that a batch adds afterwards are kept, and duplicate rows do no harm.
+    # List the directories before reading events: rows that a batch adds afterwards are kept, and duplicate rows do no
+    # harm.
     old = {table: _partitions(layout, table, days) for table in _TABLES}
     head = Ledger(layout).head()
     clock = datetime.fromtimestamp((head.newest_event_ms if head else 0) / 1000, UTC)
@@ -66,7 +67,7 @@ def build_silver(spark: SparkSession, layout: Layout, days: Collection[date], *,
 
 
 def _check_not_expired(layout: Layout, days: Collection[date], open_job_timeout: timedelta) -> None:
-    """Raise an error if early events of jobs have expired: the rebuilt rows would lack data."""
+    """Raise an error if early events of jobs have expired, because the rebuilt rows would lack data."""
     events, derived = layout.days(EVENTS), [day for table in _TABLES for day in layout.days(table)]
     if not derived or (events and events[0] <= min(derived)):
         return
@@ -85,7 +86,7 @@ def _partitions(layout: Layout, table: Table, days: Collection[date]) -> Partiti
         for day in (layout.day(table, path) for path in sorted(days))
         for queue in list_directories(day)
     }
-    # A batch that is being published may remove its own files.
+    # A batch that is being published may remove its files.
     publishing = f"ingest_id={Ledger(layout).publishing()}"
     return {key: [path for path in paths if path.name != publishing] for key, paths in partitions.items()}
 
@@ -108,13 +109,13 @@ def _is_timed_out(table: Table) -> Column:
 
 @contextmanager
 def derived_silver(events: DataFrame, time_out_before_ms: int) -> Iterator[dict[Table, DataFrame]]:
-    """Derive the decided attempts and the finished jobs, for use inside the ``with`` block.
+    """Derive the decided attempts and the finished jobs, which can be used inside the ``with`` block.
 
     Open jobs are omitted, as in batches (:mod:`~bulltask.spark.tables.silver`).
 
     Args:
         events: All rows of ``bronze.events``.
-        time_out_before_ms: An open job without later events times out: it is written in its last state.
+        time_out_before_ms: An open job without events since this time times out: it is written with its last state.
 
     Yields:
         Rows of ``silver.attempts`` and ``silver.jobs``, without ``ingest_id``.

@@ -1,4 +1,4 @@
-"""Send finished jobs again, selected by a condition on ``silver.jobs``, each once, even if the command is repeated."""
+"""Send finished jobs again, selected by a condition on ``silver.jobs``: each once, even if the command runs twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _TOLERANCE: Final = timedelta(minutes=1)
-"""How far the times in a job's hash, by its workers' clocks, may differ from those of its events."""
+"""How far the times in a job's hash, by its workers' clocks, may differ from the times of its events."""
 
 _SAMPLE_SIZE: Final = 5
 _MAX_UNKNOWN_IDS: Final = 20
@@ -77,7 +77,7 @@ class ReplaySelection:
     Attributes:
         where: An SQL condition on the columns of ``silver.jobs``.
         queue: Only jobs of this queue.
-        limit: Maximum number of jobs, in order of queue and id.
+        limit: The maximum number of jobs, in order of queue and id.
     """
 
     where: str
@@ -86,7 +86,7 @@ class ReplaySelection:
 
     @property
     def write_id(self) -> str:
-        """The write id, derived from the condition without redundant spaces, so that a repeated replay has the same."""
+        """The write id, derived from the condition without redundant spaces, so that it is the same in the next run."""
         identity = "\0".join([" ".join(self.where.split()), self.queue or ""])
         return f"replay-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
@@ -97,7 +97,7 @@ class ReplayResult:
 
     Attributes:
         where: The condition.
-        write_id: The id of the write; the same condition for the same queue has the same id.
+        write_id: The id of the write; the same condition for the same queue always has the same id.
         selected: The number of selected finished jobs.
         open_again: The number of selected jobs that were retried and are not finished. They are skipped.
         unknown: The number of selected jobs whose data is neither in Redis nor in a snapshot. They are skipped.
@@ -106,7 +106,7 @@ class ReplayResult:
             ``failed_reason``, ``data``.
         dry_run: Whether nothing was sent.
         added: The number of jobs that were sent.
-        duplicates: The number of jobs that an earlier replay has sent.
+        duplicates: The number of jobs that an earlier replay had already sent.
     """
 
     where: str
@@ -136,9 +136,9 @@ def replay(
 ) -> ReplayResult:
     """Send finished jobs again, with their names, data and options but new ids.
 
-    An id is derived from the job and the time when it finished. So a job is not sent twice while its replay
-    exists, or if the same condition has sent it within 7 days. Options that belong to the original job only are
-    dropped: its delay, its parent, its schedule, and when it expires.
+    The new id is derived from the job and the time when it finished. A job is therefore not sent twice while its replay
+    exists, or if a replay with the same condition sent it within the last 7 days. Options that belong only to the
+    original job are dropped: its delay, its parent, its schedule, and when it expires.
 
     Args:
         spark: The session.
@@ -188,7 +188,7 @@ def _selected(spark: SparkSession, layout: Layout, selection: ReplaySelection) -
         rows = rows.where(F.col("queue") == selection.queue)
     try:
         rows = rows.where(selection.where)
-        assert rows.schema  # makes Spark check the condition now
+        assert rows.schema  # forces Spark to check the condition now
     except (AnalysisException, ParseException) as exc:
         first = str(exc).strip().splitlines()[0]
         raise ConfigError(f"the condition {selection.where!r} is invalid for silver.jobs: {first}") from exc
@@ -230,7 +230,7 @@ def _with_data(rows: DataFrame, spark: SparkSession, layout: Layout, options: Wr
 
 
 def _is_same_incarnation(created_at: Column, finished_at: Column) -> Column:
-    """Return whether the data is of the same incarnation of the job: one of the times is the same."""
+    """Return whether the data belongs to the same incarnation of the job: one of the times is the same."""
     return F.coalesce(_is_near("created_at", created_at), F.lit(False)) | F.coalesce(
         _is_near("finished_at", finished_at), F.lit(False)
     )
@@ -283,7 +283,7 @@ class HashLookup:
 
 
 class StoredOptions(JobOptions):
-    """Options that are stored unchanged: the options of a job of any client, which may lack bulltask's defaults."""
+    """Options that are stored unchanged: any client may have written them, so they may lack bulltask's defaults."""
 
     def to_wire(self, now_ms: int) -> dict[str, object]:  # noqa: ARG002 - nothing depends on the time
         """Return the options."""
@@ -291,7 +291,7 @@ class StoredOptions(JobOptions):
 
 
 def replay_options(opts: str | None) -> StoredOptions:
-    """Return the options for sending a job again, from those that were stored.
+    """Return the options for sending a job again, given its stored options.
 
     Raises:
         DecodeError: The options are not a JSON object.
@@ -304,7 +304,7 @@ def replay_options(opts: str | None) -> StoredOptions:
         raise DecodeError(f"the stored options {opts!r:.200} are not a JSON object")
     kept = {name: value for name, value in stored.items() if name not in _SINGLE_JOB_OPTIONS}
     if isinstance(own := kept.get(BULLTASK_KEY), Mapping):
-        # The time by which it had to start has passed.
+        # The time by which the job had to start has passed.
         kept[BULLTASK_KEY] = {name: value for name, value in own.items() if name != "expires"}
     priority = kept.get("priority")
     return StoredOptions(priority=priority if isinstance(priority, int) else 0, more=kept)
@@ -329,8 +329,8 @@ class Replayer:
         ``duplicate`` for each row.
 
         Raises:
-            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were sent before
-                stay; repeating the replay adds only missing jobs.
+            BulltaskError: Redis cannot be reached, or a job's options are invalid. Jobs that were sent before stay;
+                running the replay again adds only missing jobs.
         """
         broker = broker_of(self.config)
         write = IdempotentWrite(self.write_id, self.idempotency_ttl_ms)

@@ -1,14 +1,14 @@
-"""``silver.attempts`` and ``silver.jobs`` of one batch, and the open jobs that it leaves for the next one.
+"""A batch's ``silver.attempts`` and ``silver.jobs``, and the open jobs that it leaves for the next batch.
 
-The events of a batch are combined with those of jobs that were open before it. An attempt is written in the batch that
-decides its outcome, a job in the batch in which it finishes, so nothing is written twice. If a finished job is later
-retried manually, it gets a new row with the same key and a later ``as_of``.
+A batch's events are combined with those of the jobs that were open before it. An attempt is written in the batch that
+decides its outcome, and a job in the batch in which it finishes, so nothing is written twice. If a finished job is
+later retried manually, it gets a new row with the same key and a later ``as_of``.
 
-A job in the batch may be neither new nor open: it had finished and was retried manually, it timed out, or some of
-its events are lost. Its earlier events are looked up, and the whole lifecycle is derived again.
+A job in the batch may be neither new nor open: it had finished and was retried manually, it had timed out, or some of
+its events were lost. Its earlier events are looked up, and its whole lifecycle is derived again.
 
-A batch is bounded, so this module uses arrays, in the process that runs the batch. Open jobs without events in the
-batch stay unchanged. The functions take and return Arrow tables; they do not access files.
+A batch is bounded, so this module uses NumPy arrays, in the process that runs the batch. Open jobs without events in
+the batch stay unchanged. The functions take and return Arrow tables; they do not access files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def derive_silver(
         new: The batch's events, as in ``bronze.events``.
         open_events: The open events of the previous batch; ``None`` for the first batch.
         find_earlier: The function that finds earlier events.
-        time_out_before_ms: An open job without later events times out.
+        time_out_before_ms: An open job without events since this time times out.
     """
     lifecycles, unchanged = _merge_open_jobs(lifecycle_events(new), open_events, time_out_before_ms)
     derived = derive(_add_earlier_events(lifecycles, find_earlier))
@@ -80,7 +80,7 @@ def derive_silver(
 def _merge_open_jobs(
     events: pa.Table, open_events: pa.Table | None, time_out_before_ms: int
 ) -> tuple[Lifecycles, pa.Table | None]:
-    """Merge the events with the open events of the same jobs; return the remaining open events unchanged."""
+    """Merge the events with the open events of the same jobs; return the other open events unchanged."""
     count = events.num_rows
     if open_events is None:
         return in_order(events, job_numbers(events), np.ones(count, bool)), None
@@ -116,8 +116,8 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
     """Select the events from which rows are written.
 
     Returns:
-        Three masks of events: an attempt begins whose outcome is decided in this batch; an incarnation ends in this
-        batch; the incarnation continues.
+        Three masks of events: those that begin an attempt whose outcome is decided in this batch; those whose
+        incarnation ends in this batch; those whose incarnation continues.
     """
     lifecycles = derived.lifecycles
     kind, last = lifecycles.kind[:-1], lifecycles.last
@@ -126,7 +126,7 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
     is_old = lifecycles.ms[last] < time_out_before_ms
     timed_out = continues & is_old
     decided = np.where(derived.deciding_event >= 0, lifecycles.is_new[derived.deciding_event], timed_out)
-    # Whether the incarnation ends in this batch, so that no earlier batch has written its row.
+    # Whether the incarnation ends in this batch. If so, no earlier batch has written its row.
     ends_now = np.select(
         [was_finished, is_removed, lifecycles.next >= 0],
         [lifecycles.is_new[derived.kept], lifecycles.is_new[:-1], lifecycles.is_new[lifecycles.next]],
@@ -136,6 +136,6 @@ def _select_rows(derived: DerivedColumns, time_out_before_ms: int) -> tuple[Bool
 
 
 def _by_day(rows: pa.Table, ended_at: str) -> pa.Table:
-    """Add the partition ``dt``: the day (UTC) in which it ended, or of its last event."""
+    """Add the partition ``dt``: the day (UTC) on which the row's attempt or job ended, or of its last event."""
     day: Any = pc.coalesce(rows[ended_at], rows["as_of"]).cast(pa.date32())
     return rows.append_column("dt", day.cast(pa.string()))

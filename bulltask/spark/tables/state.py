@@ -1,4 +1,4 @@
-"""The state that a batch starts from: the events of open jobs, and earlier events of jobs that appear again."""
+"""The state that a batch starts from: open jobs' events, and earlier events of jobs that appear again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["earlier_events", "read_open_events"]
 
 _IN_FILES: Final = [name for name in LIFECYCLE_COLUMNS if name != "queue"]
 _MAX_CACHED_FILES: Final = 50_000
-"""The maximum number of files whose id range is cached: reading it takes a third of a millisecond."""
+"""The maximum number of files whose id range is cached; reading a range takes a third of a millisecond."""
 
 
 def read_open_events(layout: Layout, ingest_id: str) -> pa.Table:
-    """Return the events of open jobs that a batch has stored for the next batch."""
+    """Return the open jobs' events that a batch has stored for the next batch."""
     files = sorted((layout.open_jobs / ingest_id).glob("*.parquet"))
     return pa.concat_tables([pq.read_table(file, columns=list(LIFECYCLE_COLUMNS), partitioning=None) for file in files])
 
@@ -34,7 +34,7 @@ def read_open_events(layout: Layout, ingest_id: str) -> pa.Table:
 def earlier_events(layout: Layout, jobs: pa.Table) -> pa.Table | None:
     """Return all events of some jobs that are in the lake; ``None`` if there are none.
 
-    Only files that may contain them are read, by the smallest and greatest id in their statistics.
+    Only files that may contain them are read, judging by the smallest and greatest id in the files' statistics.
 
     Args:
         layout: The lake. Its directories must not move during the call (:func:`~bulltask.lake.atomic_swap.hold_swaps`).

@@ -1,4 +1,4 @@
-"""The session of a task. Modules with tasks import this module, so it does not import Spark.
+"""A task's session. Modules with tasks import this module, so it does not import Spark.
 
 A worker imports its tasks and then forks. Spark imports NumPy, which starts threads, and a worker does not fork from a
 process with threads: each child would be a new interpreter that imports everything again.
@@ -20,7 +20,7 @@ _HOME: Final = {"session": "bulltask.spark.connector.session"}
 
 
 def current_session() -> SparkSession:
-    """Return the session of a task with ``spark=True`` that runs in a worker.
+    """Return the session of the running task, which has ``spark=True`` and runs in a worker.
 
     Outside a worker, as in a test or a notebook that calls the task directly, return the session of this process;
     :func:`bulltask.spark.session` creates a session if there is none.

@@ -32,15 +32,15 @@ _CONF: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 class SparkInChild:
     """Owns the JVM of a child; implements :class:`bulltask.worker.child.spark_tasks.SparkChild`.
 
-    The JVM is started with the first job, on the job's thread. It ends when its standard input closes, a pipe whose
-    other end only this process has. So the JVM and Spark's Python processes always end with the child.
+    The JVM is started for the first job, on the job's thread. It exits when its standard input closes, a pipe whose
+    other end only this process has. The JVM and Spark's Python processes therefore always exit with the child.
 
     Args:
         app: The session's name.
         master: Spark's master; ``None`` for the master in Spark's settings.
         conf: Spark's settings.
-        leave: A function that makes the child exit after its jobs. A JVM that has died is not replaced, because PySpark
-            keeps references to it; a new child starts a new JVM.
+        leave: A function that makes the child exit after its running jobs. A JVM that has died is not replaced, because
+            PySpark keeps references to it; a new child starts a new JVM.
     """
 
     def __init__(self, app: str, master: str | None, conf: Mapping[str, str], leave: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class SparkInChild:
 
     @contextmanager
     def run(self, attempt: SparkAttempt, /) -> Iterator[None]:
-        """Provide the session for a task, in a job group with the job's id; at the end, cancel the group.
+        """Provide the session for a task, in a Spark job group with the job's id; at the end, cancel the group.
 
         Raises:
             ReleaseJob: The JVM has died since the last job: another child runs this one.
@@ -58,7 +58,7 @@ class SparkInChild:
         """
         handler = signal.getsignal(signal.SIGINT)
         context = self._started()
-        # Spark's handler would raise in the running code; the supervisor handles Ctrl-C.
+        # Spark's handler would raise an exception in the running code; the supervisor handles Ctrl-C.
         signal.signal(signal.SIGINT, handler)
         watch, failed = self._begin(context, attempt), True
         try:
@@ -67,9 +67,7 @@ class SparkInChild:
         except Exception as exc:
             if self._has_died(exc):
                 self._leave()
-                raise TransientError(
-                    f"the JVM of this child has ended ({self._exit_reason()}) while the task ran"
-                ) from exc
+                raise TransientError(f"this child's JVM died ({self._exit_reason()}) while the task ran") from exc
             raise
         finally:
             self._running = None
@@ -88,7 +86,7 @@ class SparkInChild:
             context.cancelJobGroup(attempt.job_id)
 
     def close(self) -> None:
-        """End the JVM and wait until it has ended."""
+        """Stop the JVM and wait until it has exited."""
         if (jvm := self._jvm()) is None:
             return
         with suppress(OSError):
@@ -105,7 +103,7 @@ class SparkInChild:
             self._leave()
             raise ReleaseJob
         context = SparkContext._active_spark_context  # noqa: SLF001 - no public API returns it
-        if context is None:  # the first job, or the previous task has stopped its session, as scripts do
+        if context is None:  # the first job, or the previous task stopped its session, as scripts do
             try:
                 self._start_jvm()
                 context = session(self._app, self._master, conf=self._conf).sparkContext
@@ -137,7 +135,7 @@ class SparkInChild:
         """Cancel Spark jobs that the task's threads may have left running."""
         if failed:
             self._disconnect()
-        with suppress(*JVM_GONE, AttributeError):  # the task has stopped its session, or the JVM has ended
+        with suppress(*JVM_GONE, AttributeError):  # the task stopped its session, or the JVM has exited
             context.cancelJobGroup(attempt.job_id)
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
             context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
@@ -156,7 +154,7 @@ class SparkInChild:
     def _has_died(self, exc: Exception | None = None) -> bool:
         if (jvm := self._jvm()) is None:
             return False
-        # The connection breaks a moment before the process has ended.
+        # The connection breaks a moment before the process exits.
         disconnected = isinstance(exc, JVM_GONE) and not isinstance(exc, Py4JJavaError)
         with suppress(subprocess.TimeoutExpired):
             return jvm.wait(_EXIT_TIMEOUT_S if disconnected else 0) is not None

@@ -17,7 +17,7 @@ from bulltask.worker.child.spark_tasks import SparkAttempt
 __all__ = ["JVM_GONE", "SparkJobMonitor", "StageProgress"]
 
 JVM_GONE: Final = (Py4JError, OSError)
-"""The errors of calls whose JVM or context has ended."""
+"""The errors raised by calls when the JVM has exited or the context has stopped."""
 
 _MIN_INTERVAL_S: Final = 1.0
 _MAX_INTERVAL_S: Final = 10.0
@@ -26,7 +26,7 @@ _INTERVAL_FRACTION: Final = 0.02
 
 _FINAL_CHECKS: Final = 20
 _FINAL_PAUSE_S: Final = 0.05
-"""Spark's status is delayed: a Spark job that has ended may be reported as running for this time."""
+"""Spark's status is delayed: a Spark job that has ended may still be reported as running for this time."""
 
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
@@ -34,8 +34,8 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 class SparkJobMonitor:
     """Reports a job's progress, and cancels its work on Spark if its lock is lost.
 
-    It has a separate thread and so a separate connection to the JVM: the task's connection is blocked while the task
-    waits for Spark.
+    It runs in a separate thread, with a separate connection to the JVM, because the task's connection is blocked while
+    the task waits for Spark.
 
     Args:
         context: The Spark context.
@@ -94,9 +94,9 @@ class SparkJobMonitor:
 
 
 class StageProgress:
-    """Counts the stages and tasks of a job group, from now on.
+    """Counts the stages and tasks of a Spark job group, from now on.
 
-    Earlier Spark jobs of the group are ignored, because a job that is run again has the same group. Finished Spark jobs
+    Earlier Spark jobs in the group are ignored, because a job that is run again has the same group. Finished Spark jobs
     are not queried again.
 
     Args:
@@ -114,9 +114,9 @@ class StageProgress:
         """Query Spark again; return ``None`` while there are no stages.
 
         Returns:
-            ``progress`` (percent of the tasks known so far, from 0 to 100; dashboards show the number with this
-            name), ``stages``, ``stages_done``, ``tasks`` and ``tasks_done``. A stage that Spark skips counts as pending
-            until the Spark job has ended, and then not at all.
+            ``progress`` (the percentage of finished tasks among those known so far, from 0 to 100; dashboards show the
+            number with this name), ``stages``, ``stages_done``, ``tasks`` and ``tasks_done``. A stage that Spark skips
+            counts as pending until the Spark job has ended, and then not at all.
         """
         self.is_running = False
         for job in sorted(set(self._tracker.getJobIdsForGroup(self._group)) - self._ended):

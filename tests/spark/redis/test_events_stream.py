@@ -193,7 +193,7 @@ def test_a_reduced_stream_retention_is_logged_once(
     query.run_until_idle()
     [message] = caplog.messages
     assert message.startswith(
-        "[BULLTASK_STREAM_LIMIT_LOWERED] queue mail: opts.maxLenEvents was 747,000 and is 10,000 now"
+        "[BULLTASK_STREAM_LIMIT_LOWERED] queue mail: opts.maxLenEvents was 747,000 and is now 10,000"
     )
     redis_client.hset(meta, "opts.maxLenEvents", 747_000)
     query.run_until_idle()

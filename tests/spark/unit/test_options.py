@@ -129,8 +129,8 @@ def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:
 
 def test_an_option_of_another_use_is_rejected_with_the_name_of_that_use() -> None:
     text = error_of(JobsOptions, queue="a", maxEventsPerTrigger="5")
-    assert text.endswith("has no option maxEventsPerTrigger; it is an option of: streaming read of events")
-    assert error_of(StreamOptions, queue="a", state="failed").endswith("it is an option of: batch read of jobs")
+    assert text.endswith("has no option maxEventsPerTrigger; it is an option for: streaming read of events")
+    assert error_of(StreamOptions, queue="a", state="failed").endswith("it is an option for: batch read of jobs")
     assert "batch read of events" in error_of(WriteOptions, table="jobs")
 
 
