@@ -1,4 +1,4 @@
-"""The measurements: each uses a new server and returns numbers."""
+"""The measurements: each starts a new server and returns numbers."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Bench:
     """The measurements of one run.
 
     Args:
-        directory: The directory for files of servers and workers; the caller removes it.
-        jobs: The number of jobs of a backlog and a bulk send; a quarter of it is sent one by one.
+        directory: The directory for the servers' and workers' files; the caller removes it.
+        jobs: The number of jobs in a backlog and in a bulk send; a quarter of that number is sent one by one.
         children: The number of children of each worker.
     """
 
@@ -72,7 +72,7 @@ class Bench:
         return _result(counts, settled_ns, first, last) | {"stored": stored, "other_cpu": other}
 
     def fastest(self, peer: Peer) -> tuple[Peer, str]:
-        """Return the peer with its fastest settings, after one measurement of each, and a summary."""
+        """Measure each of the peer's settings once; return the peer with the fastest, and a summary."""
         if not peer.settings:
             return peer, ""
         rates = {each: self.throughput(with_processes(peer, *each))["rate"] for each in peer.settings}
@@ -80,7 +80,7 @@ class Bench:
         return with_processes(peer, *max(rates, key=lambda each: rates[each])), f"best of (jobs/s): {summary}"
 
     def single(self, peer: Peer) -> Result:
-        """Measure sends one by one, each acknowledged before the next."""
+        """Measure sending jobs one by one, each acknowledged before the next."""
         return self._send(peer, "single", max(1, self._jobs // 4))
 
     def bulk(self, peer: Peer) -> Result:
@@ -112,7 +112,7 @@ class Bench:
         return {"rate": jobs / output["seconds"], "redis_us": cpu_us / output["sent"], "other_cpu": other_cpu()}
 
     def _watch(self, peer: Peer, client: redis.Redis, worker: Worker, counters: Path) -> tuple[_Usage, int, _Usage]:
-        """Wait for the first and the last job; return usage at the start, end time, and usage at the end."""
+        """Wait for the first and the last job; return usage at the start, the end time, and usage at the end."""
 
         def usage() -> _Usage:
             return _Usage(progress(counters), tree_cpu_us(worker.pid), server_cpu_us(client))
@@ -147,7 +147,7 @@ class Bench:
         return peer.pending(client) == 0 and (peer.stored is None or peer.stored(client) >= self._jobs)
 
     def _dump(self, peer: Peer) -> Path:
-        """Return a dump of a backlog that the peer's producer has sent; it is created once per run."""
+        """Return a dump of a backlog that the peer's producer sent; it is created once per run."""
         if peer.name not in self._dumps:
             directory = self._new_directory()
             with server(directory / "server") as (started, client):

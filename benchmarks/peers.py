@@ -25,12 +25,12 @@ class Peer:
         name: The name in the report.
         note: The settings, for the report.
         package: The required package; ``""`` for BullMQ on Node.js.
-        producer: The command of the producer, without operation or number of jobs; see ``apps/produce.py``.
-        worker: Returns the command of the worker for a number of children.
+        producer: The producer's command, without the operation and the number of jobs; see ``apps/produce.py``.
+        worker: Returns the worker's command for a number of children.
         pending: Counts the waiting and active jobs.
         stored: Counts the stored results; ``None`` if results are not stored.
-        environ: Additional environment variables of the app.
-        settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is one setting.
+        environ: Additional environment variables for the app.
+        settings: Pairs of processes and concurrency. The fastest pair is measured; if empty, there is only one setting.
     """
 
     name: str

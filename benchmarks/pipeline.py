@@ -1,9 +1,9 @@
 """Measure whether the pipeline keeps up with the events of four queues: ``benchmarks/pipeline.py [--seconds 60]``.
 
-A separate process writes events of jobs to Redis at a constant rate, by default 20,000 events/s (a quarter of it
-during the warm-up of the JVM), to streams of 100,000 entries, like BullMQ's scripts: 2 % of the jobs fail, and 4 %
-are retried. ``Pipeline.run`` writes them to a lake at the same time. The program prints a line for each batch, and a
-summary: events/s, the lag at the end, lost events, and the CPU time of the pipeline per 100,000 events.
+A separate process writes job events to Redis at a constant rate, by default 20,000 events/s (a quarter of that while
+the JVM warms up), to streams of 100,000 entries, like BullMQ's scripts: 2 % of the jobs fail, and 4 % are retried.
+``Pipeline.run`` writes them to a lake at the same time. The program prints a line for each batch, and a
+summary: events/s, the lag at the end, lost events, and the pipeline's CPU time per 100,000 events.
 
 Needs Java, ``bulltask[spark]`` and ``redis-server``, which it starts and stops. The exit code is 1 if events were
 lost, or if rows and losses do not add up to all events.
@@ -82,7 +82,7 @@ def generate(url: str, rate: int, max_events: int, is_warm: Event, stop: Event) 
                 write_events(keys=keys, args=[first, first + per_tick, max_events, per_tick])
             first += per_tick
             if is_warm.is_set() and per_tick < full:
-                per_tick, first = full, first + full  # the script also continues the jobs of the two ticks before
+                per_tick, first = full, first + full  # the script also continues the jobs of the two previous ticks
             at = max(at + 1 / TICKS, time.monotonic() - 1)
             stop.wait(max(0.0, at - time.monotonic()))
 
@@ -194,18 +194,18 @@ def show(options: argparse.Namespace, start: Moment, end: Moment, counts: tuple[
     print(f"lag       {end.added - end.read:10,} events at the end, {start.added - start.read:,} at the beginning")
     print(f"CPU       {cpu_s / max(read, 1) * 1e5:10.2f} s per 100,000 events; {cpu_s / seconds:.2f} cores")
     print(f"lost      {lost:10,}")
-    print(f"in bronze {rows:10,} rows; rows and lost are {'all' if is_complete else 'NOT ALL'} of {total:,} events")
+    print(f"in bronze {rows:10,} rows; with the lost events, {'all' if is_complete else 'NOT ALL'} of {total:,}")
     return int(lost > 0 or not is_complete)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement (60)")
-    parser.add_argument("--warm-up", type=float, default=40, help="seconds before it, for the JIT compiler (40)")
+    parser.add_argument("--warm-up", type=float, default=40, help="seconds of JIT warm-up (40)")
     parser.add_argument("--rate", type=int, default=20_000, help="events/s (20000)")
     parser.add_argument("--max-events", type=int, default=100_000, help="length of each queue's stream (100000)")
     parser.add_argument(
-        "--max-events-per-trigger", type=int, default=200_000, help="maximum events of a batch (200000)"
+        "--max-events-per-trigger", type=int, default=200_000, help="maximum number of events in a batch (200000)"
     )
     parser.add_argument("--trigger", default="5 seconds", help="interval between batches (5 seconds)")
     with tempfile.TemporaryDirectory(prefix="bulltask-bench-") as directory:

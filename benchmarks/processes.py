@@ -26,12 +26,12 @@ _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A measurement has failed."""
+    """A measurement failed."""
 
 
 @contextmanager
 def server(directory: Path, dump: Path | None = None) -> Iterator[tuple[RedisServer, redis.Redis]]:
-    """Start a server without persistence, with the data of a dump if given; yield it with a client."""
+    """Start a server without persistence, with the data of a dump if one is given; yield it with a client."""
     directory.mkdir()
     if dump is not None:
         (directory / "dump.rdb").hardlink_to(dump)
@@ -46,7 +46,7 @@ def server_cpu_us(client: redis.Redis) -> int:
 
 
 def environ(peer: Peer, broker: str, **more: str) -> dict[str, str]:
-    """Return the environment of an app's process, without the caller's settings of bulltask and Celery."""
+    """Return the environment for an app's process, without the caller's settings for bulltask and Celery."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("BULLTASK_", "CELERY_"))}
     return {
         **inherited,
@@ -77,7 +77,7 @@ class Worker:
         broker: The URL of the server.
         children: The number of children.
         counters: The directory of the counter files.
-        jobs: The number of jobs of the run.
+        jobs: The number of jobs in the run.
         log: The file for the worker's output.
     """
 
@@ -104,7 +104,7 @@ class Worker:
         return _tail(self._log.read_text(errors="replace"))
 
     def stop(self) -> None:
-        """Terminate the worker; after 15 s kill it and its descendants."""
+        """Terminate the worker; after 15 s, kill it and its descendants."""
         pids = [self.pid, *_descendants(self.pid)]
         self._process.send_signal(signal.SIGTERM)
         try:
@@ -165,7 +165,7 @@ def _descendants(pid: int, table: Mapping[int, _Process] | None = None) -> list[
 
 
 def watch_other_cpu() -> Callable[[], float]:
-    """Return a function that returns the fraction of the CPU time that other processes have used since this call."""
+    """Return a function that returns the fraction of CPU time that other processes have used since this call."""
     all_before, busy_before, own_before = *_machine_us(), tree_cpu_us(os.getpid())
 
     def fraction() -> float:

@@ -35,7 +35,7 @@ MAX_OTHER_CPU = 0.1
 
 
 def report(rounds: Rounds) -> str:
-    """Return all tables, and the ratios of bulltask to each other peer."""
+    """Return all tables, and the ratios of bulltask to every other peer."""
     parts = []
     for measure, title in TITLES.items():
         peers = [peer for peer in rounds[0].get(measure, {}) if _values(rounds, measure, peer, _main(measure))]
@@ -136,7 +136,7 @@ def _align(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def _cell(values: Sequence[float], name: str) -> str:
     if name in {"lost", "duplicated"}:
-        return f"{sum(values):.0f}"  # the sum of all rounds, because a median would hide a single one
+        return f"{sum(values):.0f}"  # the sum of all rounds, because a median would hide a problem in only one of them
     if name == "other_cpu":
         return f"{max(values):.0%}"
     return spread(values, 2 if name.endswith("_ms") else 0)

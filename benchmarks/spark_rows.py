@@ -1,8 +1,8 @@
 """Measure the data source for Spark: ``python benchmarks/spark_rows.py [ROWS]``, by default with 100,000 rows.
 
 Needs Java, ``bulltask[spark]`` and ``redis-server``, which it starts and stops. Each figure is the best of three
-rounds, with its target. The CPU seconds of that round are comparable on a busy machine: of the JVM, of the Python
-processes (Spark's tasks and this one), and of Redis.
+rounds, next to its target. The CPU seconds of that round, which are comparable even on a busy machine, are those of the
+JVM, of the Python processes (Spark's tasks and this one), and of Redis.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CpuTime:
 
 @dataclass(frozen=True, slots=True)
 class CpuClock:
-    """A reader of the CPU time of the processes, by their process ids."""
+    """Reads the processes' CPU time, by their process ids."""
 
     jvm: int
     redis: int
@@ -86,7 +86,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def complete_jobs(client: redis.Redis, ids: list[str]) -> None:
-    """Move the jobs to the completed jobs, as a worker would."""
+    """Move the jobs to the completed set, as a worker would."""
     client.delete("bull:{bench}:wait")
     for start in range(0, len(ids), 5_000):
         pipe = client.pipeline(transaction=False)
@@ -125,7 +125,7 @@ class Rows:
     Args:
         spark: The session.
         url: The URL of Redis.
-        client: A client of the same Redis.
+        client: A client for the same server.
         count: The number of rows.
         directory: The directory for files.
     """

@@ -1,8 +1,8 @@
 """Count jobs without Redis: each worker process has a memory-mapped file.
 
-It contains three words of 8 bytes: the start of the first job, the end of the last job (both ``CLOCK_MONOTONIC`` ns,
-which is the same for all processes of a machine), and the number of finished jobs. Then it has one byte for each job of
-the run: the number of its runs in this process. The sum over all files is 0 for a lost job, and 2 or more for a
+It contains three words of 8 bytes: the start of the first job, the end of the last job (both in ``CLOCK_MONOTONIC`` ns,
+which is the same for all processes on a machine), and the number of finished jobs. After these, it has one byte for
+each job of the run: how often this process ran it. The sum across all files is 0 for a lost job, and 2 or more for a
 duplicated job.
 """
 
@@ -31,8 +31,8 @@ class Counter:
 
     Args:
         path: The file, with any name.
-        jobs: The number of jobs of the run.
-        started_ns: The start of the first job of the process.
+        jobs: The number of jobs in the run.
+        started_ns: When the process started its first job.
     """
 
     def __init__(self, path: Path, jobs: int, started_ns: int) -> None:
@@ -63,7 +63,7 @@ class Counts:
     processes: tuple[int, ...]
 
 
-_counter: list[Counter] = []  # empty before the first job of this process
+_counter: list[Counter] = []  # empty before this process's first job
 
 
 def count(index: int) -> None:

@@ -1,7 +1,7 @@
 """The producer process: ``produce.py MODULE OPERATION JOBS`` prints one line of JSON.
 
 Operations: ``single`` and ``bulk`` send JOBS jobs and print the time in seconds. ``latency`` sends JOBS jobs one after
-another, with a pause of 3 ms after each result, and prints the time from send to result of each.
+    another, with a pause of 3 ms after each result, and prints each job's time from send to result.
 """
 
 from __future__ import annotations

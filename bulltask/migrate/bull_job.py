@@ -1,4 +1,4 @@
-"""A Bull job as stored in Redis."""
+"""A Bull job, as stored in Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ONLY_BULLMQ_OPTS = frozenset(
 
 
 class JobOrigin(Enum):
-    """The library whose layout a job's hash has."""
+    """The library in whose layout a job's hash is."""
 
     BULL = "Bull"
     BULL_1 = "Bull 1 or 2"
@@ -35,11 +35,11 @@ class BullJob:
     """A job's hash, read without validation.
 
     Attributes:
-        id: Its id.
-        key_suffix: The suffix of the key that contains it: ``wait``, ``delayed`` …
-        score: Its score under that key, ``""`` in lists and sets.
-        fields: Its hash.
-        locked: Whether a worker holds its lock.
+        id: The job's id.
+        key_suffix: The suffix of the key that contains the job: ``wait``, ``delayed`` …
+        score: The job's score under that key; ``""`` in lists and sets.
+        fields: The fields of the hash.
+        locked: Whether a worker holds the job's lock.
     """
 
     id: str
@@ -50,10 +50,10 @@ class BullJob:
 
     @cached_property
     def opts(self) -> Mapping[str, Any]:
-        """Its options.
+        """The job's options.
 
         Raises:
-            DecodeError: They are not a JSON object.
+            DecodeError: The options are not a JSON object.
         """
         value = codec.decode(self.fields.get("opts", b"{}"), what="the text of its options")
         if not isinstance(value, dict):
@@ -71,7 +71,7 @@ class BullJob:
 
     @cached_property
     def origin(self) -> JobOrigin:
-        """The library that added the job, as far as its hash shows.
+        """The library that added the job, as far as the hash shows.
 
         Bull 3 and 4 write ``timestamp`` and ``delay`` into the options of every job. BullMQ does so only if the sender
         sets both, and a migrated job no longer has ``timestamp``. Jobs of Bull 1 and 2 have no name, but they have
@@ -92,12 +92,12 @@ class BullJob:
         return JobOrigin.BULL if {"timestamp", "delay", "attempts"} <= opts.keys() else JobOrigin.EITHER
 
     def number(self, name: str) -> int:
-        """Return a field as an integer, 0 if it is not a number."""
+        """Return a field as an integer; 0 if it is not a number."""
         try:
             return int(float(self.fields.get(name, b"0")))
         except (ValueError, OverflowError):
             return 0
 
     def due_ms(self) -> int:
-        """Return the due time of a delayed job in epoch milliseconds; its score is 4096 times that, as in BullMQ."""
+        """Return when a delayed job is due, in epoch milliseconds; its score is 4096 times that, as in BullMQ."""
         return int(float(self.score)) // 4096

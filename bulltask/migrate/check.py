@@ -31,10 +31,10 @@ class MigrationOptions:
 
     Attributes:
         states: Migrate only jobs in these states, some of :data:`STATES`.
-        limit: Maximum number of jobs; ``None``: all.
-        id_prefix: Prefix for the ids of migrated jobs.
-        default_name: Name for jobs that were added to Bull without a name.
-        recover_active: Move active jobs without a lock, whose workers have died, to the waiting jobs.
+        limit: The maximum number of jobs; ``None``: all.
+        id_prefix: A prefix for the ids of migrated jobs.
+        default_name: The name for jobs that were added to Bull without one.
+        recover_active: Move active jobs without a lock, because their workers have died, to the waiting jobs.
         force: Migrate even if workers seem to be connected.
 
     Raises:
@@ -63,7 +63,7 @@ class JobCheck:
 
     Args:
         options: The migration's options.
-        bull_only: Skip jobs that are not recognisably Bull's, as the queue also has BullMQ's.
+        bull_only: Skip jobs that are not recognisably Bull's, because the queue also has BullMQ's jobs.
         outcome: Counts skipped jobs.
     """
 

@@ -28,7 +28,7 @@ NOTES: Final[Mapping[str, str]] = {
     "exponential": "use exponential backoff: BullMQ waits 1, 2, 4 … times the delay, Bull 1, 3, 7 … times",
     "custom backoff": "use a custom backoff strategy: workers must have it",
     "parsing": "use preventParsingData, which BullMQ does not support: workers get parsed data",
-    "priority": f"have a priority out of BullMQ's range: it is limited to 0 to {MAX_PRIORITY:,}",
+    "priority": f"have a priority outside BullMQ's range: it is limited to 0 to {MAX_PRIORITY:,}",
     "unnamed": "have no name: they get __default__, or the name of default_name (--default-name)",
     "progress": "have progress that is not JSON: it is dropped",
 }
@@ -40,12 +40,12 @@ class Conversion:
     """The changes that turn a Bull job's hash into a BullMQ job's.
 
     Attributes:
-        fields: New and changed fields.
-        dropped: Names of removed fields.
+        fields: The new and changed fields.
+        dropped: The names of removed fields.
         opts: The options as stored.
         priority: BullMQ's priority.
-        finished: When it ended, in epoch milliseconds as text; ``""`` if it has not ended.
-        notes: Keys of :data:`NOTES`.
+        finished: When the job finished, in epoch milliseconds as text; ``""`` if it has not.
+        notes: The keys of :data:`NOTES` that apply.
     """
 
     fields: Mapping[str, bytes]
@@ -60,12 +60,12 @@ def convert(job: BullJob, state: str, default_name: str = DEFAULT_NAME) -> Conve
     """Return the changes to a job's hash.
 
     Args:
-        job: Bull's job.
+        job: The Bull job.
         state: Its new state: ``waiting``, ``delayed``, ``completed``, ``failed`` or ``recovered``.
-        default_name: Name for jobs that were added without a name.
+        default_name: The name for jobs that were added without one.
 
     Raises:
-        DecodeError: Its data or options are not JSON, so no worker can read it.
+        DecodeError: The job's data or options are not JSON, so no worker can read it.
     """
     notes: set[str] = set()
     codec.decode(job.fields.get("data"), what="its data")
@@ -172,7 +172,7 @@ def _reason(job: BullJob) -> bytes:
 
 
 def _empty_fields(job: BullJob, state: str, notes: set[str]) -> list[str]:
-    """Return empty fields, which BullMQ does not store."""
+    """Return the names of empty fields, which BullMQ does not store."""
     names = []
     if job.fields.get("stacktrace") in {b"null", b"[]", b""}:
         names.append("stacktrace")
@@ -189,7 +189,7 @@ def _empty_fields(job: BullJob, state: str, notes: set[str]) -> list[str]:
 
 
 def _whole(value: object, otherwise: int) -> int:
-    """Return a number that another program has written, possibly as a string, as an integer."""
+    """Return a number as an integer. Another program wrote it, possibly as a string."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

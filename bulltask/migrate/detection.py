@@ -37,14 +37,14 @@ class QueueLayout(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueInfo:
-    """A queue without its jobs.
+    """What is known about a queue without reading its jobs.
 
     Attributes:
         types: The Redis type of each key by suffix, ``none`` for a missing key.
-        sizes: Number of jobs under each of :data:`JOB_KEYS`.
+        sizes: The number of jobs under each of :data:`JOB_KEYS`.
         meta: The hash ``meta``.
-        repeats: Keys of Bull's repeatable jobs, with the time of the next run in epoch milliseconds.
-        workers: Names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
+        repeats: The keys of Bull's repeatable jobs, with the time of the next run in epoch milliseconds.
+        workers: The names of connections that look like workers of the queue; ``None`` if CLIENT LIST is not permitted.
     """
 
     types: Mapping[str, str]
@@ -68,8 +68,8 @@ def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
     """Return the layout of a queue.
 
     Args:
-        info: Its keys.
-        origins: Number of its jobs by origin.
+        info: The queue's keys.
+        origins: The number of its jobs, by origin.
     """
     if not any(info.sizes.values()) and not info.repeats and not _is_bullmq(info):
         return QueueLayout.EMPTY
@@ -82,5 +82,5 @@ def detect_layout(info: QueueInfo, origins: Counter[JobOrigin]) -> QueueLayout:
 
 
 def _is_bullmq(info: QueueInfo) -> bool:
-    # Late versions of Bull write one field of meta, `paused`.
+    # Late versions of Bull write a single field of meta, `paused`.
     return any(info.types[key] == kind for key, kind in _ONLY_BULLMQ.items()) or bool(info.meta.keys() - {"paused"})

@@ -1,4 +1,4 @@
-"""Read a Bull queue, without changing it: its keys, its jobs page by page, its workers."""
+"""Read a Bull queue without changing it: its keys, its jobs page by page, its workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KINDS: Final = {"wait": "list", "paused": "list", "active": "list"}
 
 
 def key_type_of(info: QueueInfo, suffix: str) -> str:
-    """Return the Redis type of a key with jobs; for finished jobs it depends on Bull's version."""
+    """Return the Redis type of a key that contains jobs; for finished jobs, it depends on Bull's version."""
     return info.types[suffix] if info.types[suffix] == "set" else _KINDS.get(suffix, "zset")
 
 
@@ -53,7 +53,7 @@ def across_slots(client: Client, source: BullKeys, target: QueueKeys) -> bool:
 
 
 def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
-    """Read a queue without its jobs."""
+    """Return what is known about a queue without reading its jobs."""
     key_types = client.run_many([key_type(keys.base + suffix) for suffix in _TYPED])
     types = dict(zip(_TYPED, key_types, strict=True))
     sizes = [size_of(keys.base + suffix, types[suffix]) for suffix in JOB_KEYS]
@@ -92,7 +92,7 @@ def read_jobs(client: Client, keys: BullKeys, suffix: str, page: ScoredIds) -> l
 
 
 def count_target(client: Client, keys: QueueKeys) -> int:
-    """Return how many jobs the target queue has."""
+    """Return the number of jobs in the target queue."""
     return sum(client.run(get_counts(keys, _STATES)).values())
 
 

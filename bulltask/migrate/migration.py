@@ -42,7 +42,7 @@ class BullMigration:
         queue: The target queue.
         source: The source queue's name in Bull; default: the name of ``queue``.
         source_prefix: Bull's key prefix; default: the prefix of ``queue``.
-        options: Those of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
+        options: The options of :class:`bulltask.migrate.check.MigrationOptions`: ``states``, ``limit``, ``id_prefix``,
             ``default_name``, ``recover_active``, ``force``.
 
     Raises:
@@ -59,11 +59,11 @@ class BullMigration:
         self.in_place = self.source.base == self.target.base
         if self.in_place and self._options.id_prefix:
             raise ConfigError(
-                "id_prefix requires another target queue, because jobs that are converted in place keep their ids"
+                "id_prefix requires a different target queue, because jobs that are converted in place keep their ids"
             )
 
     def plan(self, on_progress: OnProgress = _ignore) -> MigrationPlan:
-        """Read all jobs and return the plan of a migration; a dry run.
+        """Read all jobs and return the plan of a migration, without changing anything.
 
         Args:
             on_progress: Called repeatedly with the number of jobs read so far and the total number.
@@ -75,7 +75,7 @@ class BullMigration:
         with self._client() as client:
             if across_slots(client, self.source, self.target):
                 raise MigrationError(
-                    f"on Redis Cluster a job can move in one step only within a slot, and {self.source.base[:-1]} and "
+                    f"on Redis Cluster, a job can move in one step only within a slot, and {self.source.base[:-1]} and "
                     f"{self.target.base[:-1]} are in different slots: give both names the same hash tag, {{…}}"
                 )
             planner = Planner(client, self.source, self._context, self._options, in_place=self.in_place)
@@ -84,8 +84,8 @@ class BullMigration:
     def run(self, plan: MigrationPlan | None = None, on_progress: OnProgress = _ignore) -> MigrationReport:
         """Migrate the jobs.
 
-        If it ends early (an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's, and the migration
-        can be run again.
+        If the migration is interrupted (by an error, Ctrl-C, ``kill -9``), every job is either Bull's or BullMQ's, and
+        the migration can be run again.
 
         Args:
             plan: The result of :meth:`plan`, which is called if this argument is omitted.

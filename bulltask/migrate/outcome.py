@@ -19,7 +19,7 @@ class SkipReason(Enum):
     """Why a job is skipped; the values are printed after the number of jobs."""
 
     ACTIVE = (
-        "active: stop Bull's workers and wait until they have ended. If the workers have died, use recover_active "
+        "active: stop Bull's workers and wait until they have exited. If the workers have died, use recover_active "
         "(--recover-active)"
     )
     LOCKED = "locked by a worker: stop Bull's workers, and run the migration again 30 seconds later"
@@ -34,13 +34,14 @@ class SkipReason(Enum):
 
 @dataclass(slots=True)
 class MigrationOutcome:
-    """Counts of migrated and skipped jobs.
+    """The number of migrated and skipped jobs.
 
     Attributes:
-        moved: Migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``, ``recovered``.
-        skipped: Ids of skipped jobs by reason.
-        notes: Migrated jobs by note, a key of ``convert.NOTES``.
-        details: Errors of the first few malformed jobs.
+        moved: The number of migrated jobs by new state: ``waiting``, ``delayed``, ``completed``, ``failed``,
+            ``recovered``.
+        skipped: The ids of skipped jobs by reason.
+        notes: The number of migrated jobs by note, a key of ``convert.NOTES``.
+        details: The errors of the first few malformed jobs.
     """
 
     moved: Counter[str] = field(default_factory=Counter)
@@ -74,12 +75,12 @@ class MigrationOutcome:
 
     @property
     def total_moved(self) -> int:
-        """Number of jobs that were migrated, or would be."""
+        """The number of jobs that were migrated, or would be."""
         return self.moved.total()
 
     @property
     def total_skipped(self) -> int:
-        """How many of Bull's jobs were skipped, without BullMQ's jobs."""
+        """The number of Bull's jobs that were skipped; BullMQ's jobs do not count."""
         return sum(len(ids) for reason, ids in self.skipped.items() if reason is not SkipReason.BULLMQ)
 
 
@@ -91,10 +92,10 @@ class BullRepeatable:
         key: Bull's key.
         scheduler_id: The scheduler's id.
         rule: The schedule of its jobs; ``None`` if it is unknown.
-        job_id: The id of its next job, ``""`` if there is none.
+        job_id: The id of its next job; ``""`` if there is none.
         key_suffix: The suffix of the key that contains that job.
-        next_ms: Time of its next run, in epoch milliseconds.
-        problem: Why it is skipped, ``""`` if it is not.
+        next_ms: The time of its next run, in epoch milliseconds.
+        problem: Why it is skipped; ``""`` if it is not.
         manual: The Python call that creates the scheduler, if the job is skipped.
     """
 
@@ -110,16 +111,16 @@ class BullRepeatable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationPlan:
-    """The effects that a migration would have.
+    """What a migration would do.
 
     Attributes:
         source, target: The queues' keys with prefix: ``bull:emails``.
         in_place: Whether both have the same keys.
         layout: The detected layout of the source.
-        info: The source without its jobs.
+        info: What is known about the source without its jobs.
         outcome: Jobs that would be migrated or skipped, without regard to a limit.
         repeatables: The repeatable jobs and their schedulers.
-        blockers: Reasons why the queue cannot be migrated, one sentence each; empty if it can.
+        blockers: The reasons why the queue cannot be migrated, one sentence each; empty if it can.
         warnings: Notes for the user, one sentence each.
         pauses: Whether the target will be paused because the source is.
     """
@@ -142,7 +143,7 @@ class MigrationPlan:
 
     @property
     def total(self) -> int:
-        """Number of jobs in the source queue."""
+        """The number of jobs in the source queue."""
         return sum(self.info.sizes.values())
 
 
@@ -151,12 +152,12 @@ class MigrationReport:
     """The result of a migration.
 
     Attributes:
-        outcome: Numbers of migrated jobs, and skipped jobs by reason.
-        schedulers: Ids of the job schedulers that replace repeatable jobs.
+        outcome: The migrated jobs, and the skipped jobs by reason.
+        schedulers: The ids of the job schedulers that replace repeatable jobs.
         repeatables_skipped: The repeatable jobs that were skipped.
-        before, after: Number of jobs under each key of Bull's queue. In place, these are also the keys of BullMQ's
+        before, after: The number of jobs under each key of Bull's queue. In place, these are also the keys of BullMQ's
             queue.
-        target_before, target_after: Total number of jobs in the target queue.
+        target_before, target_after: The total number of jobs in the target queue.
     """
 
     outcome: MigrationOutcome

@@ -1,4 +1,4 @@
-"""The dry run of a migration: its plan, and reasons why the queue cannot be migrated."""
+"""The dry run of a migration: its plan, and the reasons why the queue cannot be migrated."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class _Scan:
     """The result of reading all jobs.
 
     Attributes:
-        origins: Number of jobs by origin.
+        origins: The number of jobs by origin.
         known: The outcome for jobs of known origin.
         unknown: The outcome for jobs of unknown origin, if they are Bull's.
         unknown_ids: The ids of jobs whose origin is unknown.
-        repeating: Next jobs of repeatable jobs, by id.
+        repeating: The next job of each repeatable job, by id.
     """
 
     origins: Counter[JobOrigin] = field(default_factory=Counter)

@@ -43,7 +43,7 @@ class BullRepeatables:
     address: str
 
     def convert(self, planned: BullRepeatable, job: BullJob, conversion: Conversion, now_ms: int) -> bool:
-        """Create the scheduler and remove the repeatable job; repeating this is safe.
+        """Create the scheduler and remove the repeatable job; it is safe to do so twice.
 
         Returns:
             False if no further jobs are due, so that no scheduler is created.
@@ -91,10 +91,10 @@ def plan_repeatables(
     """Return the plan for each repeatable job.
 
     Args:
-        repeats: Bull's keys, with the epoch milliseconds of the next run.
-        jobs: Their next jobs by id.
+        repeats: Bull's keys, with the time of the next run in epoch milliseconds.
+        jobs: Their next jobs, by id.
         queue: The target queue's name in the app.
-        timezone: Time zone of patterns without one.
+        timezone: The time zone for patterns without one.
         selected: Whether the state ``delayed``, and with it repeatable jobs, is selected.
     """
     by_moment = {(str(repeat.get("key")), _moment(job)): job for job in jobs.values() if (repeat := job.repeat)}
@@ -116,7 +116,7 @@ def _plan(key: str, next_ms: int, job: BullJob | None, queue: str, timezone: str
             suffix = job.key_suffix
             rule = _rule(job.repeat or {}, timezone)
             if suffix == "active":
-                problem = "its job is active: run the migration again when it has ended"
+                problem = "its job is active: run the migration again when it has finished"
             elif not selected:
                 problem = "delayed jobs are not selected (--states)"
     except (DecodeError, ConfigError) as exc:
@@ -140,7 +140,7 @@ def _moment(job: BullJob) -> int:
 
 
 def _rule(repeat: Mapping[str, Any], timezone: str) -> Repeat:
-    """Return BullMQ's rule: ``cron`` becomes ``pattern``, a missing time zone ``timezone``."""
+    """Return BullMQ's rule: ``cron`` becomes ``pattern``, and a missing time zone becomes ``timezone``."""
     rule = Repeat.from_wire({**repeat, "pattern": repeat.get("cron")})
     if rule.pattern is not None:
         Cron.parse(rule.pattern)
@@ -165,6 +165,6 @@ def _seconds(every_ms: str) -> str:
 
 
 def _job_id(key: str, next_ms: int) -> str:
-    """Return Bull's id of the job that is due at ``next_ms``."""
+    """Return Bull's id for the job that is due at ``next_ms``."""
     name, given = [*key.split(":"), ""][:2]
     return f"repeat:{key_digest(f'{name}{given}:{key_digest(key)}')}:{next_ms}"

@@ -1,9 +1,9 @@
-"""Counters of all processes of a worker, in shared memory.
+"""The counters of all of a worker's processes, in shared memory.
 
 Each process writes to one block: the supervisor to block 0, the child with index ``i`` to block ``i + 1``. A block has
-one writer at a time, so no lock between processes is needed. The child that replaces a dead child continues its block,
-so totals never decrease (which Prometheus would interpret as a restart). Nothing is written to disk, unlike in the
-multi-process mode of ``prometheus_client``, where the files of dead processes accumulate.
+one writer at a time, so processes need no lock. A child that replaces a dead one continues the same block, so totals
+never decrease (which Prometheus would interpret as a restart). Nothing is written to disk, unlike in the multi-process
+mode of ``prometheus_client``, where the files of dead processes accumulate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXIT_REASONS = ("max_tasks_per_child", "signal", "cancelled", "crashed")
 """Why a child exited, for children that are replaced."""
 EXITS = range(3, 3 + len(EXIT_REASONS))
 HEAD = EXITS.stop
-# Cells of each queue, after the head; then one for each failure reason, then the histograms.
+# The cells of each queue, after the head; then one for each failure reason, then the histograms.
 COMPLETED, RETRIED, STALLED, HEARTBEATS, HEARTBEAT_FAILURES, SKIPPED = range(6)
 FAILURE_REASONS = ("transient_exhausted", "permanent", "unknown", "revoked", "crashed")
 """Why a job failed: the category of its error, or another reason."""
@@ -64,9 +64,9 @@ class Histogram:
     """A histogram of durations."""
 
     seconds: float
-    """Sum of all durations."""
+    """The sum of all durations."""
     buckets: tuple[int, ...]
-    """Cumulative counts: how many durations are at most each of `BUCKETS`; the last entry counts all."""
+    """Cumulative counts: for each of `BUCKETS`, how many durations do not exceed it; the last entry counts all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class MetricsMemory:
     Args:
         queues: The names of the worker's queues in the app.
         blocks: The maximum number of children plus one.
-        fd: A descriptor of a file for the counters (``os.memfd_create``), for children that are spawned; an empty file
-            is enlarged. ``None`` for anonymous memory.
+        fd: The descriptor of a file for the counters (``os.memfd_create``), for children that are spawned; an empty
+            file is enlarged. ``None`` for anonymous memory.
 
     Raises:
-        ValueError: The number of blocks is 0, a queue is given twice, or the file has the wrong size.
+        ValueError: ``blocks`` is 0, a queue is given twice, or the file has the wrong size.
     """
 
     def __init__(self, queues: Sequence[str], blocks: int, fd: int | None = None) -> None:
@@ -116,17 +116,17 @@ class MetricsMemory:
             if os.fstat(fd).st_size == 0:
                 os.ftruncate(fd, size)
             if os.fstat(fd).st_size != size:
-                raise ValueError(f"the file of the metrics must have {size} bytes, it has {os.fstat(fd).st_size}")
+                raise ValueError(f"the metrics file must have {size} bytes, but it has {os.fstat(fd).st_size}")
         self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
 
     def block(self, number: int) -> MetricsBlock:
-        """Return block ``number``: 0 is the supervisor's, ``index + 1`` that of the child with that index.
+        """Return block ``number``: 0 is the supervisor's, ``index + 1`` belongs to the child with that index.
 
         Raises:
             IndexError: The memory was created for fewer processes.
         """
         if not 0 <= number < self.blocks:
-            raise IndexError(f"the metrics have {self.blocks} blocks, there is no block {number}")
+            raise IndexError(f"the metrics have {self.blocks} blocks, so there is no block {number}")
         start = number * self._block_cells
         return MetricsBlock(self._cells[start : start + self._block_cells], self.queues)
 
@@ -202,7 +202,7 @@ class MetricsBlock:
         self._count(queue, cell, 1, DURATIONS, duration_ms)
 
     def locks_renewed(self, queue: str, locks: int, duration_ms: float) -> None:
-        """Count the ``locks`` that one call has renewed, and the duration of the call.
+        """Count the ``locks`` that one call renewed, and the duration of the call.
 
         Raises:
             KeyError: As in `add`.
@@ -264,7 +264,7 @@ class MetricsListener:
         bus.subscribe(events.CrashLimitReached, lambda e: block.add(e.queue, CRASHED))
         bus.subscribe(events.MalformedJobFailed, lambda e: block.add(e.queue, PERMANENT))
         bus.subscribe(events.JobStalled, lambda e: block.add(e.queue, STALLED))
-        # A recovered job is a stalled job that the supervisor has found before the stalled check.
+        # A recovered job is a stalled job that the supervisor found before the stalled check did.
         bus.subscribe(events.JobRecovered, lambda e: block.add(e.queue, STALLED))
         bus.subscribe(events.HeartbeatSucceeded, lambda e: block.locks_renewed(e.queue, e.locks, e.duration_ms))
         bus.subscribe(events.HeartbeatFailed, lambda e: block.add(e.queue, HEARTBEAT_FAILURES, len(e.job_ids)))

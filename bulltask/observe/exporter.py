@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
         port: 0 lets the system choose one (see ``getsockname()``).
 
     Raises:
-        ConfigError: The port is in use or not allowed, or the address is not this machine's.
+        ConfigError: The port is in use or not allowed, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -84,7 +84,7 @@ def run_exporter(listener: socket.socket, collector: Collector, parent_pid: int)
 
 
 def _reset_signals() -> None:
-    """Replace the supervisor's handlers, which would write this process' signals to the supervisor's wakeup pipe."""
+    """Replace the supervisor's handlers, which would write this process's signals to the supervisor's wakeup pipe."""
     signal.set_wakeup_fd(-1)
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -127,7 +127,7 @@ def _with_head(app: WSGIApplication) -> WSGIApplication:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """An HTTP server on an open socket; one thread per scrape, so a client that hangs blocks no other."""
+    """An HTTP server on an open socket; one thread per scrape, so that a client that hangs does not block others."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""Logs the exceptions of listeners."""
+"""Logs the exceptions that listeners raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["listener_errors"]
 
 
 def listener_errors(log: FilteringBoundLogger) -> events.OnError:
-    """Return a function for ``Bus(on_error=…)`` that logs the exceptions of listeners."""
+    """Return a function for ``Bus(on_error=…)`` that logs the exceptions that listeners raise."""
 
     def report(listener: str, event: events.Event, exc: Exception) -> None:
         log.error(

@@ -1,8 +1,8 @@
 """Configures structlog for a worker: one line per event, with the worker's id on every line.
 
-On a terminal, lines are readable text (``key=value``, tracebacks below); otherwise they are JSON objects. Times are
-UTC. Records of the standard library's ``logging`` in tasks get the same format, unless the app has configured logging
-itself.
+On a terminal, lines are readable text (``key=value``, tracebacks below); otherwise they are JSON objects. Times are in
+UTC. The records that tasks log with the standard library's ``logging`` get the same format, unless the app has
+configured logging itself.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def configure(
 ) -> FilteringBoundLogger:
     """Set up logging for this process and the children that it forks; call it once, before the first fork.
 
-    This also sets structlog's global configuration, unless the app has set it, so that ``structlog.get_logger()`` in a
-    task writes the same lines.
+    This also sets structlog's global configuration, unless the app has already done so, so that
+    ``structlog.get_logger()`` in a task writes the same lines.
 
     Args:
         level: ``debug``, ``info``, ``warning``, ``error`` or ``critical``; case does not matter.
-        worker_id: Added to every line; ``None`` outside of a worker.
+        worker_id: Added to every line; ``None`` outside a worker.
         json: True for JSON lines, False for text; by default JSON unless ``stream`` is a terminal. Colours are used
             only on a terminal, and not if ``NO_COLOR`` is set.
         stream: Where lines are written, by default ``sys.stderr``.
-        hijack_root: Whether to write records of the standard library's ``logging``. True: write them, and replace the
-            app's handlers. False: do not. ``None`` (default): write them if the root logger has no handler.
+        hijack_root: Whether to write the records of the standard library's ``logging``. True: write them, and replace
+            the app's handlers. False: do not. ``None`` (default): write them if the root logger has no handler.
 
     Returns:
         The logger for bulltask's lines; it does not depend on the global configuration.
@@ -164,7 +164,7 @@ def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
     before: list[Processor] = [structlog.processors.format_exc_info, _redact]
     if as_json:
         return [*before, _render_json]
-    # structlog's default shows local variables in tracebacks, which may contain passwords and personal data.
+    # structlog's default shows local variables in tracebacks; these may contain passwords and personal data.
     plain = structlog.dev.plain_traceback
     return [
         *before,

@@ -28,7 +28,7 @@ class MetricsCollector(Collector):
 
     Args:
         memory: The counters of this worker's processes.
-        worker_id: Label of ``bullmq_active_workers``.
+        worker_id: The label of ``bullmq_active_workers``.
         queue_lengths: Called once per scrape, never by two threads at a time. If it raises, the scrape has no lengths
             and reports the connection as lost.
     """
@@ -40,7 +40,7 @@ class MetricsCollector(Collector):
         self._one_scrape = threading.Lock()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current metrics; every queue and status is present from the start, with 0."""
+        """Return the current metrics; every queue and status is present from the start, with the value 0."""
         with self._one_scrape:
             return [*self._jobs(self._memory.totals()), *self._connections()]
 

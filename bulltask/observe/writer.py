@@ -24,12 +24,12 @@ class LineWriter:
     """Writes log lines that are never mixed with those of other processes, and never block the worker for long.
 
     A write of more than 4 KiB to a pipe may be mixed with other processes' lines, and in a container every traceback is
-    written to a pipe. Therefore, a writer holds a lock, which all forks share, while it writes a line. It also
-    removes passwords from URLs.
+    written to a pipe. Therefore, while a writer writes a line, it holds a lock that all forks share. It also removes
+    passwords from URLs.
 
     A reader that stops (``| less``, a stuck log shipper) would block the supervisor, which would renew no locks, and
-    every running job would run twice. Therefore, a line waits for about a second; after that, this line and the
-    following lines are dropped until the reader continues. The writer then first writes a line with the number of
+    every running job would run twice. Therefore, a line waits for about a second at most; after that, it and the
+    following lines are dropped until the reader continues. Then the writer first writes a line with the number of
     dropped lines.
 
     Args:
@@ -59,7 +59,7 @@ class LineWriter:
         self._late = False  # the previous line was dropped: do not wait again
         self._torn = False  # the previous line was written only in part
         self.dropped = 0
-        """Number of lines dropped since the last line that was written."""
+        """The number of lines dropped since the last line that was written."""
 
     def close(self) -> None:
         """Close the lock's file; the stream stays open."""
@@ -70,7 +70,7 @@ class LineWriter:
     def write(self, line: str) -> None:
         """Write ``line`` and a newline, or drop it if that takes longer than about a second. Never raises."""
         text = redact_text(line, json=True)
-        if self._pid != os.getpid():  # a thread of the parent may have held the lock
+        if self._pid != os.getpid():  # one of the parent's threads may have held the lock
             self._enter_process()
         if not self._threads.acquire(timeout=self.timeout_ms / 1000):
             self.dropped += 1

@@ -78,14 +78,14 @@ def _differences(expectation: Expectation, stored: dict[str, Any]) -> Iterator[s
     state = "completed" if stored["completed"] else "failed" if stored["failed"] else "neither completed nor failed"
     wanted = "completed" if expectation.error is None else "failed"
     if state != wanted:
-        yield f"it is {state} instead of {wanted}: {stored['failedReason'] or 'without a reason'}"
+        yield f"it is {state} instead of {wanted}: {stored['failedReason'] or 'no reason'}"
     elif expectation.error is not None and stored["failedReason"] != expectation.error:
         yield f"it failed with {stored['failedReason']!r} instead of {expectation.error!r}"
     elif expectation.error is None and json.loads(stored["returnvalue"]) != expectation.result:
         yield f"its result is {stored['returnvalue']} instead of {json.dumps(expectation.result)}"
     for name, number in (("atm", expectation.attempts_made), ("ats", expectation.attempts_started), ("stc", 0)):
         if int(stored[name] or 0) != number:
-            yield f"{LABELS.get(name, 'stalls')} are {stored[name] or 0} instead of {number}"
+            yield f"{LABELS.get(name, 'stalls')}: {stored[name] or 0} instead of {number}"
 
 
 def _leftovers(client: redis.Redis, queue: str, jobs: int) -> Iterator[str]:

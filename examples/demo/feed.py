@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import redis
 
-TIMEOUT_S = 20.0  # the demo fails if there is no new entry for this time
+TIMEOUT_S = 20.0  # the demo fails if there is no new entry for this long
 
 
 class DemoFailed(Exception):
@@ -22,7 +22,7 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """An event of the stream (``source`` is ``"event"``) or a line of the log (``"worker"``)."""
+    """An event from the stream (``source`` is ``"event"``) or a line from the log (``"worker"``)."""
 
     at: float
     source: str
@@ -56,7 +56,7 @@ class Feed:
         """Yield the entries of one job, and log lines without a job, until the job has finished.
 
         Raises:
-            DemoFailed: There was no entry for :data:`TIMEOUT_S`, or the worker has exited.
+            DemoFailed: There was no entry for :data:`TIMEOUT_S`, or the worker exited.
         """
         while True:
             try:

@@ -68,7 +68,7 @@ def run_scenes(screen: Screen, server: EmbeddedServer, jobs: int) -> tuple[list[
         for scene in (scenes.sync_tasks, scenes.async_tasks, scenes.retry, scenes.kill_a_child):
             scene(context)
         scenes.speed(context, jobs)
-    except Exception as error:  # noqa: BLE001 - get() can raise any exception of a task
+    except Exception as error:  # noqa: BLE001 - get() can raise any exception that a task raised
         problems.append(f"{type(error).__name__}: {error}")
     finally:
         ignore_signals()  # the cleanup must not be interrupted

@@ -141,7 +141,7 @@ def kill_a_child(context: DemoContext) -> None:
         elif entry.source == "event" and entry.name == "active" and killed_at:
             back_at = entry.at
     if not back_at:
-        raise DemoFailed("the child was killed too late: the job had finished")
+        raise DemoFailed("the child was killed too late: the job had already finished")
     away, lock = (back_at - killed_at) * 1000, app.config.lock_ms / 1000
     context.screen.line(f"running again {away:.0f} ms after the kill, although its lock expires only after {lock:g} s")
     context.screen.row(Row("killed child", 1, "completed", f"recovered after {away:.0f} ms (lock: {lock:g} s)"))

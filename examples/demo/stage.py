@@ -1,4 +1,4 @@
-"""The processes of the demo: a temporary server and a worker. Both stop with the demo, even if it is killed."""
+"""The demo's processes: a temporary server and a worker. Both stop with the demo, even if it is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Returned = TypeVar("Returned")
 
 
 class Interrupted(BaseException):
-    """The demo has received a signal to stop."""
+    """The demo received a signal to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -46,7 +46,7 @@ def run_async(work: Callable[..., Coroutine[Any, Any, Returned]], *arguments: ob
     """Run a coroutine until it ends or a signal stops the demo.
 
     If a signal handler raised `Interrupted` inside the event loop, the loop could be left in an invalid state, or the
-    exception could be treated as the error of a callback. So the handler only cancels the coroutine.
+    exception could be treated as a callback's error. Therefore, the handler only cancels the coroutine.
     """
     received: list[int] = []
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
@@ -115,7 +115,7 @@ class DemoWorker:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C in the terminal is handled by the demo, which then stops the worker
+            start_new_session=True,  # the demo handles Ctrl-C in the terminal, and then stops the worker
             preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),  # noqa: PLW1509 - no threads yet
         )
         self.log = cast("IO[str]", self._process.stderr)

@@ -1,4 +1,4 @@
-"""The tasks of the demo, written like the tasks of an application."""
+"""The demo's tasks, written like an application's tasks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def resize(photo: int) -> dict[str, int]:
 
 @app.task
 async def fetch(page: int) -> str:
-    """An ``async def``: a child runs up to 100 concurrently."""
+    """An async task: a child runs up to 100 concurrently."""
     await asyncio.sleep(0.5)  # simulates a slow web server
     return f"page {page}"
 
 
 @app.task(bind=True)
 def charge(self: Context, card: str) -> str:
-    """With ``bind=True``, the first argument is the context of the job, with the number of retries, for example."""
+    """With ``bind=True``, the first argument is the job's context, which has, for example, the number of retries."""
     if card == "stolen":
         raise PermanentError("the bank rejects this card")
     if self.request.retries == 0:

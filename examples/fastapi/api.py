@@ -13,11 +13,11 @@ from bulltask import JobState, ResultTimeoutError
 from bulltask.errors import JobNotFoundError
 
 api = FastAPI(title="Shop")
-NOT_FOUND = "the report does not exist, or it was removed a day after it was finished"
+NOT_FOUND = "the report does not exist, or was removed a day after it was finished"
 
 
 class Order(BaseModel):
-    """The body of a request."""
+    """A request's body."""
 
     year: int
 
@@ -47,5 +47,5 @@ async def report_result(job_id: UUID, wait: Annotated[float, Query(ge=0, le=30)]
         raise HTTPException(503, "not ready yet, try again", {"Retry-After": "1"}) from None
     except JobNotFoundError:
         raise HTTPException(404, NOT_FOUND) from None
-    except ValueError as error:  # the exception of the task
+    except ValueError as error:  # the task's exception
         raise HTTPException(422, str(error)) from error

@@ -1,6 +1,6 @@
-"""The demo of the pipeline (``make demo-spark``): send rows of a DataFrame as jobs, store their history in tables.
+"""The pipeline's demo (``make demo-spark``): send the rows of a DataFrame as jobs, and store their history in tables.
 
-The exit code is 0 only if the tables have the outcome of every job. Needs Java 17.
+The exit code is 0 only if the tables have every job's outcome. Needs Java 17.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bulltask.queue import Queue
 
 HERE = Path(__file__).parent
 QUEUES = ["--queues", "shop,mail"]
-PREFIX = "history-demo"  # of all keys, so that other keys of the server are not changed
+PREFIX = "history-demo"  # of all keys, so that the demo changes no other keys on the server
 PLAN_FILE = "_demo_plan.json"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a demo, stored in its lake so that the demo can be resumed.
+    """A demo's plan, stored in its lake so that the demo can be resumed.
 
     Attributes:
         jobs: The number of jobs.
@@ -68,7 +68,7 @@ def main() -> int:
                 remove_jobs(url)
             return run_steps(plan, url, server, args)
     except Interrupted as signal:
-        print("\nStopped; server, worker and Spark have ended. The lake is incomplete.")
+        print("\nStopped the worker, Spark and the server. The lake is incomplete.")
         return 128 + signal.number
     except BulltaskError as error:
         sys.exit(f"The demo failed: {error}")
@@ -109,7 +109,7 @@ def server_of(url: str | None) -> Iterator[tuple[str, str]]:
     """Yield the server's URL and its description."""
     if url is not None:
         os.environ["BULLTASK_BROKER_URL"] = url
-        yield url, f"your server; all keys of the demo begin with {PREFIX}"
+        yield url, f"your server; all of the demo's keys begin with {PREFIX}"
         return
     with temporary_server() as server:
         yield server.url, f"{server.binary} on port {server.port}, removed at the end"
@@ -128,7 +128,7 @@ def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> in
     # Before Spark, because a process with threads should not fork.
     worker = None if args.no_worker else DemoWorker(HERE, QUEUES)
     try:
-        # Imported here: the app of tasks.py reads the broker URL from the environment.
+        # Imported here, because the app of tasks.py reads the broker's URL from the environment when it is created.
         from steps import DemoSteps  # noqa: PLC0415
 
         conf = dict(word.split("=", 1) for word in args.conf)
@@ -143,7 +143,7 @@ def run_steps(plan: Plan, url: str, server: str, args: argparse.Namespace) -> in
         ignore_signals()  # the cleanup must not be interrupted
         code = 0 if worker is None else worker.stop()
     if code:
-        problems.append(f"the worker ended with exit code {code}")
+        problems.append(f"the worker exited with code {code}")
     for problem in problems:
         print(f"✗ {problem}", file=sys.stderr)
     if not problems:

@@ -36,7 +36,7 @@ class DemoSteps:
         server: The server's description.
         lake: The directory of the lake.
         master: Spark's master.
-        conf: Further settings of Spark.
+        conf: Further Spark settings.
     """
 
     def __init__(self, url: str, server: str, lake: Path, master: str, conf: Mapping[str, str]) -> None:
@@ -60,10 +60,10 @@ class DemoSteps:
         self._spark.stop()
 
     def start_pipeline(self) -> None:
-        """Start the pipeline that writes events to the lake during all further steps."""
+        """Start the pipeline, which writes events to the lake during all further steps."""
         print("\n1. Start the pipeline for all queues\n   >>> query = Pipeline(spark, lake).run()", flush=True)
         self._query = self._pipeline.run()
-        self._query.processAllAvailable()  # wait until the query has started; there are events only in a resumed demo
+        self._query.processAllAvailable()  # wait until the query has started; only a resumed demo already has events
 
     def send(self, jobs: int, write_id: str) -> None:
         """Send a job for each row, except jobs that this write has already sent."""
@@ -94,7 +94,7 @@ class DemoSteps:
                 finished = count_finished_jobs()
                 lag = sum(queue.lag_events or 0 for queue in self._pipeline.status().queues)
             except (BrokerUnavailableError, BrokerNotReadyError):  # it is down, or loading its data
-                print("            the server is not available: worker and pipeline wait", flush=True)
+                print("            the server is not available: the worker and the pipeline wait", flush=True)
                 continue
             seconds = time.perf_counter() - start
             print(f"   {seconds:5.0f} s  {finished:9,} jobs finished, the lake is {lag:,} events behind", flush=True)
@@ -128,9 +128,9 @@ class DemoSteps:
             failed, requeued = (sum(map(rule.get(name, never), orders)) for rule in (FAILS, RETRIES))
             expected = {"completed": len(orders) - failed, "failed": failed, "requeued": requeued}
             actual = {word: {**attempts, **ended}.get((name, word), 0) for word in expected}
-            # If your server was killed, the worker has released its jobs, which adds attempts.
+            # If your server was killed, the worker released its jobs, which adds attempts.
             if {**actual, "requeued": min(actual["requeued"], requeued)} != expected:
-                problems.append(f"{name}: silver has {actual}, and should have {expected}")
+                problems.append(f"{name}: silver has {actual}, but should have {expected}")
         if (self._lake / "bronze/gaps").exists():
             problems.append(f"events were lost: {self._table('bronze/gaps').collect()}")
         return problems
@@ -153,7 +153,7 @@ class DemoSteps:
 
 @contextmanager
 def redirect_jvm_log(log: Path) -> Iterator[None]:
-    """Redirect the warnings of a JVM that is started in this block to a file; it inherits standard error."""
+    """Redirect the warnings of a JVM that is started in this block to a file, because it inherits standard error."""
     stderr = os.dup(2)
     try:
         with log.open("w") as file:

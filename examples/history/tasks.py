@@ -1,4 +1,4 @@
-"""Five tasks of a shop. The order number determines the outcome of a job, so the demo can check every table."""
+"""A shop's five tasks. The order number determines a job's outcome, so the demo can check every table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send jobs to worker.js. The task is defined in Node.js, so it is called by its name."""
+"""Send jobs to worker.js. The task is defined in Node.js, so it is called by name."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 
 from bulltask import App
 
-# embedded:// is a server that the first process starts, and that stops with the last process.
+# embedded:// is a server that the first process starts and that stops with the last process.
 app = App("quickstart", broker_url="embedded://quickstart")
 
 

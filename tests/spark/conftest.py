@@ -1,4 +1,4 @@
-"""Fixtures of the Spark tests; they share one Spark session, because a JVM takes seconds to start and a gigabyte."""
+"""Fixtures for the Spark tests, which share one Spark session: a JVM takes seconds to start, and a gigabyte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def queue(broker_url: str) -> Iterator[Queue]:
 
 @pytest.fixture
 def manual_worker(queue: Queue) -> Iterator[ManualWorker]:
-    """A worker of the queue ``mail`` that a test runs step by step."""
+    """A worker for the queue ``mail`` that a test runs step by step."""
     broker: Broker = queue.context.broker
     worker = ManualWorker(broker, broker.keys("mail"))
     yield worker
@@ -54,7 +54,7 @@ def spark(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home(directory / "home")))
         patch.setenv("PYSPARK_PYTHON", str(forked_python))
-        # The JVM starts Python processes and ends with them: do not count them as left over.
+        # The JVM starts Python processes and exits with them: do not count them as left over.
         patch.delenv(SESSION_VARIABLE, raising=False)
         shared = session("tests", "local[2,2]", shuffle_partitions=2, conf=settings(directory))
         patch.setenv(SESSION_VARIABLE, session_id)
@@ -77,7 +77,7 @@ def session_tls_cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     if shutil.which("redis-server") is None:
-        (pytest.fail if "CI" in os.environ else pytest.skip)("the tests of TLS need redis-server, built with TLS")
+        (pytest.fail if "CI" in os.environ else pytest.skip)("the TLS tests need a redis-server built with TLS")
     with Cluster.started(tmp_path_factory.mktemp("tls-cluster"), "redis", certificates=certificates) as cluster:
         session_processes.update(server.pid for server in cluster.servers)
         yield cluster

@@ -292,7 +292,7 @@ def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
 def test_an_unknown_block_of_metrics_is_rejected() -> None:
     memory = MetricsMemory(["mail"], 2)
     for number in (-1, 2):
-        with pytest.raises(IndexError, match=f"2 blocks, there is no block {number}"):
+        with pytest.raises(IndexError, match=f"2 blocks, so there is no block {number}"):
             memory.block(number)
 
 

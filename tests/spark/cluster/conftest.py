@@ -1,4 +1,4 @@
-"""One cluster of Spark for all tests that need one: it takes ten CPU seconds to start."""
+"""One Spark cluster for all tests that need one: starting it takes ten CPU seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.spark_jvm import java_options, spark_home
 def cluster(
     session_id: str, session_processes: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkCluster]:
-    """A master and two workers. Executors end with the application that they belong to."""
+    """A master and two workers. Executors exit with the application that they belong to."""
     need_java()
     directory = tmp_path_factory.mktemp("spark-cluster")
     with SparkCluster(spark_home(directory / "home"), directory, java_options()) as started:

@@ -1,4 +1,7 @@
-"""Run a pipeline with Spark Connect and exit abruptly after a batch. Arguments: URL of Redis, the lake."""
+"""Run a pipeline with Spark Connect and exit abruptly after a batch.
+
+Arguments: the URL of Redis and the lake's directory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def main(url: str, root: str) -> None:
     query = Pipeline(session("killed"), root, url=url, trigger="200 milliseconds").run()
     wait_until(lambda: Ledger(Layout(root)).head() is not None or not query.isActive, 300.0, "a batch")
     if not query.isActive:
-        query.awaitTermination()  # raises the reason
+        query.awaitTermination()  # raises the query's error
     sys.stdout.write(str(query.isActive).lower())
     sys.stdout.flush()
     os._exit(0)

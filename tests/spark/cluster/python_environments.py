@@ -10,13 +10,13 @@ import pyspark
 __all__ = ["SITE_PACKAGES", "environment"]
 
 SITE_PACKAGES = Path(pyspark.__file__).parent.parent
-"""The directory with the packages of the tests' environment."""
+"""The directory with the packages in the tests' environment."""
 
 
 def environment(home: Path, *directories: Path) -> Path:
-    """Create an environment with the packages of some directories, in this order; return its Python.
+    """Create an environment with the packages in some directories, in this order; return its Python.
 
-    Packages that are installed as editable, as bulltask is in development, are not included.
+    Editable installs, such as bulltask's in development, are not included.
     """
     venv.create(home, symlinks=True)
     (site_packages,) = home.glob("lib/python3.*/site-packages")

@@ -34,7 +34,7 @@ def main(url: str, directory: str) -> None:
 
 
 def write(spark: SparkSession, url: str, directory: str) -> list[Any]:
-    """Add jobs to the queues ``mail``, ``plain`` and ``feed``; return the results of those of ``mail``."""
+    """Add jobs to the queues ``mail``, ``plain`` and ``feed``; return the results of the jobs in ``mail``."""
     report = enqueue(spark.range(200, numPartitions=4), "mail", name="count", data=["id"], url=url)
     plain = spark.range(50).select(F.lit("plain").alias("name"), F.to_json(F.struct("id")).alias("data"))
     plain.write.format("bulltask").option("url", url).option("queue", "plain").mode("append").save()
@@ -49,7 +49,7 @@ def write(spark: SparkSession, url: str, directory: str) -> list[Any]:
 
 
 def homes(spark: SparkSession) -> list[str]:
-    """Return the paths of bulltask in the driver and in Spark's tasks."""
+    """Return bulltask's paths in the driver and in Spark's tasks."""
     home = F.udf(lambda _: str(Path(bulltask.__file__).absolute()), "string", useArrow=False)
     in_tasks = spark.range(8, numPartitions=4).select(home("id").alias("home")).distinct()
     return sorted({str(Path(bulltask.__file__).absolute()), *(row["home"] for row in in_tasks.collect())})

@@ -1,4 +1,4 @@
-"""JVMs of the tests start without the class data archive too."""
+"""The tests' JVMs also start without the class data archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no archive"])
-def test_a_jvm_starts_without_a_warning_for_a_missing_or_invalid_archive(tmp_path: Path, content: bytes | None) -> None:
+def test_a_jvm_starts_without_warnings_if_the_archive_is_missing_or_invalid(
+    tmp_path: Path, content: bytes | None
+) -> None:
     need_java()
     archive = tmp_path / "classes.jsa"
     if content is not None:

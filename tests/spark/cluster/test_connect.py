@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.redis,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("CI" not in os.environ, reason="needs 250 MB more of packages, and both cores: CI=1 runs it"),
+    pytest.mark.skipif("CI" not in os.environ, reason="needs 250 MB of packages, and both cores: CI=1 runs it"),
 ]
 
 Run = Callable[..., Any]
@@ -40,7 +40,7 @@ def thin_packages() -> Path:
     """The directory with the thin client and its dependencies; ``make`` installs them if they are missing."""
     home = ROOT / ".venv" / "connect"
     with Path(__file__).with_name("requirements-connect.txt").open() as requirements:
-        fcntl.flock(requirements, fcntl.LOCK_EX)  # one worker of pytest-xdist installs, the others wait
+        fcntl.flock(requirements, fcntl.LOCK_EX)  # one pytest-xdist worker installs, the others wait
         stamp = [".venv/connect/installed.stamp"]
         done = subprocess.run(["make", *stamp], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -54,10 +54,10 @@ def server(
 ) -> Iterator[ConnectServer]:
     need_java()
     directory = tmp_path_factory.mktemp("connect")
-    # The server's Python processes are clients too if a query calls a function for each batch.
+    # The server's Python processes are also clients, if a query calls a function for each batch.
     python = environment(directory / "python", SITE_PACKAGES, thin_packages, ROOT)
     conf = {**settings(directory), "spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
-    # Python processes of the server outlive a test and use this directory: it must not be the directory of the test.
+    # The server's Python processes outlive a test and use this directory: it must not be the test's directory.
     with TemporaryDirectory(prefix="connect", ignore_cleanup_errors=True) as local:
         conf["spark.local.dir"] = local
         with ConnectServer(spark_home(directory / "home"), directory, python, conf) as started:

@@ -1,7 +1,7 @@
-"""The tables of the pipeline example are correct, although its driver, its executors and Redis are killed.
+"""The pipeline example's tables are correct even if its driver, its executors and Redis are killed.
 
-With ``CI=1`` the example runs on a cluster, otherwise in local mode, without executors of its own.
-``BULLTASK_KILLS=10`` for more kills of the driver, ``BULLTASK_JOBS=20000`` for more jobs.
+With ``CI=1``, the example runs on a cluster, otherwise in local mode, without separate executors. ``BULLTASK_KILLS=10``
+kills the driver more often, ``BULLTASK_JOBS=20000`` sends more jobs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The lake's directory. Spark's processes end shortly after its JVM: do not count them as left over."""
+    """The lake's directory. Spark's processes exit shortly after its JVM: do not count them as left over."""
     monkeypatch.delenv(SESSION_VARIABLE)
     return tmp_path / "lake"
 
@@ -69,7 +69,7 @@ def cluster_in_ci(request: pytest.FixtureRequest) -> SparkCluster | None:
 
 
 def kill(run: subprocess.Popen[str]) -> None:
-    """Kill a driver, and wait until its JVM has ended."""
+    """Kill a driver, and wait until its JVM has exited."""
     pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     jvms = [pid for pid in pids if parent_of(pid) == run.pid]
     run.send_signal(signal.SIGKILL)
@@ -120,11 +120,11 @@ def options(cluster: SparkCluster | None, scratch: Path) -> list[str]:
 
 
 def wait_while_running(run: subprocess.Popen[str], condition: Callable[[], bool], description: str, root: Path) -> None:
-    """Wait for a condition while a driver runs; fail if the driver ends first."""
+    """Wait for a condition while a driver runs; fail if the driver exits first."""
 
     def check() -> bool:
         code = run.poll()
-        assert code is None, f"the example ended with {code} before {description}: {log_of(root)}"
+        assert code is None, f"the example exited with {code} before {description}: {log_of(root)}"
         return condition()
 
     wait_until(check, 400.0, description)
@@ -143,7 +143,7 @@ def log_of(root: Path) -> str:
 
 
 def completes(run: subprocess.Popen[str], root: Path, seconds: float) -> bool:
-    """Wait for the end of a driver and return True; kill it and return False if it takes longer."""
+    """Wait until a driver exits and return True; if it takes longer, kill it and return False."""
     with suppress(subprocess.TimeoutExpired):
         assert run.wait(seconds) == 0, log_of(root)
         return True
@@ -156,7 +156,7 @@ def last_batch(root: Path) -> int:
     return 0 if head is None else head.number
 
 
-def test_the_tables_of_the_example_are_correct_after_kills(
+def test_the_examples_tables_are_correct_after_kills(
     server: RedisServer,
     client: redis.Redis,
     cluster_in_ci: SparkCluster | None,
@@ -166,7 +166,7 @@ def test_the_tables_of_the_example_are_correct_after_kills(
 ) -> None:
     start = partial(run_example, server.url, root, forked_python, *options(cluster_in_ci, root.parent))
     with ExitStack() as stack:
-        # The first driver is killed while it sends jobs; its pipeline has started before.
+        # The first driver is killed while it sends jobs; its pipeline has already started.
         with start("--jobs", str(COUNT)) as run:
             wait_until_sent(run, client, root, rng.uniform(0.05, 0.4) * COUNT)
             kill(run)
@@ -180,11 +180,11 @@ def test_the_tables_of_the_example_are_correct_after_kills(
             running_worker = stack.enter_context(run_worker(server.url))
             to_finish = rng.uniform(0.03, 0.4) * COUNT
             wait_while_running(
-                run, lambda: count_finished_jobs(client) > to_finish, "a part of the jobs was finished", root
+                run, lambda: count_finished_jobs(client) > to_finish, "some of the jobs had finished", root
             )
             kill_redis(server, rng.uniform(0, 3))
             finished, batch = count_finished_jobs(client), last_batch(root)
-            log.warning("Redis was killed when %d of %d jobs were finished, after batch %d", finished, COUNT, batch)
+            log.warning("Redis was killed when %d of %d jobs had finished, after batch %d", finished, COUNT, batch)
             assert finished < COUNT, "Redis was killed after all jobs had finished"
             completed = completes(run, root, 600 if KILLS == 1 else rng.uniform(0, 20))
         for number in range(2, KILLS + 1):

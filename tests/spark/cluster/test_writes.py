@@ -1,7 +1,7 @@
-"""Writes on a cluster add every job once, although a task is executed twice.
+"""Writes on a cluster add every job once, even if a task runs twice.
 
-A task hangs on one host and is started on another one (speculation), or its executor is killed during the write. The
-first attempt has sent a part of its jobs, the second sends all of them.
+A task hangs on one host and is started on another (speculation), or its executor is killed during the write. The first
+attempt sends some of its jobs, the second all of them.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ def test_each_job_is_added_once_if_tasks_hang_or_executors_are_killed(cluster: S
         assert len(set(jobs)) == len(jobs) == 400
     for (rows, added, duplicates), _, _ in (reports[0], reports[2]):
         assert rows == added + duplicates == 400
-        assert duplicates >= 20, "the second attempt has found no jobs of the first one"
+        assert duplicates >= 20, "the second attempt found no jobs from the first one"

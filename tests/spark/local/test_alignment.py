@@ -1,4 +1,4 @@
-"""Queues with different traffic share a watermark: read aligned by time, none of their events is late."""
+"""Queues with different traffic share a watermark: if they are read aligned by time, none of their events are late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MINUTES = 30
 EVENTS = {"busy": 36_000, "quiet": 3_600}
 
 Counts = dict[tuple[str, datetime], int]
-"""The number of events of a queue in a minute."""
+"""The number of a queue's events in a minute."""
 
 CountMinutes = Callable[..., tuple[Counts, int]]
 
@@ -70,6 +70,6 @@ def test_alignment_prevents_late_events_of_slower_queues(added: Counts, count_mi
 
     assert (single_batches, aligned_batches) == (1, 5)
     assert aligned == single
-    # The last event is in the last minute, so the watermark has passed the end of all minutes but the last two.
+    # The last event is in the last minute, so the watermark has passed the end of all minutes except the last two.
     assert aligned == {key: count for key, count in added.items() if key[1] < START + (MINUTES - 2) * MINUTE}
     assert sum(unaligned.values()) < sum(aligned.values()) * 0.6

@@ -64,7 +64,7 @@ def known_incarnations(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> Mapping[str, str]:  # fmt: skip
-    """Seven jobs have finished within a gap, one of them is only in a snapshot; two were added before the gap."""
+    """Seven jobs finished within a gap, one of which is only in a snapshot; two were added before the gap."""
     start = now()
     add(queue, "known", "open", "hidden", "broken", "gone", "early", "again", "waiting")
     for _ in range(3):
@@ -90,7 +90,7 @@ def known_incarnations(
     return ids
 
 
-def test_a_backfill_writes_each_job_of_a_gap_that_redis_or_a_snapshot_has(
+def test_a_backfill_writes_each_job_of_a_gap_that_is_in_redis_or_a_snapshot(
     spark: SparkSession, lake: LakeBuilder, known_incarnations: Mapping[str, str], source: Mapping[str, str]
 ) -> None:
     opened, old = known_incarnations["open"], known_incarnations["again"]
@@ -166,7 +166,7 @@ def test_each_backfilled_job_is_counted_for_the_first_possible_gap(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str],
     redis_client: redis.Redis,
 ) -> None:  # fmt: skip
-    """Two gaps begin at the same id, as of a recreated stream, and differ in when they were detected."""
+    """Two gaps begin at the same id, as in a recreated stream, but were detected at different times."""
     add(queue, "old", "new-1", "new-2", "new-3")
     for _ in range(4):
         manual_worker.complete()
@@ -196,7 +196,7 @@ def test_a_backfill_without_gaps_writes_nothing(
         backfill(spark, lake.layout, source, since=now(), until=now() - HOUR)
 
 
-def test_a_snapshot_is_restricted_by_states_and_time(
+def test_a_snapshot_can_be_restricted_by_state_and_time(
     spark: SparkSession, lake: LakeBuilder, queue: Queue, manual_worker: ManualWorker, source: Mapping[str, str]
 ) -> None:
     add(queue, "a", "b", "c")
@@ -282,7 +282,7 @@ def test_a_replay_sends_each_job_once_with_its_options_and_data(
     assert failed(where="state   = 'failed'").added == 0, "removed jobs must not be added again"
 
 
-def test_a_replay_is_restricted_by_condition_queue_and_limit(failed: Replay) -> None:
+def test_a_replay_can_be_restricted_by_condition_queue_and_limit(failed: Replay) -> None:
     assert failed("job_id IN ('r1', 'fine')", dry_run=True).selected == 2
     assert failed("job_id IN ('r1', 'fine') AND state = 'failed'", dry_run=True).selected == 1
     assert failed(queue="other").selected == 0

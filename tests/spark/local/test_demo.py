@@ -1,4 +1,4 @@
-"""``make demo-spark`` succeeds, and changes only directories that it has created."""
+"""``make demo-spark`` succeeds, and changes only directories that it created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEMO = [sys.executable, str(ROOT / "examples" / "history" / "run.py"), "--jobs",
 
 
 def run(directory: Path, spark: Path) -> tuple[int, str]:
-    """Run the demo in a directory, with Spark's files in another one; return exit code and output."""
+    """Run the demo in a directory, with Spark's files in another one; return the exit code and the output."""
     environ = {**os.environ, "SPARK_HOME": str(spark_home(spark / "home"))}
     done = subprocess.run(
         [*DEMO, *conf_options(settings(spark))],
@@ -50,7 +50,7 @@ def test_the_demo_checks_every_job_and_writes_a_lake_and_a_report(
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
-def test_the_demo_does_not_change_a_directory_that_it_has_not_created(tmp_path: Path, spark_directory: Path) -> None:
+def test_the_demo_does_not_change_a_directory_that_it_did_not_create(tmp_path: Path, spark_directory: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "mine").touch()
     code, output = run(tmp_path, spark_directory)

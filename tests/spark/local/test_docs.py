@@ -1,4 +1,4 @@
-"""The programs in the documentation of Spark run, from top to bottom."""
+"""The programs in the Spark documentation run from top to bottom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.parametrize("page", ["spark.md", "spark-tasks.md"])
-def test_every_program_of_a_page_runs(
+def test_every_program_on_a_page_runs(
     spark: SparkSession, broker_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setenv("BULLTASK_BROKER_URL", broker_url)

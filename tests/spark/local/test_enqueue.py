@@ -70,7 +70,7 @@ def test_1000_jobs_are_sent_run_by_a_worker_and_gathered(
     assert all(row["finished_at"] is not None for row in rows)
 
 
-def test_a_repeated_write_adds_nothing_even_if_its_jobs_were_removed(
+def test_a_retried_write_adds_nothing_even_if_its_jobs_were_removed(
     send: Callable[..., EnqueueResult], redis_client: redis.Redis
 ) -> None:
     assert send(100, write_id="nightly").added == 100
@@ -106,7 +106,7 @@ def test_equal_rows_are_collapsed_kept_or_rejected(
         assert send(write_id="kept", on_duplicate_rows="keep").added == added
 
 
-def test_a_write_by_format_requires_the_mode_append(
+def test_a_write_with_format_requires_append_mode(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis
 ) -> None:
     register(spark)
@@ -123,7 +123,7 @@ def test_a_write_by_format_requires_the_mode_append(
     assert json.loads(str(redis_client.hget(f"bull:{{default}}:{job_ids[0]!s}", "data"))).keys() == {"n"}
 
 
-def test_a_repeated_batch_of_a_streaming_query_adds_no_jobs(
+def test_a_batch_that_a_streaming_query_runs_again_adds_no_jobs(
     spark: SparkSession, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     register(spark)

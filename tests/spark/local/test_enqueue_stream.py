@@ -1,4 +1,4 @@
-"""``enqueue_stream`` with a real session: each row becomes one job, even over restarts."""
+"""``enqueue_stream`` with a real session: each row becomes one job, even across restarts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wait_for_end(query: StreamingQuery) -> None:
     assert query.exception() is None
 
 
-def test_a_running_stream_sends_new_rows_with_the_options_of_its_jobs(
+def test_a_running_stream_sends_new_rows_with_its_job_options(
     feed: Feed, broker_url: str, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     opts: Any = {"attempts": 4, "backoff": timedelta(seconds=2), "remove_on_complete": {"age": timedelta(hours=1)}}
@@ -95,7 +95,7 @@ def test_a_stream_continues_from_its_checkpoint(
     (tmp_path / "a" / "commits" / ".1.crc").unlink(missing_ok=True)
     run("a", write_id="feed")
     assert redis_client.llen(WAIT) == 0
-    run("b", write_id="feed")  # one batch with all files: the rows of the earlier first batch are duplicates, 3 is new
+    run("b", write_id="feed")  # one batch with all files: the rows of the previous first batch are duplicates, 3 is new
     assert redis_client.llen(WAIT) == 1
 
 

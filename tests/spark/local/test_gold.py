@@ -121,7 +121,7 @@ def write_lake(root: Path, history: History) -> LakeBuilder:
 
 
 def rows_of(layout: Layout, table: Table) -> list[dict[str, Any]]:
-    """Return a table's rows as any Parquet reader returns them."""
+    """Return a table's rows, as any Parquet reader returns them."""
     dataset = ds.dataset(layout.table(table), schema=arrow_schema(table), partitioning="hive")
     return [with_dicts(row) for row in dataset.to_table().to_pylist()]
 
@@ -135,7 +135,7 @@ def in_order(rows: list[dict[str, Any]], table: Table) -> list[dict[str, Any]]:
 
 
 def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]], table: Table) -> None:
-    """Compare rows in the columns of ``expected``; percentiles are compared in other tests."""
+    """Compare rows by the columns of ``expected``; other tests compare percentiles."""
     for row, expected_row in zip(in_order(actual, table), in_order(expected, table), strict=False):
         known = {name: approximately(value) for name, value in expected_row.items() if name in row}
         assert {name: row[name] for name in known} == known
@@ -184,25 +184,25 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history:
     return layout
 
 
-def test_task_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_minutes: list[dict[str, Any]]) -> None:
+def test_task_minute_equals_the_oracles_rows(lake: Layout, expected_minutes: list[dict[str, Any]]) -> None:
     assert len(expected_minutes) > 1_000
     assert_same(rows_of(lake, TASK_MINUTE), expected_minutes, TASK_MINUTE)
 
 
-def test_capacity_minute_equals_the_rows_of_the_oracle(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
+def test_capacity_minute_equals_the_oracles_rows(lake: Layout, expected_capacity: list[dict[str, Any]]) -> None:
     assert max(row["peak_slots"] for row in expected_capacity if row["queue"] == "mail") > 3
     assert_same(rows_of(lake, CAPACITY_MINUTE), expected_capacity, CAPACITY_MINUTE)
 
 
 @pytest.mark.parametrize("table", [ERRORS_DAY, SLO_DAY, COST_DAY], ids=lambda table: table.name)
-def test_daily_tables_equal_the_rows_of_the_oracle(lake: Layout, oracle: Oracle, table: Table) -> None:
+def test_daily_tables_equal_the_oracles_rows(lake: Layout, oracle: Oracle, table: Table) -> None:
     expected = getattr(oracle, table.name)()
     assert len(expected) >= 10
     assert_same(rows_of(lake, table), expected, table)
 
 
 @pytest.mark.parametrize("percent", [50, 95, 99])
-def test_percentiles_are_exact_to_one_percent(
+def test_percentiles_are_accurate_to_one_percent(
     lake: Layout, expected_capacity: list[dict[str, Any]], expected_minutes: list[dict[str, Any]], percent: int
 ) -> None:
     pairs = zip(in_order(rows_of(lake, TASK_MINUTE), TASK_MINUTE), in_order(expected_minutes, TASK_MINUTE), strict=True)
@@ -216,7 +216,7 @@ def test_percentiles_are_exact_to_one_percent(
     assert any(len(values) > 5 for _, values in seen)
 
 
-def test_sums_of_gold_equal_the_numbers_of_the_history(lake: Layout, history: History) -> None:
+def test_gold_sums_equal_the_totals_of_the_history(lake: Layout, history: History) -> None:
     minutes, days = rows_of(lake, TASK_MINUTE), {str(day) for day in DAYS}
 
     def sum_of(name: str) -> Any:
@@ -299,7 +299,7 @@ def test_a_rebuilt_day_is_the_same_in_another_time_zone(spark: SparkSession, lak
     assert list(lake.internal("new").glob("*")) == []
 
 
-def test_rebuilding_an_empty_day_removes_only_the_rows_of_that_day(spark: SparkSession, tmp_path: Path) -> None:
+def test_rebuilding_an_empty_day_removes_only_that_days_rows(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.attempts(attempts_with("one", at("2026-11-20 23:59:59.900"), [5_000]), "a")
     build_gold(
@@ -324,6 +324,6 @@ def test_consecutive_days_are_built_together() -> None:
     assert [(span.first.day, span.last.day) for span in _spans(days)] == [(20, 22), (2, 2)]
 
 
-def test_gold_of_the_last_day_of_the_year_9999_is_rejected() -> None:
+def test_building_gold_for_the_last_day_of_the_year_9999_is_rejected() -> None:
     with pytest.raises(ConfigError, match="gold cannot be built for 9999-12-31"):
         list(_spans([date(2026, 11, 21), date.max]))

@@ -1,4 +1,4 @@
-"""Gold counts each job and attempt once, even if it has rows in several days, whichever days are built."""
+"""Gold counts each job and attempt once, even if it has rows on several days, whichever days are built."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def job(job_id: str, finished_at: datetime | None, state: str = "completed", **v
 
 
 BACKFILLED: Any = {"source": "snapshot", "as_of": BACKFILLED_AT}
-"""Columns of a row from a backfill, which adds the outcome of a job that finished within a gap."""
+"""Columns of a row that a backfill wrote to add the outcome of a job that finished within a gap."""
 
 ATTEMPTS_OF = {
     "end in a snapshot": [attempt("a", THEN, **OPEN, as_of=NOW), attempt("a", THEN, **BACKFILLED)],
@@ -103,14 +103,16 @@ def counted_within(rows: Rows, name: str, span: DaySpan) -> list[tuple[str, str]
 
 
 @pytest.mark.parametrize("case", ATTEMPTS_OF)
-def test_an_attempt_is_counted_once_for_any_built_days(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
+def test_an_attempt_is_counted_once_whichever_days_are_built(
+    inputs: list[tuple[DaySpan, Rows, Rows]], case: str
+) -> None:
     rows = ATTEMPTS_OF[case]
     counted = [event for span, attempts, _ in inputs for event in counted_within(attempts, rows[0]["name"], span)]
     assert sorted(counted) == counted_events(latest_of(ATTEMPTS, rows))
 
 
 @pytest.mark.parametrize("case", JOBS_OF)
-def test_a_job_is_counted_once_for_any_built_days(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
+def test_a_job_is_counted_once_whichever_days_are_built(inputs: list[tuple[DaySpan, Rows, Rows]], case: str) -> None:
     rows = JOBS_OF[case]
     counted = [event for span, _, jobs in inputs for event in counted_within(jobs, rows[0]["name"], span)]
     assert sorted(counted) == counted_events(latest_of(JOBS, rows))

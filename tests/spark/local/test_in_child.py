@@ -1,4 +1,4 @@
-"""Spark in a child process sets job groups, reports progress, and cancels the Spark jobs that a task has left."""
+"""Spark in a child process sets job groups, reports progress, and cancels the Spark jobs that a task left behind."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def wait_until_idle(context: SparkContext) -> None:
     wait_until(lambda: not active_jobs(context), 60.0, "the end of Spark's jobs")
 
 
-def test_the_job_group_of_a_task_is_its_job_id_and_is_reset_afterwards(
-    context: SparkContext, child: SparkInChild
-) -> None:
+def test_a_tasks_job_group_is_its_job_id_and_is_reset_afterwards(context: SparkContext, child: SparkInChild) -> None:
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     with child.run(Job("named").run):
         inside = [context.getLocalProperty(name) for name in names]
@@ -90,7 +88,7 @@ def test_current_session_outside_a_job_is_the_session_of_the_process(spark: Spar
     assert current_session() is spark
 
 
-def test_the_last_progress_counts_all_stages_and_tasks_but_skipped_ones(
+def test_the_last_progress_counts_all_stages_and_tasks_except_skipped_ones(
     context: SparkContext, child: SparkInChild
 ) -> None:
     job = Job("counted")
@@ -160,7 +158,7 @@ def test_an_interrupt_ends_an_action_and_the_thread_can_still_use_spark(
 
 
 @pytest.mark.parametrize("interruption", [None, ReleaseJob()], ids=["returned", "released"])
-def test_spark_jobs_left_by_threads_of_a_task_are_cancelled_at_its_end(
+def test_spark_jobs_left_by_a_tasks_threads_are_cancelled_when_it_ends(
     context: SparkContext, child: SparkInChild, interruption: Interrupt | None
 ) -> None:
     failures: list[Py4JJavaError] = []

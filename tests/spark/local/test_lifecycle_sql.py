@@ -68,7 +68,7 @@ def test_sql_and_python_derive_the_same_lifecycle_in_800_random_histories(
     assert attempts > 5000
 
 
-def test_events_without_a_job_and_gap_rows_derive_no_rows(spark: SparkSession) -> None:
+def test_no_rows_are_derived_from_gap_rows_and_events_without_a_job(spark: SparkSession) -> None:
     kinds = ("drained", "bulltask.gap", "paused", "added")
     frame = frame_of(spark, [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": kind} for kind in kinds])
     assert lifecycle_sql.attempts(frame).count() == 0

@@ -67,7 +67,7 @@ def test_each_row_is_returned_with_the_result_of_its_job(
         assert {row["job_state"] for row in good} == {"completed"}
         bad = [row for row in results if row["x"] < 0]
         assert {(row["job_state"], row["job_failed_reason"]) for row in bad} == {("failed", "not -1.0")}
-        # These six rows have the same arguments, so they have one job.
+        # These six rows have the same arguments, so they share one job.
         assert len({row["job_id"] for row in bad}) == 1
         assert len(good) + len(bad) == len(results)
     assert mapped.count() == 300
@@ -146,7 +146,7 @@ def test_a_task_without_parameters_is_called_for_each_row(
     assert {redis_client.hget(f"bull:{{default}}:{row['id']}", "data") for row in mapped.collect()} == {"{}"}
 
 
-def test_the_error_of_an_invalid_row_contains_the_write_id(spark: SparkSession, half: Any) -> None:
+def test_the_error_for_an_invalid_row_contains_the_write_id(spark: SparkSession, half: Any) -> None:
     rows = spark.createDataFrame([(2**60,)], "value long")
     with pytest.raises(Exception, match=r"beyond .*2\^53-1(?s:.*)BULLTASK_WRITE_ABORTED.* The write w1 ") as caught:
         half.map_dataframe(rows, write_id="w1")

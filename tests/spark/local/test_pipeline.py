@@ -64,7 +64,7 @@ def ids_in(layout: Layout) -> Counter[tuple[object, object]]:
     return Counter((row["queue"], row["event_id"]) for row in arrow_rows(layout, EVENTS))
 
 
-def test_every_event_is_written_once_over_restarts_and_new_queues(
+def test_every_event_is_written_once_across_restarts_and_new_queues(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
     mails, others = events_of("mail", 1, 20), events_of("a,b %x", 2, 10)
@@ -114,7 +114,7 @@ def test_events_and_losses_in_gap_rows_account_for_all_added_events(pipeline: Ma
     assert len(ids_in(layout)) + head.lost["mail"] == redis_client.xinfo_stream("bull:mail:events")["entries-added"]
 
 
-def test_a_loss_fails_the_query_with_on_loss_fail(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_with_on_loss_fail_a_loss_fails_the_query(pipeline: Make, redis_client: redis.Redis) -> None:
     events = events_of("mail", 3, 30)
     write_events(redis_client, events[:30])
     run(pipeline(on_loss="fail"))
@@ -127,7 +127,7 @@ def test_a_loss_fails_the_query_with_on_loss_fail(pipeline: Make, redis_client: 
     assert len(arrow_rows(pipeline().layout, GAPS)) == 1
 
 
-def test_a_batch_repeated_by_spark_is_not_written_again(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_a_batch_that_spark_runs_again_is_not_written_again(pipeline: Make, redis_client: redis.Redis) -> None:
     events = events_of("mail", 4)
     write_events(redis_client, events)
     run(pipeline())
@@ -156,14 +156,14 @@ def test_a_batch_interrupted_during_its_renames_is_removed_and_rewritten(
     shutil.copytree(layout.internal("kept"), layout.open_jobs, dirs_exist_ok=True)
     layout.internal("batches", f"{ingest_id}.json").unlink()
     layout.internal("publishing.json").write_text(json.dumps({"ingest_id": ingest_id}))
-    shutil.rmtree(layout.checkpoint)  # so that the next batch has another number
+    shutil.rmtree(layout.checkpoint)  # so that the next batch has a different number
     run(pipeline())
     assert ids_in(layout) == ids(events)
     assert ingest_id not in {row["ingest_id"] for row in arrow_rows(layout, EVENTS)}
     assert not layout.internal("publishing.json").exists()
 
 
-def test_a_new_checkpoint_continues_after_the_last_event_of_the_lake(pipeline: Make, redis_client: redis.Redis) -> None:
+def test_a_new_checkpoint_continues_after_the_lakes_last_event(pipeline: Make, redis_client: redis.Redis) -> None:
     events = events_of("mail", 6, 10)
     write_events(redis_client, events[:30])
     run(pipeline())
@@ -224,7 +224,7 @@ def test_a_driver_killed_while_it_writes_the_first_offsets_does_not_block_the_la
     assert ids_in(pipeline().layout) == ids(events)
 
 
-def test_silver_of_batches_equals_silver_of_all_events(
+def test_silver_written_in_batches_equals_silver_derived_from_all_events(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
     mails, photos = events_of("mail", 12, 30), events_of("{photos}", 13, 20)
@@ -258,7 +258,7 @@ def rows_of(frame: DataFrame) -> set[tuple[object, ...]]:
     return set(zip(*columns, strict=True))
 
 
-def test_events_after_the_year_9999_are_stored_on_its_last_day(
+def test_events_after_the_year_9999_are_stored_on_the_last_day_of_that_year(
     pipeline: Make, redis_client: redis.Redis, spark: SparkSession
 ) -> None:
     """The server's clock was far ahead for a moment; later event ids continue from there."""
@@ -290,7 +290,7 @@ def test_events_after_the_year_9999_are_stored_on_its_last_day(
 
 
 def future_rows(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
-    """Return the rows of the queue ``future`` without the ids of their batches."""
+    """Return the rows of the queue ``future`` without their batches' ids."""
     return rows_of(latest(read_table(spark, layout, table), table).where("queue = 'future'").drop("ingest_id"))
 
 

@@ -1,4 +1,4 @@
-"""The commands of ``bulltask pipeline`` that need a Spark session; they use the shared session of the tests."""
+"""The commands of ``bulltask pipeline`` that need a Spark session; they use the tests' shared session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lake with a gap, filled by the pipeline, a backfill and a replay, has every finished job once."""
+"""A lake with a gap, filled by the pipeline, a backfill and a replay, contains every finished job once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_backfill_and_pipeline_write_each_finished_job_once(
     assert pipeline.snapshot(["failed"]) == 1
 
 
-def test_a_day_of_silver_with_expired_events_is_not_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
+def test_silver_is_not_rebuilt_for_a_day_with_expired_events(spark: SparkSession, tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.events([{"event_id": f"{int(at('2026-11-20 10:00').timestamp() * 1000)}-0", "event": "added", "job_id": "1"}])
     lake.jobs([{"job_id": "1", "state": "completed", "finished_at": at("2026-11-18 10:00")}])

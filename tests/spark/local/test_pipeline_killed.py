@@ -102,8 +102,8 @@ class KillPoint:
         pattern: A file operation of the driver, before which `kill_before` kills it. Without a pattern, the other
             attributes define the moment.
         first, last: The range from which the number of the operation is drawn.
-        staged: Wait for a directory of this name in the staging area; "" waits for the start of a batch.
-        batches: Wait until this number of further batches are finished.
+        staged: Wait for a directory with this name in the staging area; "" waits for the start of a batch.
+        batches: Wait until this number of further batches have finished.
         seconds: The maximum random delay after that.
         step: The step of a batch to which the operation belongs.
     """
@@ -118,7 +118,7 @@ class KillPoint:
 
 
 KILL_POINTS = [
-    KillPoint(staged="read", seconds=0.3),  # Redis is read
+    KillPoint(staged="read", seconds=0.3),  # Redis is being read
     KillPoint(r"os\.rename \S+/read/", 1, 2, step="bronze"),
     KillPoint(staged=EVENTS.full_name, seconds=0.5),
     KillPoint(r"os\.rename .*(/ingest_id=|_pipeline/open_jobs/)", 1, 10, step="publish"),
@@ -135,12 +135,12 @@ KILL_POINTS = [
 
 @pytest.fixture
 def without_session_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not count Python processes of a JVM as left over: they end shortly after it."""
+    """Do not count a JVM's Python processes as left over: they exit shortly after it."""
     monkeypatch.delenv(SESSION_VARIABLE)
 
 
 def read_output(driver: Program) -> str:
-    """Return the next line that the program has printed; skip the JVM's log."""
+    """Return the next line that the program prints; skip the JVM's log."""
     while line := driver.read_line():
         if line == "done" or re.fullmatch(r"\[\d*\]", line):
             return line
@@ -157,7 +157,7 @@ def run_and_kill(
 ) -> None:
     """Run a driver and kill it at the given point.
 
-    It has a JVM of its own, which dies with it or a little later, unless it is attached to that of a session.
+    It has its own JVM, which dies with it or a little later, unless it is attached to a session's JVM.
     """
     head = Ledger(layout).head()
     before = 0 if head is None else head.number
@@ -177,7 +177,7 @@ def run_and_kill(
     with run_program(program, str(layout.root), conf, json.dumps(when), *words, **variables) as driver:
         jvms = json.loads(read_output(driver))
         if point.pattern:
-            assert driver.process.wait(300) == -signal.SIGKILL, f"the driver has not reached {point}"
+            assert driver.process.wait(300) == -signal.SIGKILL, f"the driver did not reach {point}"
         else:
             wait_until(is_reached, 300.0, f"{point}")
             threading.Event().wait(rng.uniform(0, point.seconds))
@@ -205,13 +205,13 @@ def arrow_ids(layout: Layout) -> Counter[tuple[str, str]]:
 
 
 def rows(spark: SparkSession, layout: Layout, table: Table) -> set[tuple[object, ...]]:
-    """Return the latest row of each key, without the id of its batch."""
+    """Return the latest row of each key, without its batch's id."""
     current = latest(read_table(spark, layout, table), table).drop("ingest_id").toArrow()
     return set(zip(*(column.to_pylist() for column in current.columns), strict=True))
 
 
 def gold_days(layout: Layout) -> dict[tuple[str, str], list[str]]:
-    """Read the rows of each gold table and day with Arrow; they are sorted."""
+    """Read the rows of each gold table and day with Arrow, and sort them."""
     days: dict[tuple[str, str], list[str]] = {}
     for table in GOLD:
         for row in (
@@ -248,7 +248,7 @@ def build_gold(spark: SparkSession, layout: Layout, slo_config: SLOConfig) -> La
     return layout
 
 
-def test_the_tables_of_a_killed_driver_equal_those_of_an_uninterrupted_one(
+def test_a_killed_driver_leaves_the_same_tables_as_an_uninterrupted_one(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,
@@ -283,7 +283,7 @@ def test_the_tables_of_a_killed_driver_equal_those_of_an_uninterrupted_one(
     assert not layout.internal("publishing.json").exists()
 
 
-def test_a_killed_build_of_gold_leaves_old_or_new_rows_for_each_day(
+def test_a_killed_gold_build_leaves_old_or_new_rows_for_each_day(
     spark: SparkSession,
     broker_url: str,
     redis_client: redis.Redis,

@@ -1,4 +1,4 @@
-"""Rows of bronze and gaps account for all events, whatever the reason for which events are lost."""
+"""Rows of bronze and gaps account for all events, whatever the reason for the losses."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_batch_with_missing_files_fails_and_the_next_run_writes_it(
         assert f"should have 20 events of queue {missing!r}, but its files have 0 events and 0 lost" in message
         assert f"{root} must be the same directory for the driver and for all executors" in message
         before = {queue: added[queue] - 20 for queue in added}
-        assert {queue: count_rows(layout, queue) for queue in added} == before, "a part of the batch was published"
+        assert {queue: count_rows(layout, queue) for queue in added} == before, "part of the batch was published"
 
         assert CliRunner().invoke(main, run).exit_code == 0
         assert {queue: count_rows(layout, queue) for queue in added} == added

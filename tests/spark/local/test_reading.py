@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def mail(broker_url: str) -> Iterator[Queue]:
-    """The queue ``mail``: 30 jobs wait, 20 are delayed."""
+    """The queue ``mail``: 30 jobs are waiting, 20 are delayed."""
     with Queue("mail", broker_url) as queue:
         add(queue, 30)
         add(queue, 20, delay=60)
@@ -43,7 +43,7 @@ def test_jobs_events_and_counts_are_read_by_functions(
     assert {row.state: row.jobs for row in counts.collect()} == {"wait": 30, "delayed": 20}
 
 
-def test_a_query_fails_at_a_loss_or_returns_a_gap_row(
+def test_a_query_fails_on_a_loss_or_returns_a_gap_row(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run(on_loss: Any) -> None:

@@ -1,4 +1,4 @@
-"""Batch and streaming reads by ``format("bulltask")``, with a real session."""
+"""Batch and streaming reads with ``format("bulltask")`` and a real session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM = f"{BASE}events"
 
 @pytest.fixture
 def mail(broker_url: str) -> Iterator[Queue]:
-    """The queue ``mail``: 30 jobs wait, 20 are delayed."""
+    """The queue ``mail``: 30 jobs are waiting, 20 are delayed."""
     with Queue("mail", broker_url) as queue:
         add(queue, 30)
         add(queue, 20, delay=60)
@@ -57,7 +57,7 @@ def test_pushed_down_filters_return_the_same_rows(spark: SparkSession, broker_ur
     assert ids(pushdown=True) == ids(pushdown=False)
 
 
-def test_an_sql_view_may_declare_a_part_of_the_columns(spark: SparkSession, broker_url: str, mail: Queue) -> None:
+def test_an_sql_view_may_declare_some_of_the_columns(spark: SparkSession, broker_url: str, mail: Queue) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW mail (id STRING, data STRING) "
         f"USING bulltask OPTIONS (url '{broker_url}', queue 'mail', state 'wait')"
@@ -81,7 +81,7 @@ def read_table(spark: SparkSession, url: str, **options: str) -> DataFrame:
     return spark.read.format("bulltask").options(url=url, queue="mail", **options).load()
 
 
-def test_a_query_reads_every_event_once_over_restarts(
+def test_a_query_reads_every_event_once_across_restarts(
     spark: SparkSession, broker_url: str, mail: Queue, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     def run() -> None:

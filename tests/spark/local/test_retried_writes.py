@@ -36,7 +36,7 @@ def fail(broker_url: str) -> Fail:
             assert context is not None
             if number == ROWS - 1 and context.attemptNumber() < failures:
                 with redis.Redis.from_url(broker_url) as client:
-                    wait_until(lambda: client.llen(WAIT) > 0, 60.0, "a part of the jobs")
+                    wait_until(lambda: client.llen(WAIT) > 0, 60.0, "some of the jobs")
                 raise RuntimeError("the data column fails")
             # Long data, because Spark transfers rows in blocks of 64 kB.
             return f'{{"n":{number},"text":"{"x" * 4_000}"}}'

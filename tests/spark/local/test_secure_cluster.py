@@ -47,7 +47,7 @@ def test_jobs_are_written_enqueued_read_streamed_and_gathered(
     assert (report.rows, report.added) == (20, 20)
     with allow_cluster(Queue(queues[0], tls_cluster.url_of(queues[0]))) as queue:
         manual_worker = ManualWorker(queue.context.broker, queue.context.broker.keys(queues[0]))
-        for number in range(15):  # the first ten are jobs of the write
+        for number in range(15):  # the first ten are the write's jobs
             manual_worker.complete(number)
         manual_worker.close()
 

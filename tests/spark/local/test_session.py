@@ -1,4 +1,4 @@
-"""A real session has the required settings, and options of the data source are always checked."""
+"""A real session has the required settings, and the data source's options are always checked."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_a_registered_source_is_read_by_its_default_name(spark: SparkSession, ma
     assert {(job.name, job.data) for job in jobs.collect()} == {("send", '{"to":"a"}'), ("send", '{"to":"b"}')}
 
 
-def test_a_source_may_be_registered_by_a_custom_name(spark: SparkSession, mail: str) -> None:
+def test_a_source_may_be_registered_under_a_custom_name(spark: SparkSession, mail: str) -> None:
     register(spark, "jobs_of_bulltask")
     jobs = spark.read.format("jobs_of_bulltask").options(url=mail, queue="mail", state="wait").load()
     assert jobs.count() == 2
 
 
-def test_a_view_in_sql_is_read(spark: SparkSession, mail: str) -> None:
+def test_an_sql_view_is_read(spark: SparkSession, mail: str) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW mails USING bulltask OPTIONS (url '{mail}', queue 'mail', state 'wait')"
     )

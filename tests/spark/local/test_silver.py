@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("times_out", [False, True])
-def test_silver_of_all_events_equals_that_of_batches_in_random_histories(
+def test_silver_rebuilt_from_all_events_equals_silver_of_batches_in_random_histories(
     spark: SparkSession, times_out: bool, record_property: Callable[[str, object], None]
 ) -> None:
     rng = random.Random(11)

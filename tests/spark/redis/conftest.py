@@ -1,4 +1,4 @@
-"""Fixtures of tests that call the readers directly: real servers, no JVM."""
+"""Fixtures for tests that call the readers directly: real servers, no JVM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(session_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def make_reader(broker_url: str) -> Callable[..., DataSourceReader]:
-    """Make a reader as Spark does, of all columns unless ``schema`` is given; options as in ``option()``."""
+    """Create a reader as Spark does, for all columns unless ``schema`` is given; options as in ``option()``."""
 
     def make(schema: Any = None, **options: str) -> DataSourceReader:
         source = BulltaskSource({"url": broker_url, "queue": "mail", **options})
@@ -69,7 +69,7 @@ def read(make_reader: Callable[..., DataSourceReader], read_rows: Callable[..., 
 
 @pytest.fixture
 def commands(broker_url: str) -> Iterator[Callable[[], list[str]]]:
-    """Return the commands that the server has received since the last call; uses MONITOR."""
+    """Return a function that returns the commands that the server has received since the last call; uses MONITOR."""
     client = redis.Redis.from_url(broker_url, decode_responses=True)
     with client, client.monitor() as monitor:
 

@@ -40,7 +40,7 @@ def user(broker_url: str, redis_client: redis.Redis) -> Iterator[MakeUser]:
     name = f"spark-{secrets.token_hex(4)}"
 
     def make(grants: Grants, *, without: str = "") -> str:
-        redis_client.script_flush()  # scripts that another user has loaded would hide missing grants
+        redis_client.script_flush()  # scripts that another user loaded would hide missing grants
         words = [word for word in grants.rules() if word.lstrip("+") != without]
         assert redis_client.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", *words)
         return broker_url.replace("redis://", f"redis://{name}:secret@")
@@ -63,7 +63,7 @@ def job_ids(queue: Queue, manual_worker: ManualWorker, redis_client: redis.Redis
 
 
 def read_everything(url: str, ids: list[str]) -> None:
-    """Use every operation of a reader."""
+    """Perform every operation of a reader."""
     source = BulltaskSource({"url": url, "queue": "*", "state": EVERY_STATE, "minRowsPerPartition": "1"})
     reader = source.reader(source.schema())
     rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_grants_of_a_reader_are_sufficient(user: MakeUser, job_ids: list[str]) -> None:
+def test_a_readers_grants_are_sufficient(user: MakeUser, job_ids: list[str]) -> None:
     read_everything(user(READER), job_ids)
 
 
@@ -117,7 +117,7 @@ def test_a_reader_needs_each_of_its_commands(user: MakeUser, job_ids: list[str],
     assert "secret" not in str(caught.value)
 
 
-def test_the_grants_of_a_writer_are_sufficient_for_all_kinds_of_jobs(user: MakeUser, redis_client: redis.Redis) -> None:
+def test_a_writers_grants_are_sufficient_for_all_kinds_of_jobs(user: MakeUser, redis_client: redis.Redis) -> None:
     write_everything(user(WRITER), redis_client)
 
 
@@ -155,13 +155,13 @@ def broker_url_of_redis(server_factory: ServerFactory) -> str:
 
 
 class TestOnRedis:
-    """Error replies of Redis have other texts than those of Valkey."""
+    """Redis words its error replies differently from Valkey."""
 
     @pytest.fixture
     def broker_url(self, broker_url_of_redis: str) -> str:
         return broker_url_of_redis
 
-    def test_the_grants_of_reader_and_writer_are_sufficient(
+    def test_the_grants_of_readers_and_writers_are_sufficient(
         self, user: MakeUser, job_ids: list[str], redis_client: redis.Redis
     ) -> None:
         read_everything(user(READER), job_ids)

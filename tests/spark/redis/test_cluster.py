@@ -44,7 +44,7 @@ def queues(cluster: Cluster) -> list[str]:
 
 @pytest.fixture
 def filled(cluster: Cluster, queues: list[str]) -> dict[str, list[str]]:
-    """Ids of ten jobs in each queue."""
+    """The ids of ten jobs in each queue."""
     ids: dict[str, list[str]] = {}
     for name in queues:
         with allow_cluster(Queue(name, cluster.url_of(name))) as queue:
@@ -73,7 +73,7 @@ def by_queue(rows: list[dict[str, Any]], column: str = "id") -> dict[str, list[s
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_jobs_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]], named: bool) -> None:
+def test_jobs_on_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]], named: bool) -> None:
     rows = read(queue=",".join(filled) if named else "*", state="wait,completed", fetchSize="3")
     assert {name: sorted(ids) for name, ids in by_queue(rows).items()} == filled
 
@@ -92,7 +92,7 @@ def test_finished_jobs_are_read_in_parallel(
     assert {row["id"] for row in read(**options)} == finished
 
 
-def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]]) -> None:
+def test_events_and_counts_on_all_nodes_are_read(read: Callable[..., Any], filled: dict[str, list[str]]) -> None:
     events = read(table="events", queue="*", eventsPerPartition="7")
     added = [row for row in events if row["event"] == "added"]
     assert by_queue(added, "job_id") == filled
@@ -100,7 +100,7 @@ def test_events_and_counts_of_all_nodes_are_read(read: Callable[..., Any], fille
     assert waiting == dict.fromkeys(filled, 10)
 
 
-def test_a_query_reads_every_event_of_all_nodes_once(broker_url: str, queues: list[str]) -> None:
+def test_a_query_reads_every_event_on_all_nodes_once(broker_url: str, queues: list[str]) -> None:
     rng = random.Random(3)
     query = FakeQuery(broker_url, queue="*", eventsPerPartition="9", fetchSize="4")
     for number in range(10):
@@ -139,7 +139,7 @@ def test_gather_returns_the_results_of_jobs(cluster: Cluster, broker_url: str, q
     assert [row["state"] for row in results.to_pylist()] == ["completed", "unfinished", "unfinished", "missing"]
 
 
-def test_a_queue_without_hash_tag_is_rejected_with_advice(
+def test_a_queue_without_a_hash_tag_is_rejected_with_advice(
     broker_url: str, make_reader: Callable[..., DataSourceReader]
 ) -> None:
     with pytest.raises(BrokerError, match=r"one slot .* \(queue_hash_tag=True"):
@@ -148,7 +148,7 @@ def test_a_queue_without_hash_tag_is_rejected_with_advice(
         make_reader(queueHashTag="false", state="wait,active").partitions()
 
 
-def test_a_prefix_with_hash_tag_supports_queues_without_one(broker_url: str, read: Callable[..., Any]) -> None:
+def test_a_prefix_with_a_hash_tag_supports_queues_without_one(broker_url: str, read: Callable[..., Any]) -> None:
     options = {"prefix": "{bull}", "queueHashTag": "false"}
     assert write(broker_url, ["mail", "news"], 0, 5, **options) == WriteCounts(10, 10, 0)
     assert len(read(queue="*", state="wait", **options)) == 10

@@ -63,7 +63,7 @@ def broker_url(cluster: Cluster) -> str:
 
 @pytest.fixture
 def ids(cluster: Cluster) -> list[str]:
-    """Ids of 30 jobs in the queue ``mail``."""
+    """The ids of 30 jobs in the queue ``mail``."""
     with allow_cluster(Queue("mail", cluster.url_of("mail"))) as queue:
         return add(queue, 30)
 
@@ -120,7 +120,7 @@ def move(cluster: Cluster, slot: int, target: int | None = None) -> None:
 
 @contextmanager
 def moving_slot(cluster: Cluster, queue: str, keys: int = 1_000_000) -> Iterator[int]:
-    """Move ``keys`` keys of a queue to another node, whose number is yielded; complete the move at the end."""
+    """Move ``keys`` keys of a queue to another node, and yield the node's number; complete the move at the end."""
     slot = cluster.slot(queue)
     target = other_node(cluster, slot)
     cluster.begin_move(slot, target)

@@ -66,7 +66,7 @@ def connection(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dis
 
 
 class FewColumns(FakeQuery):
-    """A query of the columns that these tests use."""
+    """A query for the columns that these tests use."""
 
     schema = StructType([field for field in EVENTS.fields if field.name in ("queue", "event_id", "event", "extra")])
 
@@ -75,7 +75,8 @@ class History:
     """A query over queues that are created and deleted.
 
     Args:
-        seed: The seed of the history. Every fourth is ``racy``: its streams change even while a batch is planned.
+        seed: The seed of the history. Every fourth history is ``racy``: its streams change even while a batch is
+            planned.
     """
 
     def __init__(self, url: str, client: redis.Redis, connection: DisturbedConnection, seed: int) -> None:
@@ -101,7 +102,7 @@ class History:
                 self.streams.obliterate(queue)
         self.query.restart()
         progressed = [self.batch(calm=True) for _ in range(5)]
-        assert not progressed[-1], "the query does not catch up"
+        assert not progressed[-1], "the query did not catch up"
         return self
 
     def _step(self) -> None:
@@ -120,7 +121,7 @@ class History:
         found = self.streams.current()
         with self._disturbed(self.racy and not calm):
             end = query.plan(max_rows)
-        # A reader with a target does not record the end of a stream behind the target.
+        # A reader with a target does not record the end of a stream beyond the target.
         self.streams.mark_read(found, counting=query.reader._target is None)
         with self._disturbed(not calm):
             if self.rng.random() < 0.2:
@@ -224,5 +225,5 @@ def test_rows_and_losses_account_for_all_added_events(
         try:
             History(broker_url, redis_client, connection, seed).play().check()
         except Exception as exc:
-            exc.add_note(f"the history of seed {seed}")
+            exc.add_note(f"the history's seed: {seed}")
             raise

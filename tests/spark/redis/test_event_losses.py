@@ -20,7 +20,7 @@ pytestmark = pytest.mark.redis
 STREAM = "bull:{mail}:events"
 
 Damage = Callable[[redis.Redis], list[str]]
-"""Damages the stream; returns the ids of the entries that it has added."""
+"""Damages the stream; returns the ids of the entries that it added."""
 
 
 def ids_left(client: redis.Redis) -> list[str]:
@@ -115,7 +115,7 @@ def error(case: Case, after: str, client: redis.Redis) -> str:
 
 
 def gap_rows(query: FakeQuery) -> list[tuple[str, dict[str, Any]]]:
-    """Return ids and contents of the gap rows."""
+    """Return the ids and contents of the gap rows."""
     ids = [row["event_id"] for row in query.rows if row["event"] == "bulltask.gap"]
     return list(zip(ids, query.gaps(), strict=True))
 

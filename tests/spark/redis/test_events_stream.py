@@ -70,7 +70,9 @@ def test_a_query_with_starting_offsets_latest_starts_with_the_next_event(
     assert query.events() == late
 
 
-def test_an_available_now_query_ends_with_the_events_at_its_start(broker_url: str, redis_client: redis.Redis) -> None:
+def test_an_available_now_query_ends_with_the_events_that_exist_at_its_start(
+    broker_url: str, redis_client: redis.Redis
+) -> None:
     ids = fill(redis_client, 25)
     query = FakeQuery(broker_url, maxEventsPerTrigger="10")
     query.reader.prepareForTriggerAvailableNow()
@@ -103,7 +105,7 @@ def test_a_large_batch_is_split_into_several_partitions(broker_url: str, redis_c
 
 
 @pytest.mark.parametrize(("queues", "lost"), [("*", ["20"]), ("mail,later", [])])
-def test_losses_of_a_new_queue_count_only_with_queue_discovery(
+def test_a_new_queues_losses_count_only_with_queue_discovery(
     broker_url: str, redis_client: redis.Redis, queues: str, lost: list[str]
 ) -> None:
     fill(redis_client, 3)
@@ -136,7 +138,7 @@ def test_the_default_read_limit_is_the_option_max_events_per_trigger(broker_url:
     assert isinstance(FakeQuery(broker_url, maxEventsPerTrigger="none").reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
-def test_a_stream_of_another_table_is_rejected_with_advice(broker_url: str) -> None:
+def test_streaming_another_table_is_rejected_with_advice(broker_url: str) -> None:
     source = BulltaskSource({"url": broker_url, "queue": "mail"})
     with pytest.raises(ConfigError, match=r"^\[BULLTASK_OPTION_MISSING\] .*option\('table', 'events'\)"):
         source.streamReader(source.schema())

@@ -1,4 +1,4 @@
-"""An idempotent write adds each job at most once, even after its removal, and as a plain send would add it."""
+"""An idempotent write adds each job at most once, even after its removal, and stores it like a plain send."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def jobs(first: int, last: int) -> list[NewJob]:
 
 
 def contents_of(client: Any) -> dict[str, Any]:
-    """Return the contents of Redis without the ids of the write and without the ids of events, which are times."""
+    """Return the contents of Redis without the write's ids and without the events' ids, which are times."""
     contents: dict[str, Any] = {}
     for key in sorted(set(client.keys()) - {KEY}):
         match client.type(key):
@@ -81,8 +81,8 @@ def test_an_idempotent_write_stores_a_job_like_a_send(kind: str, broker: Broker,
     assert redis_client.smembers(KEY) == {"s1"}
 
 
-def test_a_repeated_write_of_1000_jobs_adds_the_600_missing_ones(broker: Broker, redis_client: redis.Redis) -> None:
-    """The 400 jobs of the first attempt, which have run and were removed, are not added again."""
+def test_a_retried_write_of_1000_jobs_adds_the_600_missing_ones(broker: Broker, redis_client: redis.Redis) -> None:
+    """The first attempt's 400 jobs, which ran and were removed, are not added again."""
     broker.producer.send_once(jobs(0, 400), WRITE)
     redis_client.delete("bull:{mail}:wait", *(f"bull:{{mail}}:s{number}" for number in range(400)))
     sent = broker.producer.send_once(jobs(0, 1_000), WRITE)
@@ -90,20 +90,20 @@ def test_a_repeated_write_of_1000_jobs_adds_the_600_missing_ones(broker: Broker,
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == [f"s{number}" for number in range(999, 399, -1)]
 
 
-def test_a_repeated_write_adds_no_jobs_and_no_events(broker: Broker, redis_client: redis.Redis) -> None:
+def test_a_retried_write_adds_no_jobs_and_no_events(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 3), WRITE)
     before = contents_of(redis_client)
     assert {result.status for result in broker.producer.send_once(jobs(0, 3), WRITE)} == {"duplicate"}
     assert contents_of(redis_client) == before
 
 
-def test_equal_jobs_of_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
+def test_equal_jobs_in_one_call_are_added_once(broker: Broker, redis_client: redis.Redis) -> None:
     sent = broker.producer.send_once([job("s1"), job("s2"), job("s1")], WRITE)
     assert [(result.id, result.status) for result in sent] == [("s1", "added"), ("s2", "added"), ("s1", "duplicate")]
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s2", "s1"]
 
 
-def test_results_of_several_queues_and_scripts_are_in_order(broker: Broker, redis_client: redis.Redis) -> None:
+def test_results_from_several_queues_and_scripts_are_in_order(broker: Broker, redis_client: redis.Redis) -> None:
     kinds = list(KINDS.values())
     mixed = [NewJob(f"q{n % 7 // 3}", f"s{n}", "send", b"{}", kinds[n % 9 // 3]) for n in range(3 * MAX_JOBS_PER_CALL)]
     sent = broker.producer.send_once(mixed, WRITE)
@@ -127,7 +127,7 @@ def test_a_deduplicated_job_is_reported_with_the_id_of_the_existing_job(broker: 
     assert [(result.id, result.status) for result in sent] == [("s1", "added"), ("s1", "duplicate")]
 
 
-def test_the_ids_of_a_write_expire_a_ttl_after_its_last_job(broker: Broker, redis_client: redis.Redis) -> None:
+def test_the_ids_of_a_write_expire_one_ttl_after_its_last_job(broker: Broker, redis_client: redis.Redis) -> None:
     broker.producer.send_once(jobs(0, 1), WRITE)
     redis_client.pexpire(KEY, 5)
     broker.producer.send_once(jobs(1, 2), IdempotentWrite("w1", 50_000_000))
@@ -149,8 +149,8 @@ def test_a_rejected_job_does_not_prevent_adding_the_others(broker: Broker, redis
     assert redis_client.lrange("bull:{mail}:wait", 0, -1) == ["s8", "s7", "s6", "s4", "s3", "s2", "s1", "s0"]
 
 
-def test_a_script_that_fails_at_a_job_stores_the_ids_of_earlier_jobs(broker: Broker, redis_client: redis.Redis) -> None:
-    """They may run and be removed before the write is repeated, which then adds only the others."""
+def test_a_script_that_fails_on_a_job_stores_the_ids_of_earlier_jobs(broker: Broker, redis_client: redis.Redis) -> None:
+    """They may run and be removed before the write is retried, which then adds only the others."""
     redis_client.set("bull:{mail}:s3", "no hash")
     with pytest.raises(BrokerError, match="WRONGTYPE"):
         broker.producer.send_once(jobs(0, 6), WRITE)

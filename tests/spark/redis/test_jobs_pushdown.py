@@ -1,4 +1,4 @@
-"""Filters that the reader of jobs pushes down to Redis are visible in the commands that the server receives."""
+"""Filters that the jobs reader pushes down to Redis are visible in the commands that the server receives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def finished_at(client: redis.Redis, job_id: str) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
 
 
-def test_filters_of_state_queue_and_time_reach_redis(
+def test_filters_on_state_queue_and_time_reach_redis(
     make_reader: Callable[..., DataSourceReader],
     read_rows: Callable[..., Any],
     queue: Queue,

@@ -1,4 +1,4 @@
-"""The reader of jobs returns the jobs in Redis, even while they change states; a real server, no JVM."""
+"""The jobs reader returns the jobs in Redis, even while they change states; a real server, no JVM."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def parent(self, step=1):
         quick.apply_async(parent=self.request)
         self.move_to_waiting_children()
 """
-CLOCK_DIFFERENCE_MS = 5000  # the hash has the worker's time, the event Redis': much later on a busy machine
+CLOCK_DIFFERENCE_MS = 5000  # the event has Redis' time, which is much later than the worker's on a busy machine
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, obj
 
 
 def events_of(harness: WorkerHarness) -> list[LifecycleEvent]:
-    """Return the queue's events as in the table ``events`` of the data source."""
+    """Return the queue's events, as in the data source's table ``events``."""
     entries: Any = harness.redis.xrange(harness.keys.events)
     events = []
     for entry_id, fields in entries:
@@ -174,7 +174,7 @@ def assert_matches_hash(job: dict[str, str], row: JobRow, releases: int) -> None
     assert sum(ended.count(outcome) for outcome in ("completed", "failed", "requeued")) - releases == int(job["atm"])
     assert row.stalls == int(job.get("stc", 0))
     assert row.state == ("completed" if "returnvalue" in job else "failed")
-    # The hash of a completed job keeps the reason of its last retry.
+    # A completed job's hash keeps the reason for its last retry.
     assert row.failed_reason == (job["failedReason"] if row.state == "failed" else None)
     for from_events, field in (
         (row.created_ms, "timestamp"),

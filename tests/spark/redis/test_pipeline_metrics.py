@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a pipeline, from its ledger and from Redis."""
+"""A pipeline's Prometheus metrics, from its ledger and from Redis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVENTS = [event for event in histories(3, 10) if event.queue == "queue-0"]
 
 @pytest.fixture
 def metrics(broker_url: str, redis_client: redis.Redis, tmp_path: Path) -> PipelineMetrics:
-    """Metrics of a lake that lacks the last ten events of a queue and has lost seven."""
+    """The metrics of a lake that lacks a queue's last ten events and has lost seven."""
     write_events(redis_client, EVENTS)
     layout, queue = Layout(tmp_path), EVENTS[0].queue
     read = {queue: QueueRecord(events=40, first=EVENTS[0].event_id, last=EVENTS[-11].event_id, lost=7, gaps=1)}

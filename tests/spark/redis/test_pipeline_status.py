@@ -1,4 +1,4 @@
-"""``bulltask pipeline status`` with the ledger of a lake and a real server."""
+"""``bulltask pipeline status`` with a lake's ledger and a real server."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def plain(broker_url: str) -> Iterator[Any]:
 
 
 def write(writer: JobsWriter, *batches: pa.RecordBatch) -> WriteCounts:
-    """Write as a task of Spark does: with a pickled copy of the writer."""
+    """Write as a Spark task does: with a pickled copy of the writer."""
     serializer = CloudPickleSerializer()
     commit = serializer.loads(serializer.dumps(writer)).write(iter(batches))
     assert isinstance(commit, TaskCommit)
@@ -85,7 +85,7 @@ def test_a_row_becomes_the_same_job_as_with_queue_add(writer: Make, plain: Queue
 
 
 def test_delays_and_expiry_start_when_a_row_is_sent(writer: Make, redis_client: Any) -> None:
-    """They do not start when the writer is created, earlier and in another process."""
+    """They do not start when the writer is created, which happens earlier and in another process."""
     prepared = writer(jobOpts='{"delay":3600,"expires":7200}')
     seconds, micros = redis_client.time()
     redis_client.blpop("never", 0.5)
@@ -99,7 +99,7 @@ def test_delays_and_expiry_start_when_a_row_is_sent(writer: Make, redis_client: 
 
 
 def test_a_task_that_runs_again_adds_the_missing_jobs(writer: Make, redis_client: Any) -> None:
-    """The first attempt has sent 400 rows before it failed; half of those jobs have run and were removed."""
+    """The first attempt sent 400 rows before it failed; half of those jobs ran and were removed."""
     prepared = writer(chunkSize="100")
     assert write(prepared, rows(0, 400)) == WriteCounts(400, 400, 0)
     removed = ids(redis_client)[:200]
@@ -126,7 +126,7 @@ def test_only_writes_with_the_same_id_are_added_once(writer: Make, redis_client:
     assert len(ids(redis_client)) == 30
 
 
-def test_equal_rows_of_a_write_are_added_once(writer: Make) -> None:
+def test_equal_rows_in_a_write_are_added_once(writer: Make) -> None:
     assert write(writer(), rows(0, 3), rows(1, 5)) == WriteCounts(7, 5, 2)
 
 
@@ -174,12 +174,12 @@ def test_invalid_columns_and_options_fail_before_any_task_starts(
         stream_writer(columns, **values)
 
 
-def test_a_queue_is_required_as_option_or_column(broker_url: str) -> None:
+def test_a_queue_is_required_as_an_option_or_a_column(broker_url: str) -> None:
     with pytest.raises(ConfigError, match=r"'queue', or the option queue"):
         JobsWriter(read_options(WriteOptions, {"url": broker_url}), schema("name", "data"), overwrite=False)
 
 
-def test_the_mode_overwrite_is_rejected(writer: Make, stream_writer: Make) -> None:
+def test_overwrite_mode_is_rejected(writer: Make, stream_writer: Make) -> None:
     with pytest.raises(ConfigError, match=r"BULLTASK_OVERWRITE.*mode\('append'\)"):
         writer(overwrite=True)
     with pytest.raises(ConfigError, match="BULLTASK_OVERWRITE"):
@@ -208,7 +208,7 @@ def test_an_invalid_row_fails_before_its_round_trip_is_sent(writer: Make, redis_
     assert ids(redis_client) == []
 
 
-def test_a_repeated_batch_of_a_stream_adds_no_jobs(stream_writer: Make, redis_client: Any) -> None:
+def test_a_stream_batch_that_runs_again_adds_no_jobs(stream_writer: Make, redis_client: Any) -> None:
     """Each batch has a new writer, as in Spark; batch 8 has the same rows as batch 7."""
     added = [
         stream_writer().write_batch(iter([rows(0, 10)]), "query", batch).counts.added for batch in ("7", "7", "8", "7")
@@ -224,7 +224,7 @@ def test_a_stream_with_a_write_id_adds_nothing_after_a_new_checkpoint(stream_wri
     assert added == [10, 0]
 
 
-def test_the_error_of_an_interrupted_write_reports_the_sent_rows(writer: Make, redis_client: Any) -> None:
+def test_the_error_for_an_interrupted_write_reports_the_sent_rows(writer: Make, redis_client: Any) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(0, 20)
         raise RuntimeError("the rows end here")
@@ -237,7 +237,7 @@ def test_the_error_of_an_interrupted_write_reports_the_sent_rows(writer: Make, r
     assert write(writer(writeId="w1"), rows(0, 30)) == WriteCounts(30, 10, 20)
 
 
-def test_an_aborted_write_is_logged_with_the_rows_its_tasks_have_sent(
+def test_an_aborted_write_is_logged_with_the_rows_its_tasks_sent(
     writer: Make, stream_writer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch, stream = writer(writeId="w1"), stream_writer()

@@ -26,7 +26,7 @@ COLUMNS = StructType([StructField("name", StringType()), StructField("data", Str
 
 @pytest.fixture
 def broker_url(tls_server: TlsServer) -> str:
-    """All tests of this file use TLS."""
+    """All tests in this file use TLS."""
     return tls_server.url
 
 

@@ -1,4 +1,4 @@
-"""The first and last event ids of each queue are read from the files of a batch."""
+"""Each queue's first and last event ids are read from a batch's files."""
 
 from __future__ import annotations
 

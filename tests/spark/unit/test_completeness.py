@@ -1,4 +1,4 @@
-"""A batch must have as many events as its start and end offsets announce; no JVM, no Redis."""
+"""A batch must have as many events as its start and end offsets imply; no JVM, no Redis."""
 
 from __future__ import annotations
 

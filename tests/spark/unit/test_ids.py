@@ -32,7 +32,7 @@ def test_derived_ids_depend_on_the_boundary_between_name_and_data(text: str, dat
 
 
 def test_the_derived_id_of_a_row_is_the_same_in_every_version() -> None:
-    """A write that is repeated after an upgrade must find its jobs."""
+    """A write that is retried after an upgrade must find its jobs."""
     assert derived_id("w1", "{mail}", "send", b'{"n":1}') == "se30dabebc3fdd7a11aeaa32b"
     assert derived_id("w1", "{mail}", "send", b'{"n":1}', 1) == "s3d365533beaedb6dd9bd7397"
 

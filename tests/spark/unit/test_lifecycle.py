@@ -1,4 +1,4 @@
-"""The lifecycle of jobs is derived from the events of their queue."""
+"""The lifecycle of jobs is derived from their queue's events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_completed_job_has_an_attempt_with_its_wait_and_run_times() -> None:
         (["active"], ["open", "open"]),  # events between them are missing
     ],
 )
-def test_every_end_of_an_attempt_has_its_outcome(steps: list[str], outcomes: list[str]) -> None:
+def test_each_way_in_which_an_attempt_ends_has_its_outcome(steps: list[str], outcomes: list[str]) -> None:
     job = derive("added", "waiting", "active", *steps)
     assert [attempt.outcome for attempt in job.attempts] == outcomes
     assert [attempt.attempt for attempt in job.attempts] == list(range(1, len(outcomes) + 1))

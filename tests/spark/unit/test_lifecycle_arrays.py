@@ -1,4 +1,4 @@
-"""The lifecycle derived with Arrow arrays equals the fold over events, for histories of every kind."""
+"""The lifecycle derived with NumPy arrays equals the fold over events, for histories of every kind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_times_after_the_year_9999_become_the_end_of_that_year() -> None:
     assert any(one.startswith("9223372036854775") for one in rows["incarnation"].drop_null().to_pylist())
 
 
-def test_chunked_tables_and_equal_ids_of_two_queues_are_supported() -> None:
+def test_chunked_tables_and_equal_ids_in_two_queues_are_supported() -> None:
     events = [replace(event, queue=queue) for queue in ("a", "b") for event in histories(7, 6)]
     chunks = [
         pa.Table.from_pylist([asdict(event) for event in events[at : at + 5]], COLUMNS) for at in range(0, 200, 5)
@@ -86,7 +86,7 @@ def test_chunked_tables_and_equal_ids_of_two_queues_are_supported() -> None:
     assert_arrays_are_fold(events[:200], pa.concat_tables(chunks))
 
 
-def test_events_without_a_job_and_gap_rows_derive_no_rows() -> None:
+def test_no_rows_are_derived_from_gap_rows_and_events_without_a_job() -> None:
     kinds = ("drained", "bulltask.gap", "paused", "added")
     table = pa.Table.from_pylist(
         [{"queue": "q", "event_ms": 1, "event_seq": 0, "event": kind} for kind in kinds], COLUMNS

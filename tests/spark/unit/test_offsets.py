@@ -38,7 +38,7 @@ def stream(first: int | None, last: int, length: int, added: int | None) -> Stre
 
 
 OFFSET = QueueOffset(at(50), 5, lost=1, generation=2)
-"""The offset after five entries up to 50, one of which was lost, in the stream's third generation."""
+"""The offset after the five entries up to 50, one of which was lost, in the stream's third generation."""
 
 
 def test_ids_are_ordered_as_numbers_and_written_as_redis_writes_them() -> None:
@@ -185,7 +185,7 @@ def test_a_reader_starts_at_the_oldest_entry_the_end_or_a_given_id() -> None:
     assert first_offset(None, "latest") == first_offset(None, at(5)) == START
 
 
-def test_the_message_of_a_gap_names_queue_id_count_and_options() -> None:
+def test_a_gaps_message_names_the_queue_id_count_and_options() -> None:
     gap = EventGap("{emails}", at(50), at(80), 3155, exact=True, loss_reason=LossReason.TRIMMED)
     assert gap.message.startswith(
         "[BULLTASK_EVENTS_LOST] queue={emails} last_id_before=50-0: 3155 events lost (trimmed before they were read), "

@@ -96,7 +96,7 @@ def test_queues_are_comma_separated_names_or_a_json_list(text: str, queues: tupl
     assert jobs(queue=text).queues == queues
 
 
-def test_a_queue_given_with_and_without_hash_tag_is_one_queue() -> None:
+def test_a_queue_given_with_and_without_a_hash_tag_is_one_queue() -> None:
     assert len(jobs(queue="emails,{emails}").queues) == 1
     assert len(jobs(queue="emails,{emails}", queueHashTag="false").queues) == 2
 
@@ -191,7 +191,7 @@ def test_a_stream_starts_at_an_id_or_a_time_given_for_a_queue() -> None:
     assert options.starts_at("{images}") == StreamId(1760010061024, LAST_SEQ)
     assert options.starts_at("emails") == StreamId(
         1760010061025, 3
-    )  # a queue of Node, discovered by *: its rows have the name emails
+    )  # a Node.js queue, discovered by *: its rows have the name emails
     assert options.starts_at("{reports}") == "earliest"
     assert stream(startingOffsets="LATEST").starts_at("{emails}") == "latest"
 

@@ -15,7 +15,7 @@ from bulltask.spark.pipeline import Pipeline, stop_after_batch
 
 
 class FakeQuery:
-    """A fake of Spark's query; ``done`` are the batch numbers that ``lastProgress`` returns in turn."""
+    """A fake Spark query; ``done`` has the batch numbers that ``lastProgress`` returns in turn."""
 
     def __init__(self, done: list[int], *, idle: bool = False, polls: int = 99) -> None:
         self._done, self._polls = iter([*done, *[done[-1]] * 99]), polls
@@ -40,7 +40,7 @@ class FakeQuery:
 
 
 def waits_before_stop(query: FakeQuery, *, urgent_at: int = 99) -> int:
-    """Return how often the stop waited before it stopped the query."""
+    """Return how often ``stop_after_batch`` waited before it stopped the query."""
     waits: Iterator[int] = iter(range(1, 200))
     last = 0
 

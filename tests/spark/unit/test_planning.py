@@ -269,7 +269,7 @@ def all_entries(stream: MemoryStream, state: StreamState | None) -> list[Entry]:
 
 
 @pytest.mark.parametrize("recreated_ms", [1, 5_000])
-def test_available_now_ends_although_a_stream_is_deleted_meanwhile(recreated_ms: int) -> None:
+def test_available_now_ends_even_if_a_stream_is_deleted_meanwhile(recreated_ms: int) -> None:
     history = History(5).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
     reader = history.reader
     target = reader.streams.states(QUEUES)
@@ -284,7 +284,7 @@ def test_available_now_ends_although_a_stream_is_deleted_meanwhile(recreated_ms:
     assert reader.read("emails") == 0
 
 
-def test_available_now_ends_although_uncounted_entries_were_trimmed() -> None:
+def test_available_now_ends_even_if_uncounted_entries_were_trimmed() -> None:
     history = History(5, counts=False).play([("add", "emails", 9, 1), ("add", "images", 9, 1)])
     reader = history.reader
     reader.batch(BatchLimits())
@@ -354,7 +354,7 @@ def test_the_batch_limit_is_used_completely_and_no_queue_starves(pending: dict[s
     if max_entries >= len(pending):
         assert sum(limits.values()) == min(max_entries, sum(pending.values()))
     limited = [limits[queue] for queue in pending if limits[queue] < pending[queue]]
-    assert max(limited, default=0) - min(limited, default=0) <= 1, "queues that are limited get equal parts"
+    assert max(limited, default=0) - min(limited, default=0) <= 1, "queues that are limited get equal shares"
     assert divide_limit(pending, None) == pending
 
 

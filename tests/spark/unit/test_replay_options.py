@@ -1,4 +1,4 @@
-"""A replayed job keeps its options, except those that apply to the original job only."""
+"""A replayed job keeps its options, except those that apply only to the original job."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_options_of_the_original_job_are_dropped() -> None:
     assert replay_options(json.dumps(stored)).to_wire(1) == {"bulltask": {"v": 1}}
 
 
-def test_a_job_of_another_client_gets_no_bulltask_options() -> None:
+def test_a_job_from_another_client_gets_no_bulltask_options() -> None:
     assert replay_options('{"attempts":0}').to_wire(1) == {"attempts": 0}
     assert replay_options(None).to_wire(1) == {}
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", "7"])
-def test_options_that_are_no_json_object_are_an_error(broken: str) -> None:
+def test_options_that_are_not_a_json_object_are_an_error(broken: str) -> None:
     with pytest.raises(DecodeError, match=r"not (a )?JSON"):
         replay_options(broken)
 

@@ -130,7 +130,7 @@ def test_a_job_that_timed_out_is_rewritten_after_a_later_event() -> None:
     assert columns(lake.latest_jobs(), "state", "total_ms") == [("completed", 30)]
 
 
-def test_the_date_of_a_row_is_the_day_of_its_end_or_last_event() -> None:
+def test_a_rows_date_is_the_day_of_its_end_or_last_event() -> None:
     steps = history("added", "active", "waiting<active", "active", "completed<active")
     events = [replace(event, event_ms=86_400_000 * (20_000 + day)) for day, event in enumerate(steps)]
     lake = BatchLake()
@@ -173,4 +173,4 @@ def test_an_open_job_without_new_events_stays_unchanged() -> None:
     before = lake.open_events
     lake.add_batch([replace(event, job_id="b") for event in history("added", "waiting", "active", "completed<active")])
     assert lake.open_events is not None
-    assert lake.open_events.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch has left it
+    assert lake.open_events.to_pylist() == before.to_pylist()  # type: ignore[union-attr]  # the first batch left it open

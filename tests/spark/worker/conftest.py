@@ -22,7 +22,7 @@ from bulltask.spark import current_session
 
 
 def processes():
-    """Return the process ids of JVM, child and supervisor."""
+    """Return the process ids of the JVM, the child and the supervisor."""
     context = current_session().sparkContext
     return {"jvm": context._gateway.proc.pid, "child": os.getpid(), "supervisor": os.getppid()}
 
@@ -70,7 +70,7 @@ def harness(broker_url: str, tmp_path: Path, record_property: Callable[[str, obj
 
 @pytest.fixture
 def spark_worker(harness: WorkerHarness, tmp_path: Path) -> Callable[..., Worker]:
-    """Return a function that starts a worker with one child and a fast-starting JVM, with further settings."""
+    """Return a function that starts a worker with one child, a fast-starting JVM, and further settings."""
     need_java()
     home = spark_home(tmp_path / "home")
 

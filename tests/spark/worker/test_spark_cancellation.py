@@ -1,4 +1,4 @@
-"""Revoking a job and its time limits also end its Spark jobs."""
+"""Revoking a job, or reaching its time limit, also cancels its Spark jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_revoking_and_soft_limits_keep_the_jvm_and_a_hard_limit_kills_it(
     assert reason == f"task work_long ran longer than its soft time limit of {LIMIT_S} s"
     for pid in tasks:
         wait_until_exited(pid, 60)
-    # Several calls, as an interrupted connection to the JVM could return the reply of an earlier call.
+    # Several calls, because an interrupted connection to the JVM could return the reply to an earlier call.
     for numbers, total in ((10, 45), (1000, 499_500), (100, 4_950)):
         result = harness.app.send_task("add_up", kwargs={"numbers": numbers}).get(timeout=TIMEOUT_S)
         assert (result["total"], result["jvm"], result["child"]) == (total, jvm, child)

@@ -87,7 +87,7 @@ def test_a_task_uses_the_childs_session_and_reports_progress(harness: WorkerHarn
 
     worker.send(signal.SIGTERM)
     wait_until_exited(result["child"], TIMEOUT_S)
-    assert has_exited(jvm), "the child has not waited for its JVM"
+    assert has_exited(jvm), "the child did not wait for its JVM"
     assert worker.wait(TIMEOUT_S) == ExitCode.OK
 
 
@@ -99,7 +99,7 @@ def test_a_job_runs_again_after_its_child_or_jvm_was_killed(harness: WorkerHarne
     harness.report(jvm_gone_s=round(max(wait_until_exited(pid, 30) for pid in [first["jvm"], *tasks]), 2))
 
     second, tasks = wait_for_run(harness, job, "crashes", 2)
-    assert harness.field(job, "atm") in {None, "0"}, "an interrupted run was counted as an attempt"
+    assert harness.field(job, "atm") in {None, "0"}, "an interrupted attempt was counted"
     os.kill(second["jvm"], signal.SIGKILL)
     for pid in (second["child"], *tasks):
         wait_until_exited(pid, 30)
