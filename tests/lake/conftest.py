@@ -1,4 +1,4 @@
-"""Fixtures for tests of the lake."""
+"""Fixtures for the lake's tests."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def run_killed(program: str, *args: str) -> None:
 
 
 def ids(root: Path) -> list[str]:
-    """Return the event ids as any reader of Parquet finds them."""
+    """Return the event ids, as any Parquet reader finds them."""
     partitions = ds.partitioning(partition_schema(EVENTS), flavor="hive")
     dataset = ds.dataset(str(Layout(root).table(EVENTS)), arrow_schema(EVENTS), "parquet", partitioning=partitions)
     return sorted(dataset.to_table(["event_id"])["event_id"].to_pylist())
@@ -70,7 +70,9 @@ def ids(root: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("occurrence", [1, 2])
-def test_a_kill_during_a_compaction_loses_and_duplicates_no_row(tmp_path: Path, step: str, occurrence: int) -> None:
+def test_a_kill_during_compaction_neither_loses_nor_duplicates_a_row(
+    tmp_path: Path, step: str, occurrence: int
+) -> None:
     lake = LakeBuilder(tmp_path)
     for batch in range(3):
         for queue in ("mail", "{other}"):

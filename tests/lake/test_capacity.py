@@ -153,7 +153,7 @@ def test_minutes_with_lost_events_are_used_only_if_no_others_exist() -> None:
     assert not any(line.startswith("Not counted") for line in alone.reasoning)
 
 
-def test_observed_busy_slots_are_the_sums_of_all_queues() -> None:
+def test_observed_busy_slots_are_summed_across_queues() -> None:
     observed = [
         {"minute": at("2026-11-22 10:00"), "queue": queue, "busy_slots": 1.5, "peak_slots": 4}
         for queue in ("mail", "other")

@@ -1,4 +1,4 @@
-"""Compaction merges the files of past days, and expiration removes old days. Other data does not change."""
+"""Compaction merges past days' files, and expiration removes old days. Other data does not change."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_files_of_an_unfinished_batch_are_not_compacted(lake: LakeBuilder) -> No
     assert len(rows(lake, EVENTS)) == 20
 
 
-def test_a_file_of_an_older_pipeline_with_fewer_columns_is_read(lake: LakeBuilder) -> None:
+def test_a_file_from_an_older_pipeline_with_fewer_columns_is_read(lake: LakeBuilder) -> None:
     import pyarrow.parquet as pq  # noqa: PLC0415 - only this test writes a file itself
 
     add_events(lake, "2026-11-22 10:00", 2)
@@ -161,7 +161,7 @@ def test_tables_may_be_selected_by_name_or_by_layer() -> None:
 
 
 def test_the_documented_nightly_commands_compact_before_they_build() -> None:
-    """In the reverse order, gold reads a file of each batch, queue and table, which takes three times the CPU time."""
+    """In reverse order, gold reads a file for each batch, queue and table, which takes three times the CPU time."""
     page = Path(__file__).parents[2].joinpath("docs", "how-to", "pipeline.md").read_text()
     commands = page[page.index("## Retention") :]
     assert commands.index("pipeline compact --before") < commands.index("pipeline build gold --days")

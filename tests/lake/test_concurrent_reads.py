@@ -1,4 +1,4 @@
-"""Reading the lake while the pipeline compacts files, expires days and repeats batches."""
+"""Reading the lake while the pipeline compacts files, expires days and runs batches again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY = date(2026, 11, 20)
 
 @pytest.fixture
 def lake(tmp_path: Path) -> LakeBuilder:
-    """Return a lake with four jobs of two queues in three directories."""
+    """Return a lake with four jobs from two queues in three directories."""
     lake = LakeBuilder(tmp_path)
     for ids, queue in (("ab", "mail"), ("c", "mail"), ("d", "other")):
         fields = {"state": "failed", "finished_at": at("2026-11-20"), "queue": queue}
@@ -131,7 +131,7 @@ def test_a_directory_that_is_moved_while_others_are_listed_is_detected(
             names = list_directories(path)
             visited.append(path.name)
             if path == directory and visited.count(directory.name) == 1:
-                shutil.rmtree(directory)  # as another command that completes the intent
+                shutil.rmtree(directory)  # as another command does that completes the intent
                 directory.mkdir()
                 new.rename(directory / "ingest_id=compacted")
             return names

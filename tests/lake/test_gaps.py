@@ -37,7 +37,7 @@ def lake(tmp_path: Path) -> LakeBuilder:
     return lake
 
 
-def test_backfilled_jobs_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
+def test_the_jobs_of_all_backfills_are_added_up(lake: LakeBuilder) -> None:
     first, second = find_gaps(lake.layout)
     assert (first.queue, first.lost, first.exact, first.backfilled_jobs) == ("mail", 8, True, 5)
     assert (second.queue, second.exact, second.last_at_before, second.first_id_after, second.backfilled_jobs) == (

@@ -1,4 +1,4 @@
-"""The history of a single job, and statistics of jobs, from the lake."""
+"""A single job's history, and statistics about jobs, from the lake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def history(lake: LakeBuilder) -> History:
 
 
 def add_retried_job(lake: LakeBuilder) -> None:
-    """Add job 7 of mail, which stalled, failed, and was completed by a retry a day later; its id was used before."""
+    """Add job 7 of mail, which stalled, failed, and completed in a retry a day later; its id had been used before."""
     incarnation, later = f"{MS}-0", DAY + timedelta(days=1)
     lake.events(
         [
@@ -135,7 +135,7 @@ def test_jobs_are_counted_once_when_they_are_read_in_several_passes(
 
 
 def attempts(lake: LakeBuilder) -> list[dict[str, Any]]:
-    """Add attempts in three hours of two days, some with long runs."""
+    """Add attempts in three hours on two days, some with long run times."""
     rng, hours = random.Random(4), [DAY, at("2026-11-20 23:00"), at("2026-11-21 00:00")]
     rows = [
         {
@@ -210,7 +210,7 @@ def test_percentiles_of_the_whole_period_are_one_data_point(lake: LakeBuilder) -
         (lambda lake: lake.latency(every="week"), "not 'week'"),
     ],
 )
-def test_invalid_arguments_of_statistics_are_rejected(lake: LakeBuilder, query: Any, message: str) -> None:
+def test_invalid_arguments_for_statistics_are_rejected(lake: LakeBuilder, query: Any, message: str) -> None:
     attempts(lake)
     with pytest.raises(ConfigError, match=re.escape(message)):
         query(history(lake))

@@ -35,11 +35,11 @@ def output(program: str) -> str:
 
 
 @pytest.mark.parametrize("program", ["import bulltask.lake", "import bulltask.lake.layout, bulltask.lake.records"])
-def test_modules_that_need_no_arrow_do_not_import_pyarrow(program: str) -> None:
+def test_modules_that_do_not_need_arrow_do_not_import_pyarrow(program: str) -> None:
     assert output(f"{program}; import sys; print('pyarrow' in sys.modules)") == "False"
 
 
-def test_the_history_needs_no_spark() -> None:
+def test_the_history_does_not_need_spark() -> None:
     program = (
         "import sys; from bulltask.lake import History; print([n for n in ('pyspark', 'py4j') if n in sys.modules])"
     )

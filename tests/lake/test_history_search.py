@@ -83,7 +83,7 @@ def test_a_search_applies_all_filters_and_returns_the_newest_first(sample: Histo
     assert ids(sample, **where) == list(expected)
 
 
-def test_a_job_of_a_search_has_times_in_utc_and_durations_in_seconds(lake: LakeBuilder) -> None:
+def test_a_job_in_search_results_has_times_in_utc_and_durations_in_seconds(lake: LakeBuilder) -> None:
     end = at("2026-11-20 10:00:01", 500)
     row = job("a", end, "failed", attempt_count=3, stalls=1, wait_ms=1500, run_ms=250, total_ms=None, data_bytes=7)
     row |= {"created_at": at("2026-11-20 10:00"), "first_started_at": at("2026-11-20 10:00:01"), "failed_reason": "no"}
@@ -143,7 +143,7 @@ def test_an_end_found_by_a_backfill_supersedes_a_later_removal(lake: LakeBuilder
 
 
 def test_a_search_does_not_read_days_before_its_jobs_were_added(lake: LakeBuilder) -> None:
-    """One more day is read, as clocks may differ."""
+    """One more day is read, because clocks may differ."""
     for day in range(1, 21):
         moment = at(f"2026-11-{day:02} 10:00")
         lake.jobs([job(f"j{day}", moment, created_at=moment)])
@@ -163,7 +163,7 @@ def test_a_retry_of_a_job_whose_start_has_expired_is_another_incarnation(lake: L
     assert [(job.state, job.created_at) for job in jobs] == [("completed", None), ("failed", at("2026-11-10"))]
 
 
-def test_a_snapshot_by_a_slow_clock_supersedes_a_row_of_the_next_day(lake: LakeBuilder) -> None:
+def test_a_snapshot_from_a_slow_clock_supersedes_a_row_of_the_next_day(lake: LakeBuilder) -> None:
     unfinished = {**job("a", DAY, "active"), "finished_at": None, "as_of": at("2026-11-20 00:00", 5)}
     lake.jobs([unfinished]).jobs([{**job("a", at("2026-11-20", -5)), "as_of": at("2026-11-21"), "source": "snapshot"}])
     history = History(lake.layout.root)
@@ -182,7 +182,7 @@ def test_incarnations_and_equal_ids_in_two_queues_are_separate_jobs(lake: LakeBu
     assert ids(History(lake.layout.root)) == ["a", "a", "a"]
 
 
-def test_pages_contain_every_job_once_if_many_ended_at_the_same_time(lake: LakeBuilder) -> None:
+def test_pages_contain_every_job_once_if_many_finished_at_the_same_time(lake: LakeBuilder) -> None:
     lake.jobs([job(f"{number:03}", DAY) for number in range(95)] + [job("old", at("2026-11-01"))])
     history, job_ids, cursor, pages = History(lake.layout.root), list[str](), None, 0
     while pages == 0 or cursor:
@@ -193,7 +193,7 @@ def test_pages_contain_every_job_once_if_many_ended_at_the_same_time(lake: LakeB
     assert pages == 10
 
 
-def test_a_page_is_full_although_newer_matching_rows_are_superseded(lake: LakeBuilder) -> None:
+def test_a_page_is_full_even_if_newer_matching_rows_are_superseded(lake: LakeBuilder) -> None:
     lake.jobs([job(f"x{n:02}", at("2026-11-20 12:00", n), "failed") for n in range(60)])
     lake.jobs([job(f"x{n:02}", at("2026-11-21")) for n in range(60)])
     lake.jobs([job(f"y{n}", at("2026-11-20 11:00", n), "failed") for n in range(3)])
@@ -224,7 +224,7 @@ def test_a_row_that_was_written_twice_is_returned_once(lake: LakeBuilder) -> Non
         ({"cursor": ""}, "invalid cursor"),
     ],
 )
-def test_invalid_arguments_of_a_search_are_rejected(sample: History, where: Row, message: str) -> None:
+def test_invalid_arguments_for_a_search_are_rejected(sample: History, where: Row, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         sample.search(**where)
 
@@ -234,7 +234,7 @@ def test_an_unknown_filter_is_rejected(sample: History) -> None:
         sample.search(stat="failed")  # type: ignore[call-arg]
 
 
-def test_the_cursor_of_another_search_is_rejected(sample: History) -> None:
+def test_a_cursor_from_another_search_is_rejected(sample: History) -> None:
     cursor = sample.search(limit=1).cursor
     assert cursor
     with pytest.raises(ConfigError, match="is from another search"):
@@ -253,7 +253,7 @@ def test_the_history_of_a_lake_without_jobs_is_empty(tmp_path: Path) -> None:
     assert (history.days(), history.queues(), history.job_counts(), history.job("a")) == ([], [], [], None)
 
 
-def test_an_unreadable_file_is_an_error_with_the_name_of_the_file(lake: LakeBuilder) -> None:
+def test_an_unreadable_file_is_an_error_that_names_the_file(lake: LakeBuilder) -> None:
     lake.jobs([job("a", DAY)])
     (file,) = lake.layout.root.rglob("*.parquet")
     file.write_bytes(b"PAR1 nonsense")
@@ -270,7 +270,7 @@ TEXTS = st.sampled_from(["Timed out", "timed OUT é", "KeyError: 'a'", "", None]
 @st.composite
 def rows(draw: Callable[..., Any]) -> Row:
     ended, finished = draw(TIMES), draw(st.booleans())
-    # A backfill records a job at any time after its end.
+    # A backfill records a job at any time after it finished.
     as_of = ended + timedelta(hours=draw(st.integers(0, 100))) if finished else ended
     incarnation = draw(st.sampled_from(["1-0", None]))
     return {

@@ -1,4 +1,4 @@
-"""``bulltask history search`` finds jobs that have ended in the lake, without Redis."""
+"""``bulltask history search`` finds finished jobs in the lake, without Redis."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_search_filters_jobs_and_returns_pages(lake: LakeBuilder, run: Run) 
     assert rest["jobs"][0]["run"] == 2.5
 
 
-def test_the_directory_of_the_lake_may_be_set_in_the_environment(
+def test_the_lakes_directory_may_be_set_in_the_environment(
     lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_finished_job(lake)

@@ -47,7 +47,7 @@ def web(lake: LakeBuilder) -> Iterator[httpx.Client]:
         thread.join()
 
 
-def test_every_path_returns_the_results_of_the_history(web: httpx.Client) -> None:
+def test_every_path_returns_the_same_results_as_the_history(web: httpx.Client) -> None:
     page = web.get("/search", params={"state": "failed", "limit": "2", "until": "2026-11-20T00:00:00.002Z"}).json()
     assert [job["id"] for job in page["jobs"]] == ["j1", "é&="]
     rest = web.get("/search", params={"state": "failed", "limit": 2, "cursor": page["cursor"]}).json()

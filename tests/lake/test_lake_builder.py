@@ -1,4 +1,4 @@
-"""The lakes that tests build have the format of the pipeline."""
+"""The lakes that tests build have the pipeline's format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_rows_are_read_back_with_the_partitions_of_their_times(tmp_path: Path) -
     assert lake.layout.days(JOBS) == [date(2026, 11, 21)]
 
 
-def test_the_time_of_an_event_is_read_from_its_id(tmp_path: Path) -> None:
+def test_an_events_time_is_read_from_its_id(tmp_path: Path) -> None:
     lake = LakeBuilder(tmp_path)
     lake.events([{"event_id": "1795305600123-4", "event": "added", "job_id": "1"}], ingest_id="x-1")
     (row,) = rows(lake, EVENTS)

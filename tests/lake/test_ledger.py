@@ -17,7 +17,7 @@ QUERY, NEXT_QUERY = "3f0c2a91-1111-4222-8333-444444444444", "77aa0000-1111-4222-
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Return a ledger that reduces its records to ten when it has more than 15."""
+    """Return a ledger that trims its records to ten when it has more than 15."""
     monkeypatch.setattr(ledger_module, "_MAX_RECORDS", 10)
     monkeypatch.setattr(ledger_module, "_CLEANUP_SLACK", 5)
     return Ledger(Layout(tmp_path))
@@ -35,7 +35,7 @@ def records_in(root: Path) -> int:
     return len(list(Layout(root).internal("batches").iterdir()))
 
 
-def test_a_batch_stays_done_after_its_record_was_removed(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_batch_stays_done_after_its_record_is_removed(ledger: Ledger, tmp_path: Path) -> None:
     finish(ledger, QUERY, range(15))
     assert records_in(tmp_path) == 15
     finish(ledger, QUERY, range(15, 16))

@@ -87,7 +87,7 @@ def test_status_works_without_a_lake(tmp_path: Path, lake: LakeBuilder) -> None:
     assert "cannot connect to Redis at redis://127.0.0.1:1" in status(tmp_path)
 
 
-def test_a_lake_of_another_version_is_reported_in_one_line(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
+def test_a_lake_written_by_another_version_is_reported_in_one_line(tmp_path: Path, lake: LakeBuilder, run: Run) -> None:
     head = lake.layout.internal("head.json")
     head.parent.mkdir()
     head.write_text('{"version": 2, "ingest_id": "3f0c2a91-00000000"}')
@@ -160,7 +160,7 @@ def test_the_error_without_pyarrow_names_the_smallest_extra(tmp_path: Path) -> N
     assert run.stderr.strip() == "Error: pyarrow is not installed: pip install 'bulltask[history]'"
 
 
-def test_the_error_of_a_spark_command_names_the_spark_extra(tmp_path: Path) -> None:
+def test_the_error_from_a_spark_command_names_the_spark_extra(tmp_path: Path) -> None:
     program = (
         "import sys\nfor name in ('pyarrow', 'pyspark'): sys.modules[name] = None\n"
         "from bulltask.cli.main import main\n"

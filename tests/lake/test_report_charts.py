@@ -79,7 +79,7 @@ def test_a_line_without_values_is_omitted_and_others_keep_their_style() -> None:
         (Axis(NOON, 720, 40), 2.5, ["23 Nov", "30 Nov", "7 Dec"]),
     ],
 )
-def test_ticks_of_time_have_round_values(axis: Axis, first: float, texts: list[str]) -> None:
+def test_time_ticks_have_round_values(axis: Axis, first: float, texts: list[str]) -> None:
     ticks = chart("Jobs", "jobs", axis, [Series("a", [1.0] * axis.points)]).x_ticks
     assert ([tick.text for tick in ticks][: len(texts)], ticks[0].position) == (texts, first)
     assert len(ticks) <= 10
@@ -109,7 +109,7 @@ def test_bands_of_lost_events_are_merged_and_have_a_minimum_width() -> None:
     assert bands(Axis(NOON, 1, 10), [NOON + 8, NOON + 9]) == [(80.0, 20.0)]
 
 
-def test_ranges_of_percentiles_share_one_axis() -> None:
+def test_percentile_ranges_share_one_axis() -> None:
     counts = [{bucket_of(10): 50, bucket_of(100): 50}, {bucket_of(1000): 1}, {}]
     aggregates = [TaskAggregate([("q", str(n))], str(n), Counter(), sizes) for n, sizes in enumerate(counts)]
     result = ranges(aggregates, "wait")

@@ -1,4 +1,4 @@
-"""The numbers of a report on tables with known rows."""
+"""The numbers in a report on tables with known rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_headline_without_a_price_shows_the_worker_time(lake: LakeBuilder) -
     assert (last.label, last.value, last.detail) == ("Run time", "1 min", "25 % wasted")
 
 
-def test_percentiles_of_a_task_are_computed_over_all_minutes(lake: LakeBuilder) -> None:
+def test_a_tasks_percentiles_are_computed_across_all_minutes(lake: LakeBuilder) -> None:
     rows = [task_minute("10:00", waits=[10] * 99, runs=[1]), task_minute("10:01", waits=[40_000], runs=[1])]
     lake.gold("task_minute", rows)
     [task] = by_task(read(lake.layout, DAY))
@@ -71,7 +71,7 @@ def test_percentiles_of_a_task_are_computed_over_all_minutes(lake: LakeBuilder) 
     assert task.wait(1.0) == pytest.approx(40_000, rel=0.01)
 
 
-def test_a_chart_of_percentiles_has_gaps_without_attempts(lake: LakeBuilder) -> None:
+def test_a_percentile_chart_has_gaps_where_there_are_no_attempts(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20]), task_minute("10:02", waits=[30, 50], added=2)])
     assert values(build_report(lake), "wait") == {"send": [20, None, 50]}
 
@@ -208,7 +208,7 @@ def test_reasons_after_the_tenth_are_only_counted(lake: LakeBuilder) -> None:
     assert report.reasons_left == (3, 90 + 89 + 88)
 
 
-def test_means_of_a_queue_are_over_all_minutes(lake: LakeBuilder) -> None:
+def test_a_queues_means_are_computed_across_all_minutes(lake: LakeBuilder) -> None:
     busy = {"busy_slots": 3.0, "utilisation": 0.75, "capacity": 4, "peak_slots": 5, "wait_p95": 700}
     rows = [
         queue_minute("10:00", added=10, finished_or_removed=4, backlog_delta=6, **busy),
@@ -239,7 +239,7 @@ def test_the_backlog_is_unknown_after_the_first_lost_event(lake: LakeBuilder) ->
     assert any("its backlog is unknown" in note for note in notes(report))
 
 
-def test_a_gap_of_one_queue_ends_the_line_of_several_queues(lake: LakeBuilder) -> None:
+def test_a_gap_in_one_queue_ends_the_line_for_several_queues(lake: LakeBuilder) -> None:
     busy = [queue_minute("10:00", queue=f"q{n}", busy_slots=9.0, backlog_delta=1) for n in range(MAX_SERIES)]
     idle = [queue_minute("10:01", queue="idle", backlog_delta=1, complete=False)]
     lines = values(build_report(lake.gold("capacity_minute", busy + idle)), "backlog")
@@ -253,7 +253,7 @@ def gap(after: str | None, first: str | None, detected: str, **values: Any) -> d
     return {"last_id_before": after or "0-0", "lost": 10, "exact": True, "loss_reason": "trimmed", **moments, **values}
 
 
-def test_incomplete_minutes_of_gaps_and_of_gold_are_counted_once(lake: LakeBuilder) -> None:
+def test_minutes_incomplete_in_both_gaps_and_gold_are_counted_once(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:01", complete=False), task_minute("10:07", complete=False)])
     lake.gaps([gap("22 10:00", "22 10:02", "22 10:03")])
     incomplete = incomplete_minutes(read(lake.layout, DAY))
@@ -323,7 +323,7 @@ def test_an_alert_lists_only_the_first_days_without_gold(lake: LakeBuilder) -> N
     assert alert.title == "Not included: 2026-11-14, 2026-11-15, 2026-11-16, 2026-11-17, 2026-11-18, …"
 
 
-def test_the_alert_for_a_day_without_data_names_the_days_of_the_lake(lake: LakeBuilder) -> None:
+def test_the_alert_for_a_day_without_data_names_the_lakes_days(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", finished=1)])
     report = build_report(lake, period("2026-11-25"))
     assert report.empty

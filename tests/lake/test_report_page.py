@@ -1,4 +1,4 @@
-"""The HTML page and the Markdown of a report: complete, self-contained, and with all data escaped."""
+"""A report's HTML page and Markdown: complete, self-contained, and with all data escaped."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_page_is_well_formed_and_its_data_is_json(lake: LakeBuilder) -> None:
     links = [attrs["href"] or "" for tag, attrs in page.tags if tag == "a"]
     assert sorted(links) == sorted(f"#{target}" for target in ids)
     payloads = [json.loads(script) for script in page.scripts[:-1]]
-    assert len(payloads) == 5, "all charts but the backlog, which is unknown after the gap"
+    assert len(payloads) == 5, "all charts except the backlog, which is unknown after the gap"
     assert payloads[0] == {
         "start": at("2026-11-22 10:00").timestamp(),
         "step": 60,
@@ -126,7 +126,7 @@ def test_a_page_loads_no_other_resources(lake: LakeBuilder) -> None:
     assert [attrs for tag, attrs in page.tags if loading & attrs.keys() or tag in {"link", "base", "iframe"}] == []
 
 
-def test_the_security_policy_allows_only_the_script_of_the_report(lake: LakeBuilder) -> None:
+def test_the_security_policy_allows_only_the_reports_script(lake: LakeBuilder) -> None:
     page = ParsedPage(html(full_report(lake)))
     [policy] = [attrs["content"] or "" for tag, attrs in page.tags if tag == "meta" and "http-equiv" in attrs]
     kinds = [attrs.get("type") for tag, attrs in page.tags if tag == "script"]

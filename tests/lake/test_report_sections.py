@@ -1,4 +1,4 @@
-"""Edge cases of a report's tables: no job, no price, no time, an inexact gap."""
+"""Edge cases in a report's tables: no job, no price, no time, an inexact gap."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_costs_are_sorted_and_tasks_without_jobs_have_no_cost_per_job(lake: Lake
     assert [cost.wasted for cost in costs] == [0.5, 5 / 99, 0.5]
 
 
-def test_the_table_of_requeues_includes_tasks_that_only_stalled(lake: LakeBuilder) -> None:
+def test_the_requeue_table_includes_tasks_that_only_stalled(lake: LakeBuilder) -> None:
     counts: list[dict[str, Any]] = [{name: 1} for name in ("requeued", "stalled", "waiting_children")]
     lake.gold("task_minute", [task_minute("10:00", *count, **count) for count in counts])
     assert set(column(sections.requeues(by_task(data(lake))), "name")) == {"requeued", "stalled"}

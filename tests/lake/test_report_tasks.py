@@ -1,4 +1,4 @@
-"""The tasks of a report: their selection, attempts and charts."""
+"""A report's tasks: their selection, attempts and charts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.lake import LakeBuilder, at
 from tests.support.lake_report import DAY, build_report, period, values
 
 
-def test_attempts_of_all_outcomes_are_counted(lake: LakeBuilder) -> None:
+def test_attempts_with_every_outcome_are_counted(lake: LakeBuilder) -> None:
     ends: dict[str, Any] = {"completed": 1, "failed": 2, "requeued": 3, "stalled": 4, "waiting_children": 5}
     rows = [task_minute("10:00", f"t{n:02}", queue=f"q{n % 2}", **ends) for n in range(MAX_TASKS + 2)]
     lake.gold("task_minute", rows)
@@ -37,7 +37,7 @@ def test_a_concurrency_is_recommended_for_the_day_with_the_most_work(lake: LakeB
     assert recommendations.peak_minute == at("2026-11-22 10:00")
 
 
-def test_the_charts_of_waits_and_of_runs_differ(lake: LakeBuilder) -> None:
+def test_the_charts_of_wait_and_run_times_differ(lake: LakeBuilder) -> None:
     lake.gold("task_minute", [task_minute("10:00", waits=[20], runs=[30, 50])])
     assert (values(build_report(lake), "wait"), values(build_report(lake), "run")) == ({"send": [20]}, {"send": [50]})
 

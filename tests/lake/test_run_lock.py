@@ -24,13 +24,13 @@ def lock(layout: Layout) -> Iterator[RunLock]:
         yield lock
 
 
-def test_a_second_lock_of_a_lake_is_rejected_and_names_the_process(layout: Layout, lock: RunLock) -> None:
+def test_a_second_lock_on_a_lake_is_rejected_with_the_id_of_the_process(layout: Layout, lock: RunLock) -> None:
     with pytest.raises(LakeInUseError, match=f"process {os.getpid()} is already writing"):
         RunLock(layout)
     assert writer_pid(layout) == os.getpid()
 
 
-def test_a_released_lock_is_free_while_a_process_forked_before_still_runs(layout: Layout, lock: RunLock) -> None:
+def test_a_released_lock_is_free_while_a_process_forked_earlier_still_runs(layout: Layout, lock: RunLock) -> None:
     end_of_test, test_is_running = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(test_is_running)

@@ -62,7 +62,7 @@ def test_an_empty_configuration_has_no_objectives_prices_or_capacities(tmp_path:
         assert (empty.objectives, empty.prices, empty.capacities) == ((), {}, {})
 
 
-def test_the_duration_of_an_objective_may_be_a_timedelta() -> None:
+def test_an_objectives_duration_may_be_a_timedelta() -> None:
     assert Objective("run", threshold=timedelta(minutes=1), target=0.5).threshold_ms == 60_000
 
 
@@ -78,7 +78,7 @@ def test_the_duration_of_an_objective_may_be_a_timedelta() -> None:
         ({"name": 7}, r"name must be a string"),
     ],
 )
-def test_an_invalid_field_of_an_objective_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_field_in_an_objective_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Objective(**GOOD | fields)
 
@@ -95,7 +95,7 @@ def test_an_invalid_field_of_an_objective_is_rejected_by_name(fields: dict[str, 
         ({"objectives": [GOOD]}, "objectives must be instances of"),
     ],
 )
-def test_an_invalid_field_of_a_configuration_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_field_in_a_configuration_is_rejected_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SLOConfig(**fields)
 

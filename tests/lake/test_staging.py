@@ -1,4 +1,4 @@
-"""Files of a batch, from staging to the tables."""
+"""A batch's files, from staging to the tables."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_partition_name_is_one_directory_and_encodes_its_value(queue: str) -> 
     assert partition_value(name) == queue
 
 
-def test_a_repeated_batch_starts_empty_and_publishes_all_tables(tmp_path: Path) -> None:
+def test_a_batch_that_runs_again_starts_empty_and_publishes_all_tables(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     Staging(layout, "3f0c2a91-00000001").write(GAPS, gaps(("2026-11-22", "b", 1)))
     repeated = Staging(layout, "3f0c2a91-00000001")

@@ -1,4 +1,4 @@
-"""The status of a pipeline, from the ledger's head and the streams in Redis."""
+"""A pipeline's status, from the ledger's head and the streams in Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = BatchRecord(
         (100, 0, None, None),  # unknown without a rate
     ],
 )
-def test_the_headroom_of_a_queue_depends_on_its_lag_limit_and_rate(
+def test_a_queues_headroom_depends_on_its_lag_limit_and_rate(
     limit: int, behind: int, rate: float | None, left_s: float | None
 ) -> None:
     status = status_of("/data/lake", HEAD, {"mail": Lag(StreamRetention("mail", behind, limit, rate), behind, 1.0)})

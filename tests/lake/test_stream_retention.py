@@ -21,7 +21,7 @@ from bulltask.lake.stream_retention import (
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "pipeline.md"
 
 
-def test_the_retention_of_a_stream_is_its_limit_divided_by_its_rate() -> None:
+def test_a_streams_retention_is_its_limit_divided_by_its_rate() -> None:
     assert StreamRetention("mail", 10_000, 10_000, 830).retention_s == pytest.approx(12.05, abs=0.01)
     assert StreamRetention("mail", 3, 10_000, None).retention_s is None
 
@@ -49,7 +49,7 @@ def test_the_rate_is_that_of_the_busiest_span() -> None:
     assert busiest_rate([(0, 10_000)]) is None
 
 
-def test_the_table_of_sizes_has_the_measured_example() -> None:
+def test_the_size_table_contains_the_measured_example() -> None:
     """15 minutes at 200 jobs a second are 747,000 events, which take 46 MB."""
     [line] = [example for example in retention_examples() if example.jobs_per_s == 200]
     assert (line.quarter_hour, round(line.quarter_hour_mb)) == (747_000, 46)

@@ -251,7 +251,7 @@ def test_show_with_no_redis_does_not_connect(lake: LakeBuilder) -> None:
     assert CliRunner().invoke(main, args).exit_code == 2
 
 
-def test_the_directory_of_the_lake_may_be_set_in_the_environment(
+def test_the_lakes_directory_may_be_set_in_the_environment(
     lake: LakeBuilder, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_finished_job(lake, "1")

@@ -30,12 +30,12 @@ from tests.support.sync_facade import SyncFacade
 __all__ = ["HOUR_MS", "START_MS", "ApiForm", "AwaitedResult", "Signal"]
 
 START_MS: Final = 1_700_000_000_000
-"""The fixed time of both forms."""
+"""The fixed time that both forms see."""
 HOUR_MS: Final = 3_600_000
 
 
 class ApiForm:
-    """The sync or the async form of queue, flows, schedulers, events and results.
+    """The sync or the async form of the queue, flows, schedulers, events and results.
 
     Args:
         url: The URL of the server.
@@ -51,7 +51,7 @@ class ApiForm:
         self.queue = cast("Queue", self._plain(kind(self.name, url, default_job_options=options, **settings)))
         self.broker = self.queue.context.broker
         self.now_ms = START_MS
-        setattr(self.broker.clock, "now_ms", lambda: self.now_ms)  # noqa: B010 - every user of the clock has this one
+        setattr(self.broker.clock, "now_ms", lambda: self.now_ms)  # noqa: B010 - all users of the clock share it
         flows: Any = FlowProducer if runner is None else AsyncFlowProducer
         self.flows = cast("FlowProducer", self._plain(flows(broker=lambda: self.broker)))
         self.redis: redis.Redis = redis.Redis.from_url(url, decode_responses=True)
@@ -90,13 +90,13 @@ class ApiForm:
         return self.flows.add(FlowJob("parent", self.name, {}, {}, [leaf]))
 
     def add_parent(self, **options: Any) -> Job:
-        """Return the parent of a new :meth:`add_flow` as a job of this form."""
+        """Add a flow with :meth:`add_flow`; return its parent as a job of this form."""
         found = self.queue.get_job(self.add_flow(**options).job.id)
         assert found is not None
         return found
 
     def add_child(self) -> Job:
-        """Return the child of a new :meth:`add_flow` as a job of this form."""
+        """Add a flow with :meth:`add_flow`; return its child as a job of this form."""
         found = self.queue.get_job(self.add_flow().children[0].job.id)
         assert found is not None
         return found
@@ -126,7 +126,7 @@ class ApiForm:
         return job.result() if self._runner is None else AwaitedResult(job.result(), self._runner)
 
     def connect_worker(self, name: str) -> None:
-        """Open a connection with the client name of a worker."""
+        """Open a connection with a worker's client name."""
         self._opened.append(self.broker.client(self.queue.context.keys.client_name(name)))
         self._opened[-1].connect()
 
@@ -195,7 +195,7 @@ class Signal:
 
 
 class AwaitedResult:
-    """The awaitable methods of an ``AsyncResult`` as blocking calls, under the names of the sync methods."""
+    """The awaitable methods of an ``AsyncResult`` as blocking calls, with the sync methods' names."""
 
     def __init__(self, result: AsyncResult[Any], runner: asyncio.Runner) -> None:
         self._result, self._runner = result, runner

@@ -1,4 +1,4 @@
-"""A Spark driver in a process that can be killed, with the JVM of another process: it starts in a second, not in ten.
+"""A Spark driver in a process that can be killed, with another process's JVM: it starts in one second, not in ten.
 
 `attach` turns the driver's process into a client of that JVM, as PySpark's own ``PYSPARK_GATEWAY_PORT`` does.
 """
@@ -18,7 +18,7 @@ __all__ = ["attach", "gateway_variables", "release"]
 
 
 def gateway_variables(spark: SparkSession) -> dict[str, str]:
-    """Return the environment variables by which another process finds the JVM of a session."""
+    """Return the environment variables that another process needs to find a session's JVM."""
     parameters = _gateway(spark).gateway_parameters
     return {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
 
@@ -32,7 +32,7 @@ def attach() -> None:
 
 
 def release(spark: SparkSession) -> None:
-    """Return the JVM to this process after a driver has ended: its queries fail; this process gets callbacks again."""
+    """Return the JVM to this process after a driver has died: its queries fail, and callbacks come to this process."""
     queries = spark._jsparkSession.sharedState().activeStreamingQueries()
     wait_until(queries.isEmpty, 60.0, "the end of the dead driver's queries")
     client = _gateway(spark)

@@ -1,4 +1,4 @@
-"""Silver tables in memory, written batch by batch; and histories split into batches."""
+"""Silver tables in memory, written batch by batch, and histories split into batches."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ __all__ = ["Certificates", "TlsServer"]
 
 
 class Certificates:
-    """An authority, certificates of local servers and clients, and a client certificate of an untrusted authority.
+    """A CA, certificates for local servers and clients, and a client certificate from an untrusted CA.
 
     Args:
         directory: The directory for the files.
 
     Attributes:
         authority: The file for ``ssl_ca_certs`` and ``tls-ca-cert-file``.
-        untrusted_authority: The file of another authority.
+        untrusted_authority: The file for another authority.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,7 +54,7 @@ class Certificates:
 
 
 class TlsServer:
-    """A Redis with a TLS port, which requires client certificates, and a plain port.
+    """A Redis server with a plain port, and a TLS port that requires client certificates.
 
     Args:
         directory: The directory for the server's files.
@@ -68,6 +68,6 @@ class TlsServer:
 
     def __init__(self, directory: Path, certificates: Certificates) -> None:
         self.port = pick_port()
-        # The Valkey of the wheel is built without TLS.
+        # The wheel's Valkey is built without TLS.
         self.plain = RedisServer.start(directory, flavour="redis", extra=certificates.arguments(self.port))
         self.url = f"rediss://localhost:{self.port}/0?{certificates.query()}"

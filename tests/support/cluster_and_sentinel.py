@@ -33,7 +33,7 @@ def assign_all_slots(server: RedisServer) -> None:
 
 
 def allow_cluster(producer: T) -> T:
-    """Let a queue or flow producer connect to the cluster node that has its keys, which bulltask rejects otherwise."""
+    """Let a queue or flow producer connect to the cluster node that has its keys, which is otherwise rejected."""
     context = producer.context if isinstance(producer, Queue) else producer._context
     config, url = context.broker.config, context.broker.endpoint.url
     context.broker.close()

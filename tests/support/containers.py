@@ -1,4 +1,4 @@
-"""The server of the test session: a container if a container engine is available, else a local process."""
+"""The test session's server: a container if a container engine is available, else a local process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ContainerServer:
 
     Attributes:
         port: The TCP port on 127.0.0.1.
-        image: The image of the container.
+        image: The container's image.
     """
 
     port: int
@@ -66,7 +66,7 @@ def container_server(image: str, *, host_network: bool = False) -> Iterator[Cont
 
     Args:
         image: An image of Redis or Valkey whose entry point takes the server's arguments.
-        host_network: Use the host's network and a free port of this machine.
+        host_network: Use the host's network and a free port on this machine.
     """
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415  # as above
 

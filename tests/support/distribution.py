@@ -1,8 +1,8 @@
 """Distribution of tests to pytest-xdist's workers: file by file, the longest first.
 
-One worker runs all tests of a file, so that module fixtures are set up once. All tests with the Spark session are
+One worker runs all tests of a file, so that module fixtures are set up once. All tests that use the Spark session are
 one unit: a JVM takes ten CPU seconds to start, minutes to warm up, and a gigabyte of memory. Tests that start their own
-JVMs are two units, as one would still run when all other tests have finished.
+JVMs are two units, because a single unit would still be running when all other tests have finished.
 
 pytest-xdist has groups for this (``--dist loadgroup``), but up to 3.8 they have no effect with pytest 9.2: xdist
 appends the group to the test's id, where pytest no longer looks for it.
@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["Distribution", "sort_longest_first"]
 
-# The first matching prefix counts. Tests with the same name belong to one unit.
+# The first matching prefix counts. Tests with the same unit name belong to one unit.
 UNITS = (
     ("tests/spark/local/test_demo.py", "JVMs of examples"),
     ("tests/spark/local/", "Spark's session"),
@@ -36,7 +36,7 @@ FIRST = (
 
 
 class Distribution(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """A scheduler that gives units of tests to the workers in the order of the tests."""
+    """A scheduler that hands units of tests to the workers, in the order of the tests."""
 
     def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
         config.option.loadscopereorder = False  # True would start with the largest units

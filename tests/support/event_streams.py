@@ -1,4 +1,4 @@
-"""Event streams in Redis that grow and are trimmed, deleted and recreated; and the entries that a reader can count."""
+"""Event streams in Redis that grow and are trimmed, deleted and recreated, and the entries that a reader can count."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RandomStreams:
     """Changes the streams of some queues at random, and records every entry.
 
     Args:
-        client: A client of the tests' server.
+        client: A client for the tests' server.
         rng: The source of randomness.
     """
 
@@ -47,7 +47,7 @@ class RandomStreams:
         self._rng.choice([self.add, self.add, self.add, self.trim, self.trim, self.delete])(queue)
 
     def create_queue(self, queue: str) -> None:
-        """Create a queue, mostly with some events."""
+        """Create a queue, usually with some events."""
         self.generations[queue] = [Generation()]
         self.add(queue)
         self.generations[queue][0].is_known = True  # no reader can confuse it with an older generation
@@ -73,7 +73,7 @@ class RandomStreams:
             self._client.xtrim(_key(queue), maxlen=self._rng.randrange(10), approximate=False)
 
     def delete(self, queue: str) -> None:
-        """Delete the stream, sometimes the whole queue; mostly a new generation follows immediately."""
+        """Delete the stream, sometimes the whole queue; usually a new generation follows immediately."""
         self._client.delete(_key(queue))
         self._start_generation(queue)
         if self._rng.random() < 0.3:
@@ -89,11 +89,11 @@ class RandomStreams:
     def _start_generation(self, queue: str) -> None:
         if self.generations[queue][-1].ids:
             self.deleted += 1
-            self._ms += 1  # ids are unique, as the server's clock has advanced
+            self._ms += 1  # ids are unique, because the server's clock has advanced
             self.generations[queue].append(Generation())
 
     def current(self) -> dict[str, tuple[Generation, int]]:
-        """Return the current generation and number of entries of each queue."""
+        """Return each queue's current generation and number of entries."""
         return {queue: (generations[-1], len(generations[-1].ids)) for queue, generations in self.generations.items()}
 
     def mark_read(self, current: dict[str, tuple[Generation, int]], *, counting: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Write events of a queue to Redis, as BullMQ's scripts do."""
+"""Write a queue's events to Redis, as BullMQ's scripts do."""
 
 from __future__ import annotations
 

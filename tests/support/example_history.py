@@ -30,13 +30,13 @@ QUEUES = {"mail.send": "mail", **dict.fromkeys(("card.charge", "photo.resize", "
 
 @contextmanager
 def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the example on a given server and without its workers; its output goes to a file next to the lake.
+    """Run the example on a given server, without its workers; its output goes to a file next to the lake.
 
     Args:
         url: The server's URL.
         root: The directory of the lake.
         python: The interpreter of Spark's Python processes.
-        words: Further arguments of the example.
+        words: Further arguments for the example.
     """
     command = [sys.executable, str(EXAMPLE / "run.py"), "--url", url, "--lake", str(root), "--no-worker", *words]
     command += conf_options(SMALL_QUERIES)
@@ -58,7 +58,7 @@ def run_example(url: str, root: Path, python: Path, *words: str) -> Iterator[sub
 
 @contextmanager
 def run_worker(url: str, children: int = 2) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker of the example that the test does not kill."""
+    """Run a worker for the example, which the test does not kill."""
     words = ["-b", url, "worker", "-A", "tasks", "-c", str(children), "-l", "warning", "--queues", "mail,shop"]
     # A job whose moveToActive reply was lost is recovered soon.
     environ = {**os.environ, "BULLTASK_PREFIX": PREFIX, "BULLTASK_STALLED_INTERVAL": "2"}
@@ -85,7 +85,7 @@ def check_lake(root: Path, client: redis.Redis, count: int) -> None:
     """Check that every job is in Redis and in all tables of the lake once, with the expected outcome.
 
     There may be additional stalled or released attempts, because the server was killed before its reply was read. The
-    gold tables count those too.
+    gold tables count these too.
     """
     layout, known = Layout(root), jobs_in(client)
     assert Counter(known.values()) == Counter(every_call(count))

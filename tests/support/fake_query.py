@@ -43,7 +43,7 @@ class FakeQuery:
         return rows
 
     def batch(self, max_rows: int | None = None) -> bool:
-        """Plan and read a batch; return whether the offset has advanced."""
+        """Plan and read a batch; return whether the offset advanced."""
         end = self.plan(max_rows)
         progressed: bool = end != self.offset
         self.rows += self.read(end)
@@ -54,7 +54,7 @@ class FakeQuery:
         for _ in range(100):
             if not self.batch():
                 return
-        raise AssertionError("the query does not finish")
+        raise AssertionError("the query did not finish")
 
     def events(self, queue: str = "mail") -> list[str]:
         return [row["event_id"] for row in self.rows if row["queue"] == queue and row["event"] != "bulltask.gap"]

@@ -1,8 +1,8 @@
-"""A fork server that starts ``python -m bulltask`` in processes that have imported all modules already.
+"""A fork server that starts ``python -m bulltask`` in processes that have already imported all modules.
 
 Importing bulltask, redis and their dependencies takes half a CPU second, and the tests start some 1,500 workers. A
 forked process runs ``python -m bulltask`` as a child of the tests, with a separate directory, environment and output.
-Variables that the interpreter reads when it starts (``PYTHON…``) have the values of the tests.
+Variables that the interpreter reads when it starts (``PYTHON…``) have the same values as in the tests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MAX_REQUEST = 1_000_000
 
 
 class ForkedProcess:
-    """A process that the server has forked, with the methods of `subprocess.Popen` that the tests use.
+    """A process that the server forked, with the methods of `subprocess.Popen` that the tests use.
 
     Args:
         pid: The process id; the process is a child of this process.
-        stdout: Its standard output.
-        stderr: Its standard error, if that is a separate file.
+        stdout: The process's standard output.
+        stderr: The process's standard error, if that is a separate file.
     """
 
     def __init__(self, pid: int, stdout: IO[str], stderr: IO[str] | None = None) -> None:
@@ -59,7 +59,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it exits; return the exit code.
+        """Wait until the process exits; return the exit code.
 
         Raises:
             subprocess.TimeoutExpired: The process is still running.
@@ -76,12 +76,12 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has exited."""
+        """Send the process a signal, unless it has exited."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -96,13 +96,13 @@ class ForkServer:
 
     @property
     def pids(self) -> set[int]:
-        """The server's process id if it runs, as a set."""
+        """The server's process id, as a set; empty if the server is not running."""
         return set() if self._process is None else {self._process.pid}
 
     def start(
         self, words: Sequence[str], directory: Path, environ: Mapping[str, str], stdin: int, *, new_session: bool
     ) -> ForkedProcess:
-        """Start ``python -m bulltask WORDS`` with standard output and error in one pipe.
+        """Start ``python -m bulltask WORDS`` with its standard output and error in one pipe.
 
         Args:
             words: The arguments.
@@ -125,7 +125,7 @@ class ForkServer:
 
     @contextmanager
     def running(self, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[ForkedProcess]:
-        """Run ``python -m bulltask WORDS`` in the current directory with outputs in files; kill it at the end."""
+        """Run ``python -m bulltask WORDS`` in the current directory, with its outputs in files; kill it at the end."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             request = [list(words), str(Path.cwd()), dict(environ), False]
             process = ForkedProcess(self._fork(request, subprocess.DEVNULL, out.fileno(), err.fileno()), out, err)
@@ -145,7 +145,7 @@ class ForkServer:
             return subprocess.CompletedProcess(words, code, process.stdout.read(), process.stderr.read())
 
     def close(self) -> None:
-        """Stop the server; processes that it has forked continue to run."""
+        """Stop the server; processes that it forked continue to run."""
         if self._process is None or self._control is None or self._owner != os.getpid():
             return
         self._control.close()  # the server exits at the end of its input
@@ -208,7 +208,7 @@ def serve(control: socket.socket) -> tuple[list[str], str, dict[str, str], bool]
             os.close(name)
             words, directory, environ, new_session = json.loads(request)
             return words, directory, environ, new_session
-        os.waitpid(between, 0)  # from now on the tests are the parent of the forked process
+        os.waitpid(between, 0)  # from now on, the tests are the forked process's parent
         control.send(os.read(names, 100))
         for file in (*files, wait, go, names, name):
             os.close(file)
@@ -233,13 +233,13 @@ def redirect(files: Sequence[int]) -> None:
 
 def main() -> NoReturn:
     """Run the server and, in forked processes, ``python -m bulltask``."""
-    installed = sys.path[1:]  # not the directory of this file
+    installed = sys.path[1:]  # not this file's directory
     for name in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         if name in installed:
             installed.remove(name)
     for name in PRELOADED:
         importlib.import_module(name)
-    # redis-py reads the metadata of its package for each connection, which takes longer than to connect.
+    # redis-py reads its package's metadata for each connection, which takes longer than connecting.
     redis_utils = importlib.import_module("redis.utils")
     redis_utils.get_lib_version = functools.cache(redis_utils.get_lib_version)  # type: ignore[attr-defined]
     gc.collect()

@@ -1,4 +1,4 @@
-"""Rows of gold tables with defaults for all columns that a test does not set."""
+"""Rows of gold tables, with defaults for all columns that a test does not set."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def task_minute(
 
     Args:
         minute: A time such as ``10:00`` on 22 November 2026, or any datetime.
-        name: The name of the task.
-        waits: The wait of each job in milliseconds.
+        name: The task's name.
+        waits: The wait time of each job in milliseconds.
         runs: The run time of each job in milliseconds.
         values: Other columns; counts are 0 by default.
     """

@@ -79,7 +79,7 @@ def overlapping_gaps(gaps: list[Row], queue: str, start: datetime, length: timed
 
 
 def makes_row(gap: Row, minute: datetime) -> bool:
-    """Return whether a gap alone makes a row for a minute; if its start is unknown, only its last minute does."""
+    """Return whether a gap alone creates a row for a minute; if its start is unknown, only its last minute does."""
     known = gap["last_at_before"] is not None or minute_of(gap["first_at_after"] or gap["detected_at"]) == minute
     return known and bool(overlapping_gaps([gap], gap["queue"], minute, MINUTE))
 
@@ -104,7 +104,7 @@ def by_task(rows: Iterable[Row]) -> defaultdict[tuple[str, str | None], list[Row
 
 
 class Oracle:
-    """The expected gold tables of some days.
+    """The expected gold tables for some days.
 
     Args:
         history: The events, attempts and jobs.
@@ -306,7 +306,7 @@ OUTCOMES = ("completed", "failed", "requeued", "stalled", "waiting-children", "o
 
 
 def random_history(seed: int, jobs: int, since: datetime, until: datetime) -> History:
-    """Create a random history of jobs that are added between two times, many of them around midnight."""
+    """Create a random history of jobs that were added between two times, many of them around midnight."""
     rng, history = random.Random(seed), History()
     for number in range(jobs):
         queue = rng.choice(list(TASKS))

@@ -1,4 +1,4 @@
-"""A worker's child without a process: it acquires and runs jobs in the thread of the test."""
+"""A worker's child without a process: it acquires and runs jobs in the test's thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Child"]
 
 
 class Child:
-    """The parts of a child as ``bulltask.worker.child.main`` assembles them, without signal handlers.
+    """The parts of a child, as ``bulltask.worker.child.main`` assembles them, without signal handlers.
 
     Args:
         app: The app whose sync tasks are run.
@@ -54,7 +54,7 @@ class Child:
         self._loop = SyncLoop(self.fetcher, runner, settler, iterations, async_loop, retirement)
 
     def run_waiting(self) -> int:
-        """Run jobs until none waits; return the number of jobs."""
+        """Run jobs until none are waiting; return the number of jobs."""
         done = 0
         self.fetcher.round_robin.reopen_all()
         self.fetcher.client.connect()

@@ -1,4 +1,4 @@
-"""Random job lifecycles, recorded as events like those of BullMQ's scripts, and streams with gaps."""
+"""Random job lifecycles, recorded as events like those that BullMQ's scripts write, and streams with gaps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HistoryWriter:
         self.events: list[LifecycleEvent] = []
 
     def write(self, job_id: str, event: str, *, same_script: bool = False, **fields: str | None) -> None:
-        """Write an event in the millisecond of the last event or later."""
+        """Write an event in the same millisecond as the last event, or later."""
         step = 0 if same_script else self._rng.choice([0, 0, 1, 7, 300])
         self._ms, self._seq = (self._ms + step, 0) if step else (self._ms, self._seq + 1)
         self.events.append(LifecycleEvent(self._queue, job_id, self._ms, self._seq, event, **fields))
@@ -91,13 +91,13 @@ class HistoryWriter:
         yield
 
     def delay(self, job_id: str) -> Iterator[None]:
-        """Delay the job: a retry with a delay, or a task that has rescheduled it."""
+        """Delay the job: a retry with a delay, or a reschedule by the task."""
         self.write(job_id, "delayed")
         yield
         self.write(job_id, "waiting", prev="delayed")
 
     def stall(self, job_id: str) -> Iterator[None]:
-        """Let the job stall, as if its worker is lost."""
+        """Let the job stall, as if its worker had died."""
         self.write(job_id, "waiting", prev="active")
         self.write(job_id, "stalled", same_script=True)
         yield

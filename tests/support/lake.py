@@ -1,4 +1,4 @@
-"""Lakes like those of the pipeline, written with pyarrow for tests that read a lake without a JVM."""
+"""Lakes like the pipeline's, written with pyarrow for tests that read a lake without a JVM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LakeBuilder", "at", "encode_partition"]
 
 Row = Mapping[str, Any]
 
-#: The characters in names of queues that Spark writes as %XX in names of directories.
+#: The characters in queue names that Spark writes as %XX in directory names.
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _ABSENT: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -31,7 +31,7 @@ def at(text: str, milliseconds: int = 0) -> datetime:
 
 
 def encode_partition(value: str | None) -> str:
-    """Encode the value of a partition as Spark does in the name of a directory."""
+    """Encode a partition's value as Spark does in a directory name."""
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value) if value else _ABSENT
 
 
@@ -52,7 +52,7 @@ class LakeBuilder:
     * ``as_of``: the end of the job or the attempt; ``source``: ``events``; ``attempt``: 1
     * in events, the columns derived from ``event_id``: ``event_ms``, ``event_seq``, ``event_at``
 
-    Rows of one call, day and queue are written to one file.
+    Rows with the same call, day and queue are written to one file.
 
     Args:
         root: The directory of the lake.

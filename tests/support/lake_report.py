@@ -1,4 +1,4 @@
-"""Reports of a lake, and the values of their charts."""
+"""Reports on a lake, and the values in their charts."""
 
 from __future__ import annotations
 

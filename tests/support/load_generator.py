@@ -1,4 +1,4 @@
-"""A producer and worker that moves jobs as fast as Redis allows: BullMQ's scripts for many jobs per round trip."""
+"""A producer and worker that moves jobs as fast as Redis allows, with BullMQ's scripts for many jobs per round trip."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FAILS: Final = FinishOptions(False, b"no", {"count": -1}, 1)
 
 
 class LoadGenerator:
-    """Acquires and finishes jobs of a queue, and adds as many, in a separate thread.
+    """Acquires and finishes a queue's jobs, and adds as many new ones, in a separate thread.
 
-    Use it in a ``with`` block. Jobs wait, have a priority or a delay, and every fifth fails. Ids are appended to both
-    lists when Redis has replied.
+    Use it in a ``with`` block. The added jobs are waiting, prioritized or delayed, and every fifth job fails. Ids are
+    appended to both lists after Redis has replied.
 
     Args:
         broker: The broker.
@@ -64,7 +64,7 @@ class LoadGenerator:
         with self._changed:
             reached = self._changed.wait_for(lambda: len(self.finished) >= count or self._failure is not None, 60)
         assert self._failure is None, self._failure
-        assert reached, f"only {len(self.finished)} of {count} jobs have finished"
+        assert reached, f"only {len(self.finished)} of {count} jobs finished"
 
     def _move(self) -> None:
         client = self._broker.client()
@@ -87,7 +87,7 @@ class LoadGenerator:
             client.close()
 
     def _calls(self, active_ids: Sequence[str]) -> list[Call[Any]]:
-        """Finish the active jobs, acquire the next ones, and add as many."""
+        """Finish the active jobs, acquire the next ones, and add as many new ones."""
         keys, now_ms, first = self._keys, self._broker.clock.now_ms(), len(self.added)
         calls: list[Call[Any]] = [
             move_to_finished(

@@ -11,8 +11,8 @@ __all__ = ["scale_to_load"]
 def scale_to_load(idle_time: float) -> float:
     """Return the time that something may take now if it takes at most ``idle_time`` on an idle machine.
 
-    The limit is twice as long for each process per core. Use it only if a failure would take much longer. If there is
-    an event to wait for, no limit is needed.
+    With ``n`` running processes per core, the limit is ``2 * n`` times the idle time. Use it only if a failure would
+    take much longer. If there is an event to wait for, no limit is needed.
 
     Args:
         idle_time: Seconds or milliseconds; the result has the same unit.

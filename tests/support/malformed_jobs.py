@@ -40,9 +40,9 @@ class MalformedJob:
         id: The id, which need not be UTF-8.
         state: ``wait``, ``prioritized``, ``delayed`` (and due), or ``active`` (its worker is gone).
         defects: Descriptions of what is wrong.
-        fields: The fields of its hash.
-        key_type: The type of its key, mostly ``hash``.
-        side_keys: Types of its other keys that have a wrong type, by the suffix of the key.
+        fields: The fields of the job's hash.
+        key_type: The type of the job's key, usually ``hash``.
+        side_keys: The types of its other keys that have a wrong type, by key suffix.
     """
 
     id: bytes
@@ -59,7 +59,7 @@ class MalformedJob:
 
 
 def malformed_job(rng: random.Random, number: int, task: str, now_ms: int) -> MalformedJob:
-    """Return a random malformed job of ``task``; the name of the task may be the defect."""
+    """Return a random malformed job for ``task``; the task name itself may be the defect."""
     job = MalformedJob(_id(rng, number), rng.choice(STATES))
     options: dict[str, Any] = {"attempts": rng.choice([0, 1, 3])}
     job.fields = {"name": task, "data": "{}", "timestamp": str(now_ms), "delay": "0", "priority": "0"}
@@ -101,7 +101,7 @@ def _id(rng: random.Random, number: int) -> bytes:
 
 
 def _text(rng: random.Random) -> Text:
-    """Return a random value of a field."""
+    """Return a random value for a field."""
     return rng.choice(
         [
             lambda: rng.choice(_NUMBERS),
@@ -118,7 +118,7 @@ def _text(rng: random.Random) -> Text:
 
 
 def _json(rng: random.Random) -> Any:
-    """Return a random value of an option."""
+    """Return a random value for an option."""
     return rng.choice(
         [
             lambda: rng.choice([None, True, False, "", "text", "5", "\ud800", [], {}, [None], -1, 0, 1.5, -0.0]),
@@ -185,7 +185,7 @@ def _break_key(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None
 
 def _break_side_key(rng: random.Random, job: MalformedJob, _: dict[str, Any]) -> None:
     end = rng.choice(_SIDE_KEYS)
-    # A lock that is a string without expiry looks like that of a running job, so it has another type.
+    # A lock that is a string without an expiry looks like a running job's lock, so it gets another type.
     kind = rng.choice(_KINDS[1:] if end == "lock" else _KINDS)
     job.side_keys[end] = kind
     job.add_defect(f":{end}", kind)

@@ -13,10 +13,10 @@ __all__ = ["ManualWorker"]
 
 
 class ManualWorker:
-    """Acquires and finishes jobs of one queue when its methods are called.
+    """Acquires and finishes one queue's jobs when its methods are called.
 
     Attributes:
-        token: The token of its locks.
+        token: The token of the worker's locks.
         keys: The keys of the queue.
     """
 

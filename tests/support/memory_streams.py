@@ -1,4 +1,4 @@
-"""Event streams in memory, for tests of planning."""
+"""Event streams in memory, for tests that plan batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MemoryStream:
         return StreamState(first, self.last, len(self.entries), self.added if self.counts else None)
 
     def read(self, after: StreamId, upto: StreamId) -> list[Entry]:
-        """Return the entries of a range."""
+        """Return the entries in a range."""
         return [entry for entry_id, entry in self.entries if after < entry_id <= upto]
 
 
@@ -55,7 +55,7 @@ class MemoryStreams:
 
     Args:
         streams: The streams by queue.
-        page: The maximum number of entries of one scan.
+        page: The maximum number of entries in one scan.
         meanwhile: Called before each reply; simulates changes during planning.
     """
 

@@ -28,7 +28,7 @@ def kill_before(pattern: str, number: int, *others: int) -> None:
     Args:
         pattern: A regular expression that the operation's name and arguments match.
         number: The number of the matching operation, starting at 1.
-        others: Ids of processes that are killed just before.
+        others: The ids of processes that are killed just before it.
     """
     left = number
 
@@ -44,7 +44,7 @@ def kill_before(pattern: str, number: int, *others: int) -> None:
 
 
 def interrupted_step(layout: Layout) -> tuple[str, str]:
-    """Return the step of `STEPS` that a dead driver was in, and the evidence."""
+    """Return the step in `STEPS` that a dead driver was in, and the evidence."""
     left = Ledger(layout).publishing()
     if left is None or batch_of(left)[1] <= _last(layout.checkpoint / "commits"):
         return _in_spark(layout)  # publishing.json is from an earlier kill; the next batch replaces it
@@ -54,9 +54,9 @@ def interrupted_step(layout: Layout) -> tuple[str, str]:
 def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
     head = Ledger(layout).head()
     if head is not None and head.ingest_id == left:
-        return "ledger", "the head is written, publishing.json is not removed"
+        return "ledger", "the head is written, but publishing.json has not been removed"
     if Ledger(layout).get(left) is not None:
-        return "ledger", "the record is written, the head is not"
+        return "ledger", "the record is written, but the head is not"
     written = sum(1 for table in (EVENTS, GAPS, ATTEMPTS, JOBS) for _ in layout.written_directories(table, left))
     return "publish", f"{written} directories are in the tables"
 
@@ -64,10 +64,10 @@ def _in_tables(layout: Layout, left: str) -> tuple[str, str]:
 def _in_spark(layout: Layout) -> tuple[str, str]:
     planned, committed = _last(layout.checkpoint / "offsets"), _last(layout.checkpoint / "commits")
     if planned == committed:
-        return "plan", f"Spark has committed batch {committed} and planned no other"
+        return "plan", f"Spark has committed batch {committed} and has planned no other"
     query, head = json.loads((layout.checkpoint / "metadata").read_text())["id"], Ledger(layout).head()
     if head is not None and head.ingest_id == batch_ingest_id(query, planned):
-        return "commit", f"batch {planned} is done, Spark has committed {committed}"
+        return "commit", f"batch {planned} is done, but Spark has only committed {committed}"
     staged = sorted(path.name for path in layout.internal("staging").glob("*/*"))
     if EVENTS.full_name in staged:
         return "silver", f"staged: {', '.join(staged)}"
@@ -82,6 +82,6 @@ def is_running(pid: int) -> bool:
 
 
 def _last(directory: Path) -> int:
-    """Return the number of the last batch that Spark has a file of, or -1."""
+    """Return the number of the last batch for which Spark has a file, or -1."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)

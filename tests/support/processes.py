@@ -18,7 +18,7 @@ class LeftoverProcesses:
 
     A process belongs to the session if it is a child of this process, has the session's id in its environment, or has a
     working directory inside the session's temporary directory. The last two find daemons and orphans: Redis and Valkey
-    overwrite their environment with their title, but change into their data directory.
+    overwrite their environment with their title, but change to their data directory.
     """
 
     def __init__(self, session_id: str, directory: Path) -> None:
@@ -63,7 +63,7 @@ def has_exited(pid: int) -> bool:
 
 
 def wait_for_exit(pid: int, timeout: float = 60.0) -> None:
-    """Wait for the end of a process that is not a child of this process."""
+    """Wait until a process exits that is not a child of this process."""
     wait_until(lambda: has_exited(pid), timeout, f"the end of process {pid}")
 
 
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the process id of the parent, or 0 if the process does not exist."""
+    """Return the parent's process id, or 0 if the process does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 

@@ -23,27 +23,27 @@ class Program:
         self.pid = process.pid
 
     def read_line(self) -> str:
-        """Return the next line of its output without the newline; empty at the end."""
+        """Return the next line of the program's output without the newline; empty at the end."""
         return cast("IO[str]", self.process.stdout).readline().rstrip("\n")
 
     def write_line(self, text: str) -> None:
-        """Write a line to its standard input."""
+        """Write a line to the program's standard input."""
         stdin = cast("IO[str]", self.process.stdin)
         stdin.write(text + "\n")
         stdin.flush()
 
     def close_stdin(self, timeout: float = 60.0) -> int:
-        """Close its standard input and wait until it exits; return the exit code."""
+        """Close the program's standard input and wait until it exits; return the exit code."""
         cast("IO[str]", self.process.stdin).close()
         return self.process.wait(timeout)
 
     def send(self, number: int, timeout: float = 60.0) -> int:
-        """Send a signal and wait until it exits; return the exit code."""
+        """Send a signal and wait until the program exits; return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout)
 
     def read_rest(self) -> str:
-        """Return its output until it exits."""
+        """Return the remaining output, until the program exits."""
         return cast("IO[str]", self.process.stdout).read()
 
 

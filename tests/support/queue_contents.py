@@ -29,7 +29,7 @@ def ids_in_redis(client: redis.Redis, state: str) -> list[str]:
 
 
 def age_jobs(client: redis.Redis, state: str, hours: Callable[[int], int]) -> None:
-    """Change when jobs finished: the n-th newest of a state ``hours(n)`` hours before the newest."""
+    """Change when jobs finished: the n-th newest job in a state ``hours(n)`` hours before the newest."""
     for number, job_id in enumerate(reversed(ids_in_redis(client, state))):
         finished_ms = int(client.zscore(BASE + state, job_id) or 0) - 3_600_000 * hours(number)
         client.zadd(BASE + state, {job_id: finished_ms})

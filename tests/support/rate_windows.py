@@ -1,4 +1,4 @@
-"""Count starts of jobs in the windows of a rate limit."""
+"""Count how many jobs start in the windows of a rate limit."""
 
 from __future__ import annotations
 

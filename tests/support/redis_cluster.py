@@ -21,7 +21,7 @@ _SLOTS = 16_384
 
 
 class Cluster:
-    """Three primaries with a third of the slots each, optionally with replicas; see `Cluster.started`.
+    """Three primaries, each with a third of the slots, optionally with replicas; see `Cluster.started`.
 
     Args:
         servers: The nodes, primaries first.
@@ -53,7 +53,7 @@ class Cluster:
         """Start a cluster, and stop it at the end.
 
         Args:
-            directory: The directory for the files of its nodes.
+            directory: The directory for the nodes' files.
             flavour: Redis or Valkey.
             replicas: The number of replicas of each primary.
             node_timeout_ms: After this time without a reply, a node counts as failed; long, for busy machines.
@@ -87,7 +87,7 @@ class Cluster:
             except redis.ConnectionError:
                 continue
             return next(self._number(int(row[2][1])) for row in ranges if row[0] <= slot <= row[1])
-        raise AssertionError("no node replies")
+        raise AssertionError("no node replied")
 
     def client_of(self, queue: str) -> redis.Redis:
         """Return a connection to the node that owns a queue."""
@@ -102,7 +102,7 @@ class Cluster:
         return int(self._ask(0, "KEYSLOT", f"{{{queue}}}"))
 
     def queues(self, each: int = 1) -> list[str]:
-        """Return names of queues, ``each`` on every node."""
+        """Return queue names, ``each`` of them on every node."""
         found: dict[int, list[str]] = {}
         for number in range(1_000):
             name = f"q{number}"
@@ -112,7 +112,7 @@ class Cluster:
         return sorted(name for names in found.values() for name in names[:each])
 
     def begin_move(self, slot: int, to: int) -> None:
-        """Start the migration of a slot: commands for missing keys are redirected to the new node."""
+        """Start migrating a slot: commands for missing keys are redirected to the new node."""
         source = self.owner(slot)
         self._ask(to, "SETSLOT", slot, "IMPORTING", self.ids[source])
         self._ask(source, "SETSLOT", slot, "MIGRATING", self.ids[to])
@@ -126,7 +126,7 @@ class Cluster:
         return len(keys)
 
     def end_move(self, slot: int, to: int) -> None:
-        """Assign the slot to the new node; the cluster informs the third node later."""
+        """Assign the slot to the new node; the cluster tells the third node later."""
         source = self.owner(slot)
         for number in (to, source):
             self._ask(number, "SETSLOT", slot, "NODE", self.ids[to])

@@ -18,25 +18,25 @@ RUN_SETTINGS = {
     for name, value in sorted(os.environ.items())
     if name.startswith("BULLTASK_") and name != SESSION_VARIABLE
 }
-"""The settings of this test run, read before tests change the environment."""
+"""This test run's settings, read before tests change the environment."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Append the command to the report of a failed test."""
+    """Append the command to a failed test's report."""
     report = yield
     if report.failed:
-        report.sections.append(("To repeat it", rerun_command(item.nodeid, item.user_properties, RUN_SETTINGS)))
+        report.sections.append(("To rerun it", rerun_command(item.nodeid, item.user_properties, RUN_SETTINGS)))
     return report
 
 
 def rerun_command(nodeid: str, properties: Iterable[tuple[str, object]], run_settings: Mapping[str, str]) -> str:
-    """Return the shell command that reruns a test from the root of the repository.
+    """Return the shell command that reruns a test from the repository's root.
 
     Args:
-        nodeid: The id of the test.
-        properties: The properties that the test has recorded; ``seed`` is the seed of the fixture ``rng``.
-        run_settings: The settings of the run.
+        nodeid: The test's id.
+        properties: The properties that the test recorded; ``seed`` is the seed of the fixture ``rng``.
+        run_settings: The run's settings.
     """
     settings = dict(run_settings)
     if (seed := dict(properties).get("seed")) is not None:

@@ -48,7 +48,7 @@ def job_row(job: JobRow) -> Row:
 
 
 def arrow_rows(table: pa.Table) -> list[Row]:
-    """Return the rows of a silver table with the same order of columns."""
+    """Return the rows of a silver table, with their columns in the same order."""
     names = ["queue", *(name for name in table.column_names if name not in {"queue", "dt"})]
     columns = (table[name] for name in names)
     plain = (column.cast(NUMBER) if pa.types.is_timestamp(column.type) else column for column in columns)

@@ -1,4 +1,4 @@
-"""Queues of other clients that the pipeline skips, because a lake cannot store them."""
+"""Other clients' queues that the pipeline skips, because a lake cannot store them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SKIPPED_QUEUES = {
     "\N{SNOWMAN}" * 59: b"{" + "\N{SNOWMAN}".encode() * 84 + b"}",  # not too many characters, but too many bytes
     "typed": b"{typed}",
 }
-"""Names of queues in Redis, by a part of their name in messages."""
+"""Queue names in Redis, by a part of the name in messages."""
 
 
 def write_skipped_queues(client: redis.Redis) -> None:
-    """Create all queues with an event each; the events key of ``typed`` is not a stream."""
+    """Create all queues with one event each; the events key of ``typed`` is not a stream."""
     for name in SKIPPED_QUEUES.values():
         client.hset(b"bull:" + name + b":meta", "version", "bullmq:5.62.0")
         if name == SKIPPED_QUEUES["typed"]:

@@ -1,8 +1,8 @@
 """Create the archive of Spark's classes for the tests: ``python -m tests.support.spark_archive``.
 
 Java dumps the loaded classes to the archive (class data sharing). A JVM that starts with it does not unpack, read and
-verify some 10,000 classes, which saves a quarter of the CPU time of a small run. Creating it takes as long as six JVMs
-save; ``make test`` does so once for each version of Spark and Java. The tests also run without it.
+verify some 10,000 classes, which saves a quarter of the CPU time of a small run. Creating it costs as much time as six
+JVMs save; ``make test`` does so once for each version of Spark and Java. The tests also run without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         if not archive().exists():
             new = Path(scratch, "new.jsa")
             run(Path(scratch), f"{QUICK} -XX:ArchiveClassesAtExit={new} {ARCHIVED}")
-            # A truncated archive, as after a full disk, would crash each JVM with SIGBUS.
+            # A truncated archive, for example if the disk was full, would crash each JVM with SIGBUS.
             subprocess.run([java(), f"-XX:SharedArchiveFile={new}", *ARCHIVED.split(), "-version"], check=True)
             new.rename(archive())
 

@@ -27,12 +27,12 @@ WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
 class SparkCluster:
-    """A master and two workers with one core each; a context manager that starts and stops them.
+    """A master and two workers with one core each; as a context manager, it starts and stops them.
 
     Args:
         home: A SPARK_HOME.
         directory: The directory for logs and work files.
-        java: The options of the JVMs.
+        java: The JVMs' options.
 
     Attributes:
         directory: That directory.
@@ -71,7 +71,7 @@ class SparkCluster:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of master and workers."""
+        """The process ids of the master and the workers."""
         return [process.pid for process in self._processes]
 
     def run(self, program: str, *args: str, conf: Mapping[str, str]) -> Any:
@@ -85,8 +85,8 @@ class SparkCluster:
 
         Args:
             program: The program's file.
-            args: Its arguments.
-            conf: Settings of Spark.
+            args: The program's arguments.
+            conf: Spark settings.
             python: The interpreter of the driver and of Spark's Python processes.
             py_files: An archive for ``--py-files``.
         """

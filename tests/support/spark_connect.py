@@ -21,13 +21,13 @@ SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 class ConnectServer:
-    """A Spark Connect server with a local Spark; a context manager that starts and stops it.
+    """A Spark Connect server with a local Spark; as a context manager, it starts and stops the server.
 
     Args:
         home: A SPARK_HOME.
         directory: The directory for the log.
         python: The interpreter of Spark's Python processes.
-        conf: Settings of Spark.
+        conf: Spark settings.
 
     Attributes:
         url: The URL for ``SPARK_REMOTE``.
@@ -57,7 +57,7 @@ class ConnectServer:
             )
         self.pid = self._process.pid
         try:
-            wait_until(self._listens, 120.0, "the server of Spark Connect")
+            wait_until(self._listens, 120.0, "the Spark Connect server")
         except BaseException:
             self.__exit__()
             raise

@@ -18,29 +18,29 @@ import pyspark
 __all__ = ["SMALL_QUERIES", "archive", "conf_options", "java", "java_options", "shared_home", "spark_home", "thin_home"]
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that runs for a minute does not profit from optimised code: small runs take a third less time without."""
+"""A JVM that runs for a minute does not benefit from optimised code: without it, small runs take a third less time."""
 
 ARCHIVED = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
 """Start without the archive if it does not match, and print no warning to standard output."""
 
 SMALL_QUERIES: Final = {
-    # Otherwise Spark records the calling line of each operation on a column, for messages of errors.
+    # Otherwise Spark records the calling line of each operation on a column, for error messages.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Generating and compiling Java takes longer than running a query over the few rows of a test.
+    # Generating and compiling Java code takes longer than running a query on a test's few rows.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
 }
-"""Settings of Spark with which queries over few rows take less time."""
+"""Spark settings with which queries on few rows take less time."""
 
 
 def conf_options(settings: Mapping[str, object]) -> list[str]:
-    """Return settings of Spark as options of a command, ``--conf NAME=VALUE`` for each."""
+    """Return Spark settings as command line options, ``--conf NAME=VALUE`` for each."""
     return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
 def java_options(parent: Path | None = None) -> str:
-    """Return the options of Spark's JVMs, with the archive of `tests.support.spark_archive` if it exists.
+    """Return the options for Spark's JVMs, with the archive of `tests.support.spark_archive` if it exists.
 
     Args:
         parent: The JVM's temporary directory is created in this directory; /tmp by default.
@@ -56,9 +56,9 @@ def java_options(parent: Path | None = None) -> str:
 
 
 def thin_home(home: Path) -> Path:
-    """Make a SPARK_HOME without ``pyspark.zip``.
+    """Create a SPARK_HOME without ``pyspark.zip``.
 
-    Each of Spark's Python processes would compile the modules of that archive again, in half a second. Without it they
+    Each of Spark's Python processes would compile that archive's modules again, in half a second. Without it, they
     import the installed pyspark.
     """
     installed = Path(pyspark.__file__).parent
@@ -69,7 +69,7 @@ def thin_home(home: Path) -> Path:
 
 
 def spark_home(otherwise: Path) -> Path:
-    """Return the thin SPARK_HOME of all tests: JVMs can use the archive only with the same class path.
+    """Return the thin SPARK_HOME that all tests share: JVMs can use the archive only with the same class path.
 
     Args:
         otherwise: The directory to use if the virtual environment is not writable.
@@ -105,7 +105,7 @@ def java() -> Path:
 
 @cache
 def _cache_directory() -> Path:
-    """Return the directory for the archive and SPARK_HOME, in the virtual environment of the tests."""
+    """Return the directory for the archive and SPARK_HOME, in the tests' virtual environment."""
     release = java().resolve().parents[1] / "release"
     jars = sorted((jar.name, jar.stat().st_size) for jar in (Path(pyspark.__file__).parent / "jars").iterdir())
     known = (pyspark.__file__, str(java().resolve()), release.read_text() if release.is_file() else "", jars, QUICK)

@@ -1,9 +1,9 @@
 """A fork server for Spark's Python processes, which have imported all modules when they start.
 
-Spark starts a Python process for each streaming query, and one for each kind of call of a data source. To import
-pyspark, pyarrow and bulltask takes such a process 0.9 CPU seconds, a third of the time of the tests with streaming
-queries. `spark_python` writes a program for ``PYSPARK_PYTHON``: it sends its arguments, environment and standard files
-to the server, which forks the process.
+Spark starts a Python process for each streaming query, and one for each kind of data source call. Importing pyspark,
+pyarrow and bulltask takes such a process 0.9 CPU seconds, a third of the time of the tests with streaming queries.
+`spark_python` writes a program for ``PYSPARK_PYTHON``: it sends its arguments, environment and standard files to the
+server, which forks the process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def spark_python(directory: Path) -> Iterator[tuple[Path, int]]:
     program.write_text(_PROGRAM.format(python=sys.executable, path=str(path)))
     program.chmod(0o755)
     environ = {**os.environ, "PYTHONHASHSEED": "0"}  # as in Spark's Python processes
-    environ.pop(SESSION_VARIABLE, None)  # the processes end with their JVM: do not count them as left over
+    environ.pop(SESSION_VARIABLE, None)  # the processes exit with their JVM: do not count them as left over
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(64)
@@ -85,7 +85,7 @@ def serve(listening: socket.socket) -> tuple[list[str], str, dict[str, str]]:
         if request and os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listening.close()
-            control.detach()  # open until this process exits: then the program exits, too
+            control.detach()  # open until this process exits; then the program exits, too
             redirect(files)
             words, directory, environ = json.loads(request)
             return words, directory, environ
@@ -105,7 +105,7 @@ def main() -> NoReturn:
     for name in PRELOADED:
         importlib.import_module(name)
     for name in ("pyspark.daemon", STREAMING):
-        del sys.modules[name]  # runpy warns about a module that is imported already
+        del sys.modules[name]  # runpy warns about a module that is already imported
     gc.collect()
     gc.freeze()
     words, directory, environ = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Wait for entries of Redis streams: events of a queue, and the journal that tasks of a test write."""
+"""Wait for entries in Redis streams: a queue's events, and the journal that a test's tasks write."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Entry:
     """One entry of a stream.
 
     Attributes:
-        ms: The time at which it was written, in epoch milliseconds of the server.
-        fields: The fields of the entry.
+        ms: The time at which the entry was written, in epoch milliseconds, by the server's clock.
+        fields: The entry's fields.
     """
 
     ms: int
@@ -43,7 +43,7 @@ class Stream:
         self.seen: list[Entry] = []
 
     def all(self, **fields: str) -> list[Entry]:
-        """Return the entries so far that have these field values."""
+        """Return the entries with these field values so far."""
         self._read(None)
         return self._matching(fields)
 

@@ -22,7 +22,7 @@ from tests.support.processes import parent_of
 __all__ = ["APP", "Worker", "wait_until_exited"]
 
 APP = '''
-"""The app of a test. Its tasks record their runs in the journal, a stream on an undisturbed server."""
+"""A test's app. Its tasks record their runs in the journal, a stream on a server that no test disturbs."""
 
 import os
 
@@ -74,7 +74,7 @@ class Worker:
         settings: ``BULLTASK_`` settings by their public names.
         environ: More environment variables.
         new_group: Whether the worker leads a new process group.
-        prefix: A command that executes the worker's command line, such as ``nohup``.
+        prefix: A command that runs the worker's command line, such as ``nohup``.
         stdin: The standard input.
         fresh: Start a new interpreter that imports all modules, instead of a fork of `ForkServer`.
     """
@@ -125,7 +125,7 @@ class Worker:
         return sorted(pid for pid in pids if parent_of(pid) == self.pid)
 
     def wait_for_line(self, event: str, count: int = 1, timeout: float = 60.0, **fields: Any) -> list[dict[str, Any]]:
-        """Wait until ``count`` lines of this event, with these fields, were logged; return the first ``count``.
+        """Wait until ``count`` lines for this event, with these fields, have been logged; return the first ``count``.
 
         Raises:
             TimeoutError: They were not logged in time, or the worker exited; the message contains the log.
@@ -140,12 +140,12 @@ class Worker:
         return found[:count]
 
     def logged(self, event: str, **fields: Any) -> list[dict[str, Any]]:
-        """Return the lines of this event, with these fields, that were logged so far."""
+        """Return the lines for this event, with these fields, that have been logged so far."""
         wanted = {"event": event, **fields}
         return [line for line in self.lines if all(line.get(name) == value for name, value in wanted.items())]
 
     def warnings(self) -> list[dict[str, Any]]:
-        """Return the lines of level warning and above that were logged so far."""
+        """Return the lines of level warning and above that have been logged so far."""
         return [line for line in self.lines if line.get("level") not in {"debug", "info"}]
 
     @property

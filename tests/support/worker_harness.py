@@ -20,7 +20,7 @@ __all__ = ["WorkerHarness"]
 
 
 class WorkerHarness:
-    """Starts workers, sends jobs, and reads the queue's events and the journal of the tasks.
+    """Starts workers, sends jobs, and reads the queue's events and the tasks' journal.
 
     Args:
         url: The server for the queues and the journal.
@@ -29,7 +29,7 @@ class WorkerHarness:
         broker_url: A separate server for the queues, which the test may disturb.
 
     Attributes:
-        redis: A client of the queues' server.
+        redis: A client for the queues' server.
         keys: The keys of the default queue.
         journal: The entries that tasks record: ``what``, ``pid``, ``job``.
         events: BullMQ's events of the default queue: ``event``, ``jobId``, …

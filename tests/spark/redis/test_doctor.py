@@ -98,7 +98,7 @@ def test_every_dependency_is_listed_with_its_version(doctor: Doctor) -> None:
     assert all(versions.values())
 
 
-def test_the_table_of_sizes_needs_no_server(doctor: Doctor) -> None:
+def test_the_size_table_does_not_need_a_server(doctor: Doctor) -> None:
     result = doctor("--sizes", url="redis://127.0.0.1:1")
     assert result.exit_code == 0
     assert "747,000" in result.output
