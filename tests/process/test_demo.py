@@ -149,8 +149,8 @@ def test_the_next_steps_that_the_demo_prints_work(tmp_path: Path, output: str) -
             {**WRONG_RESULT, **STALL_WITHOUT_RETRY},
             [
                 'its result is "page 99" instead of "page 0"',
-                "attempts made are 1 instead of 2",
-                "stalls are 1 instead of 0",
+                "attempts made: 1 instead of 2",
+                "stalls: 1 instead of 0",
             ],
         ),
         (CRASH_LIMIT, ["the child process running this job died (SIGKILL)"]),
