@@ -244,7 +244,7 @@ class App:
         return AsyncFlowProducer(broker=lambda: self.broker)
 
     def events(self, queue: str, *, start: str = NEWEST) -> QueueEvents:
-        """Return a reader of a queue's events; close it after use.
+        """Return a reader for a queue's events; close it after use.
 
         Args:
             queue: The queue's name, without braces or prefix.

@@ -67,12 +67,12 @@ def zone_of(name: str, what: str = "timezone") -> tzinfo:
 
 
 def mono_ms() -> int:
-    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes of this machine."""
+    """Return the monotonic clock in milliseconds, for deadlines; it is the same in all processes on this machine."""
     return time.monotonic_ns() // 1_000_000
 
 
 def wall_ms() -> int:
-    """Return epoch milliseconds of this machine's clock, for use while the server's time is unknown."""
+    """Return this machine's clock in epoch milliseconds, for use while the server's time is unknown."""
     return time.time_ns() // 1_000_000
 
 

@@ -34,7 +34,7 @@ PROSE: Final = {
     "Many tasks and event loops may use it; the tasks of one loop share a connection.": "Many threads may use it.",
     (
         "Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may "
-        "read;\n    :meth:`close` may be called from any task of the same loop."
+        "read;\n    :meth:`close` may be called from any task in the same loop."
     ): (
         "It has a separate connection, which does not survive a fork. One thread at a time may read; :meth:`close`\n"
         "    may be called from any thread."

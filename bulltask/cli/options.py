@@ -63,7 +63,7 @@ def broker_option(function: F) -> F:
         "-b",
         "--broker",
         type=_BrokerUrl(),
-        help="Redis URL; overrides the app's. All users of this machine can see command lines (ps), so put a URL with "
+        help="Redis URL; overrides the app's. All users on this machine can see command lines (ps), so put a URL with "
         "a password into BULLTASK_BROKER_URL, or the path of a file that contains it into BULLTASK_BROKER_URL_FILE.",
     )(function)
 

@@ -32,7 +32,7 @@ _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     type=click.Choice(["debug", "verbose", "notice", "warning"]),
     default="notice",
     show_default=True,
-    help="Log level of the server, in server.log.",
+    help="The server's log level, for server.log.",
 )
 def server(port: int, data_dir: Path | None, loglevel: str) -> None:
     """Run a Valkey (or Redis) server for development until Ctrl-C.

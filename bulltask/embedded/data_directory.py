@@ -54,7 +54,7 @@ class DataDirectory:
         return cls(Path(directory).expanduser().absolute())
 
     def directory(self, binary: ServerBinary) -> Path:
-        """Return the directory for the files of this program."""
+        """Return the directory for this program's files."""
         return self.root / binary.release_series / self.name
 
     @property

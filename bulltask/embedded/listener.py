@@ -28,7 +28,7 @@ class Listener:
 
 
 def find_listener(port: int) -> Listener:
-    """Return the program that listens on a port of this machine, as far as this user may see it."""
+    """Return the program that listens on a local port, as far as this user may see it."""
     with suppress(OSError):
         info = server_info(port)
         if "redis_version" in info:

@@ -162,7 +162,7 @@ class DuplicateTaskError(BulltaskError):
 
 
 class TaskNotRegisteredError(BulltaskError, LookupError):
-    """No task of this name is registered in this app."""
+    """No task with this name is registered in this app."""
 
 
 class EncodeError(BulltaskError, TypeError):

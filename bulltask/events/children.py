@@ -251,7 +251,7 @@ class RedisErrorReply(ChildEvent):
     """Redis returns an error: it is full, it is read-only, a queue's keys are malformed …"""
 
     queue: str
-    """The queue that is affected; ``""`` for all commands of this process."""
+    """The affected queue; ``""`` if all of this process's commands are affected."""
     error: str
 
 

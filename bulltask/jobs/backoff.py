@@ -80,7 +80,7 @@ class Backoff:
         """Return the ``backoff`` entry of a stored job's opts, under BullMQ's names.
 
         ``maxDelay`` is bulltask's extension; Node ignores it. A custom type is stored as ``exponential``, because a
-        Node worker without a strategy of that name throws, and the job hangs.
+        Node worker without a strategy with that name throws, and the job hangs.
         """
         wire: dict[str, object] = {"type": self.type if self.type in _BUILT_IN else "exponential"}
         wire |= {"delay": self.delay_ms, "jitter": self.jitter}
@@ -133,7 +133,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
     if kind not in known:
         raise ConfigError(
             f"unknown backoff type {kind!r}: use {', '.join(known)}{did_you_mean(kind, known)}. If your Node "
-            "workers have a strategy of that name, add it to the setting backoff_strategies"
+            "workers have a strategy with that name, add it to the setting backoff_strategies"
         )
 
 

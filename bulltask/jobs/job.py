@@ -183,7 +183,7 @@ class NewJob:
         return JobRef(self.queue, self.id)
 
     def opts(self, now_ms: int) -> dict[str, object]:
-        """Return the stored ``opts`` of the job if it is sent at ``now_ms`` (server time)."""
+        """Return the ``opts`` to store if the job is sent at ``now_ms`` (server time)."""
         wire = self.options.to_wire(now_ms)
         if self.has_custom_id:
             # As in Node. If a generated id were stored, a client that adds a copy with these options (bull-board's
@@ -374,7 +374,7 @@ def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
         raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
     # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
     if b":" not in raw.get(b"parentKey", b":"):
-        raise DecodeError(f"field parentKey of job {job_id} is not the key of a job: {raw[b'parentKey'][:40]!r}")
+        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
 
 
 def _object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:

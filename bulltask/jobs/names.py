@@ -96,7 +96,7 @@ def is_queue_key(job_id: str) -> bool:
 
 
 def check_scheduler_id(scheduler_id: str) -> str:
-    """Return ``scheduler_id`` if it is a valid id of a job scheduler.
+    """Return ``scheduler_id`` if it is a valid job scheduler id.
 
     Raises:
         InvalidNameError: It is empty, longer than 255 characters, or contains control characters or more than three

@@ -1,6 +1,6 @@
 """States of a job, under BullMQ's names: they are stored in Redis, and only scripts change them.
 
-"Paused" is a flag of a queue, and "stalled" an event; neither is a job state.
+"Paused" is a queue's flag, and "stalled" an event; neither is a job state.
 """
 
 from __future__ import annotations

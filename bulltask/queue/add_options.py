@@ -114,7 +114,7 @@ def build_job(queue: str, name: str, data: Any, options: Mapping[str, Any], conf
 
     Args:
         queue: The queue's name in the app.
-        name: The job's name; a bulltask worker runs the task of that name.
+        name: The job's name; a bulltask worker runs the task with that name.
         data: Plain JSON.
         options: See :class:`AddOptions`.
         config: Supplies the defaults.

@@ -46,7 +46,7 @@ class Callbacks:
             event: BullMQ's name (``"completed"``), the name of a custom event, or a class of
                 ``bulltask.queue.events``; ``QueueEvent`` means all events.
             callback: Called with the event.
-            job_id: Only events of this job.
+            job_id: Only events for this job.
 
         Returns:
             The callback itself, for :meth:`off`.

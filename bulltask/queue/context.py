@@ -184,7 +184,7 @@ class QueueBase:
 
     @property
     def context(self) -> QueueContext:
-        """Connection, keys and default options of the queue."""
+        """The queue's connection, keys and default options."""
         return self._context
 
     def __repr__(self) -> str:

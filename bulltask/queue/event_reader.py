@@ -193,7 +193,7 @@ class AsyncEventReader(EventReaderBase):
         self._task: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Stop reading and close the connection; callable from any task of the loop, and from a callback."""
+        """Stop reading and close the connection; callable from any task in the loop, and from a callback."""
         self._closed.set()
         await self._client.close()
         await self._context.aclose()

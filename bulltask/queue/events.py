@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class QueueEvent:
-    """An event of a queue; a callback for this class receives all events.
+    """A queue's event; a callback for this class receives all events.
 
     Attributes:
         id: The entry's id in the stream, ``"<milliseconds>-<number>"``; ids increase.
@@ -63,7 +63,7 @@ class QueueEvent:
 
     @property
     def timestamp_ms(self) -> int:
-        """The time of the event, in epoch milliseconds by the server's clock."""
+        """When the event happened, in epoch milliseconds by the server's clock."""
         return int(self.id.partition("-")[0])
 
 
@@ -346,7 +346,7 @@ KINDS: Final[Mapping[str, type[QueueEvent]]] = {
 
 
 def read_event(queue: str, entry: Entry) -> QueueEvent:
-    """Return an entry of the stream as an event; never raises."""
+    """Return a stream entry as an event; never raises."""
     entry_id, raw = entry
     name = codec.decode_text(raw.get(b"event"))
     read = _READERS.get(KINDS.get(name, Custom))

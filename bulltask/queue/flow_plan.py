@@ -47,7 +47,7 @@ class FlowJob:
     """A job in a flow, and its child jobs, which must finish before it runs.
 
     Attributes:
-        name: The job's name; a bulltask worker runs the task of that name.
+        name: The job's name; a bulltask worker runs the task with that name.
         queue: Its queue; a flow's jobs may be in different queues.
         data: Plain JSON (default: ``{}``, as in Node).
         options: As for ``Queue.add``, see :class:`bulltask.queue.add_options.AddOptions`. A child may also have
@@ -195,6 +195,6 @@ def _check_ids(roots: Sequence[PlannedJob], config: Config) -> None:
         key = (bullmq_name(job.queue, hash_tag=config.queue_hash_tag), job.id)
         if key in seen:
             raise ConfigError(
-                f"two jobs of the flow have the job_id {job.id!r} in queue {job.queue}; use a different id for each job"
+                f"two jobs in the flow have the job_id {job.id!r} in queue {job.queue}; use a different id for each job"
             )
         seen.add(key)

@@ -55,8 +55,8 @@ class FlowReader:
 
     Args:
         broker: Returns the connection to Redis.
-        queue: The queue of the root.
-        job_id: The root.
+        queue: The root's queue.
+        job_id: The root's id.
         depth: Maximum number of levels.
         max_children: How many children of each kind are read per job.
 

@@ -75,7 +75,7 @@ class JobFields:
 
     @property
     def name(self) -> str:
-        """Its name; bulltask's workers run the task of that name."""
+        """Its name; bulltask's workers run the task with that name."""
         return self._stored.name
 
     @property

@@ -32,7 +32,7 @@ _MAX_BLOCK_MS: Final = 5_000  # then check again, in case a marker was lost
 
 
 class Acquisition:
-    """The acquisition of a queue's next job, with a timeout.
+    """Acquires a queue's next job, with a timeout.
 
     Args:
         context: The queue.
@@ -235,7 +235,7 @@ def _retry_delay_ms(running: RunningJob, error: BaseException | str, now_ms: int
 
 
 def _reason_and_trace(error: BaseException | str) -> tuple[str, str]:
-    """Return reason and traceback of a failure."""
+    """Return a failure's reason and traceback."""
     if isinstance(error, str):
         return error, ""
     return reason_of(error), trace_text(error, error.__traceback__)

@@ -71,7 +71,7 @@ def read_jobs(context: QueueContext, ids: Sequence[str]) -> Operation[list[Store
 def get_job_ids(
     context: QueueContext, states: Iterable[str], start: int, end: int, *, asc: bool
 ) -> Operation[list[str]]:
-    """Read the ids of jobs ``start`` to ``end`` of each state."""
+    """Read the ids of jobs ``start`` to ``end`` in each state."""
     names = [_key_of(state) for state in states_of(states)]
     return (yield from execute(queue_scripts.get_ranges(context.keys, names, start, end, asc=asc)))
 
@@ -79,7 +79,7 @@ def get_job_ids(
 def get_jobs(
     context: QueueContext, states: Iterable[str], start: int, end: int, *, asc: bool
 ) -> Operation[list[StoredJob]]:
-    """Read jobs ``start`` to ``end`` of each state."""
+    """Read jobs ``start`` to ``end`` in each state."""
     ids = yield from get_job_ids(context, states, start, end, asc=asc)
     return (yield from read_jobs(context, ids))
 

@@ -156,7 +156,7 @@ class Scheduler:
 
     Attributes:
         id: The scheduler's id.
-        name: Name of its jobs; a bulltask worker runs the task of that name.
+        name: Name of its jobs; a bulltask worker runs the task with that name.
         next_ms: Time of its next iteration.
         iterations: Number of jobs added so far, including the next one.
         every_ms, pattern, tz, start_ms, end_ms, limit, offset_ms: Its schedule, see :class:`Repeat`.

@@ -128,7 +128,7 @@ class AsyncClient:
         connection = self._endpoint.async_connection(self._name)
         try:
             await connection.connect()
-        except BaseException:  # including a cancellation of the task
+        except BaseException:  # including the task's cancellation
             await _abort(connection)
             raise
         self._connection = connection

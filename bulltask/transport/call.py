@@ -44,7 +44,7 @@ class Call(Generic[R_co]):
 
     Attributes:
         args: The words of a command; for a script the words after its hash (key count, keys, arguments).
-        parse_reply: Converts the raw reply to the result, or raises the error of a negative error code.
+        parse_reply: Converts the raw reply to the result, or raises the error for a negative error code.
         script: The script to run, ``None`` for a plain command.
         cached: Number of trailing words of a plain command that many calls have in common; they are cached in packed
             form.

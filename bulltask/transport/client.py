@@ -243,7 +243,7 @@ class Client:
 def _read(connection: redis.Connection) -> Any:
     try:
         return connection.read_response(disable_decoding=True)
-    except ResponseError as exc:  # one entry of a pipeline failed; the others have their own replies
+    except ResponseError as exc:  # one call in a pipeline failed; the others have their own replies
         return exc
 
 

@@ -146,7 +146,7 @@ class ClusterClient:
                     )
 
     def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
-        """Return the new route of a call that was not executed, and whether to wait before it is repeated."""
+        """Return the new route for a call that was not executed, and whether to wait before it is repeated."""
         if not isinstance(error, SlotRedirectError):
             self._map = None
             return replace(routed, ask=None), True

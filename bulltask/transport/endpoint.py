@@ -36,7 +36,7 @@ class Endpoint:
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options (including TLS) after a ``?``.
         connect_timeout_ms: Timeout for connecting.
-        command_timeout_ms: Timeout for a complete reply, or for all replies of a pipeline.
+        command_timeout_ms: Timeout for a complete reply, or for all replies to a pipeline.
         clustered: Whether the caller routes calls in a Redis Cluster; otherwise a cluster node is rejected.
     """
 

@@ -113,7 +113,7 @@ class Follower:
         if self._doubtful:
             info, _ = yield from self._read_counters(None)
             if info is not None and _number(info.last) < _number(position):
-                # A replica that had not received all entries has become the primary. Its entries were read already; if
+                # A replica that had not received all entries has become the primary. Its entries have been read; if
                 # its clock is behind, its new entries would have ids before the position.
                 self._position = position = info.last
                 self._count = info.added

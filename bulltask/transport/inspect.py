@@ -47,7 +47,7 @@ def read_server_settings(client: Client) -> ServerSettings:
 
 
 def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, Mapping[str, int]]:
-    """Count the jobs of each queue in each state in one round trip, by the queue's name in the app."""
+    """Count each queue's jobs in each state, in one round trip; keyed by the queue's name in the app."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
     return {keys.queue: lengths for keys, lengths in zip(queues, counts, strict=True)}
 

@@ -1,7 +1,7 @@
 """Sans-I/O operations: sequences of calls that are written once and run by the sync or the async client.
 
-An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. The
-error of a call is raised at the ``yield``, where the operation may handle it.
+An operation is a generator. It yields the calls of one round trip, receives their results, and returns a result. A
+call's error is raised at the ``yield``, where the operation may handle it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Runner(Protocol):
 
 
 def execute(call: Call[R]) -> Operation[R]:
-    """Return the operation of a single call; inside another operation: ``result = yield from execute(call)``."""
+    """Return an operation that makes one call; inside another operation: ``result = yield from execute(call)``."""
     result: R = (yield [call])[0]
     return result
 
@@ -34,7 +34,7 @@ def run_sync(client: _Runner, operation: Operation[R]) -> R:
     """Run an operation with a sync client or pool.
 
     Raises:
-        BrokerError, JobError: An error of a call that the operation did not handle.
+        BrokerError, JobError: A call's error that the operation did not handle.
     """
     try:
         calls = next(operation)

@@ -42,7 +42,7 @@ CONNECTION_ERRORS: Final = (exceptions.ConnectionError, exceptions.TimeoutError,
 the reply was not in Redis' protocol: a proxy's error page, or another program on the port."""
 
 ERROR_REPLIES: Final = (exceptions.ResponseError, exceptions.BusyLoadingError)
-"""Error replies of the server as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
+"""The server's error replies as redis-py raises them; redis-py defines ``BusyLoadingError`` as a connection error."""
 
 _NOT_READY: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY", "NOREPLICAS")
 _NOT_READY_KINDS: Final = (
@@ -75,7 +75,7 @@ def connection_error(exc: BaseException, url: str, *, connecting: bool) -> Broke
     """Return the error for a connection that could not be established, or was lost.
 
     Args:
-        exc: The exception of the driver.
+        exc: The driver's exception.
         url: The server, without its password.
         connecting: Whether the connection was not established; then the error explains how to start a server.
     """

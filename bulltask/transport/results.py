@@ -44,7 +44,7 @@ class Results:
         pool: Clients for short calls.
         waiters: Clients whose calls may block for :data:`RECHECK_MS`.
         async_client: Returns the running loop's client for short calls.
-        watcher: Returns the running loop's watcher of a queue.
+        watcher: Returns the running loop's watcher for a queue.
         keys: Returns a queue's keys by its name in the app.
         revocation: Returns the operation that revokes a job, and cancels its attempt if the second argument is true.
     """

@@ -66,7 +66,7 @@ def check_server(reply: Any, endpoint: Endpoint) -> None:
 
 
 def _parse(reply: Any) -> ServerInfo:
-    if not isinstance(reply, list):  # an error, or any reply of a proxy
+    if not isinstance(reply, list):  # an error, or any reply from a proxy
         return UNKNOWN_SERVER
     info = dict(zip(reply[::2], reply[1::2], strict=False))
     version = info.get(b"version", b"").decode("ascii", "replace")

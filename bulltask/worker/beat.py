@@ -65,7 +65,7 @@ class Beat:
     entries while both were running.
 
     Args:
-        app: The app of the entries.
+        app: The app that the entries belong to.
         entries: The result of ``read_entries``; with ``None`` nothing is changed.
         client: The supervisor's client.
         clock: The server's time.
@@ -192,7 +192,7 @@ def _read_labels(keys: QueueKeys) -> Operation[dict[str, BeatLabel]]:
 
 
 def _put(keys: QueueKeys, entry: BeatEntry, label: BeatLabel, now_ms: int) -> Operation[str]:
-    """Create or change the scheduler of an entry; return the error, ``""`` for none."""
+    """Create or change an entry's scheduler; return the error, ``""`` for none."""
     rule = entry.rule
     if rule.every_ms is not None:
         # As in Celery, the first iteration runs one interval after deployment.

@@ -174,7 +174,7 @@ def test_a_day_without_data_is_not_an_error(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["--format", "csv"], 2, "--format of the whole report must be html or md; csv needs a topic"),
+        (["--format", "csv"], 2, "--format for the whole report must be html or md; csv needs a topic"),
         (["cost", "--format", "html"], 2, "must be table, json, csv, md, not html"),
         (["--day", "2026-11-22", "--days", "2026-11-22"], 2, "--day and --days cannot be used together"),
         (["--days", "2020-01-01..2026-11-22"], 1, "more than 366 days"),

@@ -270,7 +270,7 @@ def expected_error(reason: str) -> tuple[type[Exception], str]:
         "two flags": (ConfigError, "use only one of the options"),
         "another parent": (ConfigError, "cannot have another parent"),
         "deduplicated": (ConfigError, "cannot be deduplicated"),
-        "twice": (ConfigError, "two jobs of the flow have the job_id .* in queue q;"),
+        "twice": (ConfigError, "two jobs in the flow have the job_id .* in queue q;"),
         "no node": (TypeError, "a flow consists of FlowJobs and calls"),
         "bad data": (EncodeError, "nan"),
         "bad queue": (InvalidNameError, "queue name"),

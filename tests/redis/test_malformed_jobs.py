@@ -308,7 +308,7 @@ def test_a_malformed_lock_does_not_prevent_recovery_of_a_dead_childs_jobs(
         ({"parent": "5"}, "field parent of job bad is not a JSON object"),
         ({"parent": "true"}, "field parent of job bad is not a JSON object"),
         ({"parent": "null"}, "field parent of job bad is not a JSON object"),
-        ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not the key of a job"),
+        ({"parentKey": "x" * 100_000}, "field parentKey of job bad is not a job's key"),
     ],
     ids=first_field,
 )

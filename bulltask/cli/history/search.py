@@ -22,7 +22,7 @@ _REASON_WIDTH = 80
 @click.command("search", short_help="Search for jobs that have ended.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs in this queue.")
-@click.option("--name", help="Only jobs of this task.")
+@click.option("--name", help="Only jobs with this task name.")
 @click.option(
     "--state",
     help="Only jobs in this state: completed, failed, removed; or waiting, active, delayed, waiting-children: the last"

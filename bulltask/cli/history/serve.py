@@ -20,9 +20,9 @@ _STOP_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 @job_lake_option(required=True)
 @click.option("--port", type=click.IntRange(0, 65_535), default=3001, show_default=True, help="TCP port on 127.0.0.1.")
 def command(*, lake: Path, port: int) -> None:
-    """Serve the history of the lake as JSON over HTTP until Ctrl-C.
+    """Serve the lake's history as JSON over HTTP until Ctrl-C.
 
-    It listens on 127.0.0.1 only, without authentication, so every user of this machine can read it. Paths: /search,
+    It listens on 127.0.0.1 only, without authentication, so every user on this machine can read it. Paths: /search,
     /job, /job-counts, /attempt-counts, /latency.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow

@@ -131,9 +131,9 @@ def _output_format(topic: str | None, wanted: str | None, output: Path | None) -
     )
     if output_format not in (_TABLE_FORMATS if topic else _REPORT_FORMATS):
         raise click.UsageError(
-            f"--format of a topic must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
+            f"--format for a topic must be {', '.join(_TABLE_FORMATS)}, not {output_format}"
             if topic
-            else f"--format of the whole report must be {' or '.join(_REPORT_FORMATS)}; "
+            else f"--format for the whole report must be {' or '.join(_REPORT_FORMATS)}; "
             f"{output_format} needs a topic: {', '.join(_TOPICS)}"
         )
     return output_format

@@ -32,7 +32,7 @@ __all__ = ["command"]
 _POLL_S: Final = 0.25
 
 _RAISED: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
-"""The exception of a traceback: its first line that is not indented."""
+"""The exception in a traceback: its first line that is not indented."""
 
 
 @click.command("run", short_help="Record the events of queues in the bronze and silver tables.")

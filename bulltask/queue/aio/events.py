@@ -32,7 +32,7 @@ class AsyncQueueEvents(AsyncEventReader):
     meantime, an :class:`~bulltask.queue.events.EventsLost` is returned instead.
 
     Callbacks may be coroutine functions; each is awaited before the next event is read. One task at a time may read;
-    :meth:`close` may be called from any task of the same loop.
+    :meth:`close` may be called from any task in the same loop.
 
     For the arguments, see :class:`bulltask.queue.event_reader.EventReaderBase`.
     """

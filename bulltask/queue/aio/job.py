@@ -1,4 +1,4 @@
-"""``AsyncJob``: a job of a queue."""
+"""``AsyncJob``: a job in a queue."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OUTCOMES: Final = {"failed": "failed_reason", "completed": "returnvalue"}
 
 
 class AsyncJob(JobFields):
-    """A job of a queue: its fields as they were read, and methods to change it.
+    """A job in a queue: its fields as they were read, and methods to change it.
 
-    A method that changes the job in Redis updates the fields as well. Methods have the names of BullMQ's ``Job``.
+    A method that changes the job in Redis also updates the fields. Methods have the same names as in BullMQ's ``Job``.
     Every method raises ``BrokerError`` if Redis cannot be reached, ``ConfigError`` for an invalid argument, and a
     ``JobError`` that names the job and the queue if the operation is rejected: ``JobNotFoundError`` if the job no
     longer exists.

@@ -86,7 +86,7 @@ class FlowProducer(FlowBase):
         """Read a stored flow.
 
         Args:
-            queue: The queue of its root, which may be any job of a larger flow.
+            queue: The root's queue. The root may be any job in a larger flow.
             job_id: The root's id.
             depth: Number of levels, including the root's.
             max_children: How many children of each kind (completed, pending, failed, ignored) are read per job.

@@ -34,7 +34,7 @@ class Queue(QueueGetters):
     It connects on first use. Many threads may use it.
     Without an app, use ``with Queue(…) as queue`` or call :meth:`close`.
 
-    Methods have the names of BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
+    Methods have the same names as in BullMQ's ``Queue``. Durations are seconds or ``timedelta``. Every method raises
     ``BrokerError`` if Redis cannot be reached, and ``ConfigError`` for an invalid argument.
 
     For the arguments, see :class:`bulltask.queue.context.QueueBase`.
@@ -46,7 +46,7 @@ class Queue(QueueGetters):
         """Add a job.
 
         Args:
-            name: The job's name; a bulltask worker runs the task of that name.
+            name: The job's name; a bulltask worker runs the task with that name.
             data: Plain JSON. A bulltask task takes an object as its keyword arguments, an array as positional
                 arguments.
             options: See :class:`bulltask.queue.add_options.AddOptions`.
@@ -243,7 +243,7 @@ class Queue(QueueGetters):
             worker: The name that is stored as :attr:`Job.processed_by`.
 
         Raises:
-            DecodeError, ConfigError: The rule of a scheduler's job is malformed; the job is delayed.
+            DecodeError, ConfigError: A scheduler's job has a malformed rule; the job is delayed.
             BrokerUnavailableError: A job may have been acquired; it is waiting again once its lock has expired.
         """
         acquisition = Acquisition(self._context, token, timeout, lock_duration, worker)

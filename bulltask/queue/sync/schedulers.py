@@ -38,7 +38,7 @@ class JobSchedulers(SchedulersBase):
 
         Args:
             scheduler_id: The scheduler's id, unique in the queue.
-            name: Name of its jobs; a bulltask worker runs the task of that name (default: the scheduler's id).
+            name: Name of its jobs; a bulltask worker runs the task with that name (default: the scheduler's id).
             data: Data of its jobs (default: ``{}``).
             options: Options of its jobs, as for ``Queue.add``, except ``job_id``, ``delay``, ``timestamp``,
                 ``deduplication`` and ``parent``. ``expires`` counts from each job's scheduled time.

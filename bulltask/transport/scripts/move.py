@@ -45,7 +45,7 @@ CRASHES: Final = "bulltask:crashes"
 Fields = Sequence[str | bytes]
 """Hash fields to write with a move: name, value, name, value …"""
 
-_VALID: Final = 1  # reply of the script if the job's hash is valid
+_VALID: Final = 1  # the script's reply if the job's hash is valid
 
 
 @value_class
@@ -130,7 +130,7 @@ def move_to_finished(
         job_id: The job, locked with the token of ``options``.
         options: The options of the worker that had the job, and of the next fetch.
         finish: How the job finishes.
-        fetch_next: Acquire the next job of this queue.
+        fetch_next: Acquire the next job in this queue.
         now_ms: The server's time.
     """
     completed = finish.completed

@@ -138,7 +138,7 @@ def clean_jobs(keys: QueueKeys, state: str, before_ms: int, limit: int) -> Call[
 
 
 def obliterate(keys: QueueKeys, count: int, *, force: bool) -> Call[bool]:
-    """``obliterate``: remove up to ``count`` jobs of a paused queue. Returns True if more are left."""
+    """``obliterate``: remove up to ``count`` jobs from a paused queue. Returns True if more are left."""
 
     def parse_reply(reply: Any) -> bool:
         if reply in OBLITERATE_ERRORS:
@@ -226,7 +226,7 @@ def get_ranges(keys: QueueKeys, states: Sequence[str], start: int, end: int, *, 
 def page_after(
     keys: QueueKeys, state: str, cursor: PageCursor, size: int, *, asc: bool
 ) -> Call[tuple[list[str], PageCursor]]:
-    """bulltask's ``pageAfter``: read the next ids of a state (none at the end), and the cursor after them."""
+    """bulltask's ``pageAfter``: read the next ids in a state (none at the end), and the cursor after them."""
     is_list = state in LISTS
 
     def parse_reply(reply: Any) -> tuple[list[str], PageCursor]:
@@ -312,12 +312,12 @@ def get_counts(keys: QueueKeys, states: Sequence[str]) -> Call[dict[str, int]]:
 
 
 def state_size(keys: QueueKeys, state: str) -> Call[int]:
-    """Count the jobs of a state without writing. (BullMQ's script removes BullMQ 4's markers from ``wait``.)"""
+    """Count the jobs in a state without writing. (BullMQ's script removes BullMQ 4's markers from ``wait``.)"""
     return command("LLEN" if state in LISTS else "ZCARD", keys.base + state)
 
 
 def count_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[int]:
-    """Count the jobs of a sorted state with a score from ``low`` to ``high``, in Redis' notation for bounds."""
+    """Count the jobs in a sorted state with a score from ``low`` to ``high``, in Redis' notation for bounds."""
     return command("ZCOUNT", keys.base + state, low, high)
 
 
@@ -331,12 +331,12 @@ def score_at(keys: QueueKeys, state: str, rank: int) -> Call[str | None]:
 
 
 def ids_by_score(keys: QueueKeys, state: str, low: str, high: str) -> Call[list[str]]:
-    """List the ids of a sorted state whose score is from ``low`` to ``high``."""
+    """List the ids in a sorted state whose score is from ``low`` to ``high``."""
     return command("ZRANGEBYSCORE", keys.base + state, low, high, parse_reply=texts)
 
 
 def list_ids(keys: QueueKeys, state: str) -> Call[list[str]]:
-    """List all ids of a state that is a list."""
+    """List all ids in a state that is a list."""
     return command("LRANGE", keys.base + state, 0, -1, parse_reply=texts)
 
 

@@ -133,8 +133,8 @@ def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) 
 
     Args:
         keys: The queue.
-        old_job_id: The ids of its jobs without their time, if it has a key of the oldest form.
-        old_key: Its key in the oldest form, ``""`` for none.
+        old_job_id: The ids of its jobs without their time, if it has a key in the oldest format.
+        old_key: Its key in the oldest format, ``""`` for none.
         key: Its key.
     """
     script_keys = (keys.repeat, keys.delayed, keys.events)
@@ -143,7 +143,7 @@ def remove_repeatable(keys: QueueKeys, old_job_id: str, old_key: str, key: str) 
 
 
 def read_repeatable(keys: QueueKeys, key: str) -> Call[dict[str, str]]:
-    """Read the hash of a repeatable job or scheduler; empty for a key of the oldest form, which contains everything."""
+    """Read the hash of a repeatable job or scheduler; empty for a key in the oldest format, which contains it all."""
 
     def parse_reply(reply: Any) -> dict[str, str]:
         return {text(name): text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)}

@@ -57,7 +57,7 @@ class AttemptRunner:
 
     Args:
         app: Tasks, settings and error categories.
-        job_client: Creates the client of a job, which stores progress and log lines of a bound task.
+        job_client: Creates a job's client, which stores a bound task's progress and log lines.
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
     """

@@ -153,7 +153,7 @@ class JobFetcher:
             slot.free(mono_ms())
 
     def record_lost_call(self, exc: BrokerError, slot: Slot) -> None:
-        """Record that the reply of a call was lost, so that the call may have acquired a job with the slot's token."""
+        """Record that a call's reply was lost, so the call may have acquired a job with the slot's token."""
         if isinstance(exc, BrokerUnavailableError):
             self._uncertain.add(slot)
             # If one connection is half-open, the other may be, too, which would cost another timeout.
@@ -203,7 +203,7 @@ class JobFetcher:
         return move_to_active(keys, self._fetch_options.get(keys, slot.token), self._clock.now_ms())
 
     def acquired(self, index: int, slot: Slot, fetched: Fetched) -> AcquiredJob | None:
-        """Return the job in the reply of a fetch; ``None`` if the queue had none."""
+        """Return the job in a fetch's reply; ``None`` if the queue had none."""
         if not fetched.job_id:
             self.round_robin.record_empty(index, fetched)
             return None

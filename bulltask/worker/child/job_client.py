@@ -41,7 +41,7 @@ class RedisJobClient:
         self._job, self._keys, self._pool, self._aclient, self._config = job, keys, pool, aclient, config
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
-        """Execute a command on a connection of the pool."""
+        """Execute a command on a connection from the pool."""
         return self._pool.run(self._call(command, value))
 
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:

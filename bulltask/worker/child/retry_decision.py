@@ -35,7 +35,7 @@ def decide_retry(
     """Return the outcome of an attempt that raised ``exc``.
 
     Args:
-        exc: The exception of the task.
+        exc: The task's exception.
         job: The job; its ``attempts_made`` does not include this attempt.
         task: The job's task, ``None`` if the attempt failed before it was found.
         app: The app, with its error categories and the server's time.

@@ -303,7 +303,7 @@ class Settler:
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
-        """Emit the event of a written outcome; ``None`` means that it was discarded because the lock was lost."""
+        """Emit the event for a written outcome; ``None`` means that it was discarded because the lock was lost."""
         job = acquired.job
         match outcome:
             case CompletedOutcome():

@@ -64,7 +64,7 @@ class Canceller:
         At the hard limit of a sync task the child is killed immediately; a soft limit can be set to warn the task.
 
         Args:
-            view: The slot of the attempt when the decision was made.
+            view: The attempt's slot when the decision was made.
             reason: Why the attempt is cancelled.
 
         Returns:

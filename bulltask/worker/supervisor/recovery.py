@@ -51,7 +51,7 @@ class JobsOfDeadChild:
 
 @dataclass(slots=True)
 class _PendingRecovery:
-    """The jobs of a dead child that are not settled yet.
+    """A dead child's jobs that have not been settled yet.
 
     Attributes:
         queues: Indexes of the queues that may still have some of the jobs.
@@ -179,7 +179,7 @@ class Recovery:
             self._client.run(command("HSET", keys.job(job_id), CRASHES, crashes))
         self._client.run(move_from_active_to_wait(keys, job_id, token))
         if dead.intentional:
-            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child was stopped before the job had ended"))
+            self._bus.emit(JobReleased(job_id, keys.queue, "", "its child was stopped before the job ended"))
         else:
             self._bus.emit(JobRecovered(job_id, keys.queue, crashes, mono_ms() - dead.died_ms))
 

@@ -33,7 +33,7 @@ class StalledCheck:
     Args:
         broker: Clock and settings.
         queues: The worker's queues, in the order of the slots' queue index.
-        has_renewed: Whether this worker has renewed its locks of a queue, by index.
+        has_renewed: Whether this worker has renewed its locks in a queue, by the queue's index.
         client: The supervisor's client.
         bus: Receives an event for every stalled job.
         backoff: The supervisor's backoff.
