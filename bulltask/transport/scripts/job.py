@@ -99,7 +99,7 @@ def change_delay(keys: QueueKeys, job_id: str, delay_ms: int, now_ms: int) -> Ca
 
 
 def change_priority(keys: QueueKeys, job_id: str, priority: int, *, lifo: bool) -> Call[None]:
-    """``changePriority``: change the priority; a waiting job moves, with ``lifo`` ahead of others with that priority."""
+    """``changePriority``: change the priority; a waiting job moves, with ``lifo`` before others with that priority."""
     script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.active, keys.pc, keys.marker)
     args = (priority, keys.base, job_id, int(lifo))
     return script_call(loader.official_script("changePriority"), script_keys, args, error_parser(keys, job_id))
