@@ -27,7 +27,7 @@ from bulltask.lake.tables import JOBS
 __all__ = ["CLOCK_DIFFERENCE", "MAX_UNKNOWN_AGE", "latest_ranks", "row_key", "search", "seen_expression", "sort_rank"]
 
 CLOCK_DIFFERENCE: Final = timedelta(days=1)
-"""How much earlier a row's date can be than the time at which the job was added, because clocks differ."""
+"""How much earlier a row's date can be than the time when the job was added, because clocks differ."""
 
 MAX_UNKNOWN_AGE: Final = timedelta(days=31)
 """The assumed maximum lifetime of a job whose added event is missing."""
