@@ -22,7 +22,7 @@ _ONLY_BULLMQ: Final[Mapping[str, str]] = {
     "pc": "string",
     "waiting-children": "zset",
 }
-"""Keys that only BullMQ has, with their types, as a Bull job may have one of these names as its id."""
+"""Keys that only BullMQ has, with their types, because a Bull job's id may be one of these names."""
 
 
 class QueueLayout(Enum):

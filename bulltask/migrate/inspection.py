@@ -70,7 +70,7 @@ def inspect_queue(client: Client, keys: BullKeys) -> QueueInfo:
 
 
 def iter_jobs(client: Client, keys: BullKeys, info: QueueInfo) -> Iterator[tuple[str, list[BullJob]]]:
-    """Iterate over all jobs: yield the suffix of their key with a page of jobs."""
+    """Iterate over all jobs; yield each page of jobs with the suffix of its key."""
     for suffix in JOB_KEYS:
         first = 0
         while page := client.run(page_of(keys.base + suffix, key_type_of(info, suffix), first, PAGE_SIZE)):

@@ -2,7 +2,7 @@
 //
 //   REDIS_URL              the server; default: redis://127.0.0.1:6379
 //   BULLMQ_PREFIX          bulltask's setting `prefix`; default: bull
-//   HOST, PORT             the address on which it listens; default: 127.0.0.1, 3000
+//   HOST, PORT             the address to listen on; default: 127.0.0.1, 3000
 //   BOARD_USER, BOARD_PASSWORD   the login; without a password it listens on 127.0.0.1 only
 //   READ_ONLY=1            allows no changes
 //   HISTORY_URL            the URL of `bulltask history serve`, for long-term charts; default: none

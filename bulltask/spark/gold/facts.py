@@ -157,8 +157,8 @@ def split_by_period(started: str, ended: str, span: DaySpan, period_ms: int) -> 
 def gap_periods(gaps: DataFrame, span: DaySpan, period_ms: int) -> DataFrame:
     """Return the minutes or days of a span that overlap a gap.
 
-    A gap without a known end lasts until its detection. A gap without a known beginning includes all minutes
-    before its end, but creates rows (``creates_rows``) only from its end on.
+    A gap without a known end lasts until it was detected. A gap without a known beginning includes all minutes before
+    its end, but creates rows (``creates_rows``) only for the period in which it ends.
 
     Returns:
         ``queue``, ``period`` (the first millisecond), ``lost``, ``creates_rows``: one row for each gap and period.

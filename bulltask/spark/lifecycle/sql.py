@@ -206,7 +206,7 @@ def _neighbours(window: WindowSpec) -> dict[str, Column]:
 
 
 def _ends_unknown_attempt() -> Column:
-    """Return whether an attempt with unknown start ended with this event."""
+    """Return whether an attempt with an unknown start ended with this event."""
     event, back = F.col("event"), F.coalesce(F.col("back_event"), F.lit(""))
     from_active = F.col("from_active")
     ends = (
@@ -255,7 +255,7 @@ def _attempt() -> dict[str, Column]:
 
 
 def _sums(so_far: WindowSpec) -> dict[str, Column]:
-    """Return running sums over all incarnations of a job, and the last event except ``removed``."""
+    """Return running sums across all incarnations of a job, and the last event except ``removed``."""
     has_attempt, event = F.col("has_attempt"), F.col("event")
     wait_ms = F.when(has_attempt & (F.col("queued_ms") >= 0), F.col("started_ms") - F.col("queued_ms"))
     run_ms = F.when(has_attempt, F.col("ended_ms") - F.col("started_ms"))

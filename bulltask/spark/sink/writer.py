@@ -95,7 +95,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         self._sender = _sender(options, schema, options.write_id or "unused")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of a task of a batch.
+        """Send the rows of one task in a batch.
 
         Raises:
             ConfigError: The method is not called in a task of a streaming query.
@@ -110,7 +110,7 @@ class JobsStreamWriter(DataSourceStreamArrowWriter):
         return self.write_batch(iterator, query, batch)
 
     def write_batch(self, iterator: Iterator[pa.RecordBatch], query: str, batch: str) -> TaskCommit:
-        """Send the rows of a task of batch ``batch`` of query ``query``."""
+        """Send the rows of one task, in the batch ``batch`` of the query ``query``."""
         write_id = write_id_of_batch(self._write_id or query, batch)
         sender = replace(self._sender, builder=replace(self._sender.builder, write_id=write_id))
         return TaskCommit(write_id, sender.send(iterator))

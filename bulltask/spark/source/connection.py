@@ -96,7 +96,7 @@ class Connection:
         return results
 
     def scan_all(self, step: ScanStep) -> set[str]:
-        """Return the results of a scan of all nodes; each call continues from the cursor of the previous call.
+        """Scan all nodes and return the results; each call continues from the cursor that the previous one returned.
 
         If slots have moved in the meantime, the scan starts again. Keys that are being moved to another node may be
         missed.

@@ -142,8 +142,8 @@ def select_columns(table: str, schema: StructType | None) -> StructType:
         schema: The argument of ``.schema(…)``; ``None`` without a schema.
 
     Raises:
-        ConfigError: The table does not have a column of the schema, or it has another type; the message begins with
-            ``[BULLTASK_SCHEMA]``.
+        ConfigError: The schema has a column that the table does not have, or one with a different type; the message
+            begins with ``[BULLTASK_SCHEMA]``.
     """
     fields = {field.name: field for field in TABLES[table].fields}
     if schema is None:

@@ -1,4 +1,4 @@
-"""Queries on event streams in Redis: their state, the last of a number of entries, and pages of entries."""
+"""Queries on event streams in Redis: their state, the last of the next entries up to a limit, and pages of entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_states(
     Args:
         connection: The connection to the server.
         queues: The queues.
-        unsupported: Collects queues whose key has another type; their state is ``None``. If omitted, such a key is an
+        unsupported: Collects queues whose key is not a stream; their state is ``None``. If omitted, such a key is an
             error.
     """
     calls: list[Call[Any]] = []

@@ -229,7 +229,7 @@ def history(seed: int, jobs: int) -> list[LifecycleEvent]:
 
 
 def run_pipeline(spark: SparkSession, root: Path, url: str) -> None:
-    """Write bronze and silver to the end.
+    """Write all of bronze and silver.
 
     Use the batch limits of `OPTIONS`: a job that times out in one batch and continues in a later one has two rows.
     """
