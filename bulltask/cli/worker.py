@@ -58,7 +58,7 @@ SETTINGS: Final = {
     "--max-tasks-per-child",
     type=int,
     metavar="N",
-    help="Replace a child process when it has acquired N jobs and finished them (default: unlimited).",
+    help="Replace a child process after it has acquired N jobs (default: unlimited).",
 )
 @click.option(
     "--start-method",

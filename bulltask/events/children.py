@@ -195,7 +195,7 @@ class ChildClosing(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class ChildLimitReached(ChildEvent):
-    """A child has reached a limit: it acquires no more jobs, exits when its jobs have ended, and is replaced now."""
+    """A child has reached a limit: it acquires no more jobs, is replaced now, and exits when its jobs have finished."""
 
     index: int
     pid: int
@@ -204,7 +204,7 @@ class ChildLimitReached(ChildEvent):
     jobs: int
     """Number of jobs that the child has acquired."""
     running: int
-    """Number of them that are still running."""
+    """How many of these jobs are still running."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,12 +173,12 @@ class ChildKilled(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildExited(Event):
-    """A child exited, although the supervisor had not stopped it: its jobs have ended, and it is replaced."""
+    """A child exited without being stopped by the supervisor: its jobs have finished, and it is replaced."""
 
     index: int
     pid: int
     reason: str
-    """The limit that the child has reached, ``"max_tasks_per_child"``; or ``"signal"`` from outside the worker."""
+    """The limit that the child reached, ``"max_tasks_per_child"``, or ``"signal"``, sent from outside the worker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,7 @@ class ChildBlock:
 
     @property
     def retire_reason(self) -> RetireReason:
-        """Why the child is retiring: it acquires no more jobs, and exits when its jobs have ended; or ``NONE``."""
+        """Why the child acquires no more jobs and exits when its jobs have finished; ``NONE`` if it continues."""
         return RetireReason(self._words[_RETIRE_REASON])
 
     @retire_reason.setter

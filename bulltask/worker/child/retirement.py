@@ -15,11 +15,11 @@ __all__ = ["Retirement"]
 
 
 class Retirement:
-    """Responsible for retiring a child: it acquires no more jobs, finishes those it has, exits, and is replaced.
+    """Retires a child: the child acquires no more jobs, finishes its jobs, exits, and is replaced.
 
     The limit is Celery's ``worker_max_tasks_per_child``. Unlike in Celery, a child can run several jobs at a time, so
-    it counts the jobs that it has acquired, not those that have ended. Its replacement starts when it acquires no more
-    jobs, not when the last of them has ended, which may take long.
+    the jobs that it has acquired are counted, not those that have finished. The replacement starts when the child
+    acquires no more jobs, not when its last job has finished, which may take a long time.
 
     Args:
         config: The limits.
@@ -52,5 +52,5 @@ class Retirement:
             return
         self._block.retire_reason = self._reason
         self._bus.emit(ChildLimitReached(self._index, os.getpid(), self._reason.name.lower(), self._jobs, running()))
-        # The supervisor's handler of SIGCHLD only ends its wait; then it starts the missing child.
+        # The supervisor's SIGCHLD handler only ends the loop's wait; the loop then starts the missing child.
         os.kill(self._supervisor_pid, signal.SIGCHLD)
