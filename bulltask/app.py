@@ -6,13 +6,15 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
 from bulltask.config.config import Config, Settings
+from bulltask.config.configured import Configured
+from bulltask.config.names import constructor_settings
 from bulltask.config.parsers import parse_names
-from bulltask.config.urls import SecretUrl, secret_url
+from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
 from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
 from bulltask.jobs.codec import Json
@@ -67,23 +69,29 @@ class BoundTaskDecorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
-class App:
+class App(Configured):
     """A bulltask application.
 
     Args:
         name: The app's name, shown in logs.
         broker_url: ``redis://``, ``rediss://``, ``unix://``, or ``embedded://`` for bulltask's embedded server on this
             machine (for development). The environment variable ``BULLTASK_BROKER_URL`` takes precedence.
-        settings: Any other setting of :mod:`bulltask.config.settings`.
+        settings: Any other setting of :mod:`bulltask.config.settings`, or an argument of Celery's constructor:
+            ``broker`` is ``broker_url``, ``backend`` is ``result_backend``, ``changes`` is a dictionary of settings,
+            ``config_source`` and ``namespace`` are arguments of :meth:`config_from_object`, and an app with
+            ``set_as_current=False`` does not send the tasks of ``shared_task``.
 
     Raises:
         ConfigError: A setting has an unknown name or an invalid value.
+        TypeError: An argument of Celery's constructor has no meaning here.
     """
 
-    def __init__(self, name: str, broker_url: str | SecretUrl | None = None, **settings: object) -> None:
+    def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
         self.name = name
-        broker_url = secret_url(broker_url)
-        self.conf = Settings(settings if broker_url is None else {**settings, "broker_url": broker_url})
+        broker_url, settings = secret_url(broker_url), wrap_broker_url(settings)
+        self.conf = Settings(constructor_settings(broker_url, settings))
+        if (source := settings.get("config_source")) is not None:
+            self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
         self.tasks = Tasks(shared.SHARED)
         self.categorizer = Categorizer()
         self.listeners = Listeners()
@@ -91,7 +99,8 @@ class App:
         self._lock = threading.RLock()
         self._broker: Broker | None = None
         self._pid = os.getpid()
-        shared.set_current(self)
+        if settings.get("set_as_current", True):
+            shared.set_current(self)
 
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
@@ -134,8 +143,9 @@ class App:
         self._autodiscover.append(lambda: import_related(packages, related_name))
 
     def load_tasks(self) -> list[str]:
-        """Import the modules from ``include`` and ``autodiscover_tasks``; a worker does this before it forks."""
-        imported = import_related(parse_names(self.conf.include, "include"), None)
+        """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks."""
+        modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
+        imported = import_related(modules, None)
         for discover in self._autodiscover:
             imported += discover()
         return imported

@@ -1,6 +1,6 @@
-"""Generate the table of settings in ``reference/configuration.md`` from ``bulltask.config.settings.SETTINGS``.
+"""Generate the tables of settings in ``reference/configuration.md`` and ``reference/celery-settings.md``.
 
-Run this file to update the table; ``tests/unit/test_docs.py`` fails if it is out of date.
+Run this file to update the tables; ``tests/unit/test_docs.py`` fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 import click
 
 from bulltask.cli import worker
+from bulltask.config.celery_settings import CELERY_SETTINGS
 from bulltask.config.settings import SETTINGS, Setting
 from bulltask.errors import ConfigError
 
 PAGE = Path(__file__).parent / "reference/configuration.md"
+CELERY_PAGE = Path(__file__).parent / "reference/celery-settings.md"
+CELERY_NAMES = Path(__file__).parent.parent / "tests/unit/celery_settings.txt"
 BEGIN, END = "<!-- settings: written by docs/settings_table.py -->\n", "<!-- /settings -->"
 
 # The error message for an invalid value contains the valid values after "must be".
@@ -28,11 +31,25 @@ def table() -> str:
     return "\n".join([*head, *(_line(row) for row in SETTINGS.values())]) + "\n"
 
 
-def replace_table(page: str) -> str:
-    """Return the text of the page with the updated table."""
+def celery_table() -> str:
+    """Return the table of all of Celery's settings, one line per reason, as Markdown."""
+    same = [f"`{name}`" for name in CELERY_NAMES.read_text().split() if name in SETTINGS]
+    rows: dict[tuple[str, str], list[str]] = {("taken", "the same name and meaning"): same}
+    for row in CELERY_SETTINGS.values():
+        effect = "error" if row.refused else "none" if row.is_redundant(object()) else "warning"
+        reason = row.reason
+        if row.replacement:
+            effect, reason = "taken", f"as `{row.replacement}`"
+        rows.setdefault((effect, reason), []).append(f"`{row.name}`")
+    lines = [f"| {', '.join(names)} | {effect} | {reason} |" for (effect, reason), names in rows.items()]
+    return "\n".join(["| Celery's setting | effect | why, and what to use |", "|---|---|---|", *lines]) + "\n"
+
+
+def replace_table(page: str, text: str) -> str:
+    """Return the text of a page with the updated table."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def _line(row: Setting) -> str:
@@ -81,4 +98,5 @@ def _flag(row: Setting) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(replace_table(PAGE.read_text()))
+    PAGE.write_text(replace_table(PAGE.read_text(), table()))
+    CELERY_PAGE.write_text(replace_table(CELERY_PAGE.read_text(), celery_table()))

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from bulltask.cli.lazy import LazyGroup
-from bulltask.cli.options import broker_option
+from bulltask.cli.options import broker_option, config_option
 from bulltask.config.urls import SecretUrl
 
 __all__ = ["main"]
@@ -28,11 +28,12 @@ COMMANDS: Final = {
 @click.version_option(version("bulltask"), prog_name="bulltask")
 @click.option("-A", "--app", envvar="BULLTASK_APP", help="The app to load: pkg.mod:name, pkg.mod or pkg.")
 @broker_option
+@config_option
 @click.option("--workdir", type=click.Path(exists=True, file_okay=False), help="Change to this directory first.")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, broker: SecretUrl | None, workdir: str | None) -> None:
     """Run and manage Celery-style tasks on BullMQ's Redis protocol.
 
-    -A and -b may be given before or after the command.
+    -A, -b and --config may be given before or after the command.
     """
     ctx.obj = {"app": app, "broker": broker, "workdir": workdir}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from bulltask.config.config import CONFIG_VARIABLE
 from bulltask.config.urls import SecretUrl
 from bulltask.errors import ConfigError
 
 __all__ = [
     "app_options",
     "broker_option",
+    "config_option",
     "day",
     "days",
     "job_lake_option",
@@ -68,9 +71,27 @@ def broker_option(function: F) -> F:
     )(function)
 
 
+def config_option(function: F) -> F:
+    """Add ``--config``, which sets the environment variable of the same meaning: child processes inherit it."""
+
+    def set_variable(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+        if value:
+            # Absolute, because --workdir changes the directory, and because a path is relative to the user's.
+            os.environ[CONFIG_VARIABLE] = str(Path(value).resolve()) if value.endswith(".toml") else value
+
+    return click.option(
+        "--config",
+        metavar="FILE|MODULE",
+        expose_value=False,
+        callback=set_variable,
+        help="TOML file (*.toml) or Python module with settings, which override the app's (or set BULLTASK_CONFIG).",
+    )(function)
+
+
 def app_options(function: F) -> F:
-    """Add ``-A`` and ``-b``, which may also be given before the command."""
-    return click.option("-A", "--app", help="The app to load: pkg.mod:name, pkg.mod or pkg.")(broker_option(function))
+    """Add ``-A``, ``-b`` and ``--config``, which may also be given before the command."""
+    app = click.option("-A", "--app", help="The app to load: pkg.mod:name, pkg.mod or pkg.")
+    return app(broker_option(config_option(function)))
 
 
 def redis_options(function: F) -> F:

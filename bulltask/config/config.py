@@ -1,27 +1,37 @@
 """The configuration of an app: a frozen value, built from the table of settings and validated once.
 
-Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), ``app.conf`` and
-the arguments of ``App``, the defaults (:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for
-the user and integer milliseconds internally (``_ms``). An unknown name causes an error that suggests a similar one.
+Precedence, highest first: the command line, the environment (``BULLTASK_`` and the name in capitals), the file of
+``--config``, ``app.conf`` and the arguments of ``App``, ``[tool.bulltask]`` in pyproject.toml, the defaults
+(:mod:`bulltask.config.settings`). Durations are seconds or ``timedelta`` for the user and integer milliseconds
+internally (``_ms``). An unknown name causes an error that suggests a similar one; one of Celery's says what to use.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from bulltask.config.names import check_same_meaning, explain, resolve
+from bulltask.config.parsers import url
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits
 from bulltask.config.settings import SETTINGS
-from bulltask.config.urls import SecretUrl, wrap_broker_url
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.config.sources import read_config, read_object, read_project_file
+from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
+from bulltask.errors import ConfigError
 from bulltask.jobs.time_limits import TimeLimits
 
-__all__ = ["ENV_PREFIX", "URL_FILE", "Config", "Settings"]
+__all__ = ["CELERY_URL", "CONFIG_VARIABLE", "ENV_PREFIX", "URL_FILE", "Config", "Settings"]
 
 ENV_PREFIX: Final = "BULLTASK_"
+
+CONFIG_VARIABLE: Final = "BULLTASK_CONFIG"
+"""Environment variable with the file or module of ``--config``."""
+
+CELERY_URL: Final = "CELERY_BROKER_URL"
+"""Celery's environment variable, used if no other source sets ``broker_url``."""
 
 URL_FILE: Final = "BULLTASK_BROKER_URL_FILE"
 """Environment variable with the path of a file that contains the broker URL, such as a Docker or Kubernetes secret."""
@@ -53,6 +63,7 @@ class Config:
     soft_time_limit_ms: int | None
     time_limit_ms: int | None
     task_unknown: str
+    imports: tuple[str, ...]
     include: tuple[str, ...]
     result_expires_ms: int | None
     failure_expires_ms: int | None
@@ -106,19 +117,32 @@ class Settings:
     Every assignment is validated immediately. The settings are frozen when the app first uses them, for example to
     send a job, or when a worker starts: children are forks, so a later change would apply to only some
     processes.
+
+    Raises:
+        ConfigError: A setting of the app, the environment, pyproject.toml or the file of ``--config`` is invalid.
     """
 
+    _project: dict[str, object]
     _values: dict[str, object]
+    _file: dict[str, object]
     _overrides: dict[str, object]
+    _celery_url: SecretUrl | None
     _frozen: Config | None
 
     def __init__(self, given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> None:
-        object.__setattr__(self, "_values", {})
-        object.__setattr__(self, "_overrides", {})
+        environ = os.environ if environ is None else environ
+        for layer in ("_project", "_values", "_file", "_overrides"):
+            object.__setattr__(self, layer, {})
         object.__setattr__(self, "_frozen", None)
-        given = wrap_broker_url(given)
+        object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
+        given, config, variables = wrap_broker_url(given), environ.get(CONFIG_VARIABLE), _environment(environ)
+        del environ  # it contains the URL with its password, and an error can show local variables
+        path, found = read_project_file()
+        self._read(self._project, found, path)
         self.update(given)
-        for name, value in _environment(os.environ if environ is None else environ).items():
+        if config:
+            self._read(self._file, read_config(config), config)
+        for name, value in variables.items():
             self.override(name, value)
 
     def update(self, *mappings: Mapping[str, object], **settings: object) -> None:
@@ -132,15 +156,25 @@ class Settings:
         for name, value in updates.items():
             setattr(self, name, value)
 
+    def read_object(self, source: object, namespace: str | None = None) -> None:
+        """Set the settings in an object, see :meth:`bulltask.app.App.config_from_object`."""
+        found = read_object(source, namespace)
+        if namespace == "CELERY":
+            check_same_meaning(found)
+        self._read(self._values, found, source if isinstance(source, str) else "")
+
     def override(self, name: str, value: object) -> None:
         """Set ``name`` with precedence over assignments: for the environment and the command line."""
-        value = wrap_broker_url({name: value})[name]
-        self._check(name, value)
-        self._overrides[name] = value
+        self._set(self._overrides, name, value)
 
     def overrides(self) -> dict[str, object]:
         """Return the settings from the environment and the command line."""
         return dict(self._overrides)
+
+    @property
+    def is_url_from_celery(self) -> bool:
+        """Whether ``broker_url`` is set only by Celery's environment variable ``CELERY_BROKER_URL``."""
+        return self._celery_url is not None and "broker_url" not in self._given()
 
     def freeze(self) -> Config:
         """Return the configuration; after this call, settings can no longer be changed."""
@@ -150,7 +184,11 @@ class Settings:
         return self._frozen
 
     def _build(self) -> Config:
-        merged = {row.name: row.default for row in SETTINGS.values()} | self._values | self._overrides
+        given = self._given()
+        if self.is_url_from_celery:
+            url(self._celery_url, CELERY_URL)
+            given["broker_url"] = self._celery_url
+        merged = {row.name: row.default for row in SETTINGS.values()} | given
         parsed = {row.field: row.parse(merged[row.name], row.name) for row in SETTINGS.values()}
         config = Config(**parsed)
         if config.renew_ms >= config.lock_ms:
@@ -165,26 +203,52 @@ class Settings:
         config.time_limits.check("the settings", "task_")
         return config
 
-    def _check(self, name: str, value: object) -> None:
-        if name not in SETTINGS:
-            raise ConfigError(f"unknown setting {name!r}{did_you_mean(name, SETTINGS)}")
+    def _given(self) -> dict[str, object]:
+        return {**self._project, **self._values, **self._file, **self._overrides}
+
+    def _read(self, layer: dict[str, object], found: Mapping[str, tuple[str, object]], source: str) -> None:
+        """Set the settings from a source in a layer; errors name the source, and the setting as it is written there."""
+        for label, (name, value) in found.items():
+            try:
+                self._set(layer, name, value, label)
+            except ConfigError as exc:
+                raise ConfigError(f"{source}: {exc}" if source else str(exc)) from None
+
+    def _set(self, layer: dict[str, object], name: str, value: object, label: str | None = None) -> None:
+        value = wrap_broker_url({name: value})[name]
+        if (setting := resolve(name, value, label or name)) is None:
+            return
         if self._frozen is not None:
             raise ConfigError(f"cannot set {name}: the app has already sent a job or started a worker")
-        SETTINGS[name].parse(value, name)
+        SETTINGS[setting].parse(value, label or name)
+        layer[setting] = value
 
     def __setattr__(self, name: str, value: object) -> None:
-        value = wrap_broker_url({name: value})[name]
-        self._check(name, value)
-        self._values[name] = value
+        self._set(self._values, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name in SETTINGS:
-            row = SETTINGS[name]
-            return self._overrides.get(name, self._values.get(name, row.default))
-        raise AttributeError(f"unknown setting {name!r}{did_you_mean(name, SETTINGS)}")
+        if name not in SETTINGS:
+            raise AttributeError(explain(name))
+        if name == "broker_url" and self.is_url_from_celery:
+            return self._celery_url
+        return self._given().get(name, SETTINGS[name].default)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in SETTINGS:
+            raise KeyError(explain(name))
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        setattr(self, name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in SETTINGS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SETTINGS)
 
     def __repr__(self) -> str:
-        changed = {**self._values, **self._overrides}
+        changed = self._given()
         if changed.get("spark_conf"):
             changed["spark_conf"] = "…"  # keys of object stores, passwords
         return f"<Settings {changed}>"

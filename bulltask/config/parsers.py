@@ -30,6 +30,7 @@ __all__ = [
     "flag",
     "integer",
     "jitter_fraction",
+    "max_reconnects",
     "optional",
     "parse_names",
     "plain_text",
@@ -151,9 +152,16 @@ def worker_name(value: Any, name: str) -> str:
 
 
 def time_zone(value: Any, name: str) -> str:
-    """Return the name of a time zone that this machine supports."""
-    zone_of(value, name)
-    return str(value)
+    """Return the name of a time zone that this machine supports; ``None`` is UTC, and a ``ZoneInfo`` has a name."""
+    zone = "UTC" if value is None else getattr(value, "key", value)
+    zone_of(zone, name)
+    return str(zone)
+
+
+def max_reconnects(value: Any, name: str) -> int | None:
+    """Return a number of attempts, ``None`` for no limit; 0 is no limit too, as in Celery."""
+    number: int | None = optional(integer(0))(value, name)
+    return number or None
 
 
 def entries(value: Any, name: str) -> Mapping[str, Any] | None:

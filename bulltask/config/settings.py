@@ -19,6 +19,7 @@ from bulltask.config.parsers import (
     flag,
     integer,
     jitter_fraction,
+    max_reconnects,
     optional,
     parse_names,
     plain_text,
@@ -85,9 +86,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         _S(
             "broker_connection_max_retries",
             "connection_retries",
-            optional(integer(1)),
+            max_reconnects,
             None,
-            "maximum number of attempts to reconnect to Redis before the worker exits; none: no limit",
+            "maximum number of attempts to reconnect to Redis before the worker exits; none or 0: no limit",
         ),
         _S(
             "broker_reconnect_delay",
@@ -176,6 +177,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "what happens to a job whose task is not registered; reschedule: it is delayed, so that another "
             "worker can run it; fail: it fails",
         ),
+        _S("imports", "imports", parse_names, (), "modules that the worker imports before those in include"),
         _S(
             "include", "include", parse_names, (), "modules that the worker imports, so that their tasks are registered"
         ),

@@ -131,7 +131,7 @@ def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
 def wrap_broker_url(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with the broker URL wrapped by :func:`secret_url`."""
     return {
-        name: SecretUrl(value) if name == "broker_url" and isinstance(value, str) else value
+        name: SecretUrl(value) if name in {"broker_url", "broker"} and isinstance(value, str) else value
         for name, value in settings.items()
     }
 

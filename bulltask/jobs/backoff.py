@@ -7,19 +7,16 @@ Node workers. In both, ``attempts_made`` includes the attempt that has just fail
 
 from __future__ import annotations
 
-import os
 import random as _random
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import floor, isfinite
-from pathlib import Path
 from reprlib import repr as _short  # the built-in repr() raises RecursionError for deeply nested values
 from typing import TypeGuard
 
 from bulltask.errors import ConfigError, DecodeError, did_you_mean
+from bulltask.user_warnings import warn_user
 
 __all__ = [
     "Backoff",
@@ -36,7 +33,6 @@ CustomBackoff = Callable[[int, BaseException], float | timedelta]
 
 _BUILT_IN = ("fixed", "exponential")
 _WARN_ABOVE_MS = 3_600_000
-_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _DEFAULT_DELAY_MS = 1_000
 # JSON and Lua represent integers exactly up to 2^53. Half of that leaves room for adding the current time.
 _MAX_MS = 2**52
@@ -140,16 +136,7 @@ def check_strategy(kind: str, registered: Sequence[str]) -> None:
 def warn_of_long_delay(delay_ms: int, name: str) -> None:
     """Warn about a first delay of more than an hour: usually it was given in milliseconds instead of seconds."""
     if delay_ms > _WARN_ABOVE_MS:
-        text = f"{name} is {delay_ms / 1000:g} s, more than an hour; in bulltask, delays are in seconds"
-        warnings.warn(text, stacklevel=_users_level())
-
-
-def _users_level() -> int:
-    """Return the number of frames up to the user's code, so that the warning points to the user's line."""
-    frame, level = sys._getframe(1), 1  # noqa: SLF001
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<")):  # "<": code of a dataclass
-        frame, level = frame.f_back, level + 1
-    return level
+        warn_user(f"{name} is {delay_ms / 1000:g} s, more than an hour; in bulltask, delays are in seconds")
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

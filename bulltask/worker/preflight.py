@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from bulltask.config.config import ENV_PREFIX, URL_FILE, Config
+from bulltask.config.celery_settings import CELERY_SETTINGS
+from bulltask.config.config import CONFIG_VARIABLE, ENV_PREFIX, URL_FILE, Config
 from bulltask.config.settings import SETTINGS
 from bulltask.errors import BrokerAuthError, BrokerConfigError, BrokerError, ScriptIntegrityError, did_you_mean
 from bulltask.jobs.names import bullmq_name
@@ -28,7 +29,7 @@ __all__ = ["Preflight"]
 
 MIN_REDIS_VERSION: Final = (6, 2)
 _BULLMQ: Final = re.compile(r"bullmq:(\d+)\.")
-NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", URL_FILE)
+NON_SETTING_VARIABLES: Final = (f"{ENV_PREFIX}APP", f"{ENV_PREFIX}TEST_", CONFIG_VARIABLE, URL_FILE)
 """Prefixes of environment variables that are not settings."""
 
 
@@ -123,10 +124,9 @@ class Preflight:
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name in SETTINGS or not variable.startswith(ENV_PREFIX) or variable.startswith(NON_SETTING_VARIABLES):
                 continue
-            self._logger.warning(
-                f"An environment variable matches no setting and is ignored{did_you_mean(name, SETTINGS)}",
-                variable=variable,
-            )
+            celery = CELERY_SETTINGS.get(name)
+            hint = f": {celery.reason}" if celery else did_you_mean(name, SETTINGS)
+            self._logger.warning(f"An environment variable matches no setting and is ignored{hint}", variable=variable)
 
     def _check_hash_tag(self, keys: QueueKeys) -> None:
         """Warn about jobs in ``{emails}`` if this worker processes ``emails``, and vice versa: these are two queues."""

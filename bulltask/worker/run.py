@@ -144,6 +144,8 @@ class _Assembly:
         recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
+        if self.app.conf.is_url_from_celery:
+            self.logger.info("broker_url comes from the environment variable CELERY_BROKER_URL")
         self._warn_about_unregistered_tasks()
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()

@@ -98,6 +98,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "soft_time_limit_ms": None,
         "time_limit_ms": None,
         "task_unknown": "reschedule",
+        "imports": (),
         "include": (),
         "result_expires_ms": 86_400_000,
         "failure_expires_ms": None,

@@ -331,10 +331,11 @@ def test_every_command_is_documented() -> None:
 # ---- settings, flags, options ----------------------------------------------------------------------------------------
 
 
-def test_the_table_of_settings_is_up_to_date() -> None:
-    page = CONFIGURATION.read_text()
+def test_the_tables_of_settings_are_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "docs/settings_table.py"))
-    assert script["replace_table"](page) == page, "run: .venv/bin/python docs/settings_table.py"
+    for path, table in ((CONFIGURATION, "table"), (script["CELERY_PAGE"], "celery_table")):
+        page = path.read_text()
+        assert script["replace_table"](page, script[table]()) == page, "run: .venv/bin/python docs/settings_table.py"
 
 
 def test_the_documented_heartbeat_interval_matches_the_code() -> None:
@@ -380,7 +381,13 @@ def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
     page = ROOT / "docs/how-to/migrating-from-bull.md"
     documented = {name for row in rows(page, "Options") for name in inline_code(row[0]) if name.startswith("--")}
     options = [option for option in migrate_bull.command.params if isinstance(option, click.Option)]
-    assert documented == {opt for option in options for opt in option.opts} - {"-A", "--app", "-b", "--broker"}
+    assert documented == {opt for option in options for opt in option.opts} - {
+        "-A",
+        "--app",
+        "-b",
+        "--broker",
+        "--config",
+    }
     codes = {int(row[0]) for row in rows(page, "Options") if row[0].isdigit()}
     assert codes == {0, 1, 2, migrate_bull.EXIT_REJECTED, migrate_bull.EXIT_SKIPPED}
 

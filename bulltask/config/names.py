@@ -1,0 +1,100 @@
+"""Which setting a name stands for: one of bulltask's, one of Celery's, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from bulltask.config.celery_settings import CELERY_SETTINGS, current_name
+from bulltask.config.settings import SETTINGS
+from bulltask.config.urls import SecretUrl
+from bulltask.errors import ConfigError, did_you_mean
+from bulltask.user_warnings import warn_user
+
+__all__ = ["check_same_meaning", "constructor_settings", "explain", "resolve"]
+
+_RENAMED_ARGUMENTS: Final = {"broker": "broker_url", "backend": "result_backend"}
+_APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_current")
+_REMOVED_ARGUMENTS: Final = {
+    **dict.fromkeys(["amqp", "control", "events", "loader", "log"], "bulltask has no such part"),
+    "autofinalize": "a task is registered when it is defined",
+    "fixups": "Django is set up if DJANGO_SETTINGS_MODULE is set",
+    "main": "the first argument is the name: App('shop')",
+    "strict_typing": "arguments are always checked when a task is called",
+    "task_cls": "use the task's option base",
+    "tasks": "decorate functions with @app.task",
+}
+"""Arguments of Celery's constructor that have no meaning in bulltask, with the reason."""
+
+
+def resolve(name: str, value: object, label: str) -> str | None:
+    """Return the setting that takes a value, ``None`` if none does: then a warning says why.
+
+    Args:
+        name: The name of a setting, bulltask's or Celery's.
+        value: Its value.
+        label: The name as the user wrote it, such as ``CELERY_TASK_SERIALIZER``.
+
+    Raises:
+        ConfigError: The name is unknown, or it is a setting of Celery's that must not be ignored.
+    """
+    if name in SETTINGS:
+        return name
+    celery = CELERY_SETTINGS.get(name)
+    if celery is None:
+        raise ConfigError(explain(name, label))
+    if celery.replacement:
+        return celery.replacement
+    if not celery.is_redundant(value):
+        if celery.refused:
+            raise ConfigError(celery.message(label))
+        warn_user(celery.message(label))
+    return None
+
+
+def explain(name: str, label: str = "") -> str:
+    """Return the message for a name that is no setting: what to use instead, or the nearest name."""
+    label = label or name
+    if name in CELERY_SETTINGS:
+        return CELERY_SETTINGS[name].message(label)
+    known = [*SETTINGS, *CELERY_SETTINGS]
+    if today := current_name(name, known):
+        return f"unknown setting {label!r}: it is an old name of Celery's; use {today}"
+    prefix = label[: -len(name)] if label.lower().endswith(name.lower()) else ""
+    matching = {(prefix + known_name.upper() if label.isupper() else known_name): None for known_name in known}
+    return f"unknown setting {label!r}{did_you_mean(label, matching)}"
+
+
+def constructor_settings(broker_url: SecretUrl | None, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings in the arguments of an app's constructor, which may be Celery's.
+
+    Raises:
+        TypeError: An argument of Celery's has no meaning, or the URL is given twice.
+    """
+    settings: dict[str, object] = {} if broker_url is None else {"broker_url": broker_url}
+    changes = given.get("changes") or {}
+    for name, value in {**given, **(changes if isinstance(changes, Mapping) else {})}.items():
+        if name in _REMOVED_ARGUMENTS and value is not None:
+            raise TypeError(f"App has no argument {name!r}, unlike Celery: {_REMOVED_ARGUMENTS[name]}")
+        setting = _RENAMED_ARGUMENTS.get(name, name)
+        if name in _APP_ARGUMENTS or (name != setting and value is None):
+            continue
+        if setting in settings:
+            raise TypeError(f"App got {setting} twice: as {setting} and as {name}")
+        settings[setting] = value
+    return settings
+
+
+def check_same_meaning(found: Mapping[str, tuple[str, Any]]) -> None:
+    """Check the values that mean something else in Celery.
+
+    Raises:
+        ConfigError: ``result_expires`` is 0, with which Celery keeps results for ever, and bulltask not at all.
+    """
+    for label, (name, value) in found.items():
+        if name == "result_expires" and value in (0, timedelta(0)) and value is not None:
+            raise ConfigError(
+                f"{label} is 0, with which Celery keeps results for ever, and bulltask removes them immediately: set "
+                "None to keep them, or set result_expires=0 on app.conf to remove them"
+            )
