@@ -6,7 +6,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -29,7 +29,7 @@ from bulltask.queue.sync.events import QueueEvents
 from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
-from bulltask.registry.context import Context
+from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator
 from bulltask.registry.discovery import import_related
 from bulltask.registry.naming import task_name
 from bulltask.registry.options import CallOptions, TaskOptions, build_job
@@ -47,26 +47,6 @@ E = TypeVar("E", bound=Event)
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
-
-
-class TaskDecorator(Protocol):
-    """Return type of ``@app.task(…)`` with options: turns a function into a ``Task`` or an ``AsyncTask``."""
-
-    @overload
-    def __call__(self, function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class BoundTaskDecorator(Protocol):
-    """Return type of ``@app.task(bind=True, …)``: the function's first parameter is the :class:`Context`."""
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
 
 
 class App(Configured):
@@ -143,11 +123,17 @@ class App(Configured):
         self._autodiscover.append(lambda: import_related(packages, related_name))
 
     def load_tasks(self) -> list[str]:
-        """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks."""
+        """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
+
+        Raises:
+            ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
+        """
         modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
         imported = import_related(modules, None)
         for discover in self._autodiscover:
             imported += discover()
+        for task in self.tasks.values():
+            task.check_types()
         return imported
 
     # ---- worker events -------------------------------------------------------------------------------------------
@@ -212,23 +198,39 @@ class App(Configured):
                 safely be sent again.
         """
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
-        return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
+        return [self._sent(job, job_id) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
 
     async def asend_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
         jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
         ids = await self.asend(jobs)
-        return [self.result(job_id, job.queue, sent=True) for job, job_id in zip(jobs, ids, strict=True)]
+        return [self._sent(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
-    def result(self, job_id: str, queue: str | None = None, *, sent: bool = False) -> AsyncResult[Any]:
+    def _sent(self, job: NewJob, job_id: str) -> AsyncResult[Any]:
+        return self.result(job_id, job.queue, task=self.tasks.get(job.name), sent=True)
+
+    @overload
+    def result(
+        self, job_id: str, queue: str | None = None, *, task: None = None, sent: bool = False
+    ) -> AsyncResult[Any]: ...
+    @overload
+    def result(
+        self, job_id: str, queue: str | None = None, *, task: AnyTask[..., R], sent: bool = False
+    ) -> AsyncResult[R]: ...
+
+    def result(
+        self, job_id: str, queue: str | None = None, *, task: AnyTask[..., Any] | None = None, sent: bool = False
+    ) -> AsyncResult[Any]:
         """Return a handle for any job, including jobs that Node sent.
 
         Args:
             job_id: The job's id.
             queue: The job's queue; default: the app's default queue.
+            task: The job's task, whose type hint determines the type of the result; default: the result is JSON.
             sent: Whether this process has just sent the job.
         """
-        return AsyncResult(job_id, queue or self.config.default_queue, self.results, self.now_ms() if sent else None)
+        sent_ms, decode = self.now_ms() if sent else None, None if task is None else task.result_decoder
+        return AsyncResult(job_id, queue or self.config.default_queue, self.results, sent_ms, decode)
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class App(Configured):
         task: AnyTask[Any, Any] | None = self.tasks.get(name)
         call, kwargs = CallOptions.of(options), kwargs or {}
         if task is not None:
-            return task.build(task.arguments.bind(args, kwargs), call)
+            return task.build(task.bind_json(args, kwargs), call)
         if args and kwargs:
             raise TypeError(
                 f"task {name!r} is not registered in this app, so positional and keyword arguments cannot be combined; "
@@ -293,6 +295,12 @@ class App(Configured):
     def config(self) -> Config:
         """The configuration; reading it freezes the settings."""
         return self.conf.freeze()
+
+    @property
+    def typed(self) -> bool | None:
+        """The setting ``task_typed``, for tasks without the option ``typed``; reading it freezes only this setting."""
+        typed: bool | None = self.conf.freeze_one("task_typed")
+        return typed
 
     @property
     def broker(self) -> Broker:

@@ -65,6 +65,11 @@ class Sender(Protocol):
         ...
 
     @property
+    def typed(self) -> bool | None:
+        """The setting ``task_typed``: whether type hints are enforced."""
+        ...
+
+    @property
     def results(self) -> ResultReader:
         """Reads jobs and waits for their outcome."""
         ...

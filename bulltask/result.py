@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar
@@ -52,10 +52,18 @@ class AsyncResult(Generic[R]):
         queue: The name of the job's queue in the app.
         reader: Reads jobs and waits for them.
         sent_ms: When this process sent the job (server time), if it did.
+        decode: Returns the result of JSON as the type of the task's hint; ``None``: the result is JSON.
     """
 
-    def __init__(self, job_id: str, queue: str, reader: ResultReader, sent_ms: int | None = None) -> None:
-        self._ref, self._reader, self._sent_ms = JobRef(queue, job_id), reader, sent_ms
+    def __init__(
+        self,
+        job_id: str,
+        queue: str,
+        reader: ResultReader,
+        sent_ms: int | None = None,
+        decode: Callable[[Any], R] | None = None,
+    ) -> None:
+        self._ref, self._reader, self._sent_ms, self._decode = JobRef(queue, job_id), reader, sent_ms, decode
 
     @property
     def id(self) -> str:
@@ -76,6 +84,7 @@ class AsyncResult(Generic[R]):
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
             JobNotFoundError: The job does not exist, and no event contains its outcome.
+            DecodeError: The result does not match the type hint of the task's return value.
             BrokerError: Redis could not be reached.
             TaskRevokedError: The job was revoked.
             Exception: The task failed. If the class of its exception is loaded in this process, that exception is
@@ -169,7 +178,7 @@ class AsyncResult(Generic[R]):
 
     def _value(self, finished: Finished) -> R:
         value: R = codec.decode(finished.text or "null", what=f"return value of job {self.id}")
-        return value
+        return value if self._decode is None else self._decode(value)
 
     def _failure(self, reason: str, snapshot: JobSnapshot) -> Exception:
         trace = snapshot.stacktrace[-1] if snapshot.stacktrace else ""

@@ -62,6 +62,7 @@ class Config:
     retry_jitter: float
     soft_time_limit_ms: int | None
     time_limit_ms: int | None
+    typed: bool | None
     task_unknown: str
     imports: tuple[str, ...]
     include: tuple[str, ...]
@@ -128,12 +129,14 @@ class Settings:
     _overrides: dict[str, object]
     _celery_url: SecretUrl | None
     _frozen: Config | None
+    _used: set[str]
 
     def __init__(self, given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> None:
         environ = os.environ if environ is None else environ
         for layer in ("_project", "_values", "_file", "_overrides"):
             object.__setattr__(self, layer, {})
         object.__setattr__(self, "_frozen", None)
+        object.__setattr__(self, "_used", set())
         object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
         given, config, variables = wrap_broker_url(given), environ.get(CONFIG_VARIABLE), _environment(environ)
         del environ  # it contains the URL with its password, and an error can show local variables
@@ -183,6 +186,14 @@ class Settings:
         assert self._frozen is not None
         return self._frozen
 
+    def freeze_one(self, name: str) -> Any:
+        """Return a parsed setting that can no longer be changed, while the others can.
+
+        For what is needed before the app sends anything, such as a signature in a module that is imported.
+        """
+        self._used.add(name)
+        return SETTINGS[name].parse(getattr(self, name), name)
+
     def _build(self) -> Config:
         given = self._given()
         if self.is_url_from_celery:
@@ -220,6 +231,8 @@ class Settings:
             return
         if self._frozen is not None:
             raise ConfigError(f"cannot set {name}: the app has already sent a job or started a worker")
+        if setting in self._used:
+            raise ConfigError(f"cannot set {name}: a task has already used it; set it before the first call")
         SETTINGS[setting].parse(value, label or name)
         layer[setting] = value
 

@@ -170,6 +170,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "time after which a running task is ended, by killing its process if necessary; none: no limit",
         ),
         _S(
+            "task_typed",
+            "typed",
+            optional(flag),
+            None,
+            "which type hints of tasks are enforced: true: all; false: none; none: those of types that JSON does not "
+            "have, such as datetime",
+        ),
+        _S(
             "task_unknown",
             "task_unknown",
             choice("reschedule", "fail"),

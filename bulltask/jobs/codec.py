@@ -189,7 +189,7 @@ def _of_another_type(value: object) -> str:
     kind = type(value)
     return (
         f" is of type {kind.__module__}.{kind.__qualname__}, which JSON does not support; "
-        "convert it first (for example with str(), .isoformat() or .model_dump(mode='json'))"
+        "convert it first (for example with str() or .isoformat()), or annotate the task's parameter or return value"
     )
 
 

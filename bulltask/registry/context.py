@@ -9,6 +9,7 @@ from typing import Any, Literal, Never, Protocol
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
+from bulltask.typed.call import CallConversion
 
 __all__ = ["Context", "JobClient", "JobCommand", "Request"]
 
@@ -69,10 +70,12 @@ class Context:
         has_reported: Whether the task has called :meth:`update_progress`.
     """
 
-    def __init__(self, request: Request, job_client: JobClient | None = None) -> None:
+    def __init__(
+        self, request: Request, job_client: JobClient | None = None, conversion: CallConversion | None = None
+    ) -> None:
         self.request = request
         self.has_reported = False
-        self._job_client = job_client
+        self._job_client, self._conversion = job_client, conversion
 
     def update_progress(self, progress: codec.Json) -> None:
         """Store the job's progress, which Redis publishes as an event (BullMQ's ``updateProgress``).
@@ -121,23 +124,23 @@ class Context:
         delay_ms = None if countdown is None else to_ms(countdown, "countdown")
         raise Retry(delay_ms=delay_ms, exc=exc, max_retries=max_retries) from exc
 
-    def update_data(self, data: codec.Json) -> None:
+    def update_data(self, data: Any) -> None:
         """Replace the job's data, which its next attempt receives as arguments (BullMQ's ``updateData``).
 
         Args:
             data: The task's arguments by name; the next attempt receives them as :attr:`Request.kwargs`.
 
         Raises:
-            EncodeError: The value is not plain JSON.
+            EncodeError: The value is not JSON, or an argument does not match its type hint.
             PayloadTooLargeError: Data and options together exceed ``max_payload``.
             JobNotFoundError: The job was removed.
             BrokerError: Redis is unavailable, or returns an error.
         """
-        self._send("data", codec.encode(data, what=f"data of job {self.request.id}"))
+        self._send("data", self._encode_data(data))
 
-    async def aupdate_data(self, data: codec.Json) -> None:
+    async def aupdate_data(self, data: Any) -> None:
         """:meth:`update_data` for async tasks."""
-        await self._asend("data", codec.encode(data, what=f"data of job {self.request.id}"))
+        await self._asend("data", self._encode_data(data))
 
     def get_children_values(self) -> dict[str, Any]:
         """Return the results of completed child jobs, by the full Redis key of each child job's hash."""
@@ -199,6 +202,11 @@ class Context:
 
     async def _asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         return None if self._job_client is None else await self._job_client.asend(command, value)
+
+    def _encode_data(self, data: Any) -> bytes:
+        if self._conversion is not None and isinstance(data, dict):
+            data = self._conversion.encode_arguments(data)
+        return codec.encode(data, what=f"data of job {self.request.id}")
 
     def _encode(self, progress: codec.Json) -> bytes:
         encoded = codec.encode(progress, what=f"progress of job {self.request.id}")

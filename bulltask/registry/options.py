@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final
@@ -12,7 +12,7 @@ import uuid_utils
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
-from bulltask.errors import ConfigError, did_you_mean
+from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
@@ -29,6 +29,7 @@ from bulltask.jobs.options import (
 )
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
+from bulltask.registry.celery_options import hint_for_unknown_option
 from bulltask.value_class import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
@@ -38,19 +39,7 @@ UNLIMITED_RETRIES: Final = 2**31 - 2
 
 CELERY_RETRY_DELAY_S: Final = 180
 
-CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
-    "acks_late": "jobs are always acknowledged late, when their outcome is stored",
-    "reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
-    "task_reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
-    "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
-    "serializer": "calls are plain JSON",
-    "track_started": "a running job is always 'active'",
-    "rate_limit": "use a separate queue for the task, and start its worker with --limiter 100/m",
-    "base": "tasks are functions",
-    "throws": "raise PermanentError for expected failures",
-    "pydantic": "arguments are plain JSON; validate them in the task",
-}
-"""Celery options that do not exist in bulltask, with the reason or an alternative."""
+_FLAGS: Final = {"spark": "; for Spark's settings, use spark_conf", "typed": "", "pydantic": ""}
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -86,6 +75,9 @@ class TaskOptions:
             async task is cancelled).
         time_limit: Seconds or ``timedelta`` after which the attempt is stopped and fails with ``TimeLimitExceeded``.
         spark: Give the task a Spark session when a worker runs it (``bulltask.spark.current_session()``).
+        typed: Which type hints are enforced: ``True``: all; ``False``: none; ``None``: the setting ``task_typed``, by
+            default those of types that JSON does not have (``datetime``, dataclasses, pydantic models …).
+        pydantic: Celery's option. ``True`` has no effect, as models are always converted; ``False``: ``typed=False``.
     """
 
     queue: str | None = None
@@ -114,6 +106,8 @@ class TaskOptions:
     soft_time_limit: Duration | None = None
     time_limit: Duration | None = None
     spark: bool = False
+    typed: bool | None = None
+    pydantic: bool | None = None
 
     def __post_init__(self) -> None:
         # All checks run when the task is defined, so that errors do not point to a call.
@@ -128,8 +122,9 @@ class TaskOptions:
             if (value := getattr(self, name)) is not None:
                 to_ms(value, name)
         self._check_retry_options()
-        if not isinstance(self.spark, bool):
-            raise ConfigError(f"spark must be True or False, not {self.spark!r}; for Spark's settings, use spark_conf")
+        for name, advice in _FLAGS.items():
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise ConfigError(f"{name} must be True or False, not {value!r}{advice}")
         self.time_limits.check("a task")
         stored_options(_stored_names(self))
 
@@ -153,7 +148,7 @@ class TaskOptions:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise TypeError(f"unknown task option {name!r}{_hint(name, known)}")
+                raise TypeError(f"unknown task option {name!r}{hint_for_unknown_option(name, known)}")
         return cls(**given)
 
     @property
@@ -164,6 +159,11 @@ class TaskOptions:
     def time_limits(self) -> TimeLimits:
         """The task's time limits."""
         return TimeLimits.of(self.soft_time_limit, self.time_limit)
+
+    @property
+    def enforced_hints(self) -> bool | None:
+        """Whether all type hints are enforced, or none; ``None`` for the app's setting."""
+        return False if self.typed is None and self.pydantic is False else self.typed
 
     @property
     def custom_backoff(self) -> CustomBackoff | None:
@@ -359,12 +359,6 @@ _STORED_CALL_OPTIONS: Final = tuple(field.name for field in fields(CallOptions) 
 
 def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseException)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    if name in CELERY_ONLY_OPTIONS:
-        return f" (Celery's): {CELERY_ONLY_OPTIONS[name]}"
-    return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"
 
 
 def _check_max_retries(value: int) -> int:

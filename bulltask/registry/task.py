@@ -18,6 +18,7 @@ from bulltask.registry.context import Context, Request
 from bulltask.registry.naming import source_location
 from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
 from bulltask.result import AsyncResult
+from bulltask.typed.call import CallConversion, CallTypes
 
 __all__ = ["AnyTask", "AsyncTask", "Signature", "Task"]
 
@@ -98,14 +99,15 @@ class AnyTask(Generic[P, R]):
 
         Raises:
             TypeError: The arguments do not match the function. Nothing was sent.
-            EncodeError, PayloadTooLargeError: The arguments are not JSON or too large. Nothing was sent.
+            EncodeError, PayloadTooLargeError: The arguments do not match their type hints, are not JSON, or are too
+                large. Nothing was sent.
             BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
         """
-        return self._send(self._plan().job(self.arguments.bind(args, kwargs)))
+        return self._send(self._plan().job(self.bind_json(args, kwargs)))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
-        return await self._asend(self._plan().job(self.arguments.bind(args, kwargs)))
+        return await self._asend(self._plan().job(self.bind_json(args, kwargs)))
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -122,13 +124,13 @@ class AnyTask(Generic[P, R]):
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
         """
-        return self._send(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
+        return self._send(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[R]:
         """:meth:`apply_async` for asyncio."""
-        return await self._asend(self.build(self.arguments.bind(args, kwargs or {}), CallOptions.of(options)))
+        return await self._asend(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
     def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
         """Send one job for each tuple of positional arguments, a thousand per round trip.
@@ -136,7 +138,7 @@ class AnyTask(Generic[P, R]):
         All calls are checked before the first one is sent.
         """
         plan = self._plan()
-        jobs = [plan.job(self.arguments.bind(args, {})) for args in calls]
+        jobs = [plan.job(self.bind_json(args, {})) for args in calls]
         sender = self._sender()
         ids = sender.send(jobs)
         return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
@@ -165,7 +167,60 @@ class AnyTask(Generic[P, R]):
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """Return the call as a signature (Celery's ``s``); raise ``TypeError`` if the arguments do not match."""
-        return Signature(self, self.arguments.bind(args, kwargs), CallOptions())
+        return Signature(self, self.bind_json(args, kwargs), CallOptions())
+
+    @functools.cached_property
+    def types(self) -> CallTypes:
+        """The types of the parameters and the return value, by their hints.
+
+        The hints are evaluated on first use, because they may name classes that are defined after the task.
+        """
+        return CallTypes(self.function, self.name, skip_first=self.bind)
+
+    @functools.cached_property
+    def conversion(self) -> CallConversion | None:
+        """The conversion of arguments and results by their hints, ``None`` if nothing is converted.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        typed = self.options.enforced_hints
+        return self.types.conversion(self._sender().typed if typed is None else typed)
+
+    @functools.cached_property
+    def result_decoder(self) -> Callable[[Any], R] | None:
+        """Returns a result as the type of its hint; ``None`` if results are not converted."""
+        conversion = self.conversion
+        return None if conversion is None or conversion.result is None else conversion.decode_result
+
+    def check_types(self) -> None:
+        """Evaluate the type hints now, so that a worker's children inherit the result, and errors are raised at start.
+
+        Raises:
+            ConfigError: The task has ``typed=True``, and a hint cannot be enforced.
+        """
+        _ = self.conversion
+
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments by parameter name, in their JSON form.
+
+        Raises:
+            TypeError: The arguments do not match the signature.
+            EncodeError: An argument does not match its type hint.
+        """
+        data = self.arguments.bind(args, kwargs)
+        conversion = self.conversion
+        return data if conversion is None else conversion.encode_arguments(data)
+
+    def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a job's data as positional and keyword arguments of the types of their hints.
+
+        Raises:
+            InvalidJobError: The data does not match the signature or a type hint.
+        """
+        args, kwargs = self.arguments.unbind(data)
+        conversion = self.conversion
+        return (args, kwargs) if conversion is None else conversion.decode_arguments(args, kwargs)
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
@@ -194,7 +249,7 @@ class AnyTask(Generic[P, R]):
         return self._result(sender, job, (await sender.asend([job]))[0])
 
     def _result(self, sender: Sender, job: NewJob, job_id: str) -> AsyncResult[R]:
-        return AsyncResult(job_id, job.queue, sender.results, sender.now_ms())
+        return AsyncResult(job_id, job.queue, sender.results, sender.now_ms(), self.result_decoder)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self.location}>"

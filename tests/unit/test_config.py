@@ -97,6 +97,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "backoff_strategies": (),
         "soft_time_limit_ms": None,
         "time_limit_ms": None,
+        "typed": None,
         "task_unknown": "reschedule",
         "imports": (),
         "include": (),

@@ -43,6 +43,7 @@ class Outbox:
     def __init__(self) -> None:
         self.jobs: list[NewJob] = []
         self.config: Config = CONFIG
+        self.typed: bool | None = None
         self.results = cast(ResultReader, None)
 
     def now_ms(self) -> int:

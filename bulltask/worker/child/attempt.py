@@ -82,9 +82,9 @@ class AttemptRunner:
             self._check(job)
             if task is None:
                 return self._not_registered_outcome(job)
-            args, kwargs = task.arguments.unbind(codec.decode(job.data, what=f"data of job {job.id}"))
+            args, kwargs = task.unbind_json(codec.decode(job.data, what=f"data of job {job.id}"))
             if task.bind:
-                args = (self._context(job, args, kwargs), *args)
+                args = (self._context(job, task, args, kwargs), *args)
         except DecodeError as exc:
             return self._outcome_of_error(InvalidJobError(str(exc)), job, task)
         except PermanentError as exc:
@@ -156,7 +156,9 @@ class AttemptRunner:
         pause_ms = _MIN_PAUSE_MS * 2 ** min(max(0, job.attempts_started - 1), 10)
         return RescheduledByWorkerOutcome(min(pause_ms, _MAX_PAUSE_MS))
 
-    def _context(self, job: RunningJob, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Context:
+    def _context(
+        self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Context:
         request = Request(
             id=job.id,
             task=job.name,
@@ -169,7 +171,7 @@ class AttemptRunner:
             headers=job.headers,
             timestamp_ms=job.timestamp_ms,
         )
-        return Context(request, self._job_client(job))
+        return Context(request, self._job_client(job), task.conversion)
 
     def _start_execution(self, attempt: Attempt, slot: Slot) -> TaskExecution:
         limits = attempt.limits
@@ -208,6 +210,8 @@ class AttemptRunner:
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         what = f"the return value of task {attempt.job.name}"
         try:
-            return CompletedOutcome(codec.encode(result, what=what, limit=self._config.max_payload), result)
+            conversion = attempt.task.conversion
+            value = result if conversion is None else conversion.encode_result(result)
+            return CompletedOutcome(codec.encode(value, what=what, limit=self._config.max_payload), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left
             return FailedOutcome(str(exc), "", "permanent")

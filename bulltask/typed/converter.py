@@ -1,0 +1,97 @@
+"""What all converters have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bulltask.typed.definitions import Definitions, Schema
+
+__all__ = ["ANYTHING", "EXACT", "FIRST", "LAST", "Converter", "Mismatch", "shown"]
+
+FIRST, EXACT, CONVERTED, LAST, ANYTHING = range(5)
+"""In which order a value is compared with the members of a union: single values (enum members, literals), JSON's
+numbers and booleans, converted types, JSON's strings, arrays and objects (which also represent the converted types),
+anything."""
+
+_LONGEST: Final = 60
+_MOST_PROBLEMS: Final = 3
+
+
+class Mismatch(Exception):
+    """A value does not match a type.
+
+    Args:
+        expected: What the type expects, and what it got.
+        path: Keys and indexes that lead to the value.
+    """
+
+    def __init__(self, expected: str, path: Sequence[str | int] = ()) -> None:
+        super().__init__(expected)
+        self.problems: list[tuple[tuple[str | int, ...], str]] = [(tuple(path), expected)]
+
+    @classmethod
+    def of_several(cls, problems: Sequence[tuple[Sequence[str | int], str]]) -> Mismatch:
+        """Return one exception for several problems."""
+        mismatch = cls("")
+        mismatch.problems = [(tuple(path), text) for path, text in problems]
+        return mismatch
+
+    def below(self, part: str | int) -> Mismatch:
+        """Return the mismatch as seen from the container that has the value under the key or index ``part``."""
+        return Mismatch.of_several([((part, *path), text) for path, text in self.problems])
+
+    def __str__(self) -> str:
+        more = len(self.problems) - _MOST_PROBLEMS
+        texts = [f"{_path_text(path)}: {text}" if path else text for path, text in self.problems[:_MOST_PROBLEMS]]
+        return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _path_text(path: Sequence[str | int]) -> str:
+    parts = [f".{part}" if isinstance(part, str) and part.isidentifier() else f"[{part!r}]" for part in path]
+    return "".join(parts).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Return a short text of a value for a message."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({type(value).__name__})"
+
+
+class Converter(ABC):
+    """Converts the values of one type.
+
+    Attributes:
+        name: The type's name in messages.
+        plain: JSON has this type, so that there is nothing to convert, only to check.
+        rank: The place of the type in a union.
+    """
+
+    name: str
+    plain: bool = False
+    rank: int = CONVERTED
+
+    @abstractmethod
+    def decode(self, value: Any) -> Any:
+        """Return the Python value of a JSON value.
+
+        Raises:
+            Mismatch: The value does not match the type.
+        """
+
+    @abstractmethod
+    def encode(self, value: Any) -> Any:
+        """Return the JSON value of a Python value. A value that is already in its JSON form is only checked.
+
+        Raises:
+            Mismatch: The value does not match the type.
+        """
+
+    @abstractmethod
+    def schema(self, definitions: Definitions) -> Schema:
+        """Return the JSON Schema of the JSON form."""
+
+    def mismatch(self, value: object) -> Mismatch:
+        """Return the exception for a value of another type."""
+        return Mismatch(f"expected {self.name}, not {shown(value)}")

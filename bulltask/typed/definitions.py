@@ -1,0 +1,71 @@
+"""The definitions of a JSON Schema: the types that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+__all__ = ["Definitions", "Schema"]
+
+Schema = dict[str, Any]
+
+_PREFIX: Final = "#/$defs/"
+
+
+class Definitions:
+    """Named types by their names in ``$defs``; types of the same name get different ones.
+
+    Attributes:
+        schemas: The schemas by name.
+    """
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, Schema] = {}
+        self._names: dict[object, str] = {}
+
+    def reference(self, kind: type, build: Callable[[], Schema]) -> Schema:
+        """Return a reference to a class; the first call defines it with ``build()``, even if it contains itself."""
+        name = self._names.get(kind)
+        if name is None:
+            name = self._names[kind] = self._unused(kind.__name__)
+            self.schemas[name] = {}  # reserved, for classes of the same name among its fields
+            self.schemas[name] = build()
+        return {"$ref": f"{_PREFIX}{name}"}
+
+    def adopt(self, schema: Mapping[str, Any]) -> Schema:
+        """Move the definitions of another tool's schema here, and return the schema with adjusted references."""
+        schema = dict(schema)
+        found: Mapping[str, Schema] = schema.pop("$defs", {})
+        names = {name: self._name_of_equal(name, definition) for name, definition in found.items()}
+        for name, definition in found.items():
+            self.schemas[names[name]] = _renamed(definition, names)
+        renamed: Schema = _renamed(schema, names)
+        return renamed
+
+    def _name_of_equal(self, name: str, definition: Schema) -> str:
+        """Return the name of a definition that was adopted before, or a new one."""
+        key = (name, repr(definition))
+        if key not in self._names:
+            self._names[key] = self._unused(name)
+            self.schemas[self._names[key]] = {}
+        return self._names[key]
+
+    def _unused(self, name: str) -> str:
+        number, candidate = 1, name
+        while candidate in self.schemas:
+            number += 1
+            candidate = f"{name}{number}"
+        return candidate
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    match value:
+        case {"$ref": str(target), **others} if target.startswith(_PREFIX):
+            name = target.removeprefix(_PREFIX)
+            return {"$ref": f"{_PREFIX}{names.get(name, name)}", **_renamed(others, names)}
+        case dict():
+            return {key: _renamed(item, names) for key, item in value.items()}
+        case list():
+            return [_renamed(item, names) for item in value]
+        case _:
+            return value

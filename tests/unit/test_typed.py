@@ -1,0 +1,440 @@
+"""Values of types that JSON does not have, their JSON form, and what is said about values that do not match."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import subprocess
+import sys
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
+from uuid import UUID
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bulltask import App
+from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
+from bulltask.jobs import codec
+from bulltask.typed.build import NoConverter, converter_of
+from bulltask.typed.call import CallConversion, CallTypes
+from bulltask.typed.converter import Mismatch
+
+if TYPE_CHECKING:
+    from unknown import Session  # type: ignore[import-not-found]  # as in modules that import it only for hints
+
+UserId = NewType("UserId", str)
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Point(NamedTuple):
+    x: int
+    at: date
+    label: str = ""
+
+
+class Options(TypedDict):
+    since: date
+    until: NotRequired[date]
+
+
+class PlainOptions(TypedDict):
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    value: Decimal
+    children: list[Node] = field(default_factory=list)
+    parent: Node | None = None
+
+
+@dataclass(frozen=True)
+class Special(Node):
+    more: int = 0
+
+
+@dataclass
+class Positive:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("it is negative")
+
+
+@dataclass
+class Holder:
+    session: Session
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    born: date
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"] = "dog"
+    born: date
+
+
+class Tree(pydantic.BaseModel):
+    left: Tree | None = None
+
+
+MOMENT = datetime(2026, 11, 23, 10, 30, tzinfo=UTC)
+
+PAIRS: list[tuple[Any, Any, Any]] = [
+    (datetime, MOMENT, "2026-11-23T10:30:00Z"),
+    (datetime, MOMENT.replace(tzinfo=None, microsecond=5), "2026-11-23T10:30:00.000005"),
+    (datetime, datetime(2026, 11, 23, tzinfo=timezone(timedelta(hours=-3))), "2026-11-23T00:00:00-03:00"),
+    (date, date(2026, 11, 23), "2026-11-23"),
+    (time, time(10, 30), "10:30:00"),
+    (timedelta, timedelta(0), "PT0S"),
+    (timedelta, timedelta(days=1, hours=2, milliseconds=1500), "P1DT2H1.5S"),
+    (timedelta, -timedelta(minutes=90), "-PT1H30M"),
+    (UUID, UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (Decimal, Decimal("1.10"), "1.10"),
+    (bytes, b"\x00\xff", "AP8="),
+    (bytearray, bytearray(b"a"), "YQ=="),
+    (Path, Path("/tmp/a"), "/tmp/a"),
+    (PurePosixPath, PurePosixPath("a"), "a"),
+    (Color, Color.RED, "red"),
+    (Level, Level.HIGH, 2),
+    (Rights, Rights.READ | Rights.WRITE, 3),
+    (UserId, "u1", "u1"),
+    (tuple[int, date], (1, date(2026, 1, 1)), [1, "2026-01-01"]),
+    (tuple[date, ...], (date(2026, 1, 1),), ["2026-01-01"]),
+    (tuple, (1, "a"), [1, "a"]),
+    (set[int], {1}, [1]),
+    (frozenset[Color], frozenset({Color.RED}), ["red"]),
+    (collections.deque[int], collections.deque([1]), [1]),
+    (list[datetime], [MOMENT], ["2026-11-23T10:30:00Z"]),
+    (Sequence[UUID], [UUID(int=1)], ["00000000-0000-0000-0000-000000000001"]),
+    (dict[int, str], {1: "a"}, {"1": "a"}),
+    (dict[Level, str], {Level.LOW: "a"}, {"1": "a"}),
+    (Mapping[Color, Decimal], {Color.RED: Decimal(1)}, {"red": "1"}),
+    (dict[date, Any], {date(2026, 1, 1): [None]}, {"2026-01-01": [None]}),
+    (Point, Point(1, date(2026, 1, 1)), [1, "2026-01-01", ""]),
+    (Options, {"since": date(2026, 1, 1), "more": 1}, {"since": "2026-01-01", "more": 1}),
+    (
+        Node,
+        Node(Decimal(1), [Node(Decimal(2))]),
+        {"value": "1", "children": [{"value": "2", "children": [], "parent": None}], "parent": None},
+    ),
+    (datetime | None, None, None),
+    (date | datetime, MOMENT, "2026-11-23T10:30:00Z"),
+    (datetime | date, date(2026, 11, 23), "2026-11-23"),
+    (str | UUID, UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (str | UUID, "tea", "tea"),
+    (Decimal | int, 5, 5),
+    (int | float | None, 5.0, 5.0),
+    (Node | Positive, Positive(1), {"number": 1}),
+    (Literal["a", 1], 1, 1),
+    (Cat, Cat(born=date(2026, 1, 1)), {"kind": "cat", "born": "2026-01-01"}),
+    (list[Cat | Dog], [Dog(born=date(2026, 1, 1))], [{"kind": "dog", "born": "2026-01-01"}]),
+    (Annotated[int, pydantic.Field(gt=0)], 5, 5),
+    (Annotated[datetime, "a note"], MOMENT, "2026-11-23T10:30:00Z"),
+    (pydantic.HttpUrl, pydantic.HttpUrl("https://a.b/"), "https://a.b/"),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "form"), PAIRS, ids=lambda part: str(part)[:40])
+def test_a_value_has_a_json_form_that_becomes_the_value_again(hint: Any, value: Any, form: Any) -> None:
+    converter = converter_of(hint)
+    encoded = codec.decode(codec.encode(converter.encode(value)))
+    assert (encoded, type(encoded)) == (form, type(form))
+    decoded = converter.decode(encoded)
+    assert (decoded, type(decoded)) == (value, type(value))
+    assert codec.decode(codec.encode(converter.encode(form))) == form  # the sender may write the JSON form itself
+
+
+@pytest.mark.parametrize(
+    ("hint", "form", "value"),
+    [
+        (datetime, "2026-11-23T10:30:00.000Z", MOMENT),  # as JavaScript writes it
+        (timedelta, 1.5, timedelta(seconds=1.5)),
+        (timedelta, "P1W", timedelta(days=7)),
+        (timedelta, "PT0,25S", timedelta(milliseconds=250)),
+        (Decimal, 9.99, Decimal("9.99")),
+        (float, 5, 5.0),
+        (int, 5.0, 5),
+    ],
+)
+def test_other_forms_that_a_node_developer_may_write_are_accepted(hint: Any, form: Any, value: Any) -> None:
+    decoded = converter_of(hint).decode(form)
+    assert (decoded, type(decoded)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("hint", "form", "message"),
+    [
+        (datetime, "2026-11-23", "expected a date and time such as '2026-11-23T10:00:00Z', not '2026-11-23'"),
+        (datetime, 1_700_000_000, "not 1700000000"),
+        (date, "2026-11-23T00:00:00Z", "expected a date such as"),
+        (timedelta, "P1Y", "expected a duration such as 'PT1H30M', or seconds, not 'P1Y'"),
+        (timedelta, "PT", "not 'PT'"),
+        (timedelta, 1e300, "expected a duration"),
+        (Decimal, "NaN", "expected a decimal number, not 'NaN'"),
+        (Decimal, True, "not True"),
+        (UUID, "1", "expected a UUID"),
+        (bytes, "ü", "expected bytes in base64"),
+        (int, True, "expected an integer, not True"),
+        (int, 1.5, "expected an integer, not 1.5"),
+        (str, None, "expected a string, not None"),
+        (Color, "green", "expected one of 'red', 'blue', not 'green'"),
+        (Level, True, "expected one of 1, 2, not True"),
+        (Color, [], r"not \[\]"),
+        (Literal["a"], "b", "expected 'a', not 'b'"),
+        (list[date], "2026-01-01", "expected an array, not"),
+        (list[date], ["2026-01-01", 2], r"^\[1\]: expected a date"),
+        (tuple[int, int], [1], "expected an array of 2 items, not 1"),
+        (dict[int, date], {"a": "2026-01-01"}, "a: expected an integer"),
+        (dict[str, date], {"a b": 1}, r"^\['a b'\]: expected a date"),
+        (Options, {}, "since: missing"),
+        (Node, {"value": 1, "children": [{}]}, r"^children\[0\].value: missing$"),
+        (Node, {"val": 1}, "^value: missing; val: Node has no such field; did you mean 'value'"),
+        (Positive, {"number": -1}, "^ValueError: it is negative$"),
+        (Node | Positive, {"number": "x"}, "expected Node or Positive, not .*Positive: number: expected an integer"),
+        (date | int, "x", "expected an integer or a date"),
+        (Cat, {"born": "x"}, "^born: Input should be a valid date"),
+    ],
+)
+def test_a_mismatch_names_the_path_to_the_bad_value_and_what_was_expected(hint: Any, form: Any, message: str) -> None:
+    with pytest.raises(Mismatch, match=message):
+        converter_of(hint).decode(form)
+    with pytest.raises(Mismatch):
+        converter_of(hint).encode(form)
+
+
+def test_only_the_first_problems_are_listed_and_long_values_are_cut() -> None:
+    with pytest.raises(Mismatch, match=r"b: Node has no such field; and 3 more$"):
+        converter_of(Node).decode(dict.fromkeys("abcde", 1))
+    with pytest.raises(Mismatch, match=r"x… \(str\)$"):
+        converter_of(date).decode("x" * 1000)
+
+
+def test_a_subclass_whose_fields_would_be_lost_is_rejected() -> None:
+    with pytest.raises(Mismatch, match="expected Node, not Special, whose field 'more' would be lost"):
+        converter_of(Node).encode(Special(Decimal(1)))
+
+
+@given(st.timedeltas())
+def test_every_duration_survives(length: timedelta) -> None:
+    converter = converter_of(timedelta)
+    assert converter.decode(converter.encode(length)) == length
+    assert pydantic.TypeAdapter(timedelta).validate_python(converter.encode(length)) == length
+
+
+@given(st.datetimes(timezones=st.none() | st.just(UTC)))
+def test_every_datetime_survives(moment: datetime) -> None:
+    converter = converter_of(datetime)
+    assert converter.decode(converter.encode(moment)) == moment
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [object(), complex, type, typing.Callable, dict[tuple[int], str], list[complex], Holder, enum.Enum("E", {"A": ()})],
+)
+def test_a_type_without_a_json_form_has_no_converter(hint: Any) -> None:
+    with pytest.raises(NoConverter):
+        converter_of(hint)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def conversion(function: Any, typed: bool | None = None, *, bind: bool = False) -> CallConversion:
+    found = CallTypes(function, "t", skip_first=bind).conversion(typed)
+    assert found is not None
+    return found
+
+
+def plain(
+    count: int, tags: list[str], options: PlainOptions, level: Literal[1, 2] = 1, *more: float, **rest: Any
+) -> str:
+    return ""
+
+
+def mixed(when: datetime, count: int, /, *days: date, note: str = "", **amounts: Decimal) -> None: ...
+
+
+def test_nothing_is_converted_if_all_hints_are_jsons_own_types_or_hints_are_not_enforced() -> None:
+    assert CallTypes(plain, "t", skip_first=False).conversion(None) is None
+    assert CallTypes(lambda x: x, "t", skip_first=False).conversion(True) is None
+    assert CallTypes(mixed, "t", skip_first=False).conversion(False) is None
+
+
+def test_arguments_are_converted_by_position_name_and_in_variadic_parameters() -> None:
+    calls = conversion(mixed)
+    data = {"when": MOMENT, "count": "any", "days": [date(2026, 1, 1)], "amounts": {"a": Decimal(1)}}
+    encoded = calls.encode_arguments(data)
+    assert encoded == {
+        "when": "2026-11-23T10:30:00Z",
+        "count": "any",
+        "days": ["2026-01-01"],
+        "amounts": {"a": "1"},
+    }
+    args, kwargs = ("2026-11-23T10:30:00Z", "any", "2026-01-01"), {"note": 5, "a": "1"}
+    assert calls.decode_arguments(args, kwargs) == (
+        (MOMENT, "any", date(2026, 1, 1)),
+        {"note": 5, "a": Decimal(1)},
+    )
+
+
+def test_all_bad_arguments_are_named_in_one_error() -> None:
+    with pytest.raises(
+        InvalidJobError, match=r"task t: when: .*; days\[0\]: .*; a: expected a decimal number, not 'x'$"
+    ):
+        conversion(mixed).decode_arguments(("x", 1, "x"), {"a": "x"})
+    with pytest.raises(EncodeError, match=r"^the arguments of task t: when: .*; days\[0\]: .*; amounts.a: "):
+        conversion(mixed).encode_arguments({"when": 1, "days": [1], "amounts": {"a": "x"}})
+
+
+def test_with_typed_true_jsons_own_types_are_checked_too() -> None:
+    calls = conversion(plain, typed=True)
+    good: dict[str, Any] = {"count": 1, "tags": ["a"], "options": {"name": "x"}}
+    assert calls.decode_arguments((), good) == ((), good)
+    for bad in ({"count": "1"}, {"tags": [1]}, {"options": {"name": 1}}, {"level": 3}):
+        with pytest.raises(InvalidJobError):
+            calls.decode_arguments((), {**good, **bad})
+        with pytest.raises(EncodeError):
+            calls.encode_arguments({**good, **bad})
+    with pytest.raises(EncodeError, match="the return value of task t: expected a string, not 5"):
+        calls.encode_result(5)
+    with pytest.raises(DecodeError, match="the return value of task t: expected a string, not 5"):
+        calls.decode_result(5)
+
+
+def test_a_value_that_contains_itself_is_an_error_of_the_call() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    node = Node(Decimal(1), loop)
+    with pytest.raises(EncodeError, match="node"):
+        _nodes().encode_arguments({"node": node})
+    deep: dict[str, Any] = {"value": 1}
+    for _ in range(2_000):
+        deep = {"value": 1, "children": [deep]}
+    with pytest.raises(InvalidJobError, match="node: contains itself, or is nested too deeply"):
+        _nodes().decode_arguments((), {"node": deep})
+
+
+def _nodes() -> CallConversion:
+    def run(node: Node) -> None: ...
+
+    return conversion(run)
+
+
+def test_a_hint_that_cannot_be_evaluated_or_converted_does_not_affect_the_others() -> None:
+    def run(session: Session, number: complex, when: datetime) -> Session: ...
+
+    types = CallTypes(run, "t", skip_first=False)
+    assert types.problems.keys() == {"session", "number", "return"}
+    calls = conversion(run)
+    assert calls.encode_arguments({"session": 1, "number": 2, "when": MOMENT})["when"] == "2026-11-23T10:30:00Z"
+    with pytest.raises(ConfigError, match="'t' has typed=True, but the type of the return value cannot be enforced"):
+        types.conversion(True)
+
+
+def test_the_context_of_a_bound_task_is_not_converted() -> None:
+    def run(self: Session, when: datetime) -> None: ...
+
+    assert conversion(run, bind=True).encode_arguments({"when": MOMENT}) == {"when": "2026-11-23T10:30:00Z"}
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def days(first: date, count: int = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "converts", "checks"),
+    [
+        (None, {}, True, False),
+        (True, {}, True, True),
+        (False, {}, False, False),
+        (False, {"typed": True}, True, True),
+        (True, {"typed": False}, False, False),
+        (None, {"pydantic": True}, True, False),
+        (None, {"pydantic": False}, False, False),
+        ("true", {}, True, True),
+    ],
+)
+def test_the_option_and_the_setting_determine_which_hints_are_enforced(
+    setting: Any, options: Any, converts: bool, checks: bool
+) -> None:
+    app = App("tested", task_typed=setting)
+    task: Any = app.task(name="days", **options)(days)
+    assert task.unbind_json({"first": "2026-01-01"})[1]["first"] == (date(2026, 1, 1) if converts else "2026-01-01")
+    if checks:
+        with pytest.raises(EncodeError, match="count: expected an integer"):
+            task.bind_json((date(2026, 1, 1), "2"), {})
+
+
+def test_a_signature_does_not_freeze_the_other_settings() -> None:
+    app = App("tested")
+    assert app.task(name="days")(days).s(date(2026, 1, 1)).data == {"first": "2026-01-01"}
+    app.conf.task_default_queue = "mail"
+    with pytest.raises(ConfigError, match="cannot set task_typed: a task has already used it"):
+        app.conf.task_typed = True
+
+
+def test_a_worker_does_not_start_with_a_hint_that_typed_true_cannot_enforce() -> None:
+    app = App("tested")
+
+    @app.task(name="run", typed=True)
+    def run(number: complex) -> None: ...
+
+    with pytest.raises(ConfigError, match="parameter 'number' cannot be enforced: complex is not a type that"):
+        app.load_tasks()
+
+
+@pytest.mark.parametrize("options", [{"typed": "yes"}, {"pydantic": 1}])
+def test_the_options_are_checked_when_the_task_is_defined(options: Any) -> None:
+    with pytest.raises(ConfigError, match="must be True or False"):
+        App("tested").task(name="days", **options)(days)
+
+
+def test_the_types_of_the_standard_library_need_no_pydantic() -> None:
+    program = """
+        import sys
+        sys.modules["pydantic"] = None
+        import dataclasses, datetime, typing
+        from bulltask import App
+
+        @dataclasses.dataclass
+        class Order:
+            due: datetime.date
+
+        @App("tested").task(name="pay", typed=True)
+        def pay(order: Order, when: typing.Annotated[datetime.datetime, "note"] | None = None) -> None: ...
+
+        print(pay.unbind_json(pay.bind_json((Order(datetime.date(2026, 1, 1)),), {})))
+    """
+    completed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert completed.stdout.strip() == "((), {'order': Order(due=datetime.date(2026, 1, 1))})", completed.stderr
