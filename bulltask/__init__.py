@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from bulltask.jobs.states import JobState
     from bulltask.registry.context import Context, Request
+    from bulltask.registry.current_job import get_task_logger
     from bulltask.registry.task import AsyncTask, Signature, Task
     from bulltask.result import AsyncResult
     from bulltask.schedule.crontabs import crontab
@@ -58,6 +59,7 @@ __all__ = [
     "TransientError",
     "categorize_error",
     "crontab",
+    "get_task_logger",
     "shared_task",
 ]
 
@@ -86,6 +88,7 @@ _MODULES: Final = {
     "TransientError": "bulltask.errors",
     "categorize_error": "bulltask.categories",
     "crontab": "bulltask.schedule.crontabs",
+    "get_task_logger": "bulltask.registry.current_job",
     "shared_task": "bulltask.app",
 }
 """The module of each public name."""

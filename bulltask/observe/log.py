@@ -19,8 +19,10 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from bulltask.config.urls import redact_text
 from bulltask.errors import ConfigError
+from bulltask.observe.job_fields import add_attributes_to_handlers, add_job_fields, drop_job_attributes
 from bulltask.observe.log_listener import LogListener
 from bulltask.observe.writer import LineWriter
+from bulltask.registry.current_job import share_with_structlog
 
 __all__ = ["LogListener", "configure"]
 
@@ -73,7 +75,7 @@ def configure(
     renderer = _renderer(as_json, colors=terminal and "NO_COLOR" not in os.environ)
     writer = LineWriter(out, lambda count: _dropped_line(count, context, renderer))
     stack = structlog.processors.StackInfoRenderer()
-    processors: list[Processor] = [structlog.contextvars.merge_contextvars, *context, stack, *renderer]
+    processors: list[Processor] = [structlog.contextvars.merge_contextvars, add_job_fields, *context, stack, *renderer]
     wrapper = structlog.make_filtering_bound_logger(number)
     if not structlog.is_configured() or isinstance(structlog.get_config()["logger_factory"], _Factory):
         structlog.configure(
@@ -82,6 +84,9 @@ def configure(
             logger_factory=_Factory(writer),
             cache_logger_on_first_use=False,  # the app may still configure structlog itself
         )
+    else:
+        share_with_structlog()
+    add_attributes_to_handlers()
     if hijack_root or (hijack_root is None and all(isinstance(h, _Bridge) for h in logging.getLogger().handlers)):
         _bridge(number, context, renderer, writer)
     logger = structlog.wrap_logger(_Sink(writer), processors=processors, wrapper_class=wrapper)
@@ -132,6 +137,8 @@ def _bridge(level: int, context: list[Processor], renderer: list[Processor], wri
             structlog.contextvars.merge_contextvars,
             structlog.stdlib.add_logger_name,
             structlog.stdlib.ExtraAdder(),
+            drop_job_attributes,
+            add_job_fields,
             _trim,
             *context,
         ],

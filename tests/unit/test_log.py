@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import io
 import itertools
 import json
@@ -16,9 +17,11 @@ import structlog
 from bulltask import events
 from bulltask.errors import ConfigError
 from bulltask.events import Bus
+from bulltask.jobs.job import RunningJob
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log import LogListener, configure
 from bulltask.observe.writer import LineWriter
+from bulltask.registry.current_job import enter_job
 
 WORKER = "node-1-12345-a1b2c3"
 TRACEBACK = 'Traceback (most recent call last):\n  File "mail.py", line 3, in send\nValueError: no such user\n'
@@ -419,6 +422,29 @@ def test_structlog_in_a_task_writes_the_same_format_with_bound_values() -> None:
     structlog.get_logger().info("halfway", done=0.5)
     (line,) = log.lines()
     assert (line["job_id"], line["done"], line["worker_id"]) == ("7", 0.5, WORKER)
+
+
+def test_records_that_pass_a_handler_of_the_app_have_each_field_once_in_bulltasks_line() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    handler.setFormatter(logging.Formatter("%(task_name)s[%(task_id)s] %(message)s"))
+    logger = logging.getLogger("shop.tasks")
+    logger.addHandler(handler)
+    log = Log()
+    job = RunningJob("mail", "7", "mail.send", b"{}", {}, 0, 0, 0, 1, "", "", None)
+    context = contextvars.copy_context()
+    context.run(enter_job, job)
+    context.run(logger.warning, "in a job", extra={"number": 1})
+    context.run(logger.warning, "with its own", extra={"job_id": "mine", "task_id": 5})
+    logger.warning("outside")
+    logger.removeHandler(handler)
+    own = ["job_id", "task", "task_id", "task_name", "number"]
+    assert [{name: line[name] for name in own if name in line} for line in log.lines()] == [
+        {"job_id": "7", "task": "mail.send", "number": 1},
+        {"job_id": "mine", "task": "mail.send", "task_id": 5},
+        {},
+    ]
+    formatted = ["mail.send[7] in a job", "mail.send[5] with its own", "[] outside"]
+    assert handler.stream.getvalue().splitlines() == formatted
 
 
 def test_structlog_configured_by_the_app_is_not_changed() -> None:

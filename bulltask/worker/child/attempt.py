@@ -19,6 +19,7 @@ from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
 from bulltask.registry.context import Context, JobClient, Request
+from bulltask.registry.current_job import enter_job
 from bulltask.registry.task import AnyTask
 from bulltask.value_class import value_class
 from bulltask.worker.child.cancellation import Cancellation, TaskExecution, call_task
@@ -106,9 +107,11 @@ class AttemptRunner:
             function = self._spark.wrap(attempt.job, slot.token, function, context)
         execution = self._start_execution(attempt, slot)
         self._cancellation.enter(execution)
+        # A copy, so that one task's context variables are not visible to the next one.
+        context = contextvars.copy_context()
+        context.run(enter_job, attempt.job)
         try:
-            # A copy, so that one task's context variables are not visible to the next one.
-            result = contextvars.copy_context().run(function, *attempt.args, **attempt.kwargs)
+            result = context.run(function, *attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - see the docstring
             return self._outcome_of_exception(attempt, execution, exc)
         return self._outcome_of_return(attempt, execution, result)
@@ -117,6 +120,7 @@ class AttemptRunner:
         """Run an async task; the caller creates a separate asyncio task, and so a separate context, for it."""
         execution = self._start_execution(attempt, slot)
         self._cancellation.enter_async(execution)
+        enter_job(attempt.job)
         try:
             result = await attempt.task.function(*attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - as in call()

@@ -1,0 +1,50 @@
+"""The job that the current code runs for, so that log lines can name it."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+
+from bulltask.jobs.job import RunningJob
+
+__all__ = ["current_job", "enter_job", "get_task_logger", "share_with_structlog"]
+
+_current: ContextVar[RunningJob | None] = ContextVar("bulltask_job", default=None)
+# structlog's merge_contextvars reads every context variable whose name has this prefix (STRUCTLOG_KEY_PREFIX).
+_STRUCTLOG_ID: ContextVar[str] = ContextVar("structlog_job_id")
+_STRUCTLOG_TASK: ContextVar[str] = ContextVar("structlog_task")
+_shared_with_structlog = False
+
+
+def current_job() -> RunningJob | None:
+    """Return the job that this code runs for, ``None`` outside of a job.
+
+    It is a context variable: ``asyncio.to_thread`` and asyncio tasks inherit it, a ``threading.Thread`` does not.
+    """
+    return _current.get()
+
+
+def enter_job(job: RunningJob) -> None:
+    """Make ``job`` the current one in this context; the caller discards the context afterwards."""
+    _current.set(job)
+    if _shared_with_structlog:
+        _STRUCTLOG_ID.set(job.id)
+        _STRUCTLOG_TASK.set(job.name)
+
+
+def share_with_structlog() -> None:
+    """Let ``structlog.contextvars.merge_contextvars`` add the job to the lines of an app's own configuration."""
+    global _shared_with_structlog  # noqa: PLW0603 - as structlog's configuration, it belongs to the process
+    _shared_with_structlog = True
+
+
+def get_task_logger(name: str) -> logging.Logger:
+    """Return the logger for a module's tasks (Celery's function): ``logger = get_task_logger(__name__)``.
+
+    It is ``logging.getLogger(name)``: in a worker, a line that a task logs through any logger has the id of its job and
+    the name of its task.
+
+    Args:
+        name: The logger's name, usually ``__name__``.
+    """
+    return logging.getLogger(name)

@@ -1,0 +1,114 @@
+"""Lines that tasks log have the id of their job and the name of their task."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.worker_harness import WorkerHarness
+
+pytestmark = pytest.mark.process
+
+LOGS = """
+import asyncio
+import logging
+import warnings
+
+import structlog
+
+from bulltask import get_task_logger
+
+logger = get_task_logger(__name__)
+
+
+@app.task(name="logs")
+def logs():
+    logger.info("from get_task_logger")
+    logging.getLogger("other.library").warning("from a library")
+    structlog.get_logger().info("from structlog", done=0.5)
+    warnings.warn("from warnings")
+
+
+@app.task(name="alogs")
+async def alogs(number):
+    await asyncio.sleep(0.01)
+    logger.info("from async code", extra={"number": number})
+    await asyncio.to_thread(logger.info, "from its thread", extra={"number": number})
+"""
+OWN_HANDLER = """
+import logging
+import sys
+
+handler = logging.StreamHandler(sys.stderr)
+handler.setFormatter(logging.Formatter("OWN %(task_name)s[%(task_id)s] %(job_id)s %(message)s"))
+logging.getLogger().addHandler(handler)
+logging.getLogger().setLevel("INFO")
+
+
+@app.task(name="logs")
+def logs():
+    logging.getLogger(__name__).info("in a job")
+    logging.getLogger(__name__).info("with its own", extra={"job_id": "mine", "task_name": "mine"})
+"""
+OWN_STRUCTLOG = """
+import structlog
+
+structlog.configure(
+    processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer()],
+    logger_factory=structlog.PrintLoggerFactory(),
+)
+
+
+@app.task(name="logs")
+def logs():
+    structlog.get_logger().info("the app's own configuration")
+
+
+@app.task(name="alogs")
+async def alogs():
+    structlog.get_logger().info("the app's own configuration")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_lines_that_a_task_logs_through_any_logger_name_its_job_and_task(harness: WorkerHarness, method: str) -> None:
+    worker = harness.worker(LOGS, children=1, settings={"worker_start_method": method})
+    job = harness.app.send_task("logs")
+    job.get(timeout=60)
+    async_jobs = [harness.app.send_task("alogs", kwargs={"number": number}) for number in range(5)]
+    for async_job in async_jobs:
+        async_job.get(timeout=60)
+    assert worker.stop() == 0
+    for event in ("from get_task_logger", "from a library", "from structlog"):
+        (line,) = worker.logged(event)
+        assert (line["job_id"], line["task"]) == (job.id, "logs"), event
+    (warned,) = (line for line in worker.lines if "from warnings" in line["event"])
+    assert (warned["job_id"], warned["task"]) == (job.id, "logs")
+    for event in ("from async code", "from its thread"):
+        lines = {line["number"]: line["job_id"] for line in worker.logged(event)}
+        assert lines == {number: async_job.id for number, async_job in enumerate(async_jobs)}
+    assert all("job_id" not in line for line in worker.logged("Worker stopping"))
+
+
+def test_handlers_of_the_app_can_use_the_job_in_their_format(harness: WorkerHarness) -> None:
+    worker = harness.worker(OWN_HANDLER, children=1)
+    job = harness.app.send_task("logs")
+    job.get(timeout=60)
+    assert worker.stop() == 0
+    own = [line for line in worker.text if line.startswith("OWN ")]
+    assert f"OWN logs[{job.id}] {job.id} in a job" in "\n".join(own)
+    assert f"OWN mine[{job.id}] mine with its own" in "\n".join(own)
+    assert "Logging error" not in worker.log
+
+
+def test_an_apps_own_structlog_configuration_gets_the_job_by_merge_contextvars(harness: WorkerHarness) -> None:
+    worker = harness.worker(OWN_STRUCTLOG, children=1)
+    jobs = {name: harness.app.send_task(name) for name in ("logs", "alogs")}
+    for job in jobs.values():
+        job.get(timeout=60)
+    assert worker.stop() == 0
+    texts = (line for line in worker.text if "own configuration" in line)
+    lines: dict[str, Any] = {line["task"]: line for line in map(json.loads, texts)}
+    assert {name: line["job_id"] for name, line in lines.items()} == {name: job.id for name, job in jobs.items()}
