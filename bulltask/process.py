@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -17,6 +18,7 @@ __all__ = [
     "exit_child",
     "exit_if_forked",
     "fork_with_blocked_signals",
+    "memory_kib",
     "unblock_signals",
     "usable_cores",
 ]
@@ -122,6 +124,26 @@ def exit_if_forked(pid: int, raised: BaseException | None = None) -> None:
             # Not through sys.stderr: another thread may have held its lock at the fork, so it would never be released.
             os.write(2, "".join(traceback.format_exception(raised)).encode(errors="backslashreplace"))
     os._exit(code & 0xFF)
+
+
+_STATM: Final = "/proc/{}/statm"
+_PAGE_KIB: Final = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def memory_kib(pid: int | None = None) -> int:
+    """Return the resident memory (RSS) of this process, or of process ``pid``, in KiB.
+
+    Memory that a process shares with others counts, such as the pages of a fork that neither process has changed.
+    Systems without ``/proc`` do not have this number: there it is the maximum of this process so far, and 0 for others.
+
+    Raises:
+        OSError: The process has ended.
+    """
+    if os.path.exists(_STATM.format("self")):  # noqa: PTH110 - ten times as fast as Path, for every job
+        with open(_STATM.format(pid or "self"), "rb") as statm:  # noqa: PTH123 - the same
+            return int(statm.read().split()[1]) * _PAGE_KIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 0 if pid else peak // 1024 if sys.platform == "darwin" else peak
 
 
 def exit_child(code: int) -> NoReturn:

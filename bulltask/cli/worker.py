@@ -19,6 +19,8 @@ SETTINGS: Final = {
     "concurrency": "worker_concurrency",
     "async_concurrency": "worker_async_concurrency",
     "max_tasks_per_child": "worker_max_tasks_per_child",
+    "max_memory_per_child": "worker_max_memory_per_child",
+    "hard_memory_limit": "worker_hard_memory_limit",
     "hostname": "worker_name",
     "start_method": "worker_start_method",
     "loglevel": "loglevel",
@@ -59,6 +61,18 @@ SETTINGS: Final = {
     type=int,
     metavar="N",
     help="Replace a child process after it has acquired N jobs (default: unlimited).",
+)
+@click.option(
+    "--max-memory-per-child",
+    metavar="SIZE",
+    help="Replace a child process with more resident memory when it has finished its jobs: KiB, 512M or 2G "
+    "(default: unlimited).",
+)
+@click.option(
+    "--hard-memory-limit",
+    metavar="SIZE",
+    help="Kill a child process with more resident memory while it runs a job; its jobs run again, which counts as a "
+    "crash (default: unlimited).",
 )
 @click.option(
     "--start-method",

@@ -165,10 +165,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     ("revoked jobs are recorded in Redis, so a worker needs no file", "worker_state_db"),
     ("a job with the id of an existing job is never added, so it runs once", "worker_deduplicate_successful_tasks"),
     (
-        "send TERM to a child process: it finishes its jobs and is replaced",
-        "worker_max_memory_per_child",
-    ),
-    (
         "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",
     ),
@@ -292,8 +288,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (
         _is(None, (), [], {}),
         "task_compression result_compression task_default_priority task_default_rate_limit task_annotations "
-        "task_routes task_queues broker_read_url broker_write_url broker_transport_options "
-        "worker_max_memory_per_child",
+        "task_routes task_queues broker_read_url broker_write_url broker_transport_options",
     ),
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),

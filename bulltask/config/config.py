@@ -71,6 +71,8 @@ class Config:
     start_method: str
     concurrency: int
     max_tasks_per_child: int | None
+    max_memory_kib: int | None
+    hard_memory_kib: int | None
     async_concurrency: int
     lock_ms: int
     lock_renew_ms: int | None
@@ -211,6 +213,8 @@ class Settings:
             raise ConfigError("broker_reconnect_delay_max must not be shorter than broker_reconnect_delay")
         if config.retry_backoff_max_ms < config.retry_backoff_ms:
             raise ConfigError("task_retry_backoff_max must not be shorter than task_retry_backoff")
+        if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
+            raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
         config.time_limits.check("the settings", "task_")
         return config
 

@@ -31,6 +31,7 @@ __all__ = [
     "integer",
     "jitter_fraction",
     "max_reconnects",
+    "memory",
     "optional",
     "parse_names",
     "plain_text",
@@ -44,6 +45,9 @@ __all__ = [
 
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
 _DATABASE: Final = re.compile(r"(/(\d+/?)?)?", re.ASCII)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
+_UNITS_KIB: Final = {"": 1, "K": 1, "M": 1024, "G": 1024 * 1024}
+_MIN_MEMORY_KIB: Final = 16 * 1024
 URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Words for true and false."""
@@ -82,6 +86,22 @@ def duration(low_ms: int = 0) -> Parse:
         return ms
 
     return parse
+
+
+def memory(value: Any, name: str) -> int:
+    """Return a size in KiB from a number of KiB, as in Celery, or from a number with a unit: ``"512M"``, ``"1.5GiB"``.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
+    """
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a number of KiB or a size such as '512M' or '2G', not {value!r}")
+    size_kib = int(float(match[1]) * _UNITS_KIB[match[2].upper()])
+    if size_kib < _MIN_MEMORY_KIB:
+        # No Python process is that small, so the number is probably in MiB.
+        raise ConfigError(f"{name} must be at least 16 MiB: {value!r} means {size_kib} KiB; write '512M' for 512 MiB")
+    return size_kib
 
 
 def optional(parse: Parse) -> Parse:

@@ -20,6 +20,7 @@ from bulltask.config.parsers import (
     integer,
     jitter_fraction,
     max_reconnects,
+    memory,
     optional,
     parse_names,
     plain_text,
@@ -217,6 +218,22 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             optional(integer(1)),
             None,
             "how many jobs a child process acquires before it is replaced; none: unlimited",
+        ),
+        _S(
+            "worker_max_memory_per_child",
+            "max_memory_kib",
+            optional(memory),
+            None,
+            "resident memory of a child process above which it is replaced when it has finished its jobs, in KiB or "
+            "with a unit; none: unlimited",
+        ),
+        _S(
+            "worker_hard_memory_limit",
+            "hard_memory_kib",
+            optional(memory),
+            None,
+            "resident memory of a child process above which it is killed while it runs a job, in KiB or with a unit; "
+            "none: unlimited",
         ),
         _S(
             "worker_async_concurrency",

@@ -200,11 +200,13 @@ class ChildLimitReached(ChildEvent):
     index: int
     pid: int
     limit: str
-    """``"max_tasks_per_child"``."""
+    """``"max_tasks_per_child"`` or ``"max_memory_per_child"``."""
     jobs: int
     """Number of jobs that the child has acquired."""
     running: int
     """How many of these jobs are still running."""
+    memory_kib: int | None
+    """The child's resident memory after its last task; ``None`` if memory is not limited."""
 
 
 @dataclass(frozen=True, slots=True)

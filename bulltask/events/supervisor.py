@@ -161,12 +161,15 @@ class ChildDied(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChildKilled(Event):
-    """The supervisor killed a child, because an attempt did not respond to a cancel request; the child is replaced."""
+    """The supervisor killed a child; the child is replaced.
+
+    Either an attempt did not respond to a cancel request, or the child exceeded the hard memory limit.
+    """
 
     index: int
     pid: int
     reason: str
-    """Why the attempt was cancelled: ``"hard_limit"`` or ``"revoked"``."""
+    """Why an attempt was cancelled, ``"hard_limit"`` or ``"revoked"``; or ``"hard_memory_limit"``."""
     jobs: int
     """Number of its jobs."""
 
@@ -178,7 +181,8 @@ class ChildExited(Event):
     index: int
     pid: int
     reason: str
-    """The limit that the child reached, ``"max_tasks_per_child"``, or ``"signal"``, sent from outside the worker."""
+    """The limit that the child reached, ``"max_tasks_per_child"`` or ``"max_memory_per_child"``; or ``"signal"``, sent
+    from outside the worker."""
 
 
 @dataclass(frozen=True, slots=True)

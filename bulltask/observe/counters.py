@@ -35,7 +35,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 
 # Cells of a block: doubles, exact up to 2**53 and written by one instruction, so a reader never sees half a value.
 PID, CONNECTION, RECONNECTS = range(3)
-EXIT_REASONS = ("max_tasks_per_child", "signal", "cancelled", "crashed")
+EXIT_REASONS = ("max_tasks_per_child", "max_memory_per_child", "hard_memory_limit", "signal", "cancelled", "crashed")
 """Why a child exited, for children that are replaced."""
 EXITS = range(3, 3 + len(EXIT_REASONS))
 HEAD = EXITS.stop
@@ -271,7 +271,10 @@ class MetricsListener:
         bus.subscribe(events.RunningJobLostLock, lambda e: block.add(e.queue, HEARTBEAT_FAILURES))
         bus.subscribe(events.StalledCheckSkipped, lambda e: block.add(e.queue, SKIPPED, e.cycles))
         bus.subscribe(events.ChildExited, lambda e: block.child_exited(e.reason))
-        bus.subscribe(events.ChildKilled, lambda _: block.child_exited("cancelled"))
+        bus.subscribe(
+            events.ChildKilled,
+            lambda e: block.child_exited(e.reason if e.reason in EXIT_REASONS else "cancelled"),
+        )
         bus.subscribe(events.ChildDied, lambda _: block.child_exited("crashed"))
         bus.subscribe(events.RedisDisconnected, lambda _: block.set_connected(False))
         bus.subscribe(events.RedisReconnecting, lambda _: block.reconnecting())

@@ -25,6 +25,13 @@ EXIT_HINTS = {
 }
 
 
+CANCEL_HINT = "A running task did not end: its attempt has failed, and the child's other jobs run again"
+MEMORY_HINT = (
+    "The child's memory exceeded worker_hard_memory_limit. Its jobs run again, and fail after max_crashes crashes: "
+    "raise the limit, or let the task use less memory"
+)
+
+
 class ProcessLines:
     """Writes the lines of :class:`~bulltask.observe.log_listener.LogListener` that are not about a job's outcome.
 
@@ -116,6 +123,7 @@ class ProcessLines:
         self._log.debug("Child closing", index=event.index, pid=event.pid)
 
     def _child_limit_reached(self, event: events.ChildLimitReached) -> None:
+        memory = {} if event.memory_kib is None else {"memory_kib": event.memory_kib}
         self._log.info(
             "Child limit reached",
             index=event.index,
@@ -123,6 +131,7 @@ class ProcessLines:
             limit=event.limit,
             jobs=event.jobs,
             running=event.running,
+            **memory,
         )
 
     def _loop_stopped(self, event: events.EventLoopStopped) -> None:
@@ -148,7 +157,7 @@ class ProcessLines:
             pid=event.pid,
             reason=event.reason,
             jobs=event.jobs,
-            hint="A running task did not end: its attempt has failed, and the child's other jobs run again",
+            hint=MEMORY_HINT if event.reason == "hard_memory_limit" else CANCEL_HINT,
         )
 
     def _child_exited(self, event: events.ChildExited) -> None:

@@ -18,6 +18,7 @@ from bulltask.observe import log
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
+from bulltask.process import memory_kib
 from bulltask.transport.inspect import queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
@@ -34,6 +35,7 @@ from bulltask.worker.supervisor.child_pool import ChildPool
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
+from bulltask.worker.supervisor.memory_check import MemoryCheck
 from bulltask.worker.supervisor.named_connections import SUPERVISOR_TIMEOUT_MS, NamedConnections
 from bulltask.worker.supervisor.process_spec import ProcessSpec
 from bulltask.worker.supervisor.recovery import Recovery
@@ -149,6 +151,7 @@ class _Assembly:
         self._warn_about_unregistered_tasks()
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()
+        self._warn_about_memory_limits()
         beat = Beat(self.app, self.entries, client, self.broker.clock, backoff, self.logger)
         canceller = Canceller(pool, bus)
         time_limits = TimeLimitCheck(pool.overdue_views, canceller.cancel)
@@ -157,6 +160,7 @@ class _Assembly:
             heartbeat,
             time_limits,
             canceller,
+            *([] if config.hard_memory_kib is None else [MemoryCheck(pool, config.hard_memory_kib)]),
             revocation_check,
             recovery,
             *([] if config.skip_stalled_check else [stalled_check]),
@@ -190,6 +194,21 @@ class _Assembly:
         tasks = [task.name for task in self.app.tasks.values() if task.options.spark]
         if tasks and (missing := missing_dependencies()):
             self.logger.warning("Tasks with spark=True will fail in this worker", tasks=tasks, error=missing)
+
+    def _warn_about_memory_limits(self) -> None:
+        used_kib = memory_kib()  # a fork begins with the same memory
+        for name, limit_kib, effect in (
+            ("worker_max_memory_per_child", self.config.max_memory_kib, "every child is replaced after one job"),
+            ("worker_hard_memory_limit", self.config.hard_memory_kib, "every child is killed when it runs a job"),
+        ):
+            if limit_kib is not None and limit_kib <= used_kib:
+                self.logger.warning(
+                    "A child exceeds this limit before its first job",
+                    setting=name,
+                    limit_kib=limit_kib,
+                    memory_kib=used_kib,
+                    hint=f"Raise the limit: {effect}",
+                )
 
     def _launcher(self) -> Launcher:
         spawn = None if self.app_spec is None or self.slots_fd is None else SpawnLauncher(self._write_spawn_spec)

@@ -30,6 +30,7 @@ class RetireReason(IntEnum):
 
     NONE = 0
     MAX_TASKS_PER_CHILD = 1
+    MAX_MEMORY_PER_CHILD = 2
 
 
 class ProcessState(IntEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -78,7 +79,8 @@ def cancellation() -> Cancellation:
 
 def attempts(app: App, cancellation: Cancellation) -> AttemptRunner:
     nothing: Any = None
-    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation))
+    retirement: Any = SimpleNamespace(check_memory=lambda: None)
+    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation), retirement)
 
 
 def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:

@@ -107,6 +107,8 @@ def test_settings_have_the_documented_defaults() -> None:
         "start_method": "auto",
         "async_concurrency": 100,
         "max_tasks_per_child": None,
+        "max_memory_kib": None,
+        "hard_memory_kib": None,
         "lock_ms": 30_000,
         "lock_renew_ms": None,
         "stalled_interval_ms": 30_000,
@@ -424,3 +426,36 @@ def test_dir_and_repr_show_settings_without_passwords() -> None:
 @given(st.floats(0, 2**40))
 def test_any_number_of_seconds_is_rounded_to_milliseconds(seconds: float) -> None:
     assert config(shutdown_timeout=seconds).shutdown_timeout_ms == round(seconds * 1000)
+
+
+@pytest.mark.parametrize(
+    ("value", "kib"),
+    [
+        (400_000, 400_000),
+        ("400000", 400_000),
+        ("20480K", 20_480),
+        ("512M", 512 * 1024),
+        ("512 MiB", 512 * 1024),
+        ("512mb", 512 * 1024),
+        ("1.5G", 1536 * 1024),
+        ("none", None),
+    ],
+)
+def test_memory_is_in_kib_as_in_celery_or_has_a_unit(value: object, kib: int | None) -> None:
+    assert config(worker_max_memory_per_child=value).max_memory_kib == kib
+
+
+@pytest.mark.parametrize("value", [512, "512", "1M", 0])
+def test_a_memory_limit_that_no_process_can_meet_is_rejected_with_the_unit(value: object) -> None:
+    assert "write '512M' for 512 MiB" in rejection("worker_max_memory_per_child", value)
+
+
+@pytest.mark.parametrize("value", ["much", "512T", "-1", True, "M"])
+def test_an_invalid_size_of_memory_is_rejected(value: object) -> None:
+    assert "must be a number of KiB or a size such as '512M'" in rejection("worker_hard_memory_limit", value)
+
+
+def test_the_hard_memory_limit_must_not_be_less_than_the_other_one() -> None:
+    with pytest.raises(ConfigError, match="worker_hard_memory_limit must not be less than"):
+        config(worker_max_memory_per_child="512M", worker_hard_memory_limit="511M")
+    assert config(worker_max_memory_per_child="512M", worker_hard_memory_limit="512M").hard_memory_kib == 524_288

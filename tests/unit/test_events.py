@@ -35,7 +35,7 @@ FIELDS = {
     "ServiceFailed": "service failures exception",
     "ChildReady": "index pid",
     "ChildClosing": "index pid",
-    "ChildLimitReached": "index pid limit jobs running",
+    "ChildLimitReached": "index pid limit jobs running memory_kib",
     "EventLoopStopped": "pid jobs error",
     "ChildStarted": "index pid",
     "ChildDied": "index pid exit_reason jobs",

@@ -50,7 +50,7 @@ EVENTS: list[events.Event] = [
     events.ChildStarted(0, 4711),
     events.ChildReady(0, 4711),
     events.ChildClosing(0, 4711),
-    events.ChildLimitReached(0, 4711, "max_tasks_per_child", 100, 1),
+    events.ChildLimitReached(0, 4711, "max_tasks_per_child", 100, 1, None),
     events.EventLoopStopped(4711, ("1", "2"), "SystemExit: 1"),
     events.ChildDied(0, 4711, "SIGKILL", 1),
     events.ChildKilled(0, 4711, "hard_limit", 3),

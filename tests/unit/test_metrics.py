@@ -185,16 +185,19 @@ def test_replaced_children_are_counted_by_reason() -> None:
     bus = Bus()
     MetricsListener(memory.block(0), ["mail"]).attach(bus)
     bus.emit(events.ChildDied(0, 4711, "SIGKILL", 1))
-    bus.emit(events.ChildKilled(0, 4712, "hard_limit", 1))
-    for reason in ("signal", "max_tasks_per_child", "max_tasks_per_child"):
+    for reason in ("hard_limit", "revoked", "hard_memory_limit"):
+        bus.emit(events.ChildKilled(0, 4712, reason, 1))
+    for reason in ("signal", "max_tasks_per_child", "max_memory_per_child", "max_memory_per_child"):
         bus.emit(events.ChildExited(0, 4713, reason))
     samples = scrape(memory)
     name = "bullmq_children_replaced_total"
     assert {labels[0][1]: value for (sample, labels), value in samples.items() if sample == name} == {
         "crashed": 1,
-        "cancelled": 1,
+        "cancelled": 2,
+        "hard_memory_limit": 1,
         "signal": 1,
-        "max_tasks_per_child": 2,
+        "max_tasks_per_child": 1,
+        "max_memory_per_child": 2,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import traceback
 from dataclasses import replace
 from datetime import timedelta
@@ -26,6 +27,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.worker.child.attempt import Attempt, AttemptRunner
 from bulltask.worker.child.cancellation import Cancellation
 from bulltask.worker.child.outcomes import AcquiredJob, FailedOutcome, RetriedOutcome
+from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
@@ -314,7 +316,7 @@ def fail_on_report(_: RunningJob) -> Any:
 def test_a_job_with_too_deeply_nested_data_fails_permanently() -> None:
     for levels in (600, 960, 100_000):
         nested = replace(job(BULLMQ_OPTS), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
-        runner = AttemptRunner(deep_app, fail_on_report, cast(Any, None), cast(Any, None))
+        runner = AttemptRunner(deep_app, fail_on_report, cast(Any, None), cast(Any, None), cast(Any, None))
         outcome = runner.begin(nested)
         assert isinstance(outcome, FailedOutcome)
         assert outcome.category == "permanent"
@@ -325,7 +327,8 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     spark = SparkTaskRunner(app, fail_on_report, lambda *_: True, lambda: None)
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
-    runner = AttemptRunner(app, fail_on_report, spark, cancellation)
+    retirement = Retirement(app.config, block, 0, Bus(), os.getpid())
+    runner = AttemptRunner(app, fail_on_report, spark, cancellation, retirement)
     outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()

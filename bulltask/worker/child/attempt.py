@@ -30,6 +30,7 @@ from bulltask.worker.child.outcomes import (
     RescheduledByWorkerOutcome,
     requested_outcome,
 )
+from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.slots import Deadlines, Slot
@@ -61,6 +62,7 @@ class AttemptRunner:
         job_client: Creates a job's client, which stores a bound task's progress and log lines.
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
+        retirement: Checks the child's memory after each task.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class AttemptRunner:
         job_client: Callable[[RunningJob], JobClient],
         spark: SparkTaskRunner,
         cancellation: Cancellation,
+        retirement: Retirement,
     ) -> None:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
-        self._cancellation, self._pid = cancellation, os.getpid()
+        self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._task_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
@@ -114,7 +117,10 @@ class AttemptRunner:
             result = context.run(function, *attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - see the docstring
             return self._outcome_of_exception(attempt, execution, exc)
-        return self._outcome_of_return(attempt, execution, result)
+        else:
+            return self._outcome_of_return(attempt, execution, result)
+        finally:
+            self._retirement.check_memory()
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run an async task; the caller creates a separate asyncio task, and so a separate context, for it."""
@@ -131,6 +137,7 @@ class AttemptRunner:
             return self._outcome_of_return(attempt, execution, result)
         finally:
             self._cancellation.leave_async()
+            self._retirement.check_memory()
 
     def close(self) -> None:
         """Close the Spark session that the tasks of this child share."""

@@ -140,7 +140,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
-    runner = AttemptRunner(app, job_client, spark, cancellation)
+    runner = AttemptRunner(app, job_client, spark, cancellation, retirement)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
     async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
     _handle_stop_signals(fetcher)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bulltask.config.config import Config
 from bulltask.events import Bus, ChildLimitReached
+from bulltask.process import memory_kib
 from bulltask.worker.slots import ChildBlock
 from bulltask.worker.states import RetireReason
 
@@ -17,9 +18,10 @@ __all__ = ["Retirement"]
 class Retirement:
     """Retires a child: the child acquires no more jobs, finishes its jobs, exits, and is replaced.
 
-    The limit is Celery's ``worker_max_tasks_per_child``. Unlike in Celery, a child can run several jobs at a time, so
-    the jobs that it has acquired are counted, not those that have finished. The replacement starts when the child
-    acquires no more jobs, not when its last job has finished, which may take a long time.
+    The limits are Celery's ``worker_max_tasks_per_child`` and ``worker_max_memory_per_child``. Unlike in Celery, a
+    child can run several jobs at a time, so the jobs that it has acquired are counted, not those that have finished.
+    The replacement starts when the child acquires no more jobs, not when its last job has finished, which may take a
+    long time. The current memory is compared; Celery compares the maximum so far, even if it has been freed.
 
     Args:
         config: The limits.
@@ -32,6 +34,8 @@ class Retirement:
     def __init__(self, config: Config, block: ChildBlock, index: int, bus: Bus, supervisor_pid: int) -> None:
         self._block, self._index, self._bus, self._supervisor_pid = block, index, bus, supervisor_pid
         self._max_tasks = config.max_tasks_per_child
+        self._max_memory_kib = config.max_memory_kib or config.hard_memory_kib
+        self._memory_kib: int | None = None
         self._jobs = 0
         self._reason = RetireReason.NONE
 
@@ -42,6 +46,19 @@ class Retirement:
             self._reason = RetireReason.MAX_TASKS_PER_CHILD
         return self._reason is not RetireReason.NONE
 
+    def check_memory(self) -> None:
+        """Retire the child if it has too much memory; call this after a task, on any thread.
+
+        Not before the first task: if every new child exceeded the limit, the worker would only start children.
+        """
+        if self._max_memory_kib is None or self._reason is not RetireReason.NONE:
+            return
+        self._memory_kib = memory_kib()
+        if self._memory_kib > self._max_memory_kib:
+            self._reason = RetireReason.MAX_MEMORY_PER_CHILD
+            # Its handler closes the fetcher on the main thread, which may be waiting for a job.
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def announce(self, running: Callable[[], int]) -> None:
         """Let the supervisor replace the child, if it is retiring; call this when the child acquires no more jobs.
 
@@ -51,6 +68,7 @@ class Retirement:
         if self._reason is RetireReason.NONE:
             return
         self._block.retire_reason = self._reason
-        self._bus.emit(ChildLimitReached(self._index, os.getpid(), self._reason.name.lower(), self._jobs, running()))
+        limit = self._reason.name.lower()
+        self._bus.emit(ChildLimitReached(self._index, os.getpid(), limit, self._jobs, running(), self._memory_kib))
         # The supervisor's SIGCHLD handler only ends the loop's wait; the loop then starts the missing child.
         os.kill(self._supervisor_pid, signal.SIGCHLD)

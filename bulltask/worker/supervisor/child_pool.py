@@ -20,6 +20,7 @@ from bulltask.worker.supervisor.stacks import StackCollector
 
 __all__ = ["ChildBootError", "ChildPool"]
 
+HARD_MEMORY_LIMIT: Final = "hard_memory_limit"
 _MIN_LIFETIME_MS: Final = 1_000
 _MAX_BOOT_FAILURES: Final = 5
 
@@ -36,6 +37,7 @@ class _Child:
     slots: list[Slot]
     stop_requested: bool = False
     killed_attempts: dict[str, KilledAttempt] = field(default_factory=dict)
+    exceeded_memory: str = ""
 
     @property
     def is_leaving(self) -> bool:
@@ -146,6 +148,22 @@ class ChildPool:
         child.killed_attempts[killed_attempt.token] = killed_attempt
         _send(child.pid, signal.SIGKILL)
 
+    def busy_children(self) -> list[tuple[int, int]]:
+        """Return the index and the pid of each child that is running a job."""
+        return [
+            (index, child.pid)
+            for index, child in self._children.items()
+            if any(slot.read().state is SlotState.ACTIVE for slot in child.slots)
+        ]
+
+    def kill_for_memory(self, index: int, used_kib: int, limit_kib: int) -> None:
+        """Kill the child with this index, because it has more memory than the limit."""
+        child = self._children[index]
+        if not (child.killed_attempts or child.exceeded_memory):
+            used, limit = f"{used_kib / 1024:.0f} MiB", f"{limit_kib / 1024:.0f} MiB"
+            child.exceeded_memory = f"its memory, {used}, exceeded worker_hard_memory_limit, {limit}"
+            _send(child.pid, signal.SIGKILL)
+
     def start_missing(self) -> int | None:
         """Start missing children; return the milliseconds until the next delayed start, if any."""
         now_ms = mono_ms()
@@ -202,7 +220,7 @@ class ChildPool:
         del self._children[index]
         for slot in child.slots:
             del self._slots_by_token[slot.token]
-        block, exit_reason = self._slots.children[index], _exit_reason(status)
+        block, exit_reason = self._slots.children[index], child.exceeded_memory or _exit_reason(status)
         views = [view for view in (slot.read() for slot in child.slots) if view.state is not SlotState.FREE]
         tokens = tuple(view.token for view in views)
         running = frozenset(view.token for view in views if view.state is SlotState.ACTIVE)
@@ -218,6 +236,8 @@ class ChildPool:
         if child.killed_attempts:
             cancel_reason = max(killed_attempt.reason for killed_attempt in child.killed_attempts.values()).name.lower()
             self._bus.emit(ChildKilled(index, child.pid, cancel_reason, len(tokens)))
+        elif child.exceeded_memory and not exited:
+            self._bus.emit(ChildKilled(index, child.pid, HARD_MEMORY_LIMIT, len(tokens)))
         elif exited and not child.stop_requested:
             reason = block.retire_reason
             self._bus.emit(ChildExited(index, child.pid, reason.name.lower() if reason else "signal"))
