@@ -30,7 +30,7 @@ from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator
-from bulltask.registry.discovery import import_related
+from bulltask.registry.discovering import Discovering
 from bulltask.registry.naming import task_name
 from bulltask.registry.options import CallOptions, TaskOptions, build_job
 from bulltask.registry.task import AnyTask, AsyncTask, Signature, Task
@@ -49,7 +49,7 @@ E = TypeVar("E", bound=Event)
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(Configured):
+class App(Configured, Discovering):
     """A bulltask application.
 
     Args:
@@ -67,6 +67,7 @@ class App(Configured):
     """
 
     def __init__(self, name: str = "app", broker_url: str | SecretUrl | None = None, **settings: object) -> None:
+        super().__init__()
         self.name = name
         broker_url, settings = secret_url(broker_url), wrap_broker_url(settings)
         self.conf = Settings(constructor_settings(broker_url, settings))
@@ -75,7 +76,6 @@ class App(Configured):
         self.tasks = Tasks(shared.SHARED)
         self.categorizer = Categorizer()
         self.listeners = Listeners()
-        self._autodiscover: list[Callable[[], list[str]]] = []
         self._lock = threading.RLock()
         self._broker: Broker | None = None
         self._pid = os.getpid()
@@ -116,22 +116,16 @@ class App(Configured):
         """
         return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
 
-    def autodiscover_tasks(
-        self, packages: Iterable[str] | Callable[[], Iterable[str]], related_name: str | None = "tasks"
-    ) -> None:
-        """Import ``package.tasks`` of each package when a worker starts (Celery's ``autodiscover_tasks``)."""
-        self._autodiscover.append(lambda: import_related(packages, related_name))
-
     def load_tasks(self) -> list[str]:
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
+
+        If the environment variable ``DJANGO_SETTINGS_MODULE`` is set, Django is set up first.
 
         Raises:
             ConfigError: A task has ``typed=True``, and one of its type hints cannot be enforced.
         """
         modules = [*parse_names(self.conf.imports, "imports"), *parse_names(self.conf.include, "include")]
-        imported = import_related(modules, None)
-        for discover in self._autodiscover:
-            imported += discover()
+        imported = self.import_modules(modules)
         for task in self.tasks.values():
             task.check_types()
         return imported

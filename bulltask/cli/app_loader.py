@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bulltask.app import App
+from bulltask.cli.import_errors import reporting_import_errors
 from bulltask.config.urls import SecretUrl
 from bulltask.registry.discovery import add_to_import_path, find_app
 
@@ -29,6 +30,7 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
     Raises:
         click.UsageError: No ``-A`` was given.
         AppNotFoundError: ``-A`` does not name an app.
+        click.ClickException: A module of the app raised an error.
     """
     group_options: dict[str, Any] = ctx.obj or {}
     spec = app or group_options.get("app")
@@ -37,7 +39,8 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
     if group_options.get("workdir"):
         os.chdir(group_options["workdir"])
     add_to_import_path()
-    loaded = find_app(spec, App)
+    with reporting_import_errors(f"the app {spec!r} (-A)"):
+        loaded = find_app(spec, App)
     if url := broker or group_options.get("broker"):
         loaded.conf.override("broker_url", url)
     return spec, loaded

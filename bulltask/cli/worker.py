@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from bulltask.cli.app_loader import load_app
+from bulltask.cli.import_errors import reporting_import_errors
 from bulltask.cli.options import app_options
 from bulltask.config.parsers import parse_names
 from bulltask.config.settings import LOG_LEVELS
@@ -173,7 +174,8 @@ def command(
         loaded_app.conf.override(
             "include", [*parse_names(loaded_app.conf.include, "include"), *parse_names(include, "-I")]
         )
-    loaded_app.load_tasks()
+    with reporting_import_errors("the modules with tasks (-I, include, imports, autodiscover_tasks)"):
+        loaded_app.load_tasks()
     excluded = _queues(exclude_queues, "-X")
     processed = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
     if not processed:

@@ -19,7 +19,7 @@ _APP_ARGUMENTS: Final = ("changes", "config_source", "namespace", "set_as_curren
 _REMOVED_ARGUMENTS: Final = {
     **dict.fromkeys(["amqp", "control", "events", "loader", "log"], "bulltask has no such part"),
     "autofinalize": "a task is registered when it is defined",
-    "fixups": "Django is set up if DJANGO_SETTINGS_MODULE is set",
+    "fixups": "the worker sets Django up if DJANGO_SETTINGS_MODULE is set",
     "main": "the first argument is the name: App('shop')",
     "strict_typing": "arguments are always checked when a task is called",
     "task_cls": "use the task's option base",

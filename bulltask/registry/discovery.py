@@ -17,8 +17,8 @@ __all__ = ["add_to_import_path", "find_app", "import_related"]
 
 A = TypeVar("A")
 
-ATTRIBUTES: Final = ("app", "bulltask", "application")
-SUBMODULES: Final = ("app", "bulltask", "tasks", "main", "worker")
+ATTRIBUTES: Final = ("app", "bulltask", "celery", "application")
+SUBMODULES: Final = ("app", "bulltask", "celery", "tasks", "main", "worker")
 
 
 def add_to_import_path(directory: str | None = None) -> None:
@@ -32,8 +32,9 @@ def find_app(spec: str, kind: type[A]) -> A:
     """Return the app that ``-A`` names.
 
     ``pkg.mod:name`` is that object (``name()`` calls a factory). ``pkg.mod`` is the app in that module: the object
-    named ``app``, ``bulltask`` or ``application``, or the only app. If a package has no app, its submodules ``app``,
-    ``bulltask``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as in Celery.
+    named ``app``, ``bulltask``, ``celery`` or ``application``, or the only app. If a package has no app, its submodules
+    ``app``, ``bulltask``, ``celery``, ``tasks``, ``main`` and ``worker`` are searched. ``pkg.mod.name`` works too, as
+    in Celery.
 
     Args:
         spec: The value of ``-A``.
@@ -63,17 +64,31 @@ def import_related(packages: Iterable[str] | Callable[[], Iterable[str]], relate
     """Import ``package.related_name`` of each package that has it; return the imported names (Celery's autodiscover).
 
     Args:
-        packages: Package names, or a function that returns them.
+        packages: Package names, or a function that returns them; also Django's ``shop.apps.ShopConfig``.
         related_name: The submodule; ``None`` imports the packages themselves.
     """
     imported = []
     for package in packages() if callable(packages) else packages:
-        name = f"{package}.{related_name}" if related_name else package
-        module = importlib.import_module(package)
+        module = _import_package(package)
+        name = f"{module.__name__}.{related_name}" if related_name else package
         if related_name is None or (hasattr(module, "__path__") and importlib.util.find_spec(name) is not None):
             importlib.import_module(name)
             imported.append(name)
     return imported
+
+
+def _import_package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        module_name, _, attribute = name.rpartition(".")
+        if exc.name != name or not module_name:
+            raise
+        # Django's INSTALLED_APPS may name a class, whose attribute ``name`` is the package.
+        package = getattr(getattr(importlib.import_module(module_name), attribute, None), "name", None)
+        if not isinstance(package, str):
+            raise
+    return importlib.import_module(package)
 
 
 def _load_attribute(module_name: str, name: str, kind: type[A], tried: list[str]) -> A | None:

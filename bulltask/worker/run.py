@@ -148,6 +148,7 @@ class _Assembly:
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
         if self.app.conf.is_url_from_celery:
             self.logger.info("broker_url comes from the environment variable CELERY_BROKER_URL")
+        self._list_tasks()
         self._warn_about_unregistered_tasks()
         self._warn_about_unknown_queues()
         self._warn_about_missing_spark()
@@ -172,6 +173,16 @@ class _Assembly:
         bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
+
+    def _list_tasks(self) -> None:
+        if names := sorted(self.app.tasks):
+            self.logger.info("Registered tasks", tasks=names)
+        else:
+            self.logger.warning(
+                "This app has no tasks, so this worker can run no job: import their modules with include, -I or "
+                "autodiscover_tasks",
+                app=self.app.name,
+            )
 
     def _warn_about_unregistered_tasks(self) -> None:
         for entry in self.entries or ():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bulltask import App
-from bulltask.errors import AppNotFoundError
+from bulltask.errors import AppNotFoundError, ConfigError
 from bulltask.registry.discovery import add_to_import_path, find_app, import_related
 
 APP = "from bulltask import App\n"
@@ -76,7 +76,7 @@ def test_an_app_is_found_by_name_factory_or_attribute(write: Write, spec: str) -
     assert app_name(spec) == "wanted"
 
 
-@pytest.mark.parametrize("sub", ["app", "bulltask", "tasks", "main", "worker"])
+@pytest.mark.parametrize("sub", ["app", "bulltask", "celery", "tasks", "main", "worker"])
 def test_a_package_without_an_app_is_searched_for_usual_submodules(write: Write, sub: str) -> None:
     write(shop="", **{f"shop__{sub}": f"{APP}app = App('wanted')"})
     assert app_name("shop") == "wanted"
@@ -108,6 +108,7 @@ def test_the_error_lists_every_submodule_that_was_tried(write: Write) -> None:
         "  - shop: has no App",
         "  - shop.app: does not exist",
         "  - shop.bulltask: does not exist",
+        "  - shop.celery: does not exist",
         "  - shop.tasks: has no App",
         "  - shop.main: does not exist",
         "  - shop.worker: does not exist",
@@ -209,6 +210,29 @@ def test_load_tasks_imports_included_and_discovered_modules(write: Write) -> Non
     app.autodiscover_tasks(["shop"])
     app.autodiscover_tasks(lambda: ["mail"], related_name="jobs")
     assert app.load_tasks() == ["stock", "more", "shop.tasks", "mail.jobs"]
+
+
+def test_a_package_may_be_named_by_the_class_of_its_django_app(write: Write) -> None:
+    write(shop__apps="class ShopConfig:\n    name = 'shop'", shop="", shop__tasks="x = 1")
+    assert import_related(["shop.apps.ShopConfig"], "tasks") == ["shop.tasks"]
+    for name in ("shop.apps.NoSuchConfig", "shop.nothing", "nothing.apps"):
+        with pytest.raises(ModuleNotFoundError, match=name.split(".")[0]):
+            import_related([name], "tasks")
+
+
+def test_tasks_can_be_discovered_at_once(write: Write) -> None:
+    write(shop="", shop__tasks="")
+    App("a").autodiscover_tasks(["shop"], force=True)
+    assert "shop.tasks" in sys.modules
+
+
+def test_discovery_without_packages_needs_django(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(shop="")
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    app = App("a")
+    app.autodiscover_tasks()
+    with pytest.raises(ConfigError, match=r"autodiscover_tasks\(\) without packages needs Django"):
+        app.load_tasks()
 
 
 def test_settings_of_the_app_may_change_while_tasks_are_imported(write: Write) -> None:
