@@ -27,10 +27,13 @@ if TYPE_CHECKING:
         TimeLimitExceeded,
         TransientError,
     )
+    from bulltask.group_result import GroupResult
     from bulltask.jobs.states import JobState
+    from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context, Request
     from bulltask.registry.current_job import get_task_logger
-    from bulltask.registry.task import AsyncTask, Signature, Task
+    from bulltask.registry.task import AsyncTask, Task
+    from bulltask.registry.workflows import chain, chord, group
     from bulltask.result import AsyncResult
     from bulltask.schedule.crontabs import crontab
 
@@ -44,6 +47,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "ErrorCategory",
+    "GroupResult",
     "JobState",
     "PermanentError",
     "Request",
@@ -58,8 +62,11 @@ __all__ = [
     "TimeLimitExceeded",
     "TransientError",
     "categorize_error",
+    "chain",
+    "chord",
     "crontab",
     "get_task_logger",
+    "group",
     "shared_task",
 ]
 
@@ -73,12 +80,13 @@ _MODULES: Final = {
     "ConfigError": "bulltask.errors",
     "Context": "bulltask.registry.context",
     "ErrorCategory": "bulltask.categories",
+    "GroupResult": "bulltask.group_result",
     "JobState": "bulltask.jobs.states",
     "PermanentError": "bulltask.errors",
     "Request": "bulltask.registry.context",
     "ResultTimeoutError": "bulltask.errors",
     "Retry": "bulltask.errors",
-    "Signature": "bulltask.registry.task",
+    "Signature": "bulltask.registry.canvas",
     "SoftTimeLimitExceeded": "bulltask.errors",
     "Task": "bulltask.registry.task",
     "TaskError": "bulltask.errors",
@@ -87,8 +95,11 @@ _MODULES: Final = {
     "TimeLimitExceeded": "bulltask.errors",
     "TransientError": "bulltask.errors",
     "categorize_error": "bulltask.categories",
+    "chain": "bulltask.registry.workflows",
+    "chord": "bulltask.registry.workflows",
     "crontab": "bulltask.schedule.crontabs",
     "get_task_logger": "bulltask.registry.current_job",
+    "group": "bulltask.registry.workflows",
     "shared_task": "bulltask.app",
 }
 """The module of each public name."""

@@ -17,7 +17,6 @@ from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
 from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
-from bulltask.jobs.codec import Json
 from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
 from bulltask.queue.add_options import AddOptions
@@ -29,11 +28,16 @@ from bulltask.queue.sync.events import QueueEvents
 from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
+from bulltask.registry.builtins import builtin_tasks
+from bulltask.registry.canvas import Canvas, Signature
+from bulltask.registry.canvas_plan import plan_canvas
+from bulltask.registry.current import current_sender, set_current
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator
 from bulltask.registry.discovering import Discovering
+from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import task_name
-from bulltask.registry.options import CallOptions, TaskOptions, build_job
-from bulltask.registry.task import AnyTask, AsyncTask, Signature, Task
+from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
@@ -73,14 +77,14 @@ class App(Configured, Discovering):
         self.conf = Settings(constructor_settings(broker_url, settings))
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
-        self.tasks = Tasks(shared.SHARED)
+        self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.categorizer = Categorizer()
         self.listeners = Listeners()
         self._lock = threading.RLock()
         self._broker: Broker | None = None
         self._pid = os.getpid()
         if settings.get("set_as_current", True):
-            shared.set_current(self)
+            set_current(self)
 
     # ---- tasks ---------------------------------------------------------------------------------------------------
 
@@ -184,19 +188,19 @@ class App(Configured, Discovering):
         """:meth:`send_task` for asyncio."""
         return (await self.asend_many([self.build_job(name, args, kwargs, options)]))[0]
 
-    def send_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
+    def send_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """Send calls in order, one round trip per thousand: ``app.send_many([add.s(1, 2), mail.s("x")])``.
 
         Raises:
             BrokerError: A round trip failed; the calls from earlier round trips are stored. Calls with a ``job_id`` can
                 safely be sent again.
         """
-        jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
+        jobs = [_job_of(call) for call in calls]
         return [self._sent(job, job_id) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
 
-    async def asend_many(self, calls: Iterable[Signature[Any] | NewJob]) -> list[AsyncResult[Any]]:
+    async def asend_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
-        jobs = [call if isinstance(call, NewJob) else call.job() for call in calls]
+        jobs = [_job_of(call) for call in calls]
         ids = await self.asend(jobs)
         return [self._sent(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
@@ -271,17 +275,22 @@ class App(Configured, Discovering):
             TypeError: The arguments do not match the task, or the task is not registered in this app and both
                 positional and keyword arguments are given.
         """
-        task: AnyTask[Any, Any] | None = self.tasks.get(name)
-        call, kwargs = CallOptions.of(options), kwargs or {}
-        if task is not None:
-            return task.build(task.bind_json(args, kwargs), call)
-        if args and kwargs:
-            raise TypeError(
-                f"task {name!r} is not registered in this app, so positional and keyword arguments cannot be combined; "
-                "pass all of them as kwargs"
-            )
-        data: Json = list(args) if args else dict(kwargs)
-        return build_job(name, data, TaskOptions(), call, self.config)
+        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
+        return task.build(task.bind_json(args, kwargs or {}), CallOptions.of(options))
+
+    def signature(
+        self, name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Signature[Any, Any]:
+        """Return a signature by task name, also for tasks that this app does not define (Celery's ``signature``).
+
+        Args:
+            name: The task's name.
+            args, kwargs: As for :meth:`send_task`.
+            options: As for :meth:`send_task`; and ``immutable=True``, to ignore the result of the step before it.
+        """
+        immutable = bool(options.pop("immutable", False))
+        task: AnyTask[Any, Any] | NamedTask = self.tasks.get(name) or NamedTask(name, lambda: self)
+        return Signature(task, args, kwargs, options, immutable=immutable)
 
     # ---- for tasks and results (ports.Sender) --------------------------------------------------------------------
 
@@ -322,6 +331,23 @@ class App(Configured, Discovering):
         """:meth:`send` for asyncio."""
         return await self.broker.producer.asend(jobs)
 
+    def send_canvas(self, canvas: Canvas[Any, Any]) -> Any:
+        """Store all jobs of a canvas in one transaction, and return the handle of its result.
+
+        Raises:
+            TypeError, EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
+            BrokerError: All retries have failed; it is not known whether the jobs were stored.
+        """
+        plan = plan_canvas(canvas, self.config)
+        self.flows().add_planned(plan.roots)
+        return plan.result(self.results, self.now_ms())
+
+    async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
+        """:meth:`send_canvas` for asyncio."""
+        plan = plan_canvas(canvas, self.config)
+        await self.aflows().add_planned(plan.roots)
+        return plan.result(self.results, self.now_ms())
+
     def close(self) -> None:
         """Close idle connections. The app can be used again."""
         if self._broker is not None:
@@ -343,6 +369,14 @@ class App(Configured, Discovering):
         return f"<App {self.name}: {len(self.tasks)} tasks>"
 
 
+def _job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
+    if isinstance(call, Signature):
+        return call.job()
+    if not isinstance(call, NewJob):
+        raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
+    return call
+
+
 @overload
 def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
 @overload
@@ -357,7 +391,7 @@ def shared_task(
     function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
 ) -> Any:
     """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
-    return _decorate(function, shared.current_sender, shared.add_shared, bind=bind, name=name, options=options)
+    return _decorate(function, current_sender, shared.add_shared, bind=bind, name=name, options=options)
 
 
 def _decorate(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from bulltask.config.config import Config
 from bulltask.jobs.job import JobRef, NewJob
-from bulltask.jobs.states import Revocation
+from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 
 __all__ = ["DataFrameMapper", "ResultReader", "Sender"]
@@ -26,6 +26,13 @@ class ResultReader(Protocol):
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
+        ...
+
+    def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
+        """Return for each job whether it has completed, failed or does not exist; ``None`` if it has not finished.
+
+        It makes one round trip per thousand jobs.
+        """
         ...
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
@@ -87,6 +94,14 @@ class Sender(Protocol):
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
+        ...
+
+    def send_canvas(self, canvas: Any) -> Any:
+        """Store all jobs of a canvas, or none, and return the handle of its result."""
+        ...
+
+    async def asend_canvas(self, canvas: Any) -> Any:
+        """:meth:`send_canvas` for asyncio."""
         ...
 
 

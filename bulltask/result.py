@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from types import BuiltinMethodType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import BrokerError, DecodeError, JobError, ResultTimeoutError, TaskError, TaskRevokedError
@@ -53,6 +53,11 @@ class AsyncResult(Generic[R]):
         reader: Reads jobs and waits for them.
         sent_ms: When this process sent the job (server time), if it did.
         decode: Returns the result of JSON as the type of the task's hint; ``None``: the result is JSON.
+        parent: The handle of the step before, if this process sent the job as a step of a chain.
+
+    Attributes:
+        ref: The job's address.
+        reader, parent: As above.
     """
 
     def __init__(
@@ -62,24 +67,27 @@ class AsyncResult(Generic[R]):
         reader: ResultReader,
         sent_ms: int | None = None,
         decode: Callable[[Any], R] | None = None,
+        parent: Any = None,
     ) -> None:
-        self._ref, self._reader, self._sent_ms, self._decode = JobRef(queue, job_id), reader, sent_ms, decode
+        self.ref, self.reader, self.parent = JobRef(queue, job_id), reader, parent
+        self._sent_ms, self._decode = sent_ms, decode
 
     @property
     def id(self) -> str:
         """The job's id."""
-        return self._ref.id
+        return self.ref.id
 
     @property
     def queue(self) -> str:
         """The name of the job's queue in the app."""
-        return self._ref.queue
+        return self.ref.queue
 
-    def get(self, timeout: Duration | None = None) -> R:
+    def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> R:
         """Wait for the job to finish and return the task's return value.
 
         Args:
             timeout: Seconds or ``timedelta``; ``None`` waits without a limit.
+            propagate: Raise the exception of a failed task; otherwise, return it.
 
         Raises:
             ResultTimeoutError: The job did not finish in time; it keeps running.
@@ -91,17 +99,15 @@ class AsyncResult(Generic[R]):
                 raised, with the worker's traceback as its cause; otherwise ``TaskError`` with the traceback in its
                 message.
         """
-        finished = self._reader.wait(self._ref, _timeout_ms(timeout), self._sent_ms)
-        if not finished.completed:
-            raise self._failure(finished.text, self._reader.snapshot(self._ref))
-        return self._value(finished)
+        finished = self.reader.wait(self.ref, _timeout_ms(timeout), self._sent_ms)
+        snapshot = None if finished.completed else self.reader.snapshot(self.ref)
+        return self._outcome(finished, snapshot, propagate=propagate)
 
-    async def aget(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - the same signature as get()
-        """:meth:`get` for asyncio. ``await result`` is the same without a timeout."""
-        finished = await self._reader.await_finished(self._ref, _timeout_ms(timeout), self._sent_ms)
-        if not finished.completed:
-            raise self._failure(finished.text, await self._reader.asnapshot(self._ref))
-        return self._value(finished)
+    async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> R:  # noqa: ASYNC109 - as get()
+        """:meth:`get` for asyncio. ``await result`` is the same without arguments."""
+        finished = await self.reader.await_finished(self.ref, _timeout_ms(timeout), self._sent_ms)
+        snapshot = None if finished.completed else await self.reader.asnapshot(self.ref)
+        return self._outcome(finished, snapshot, propagate=propagate)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.aget().__await__()
@@ -124,19 +130,19 @@ class AsyncResult(Generic[R]):
             SchedulerJobError: The job is the next iteration of a job scheduler: remove the scheduler instead.
             BrokerError: Redis could not be reached. It is safe to call again.
         """
-        return self._reader.revoke(self._ref, terminate=terminate)
+        return self.reader.revoke(self.ref, terminate=terminate)
 
     async def arevoke(self, *, terminate: bool = False) -> Revocation:
         """:meth:`revoke` for asyncio."""
-        return await self._reader.arevoke(self._ref, terminate=terminate)
+        return await self.reader.arevoke(self.ref, terminate=terminate)
 
     def snapshot(self) -> JobSnapshot:
         """Return the job's state, progress, result, failed reason and tracebacks, in one round trip."""
-        return self._reader.snapshot(self._ref)
+        return self.reader.snapshot(self.ref)
 
     async def asnapshot(self) -> JobSnapshot:
         """:meth:`snapshot` for asyncio."""
-        return await self._reader.asnapshot(self._ref)
+        return await self.reader.asnapshot(self.ref)
 
     @property
     def state(self) -> JobState:
@@ -176,6 +182,14 @@ class AsyncResult(Generic[R]):
         traces = self.snapshot().stacktrace
         return traces[-1] if traces else None
 
+    def _outcome(self, finished: Finished, snapshot: JobSnapshot | None, *, propagate: bool) -> R:
+        if snapshot is None:
+            return self._value(finished)
+        failure: Any = self._failure(finished.text, snapshot)
+        if propagate:
+            raise failure
+        return cast(R, failure)
+
     def _value(self, finished: Finished) -> R:
         value: R = codec.decode(finished.text or "null", what=f"return value of job {self.id}")
         return value if self._decode is None else self._decode(value)
@@ -193,10 +207,10 @@ class AsyncResult(Generic[R]):
         return f"<AsyncResult {self.id} of queue {self.queue}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AsyncResult) and other._ref == self._ref
+        return isinstance(other, AsyncResult) and other.ref == self.ref
 
     def __hash__(self) -> int:
-        return hash(self._ref)
+        return hash(self.ref)
 
 
 def _timeout_ms(timeout: Duration | None) -> int | None:

@@ -12,7 +12,7 @@ import click
 from bulltask.app import App
 from bulltask.config.config import Config
 from bulltask.errors import BrokerAuthError
-from bulltask.jobs.names import bullmq_name
+from bulltask.jobs.names import bullmq_name, name_in_app
 from bulltask.queue import Job
 from bulltask.transport.call import command
 from bulltask.transport.client import Client
@@ -160,7 +160,7 @@ def _app_names(bullmq_names: Iterable[str], config: Config) -> list[str]:
     """Return the queues' names in the app, without queues that the app cannot name."""
     named = []
     for name in bullmq_names:
-        bare = name[1:-1] if config.queue_hash_tag and name.startswith("{") and name.endswith("}") else name
+        bare = name_in_app(name, hash_tag=config.queue_hash_tag)
         if bullmq_name(bare, hash_tag=config.queue_hash_tag) == name:
             named.append(bare)
     return named

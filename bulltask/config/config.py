@@ -55,6 +55,7 @@ class Config:
     max_events: int
     max_logs: int | None
     default_queue: str
+    canvas_queue: str | None
     max_retries: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int

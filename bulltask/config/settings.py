@@ -128,6 +128,14 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         ),
         _S("task_default_queue", "default_queue", queue_name, "default", "queue for tasks without the option queue"),
         _S(
+            "task_canvas_queue",
+            "canvas_queue",
+            optional(queue_name),
+            None,
+            "queue for the fan-out jobs of a canvas, which only bulltask workers can run; none: the queue of a job "
+            "that follows",
+        ),
+        _S(
             "task_max_retries",
             "max_retries",
             integer(0, 1_000),

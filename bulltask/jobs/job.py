@@ -65,6 +65,7 @@ class JobOptions:
             instead of running it.
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
+        canvas: The job's place in a canvas, as it is stored; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
     """
@@ -81,6 +82,7 @@ class JobOptions:
     expires_ms: int | None = None
     time_limits: TimeLimits = NO_LIMITS
     headers: str = ""
+    canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
 
     def delay_at(self, now_ms: int) -> int:
@@ -135,6 +137,8 @@ class JobOptions:
         if self.headers:
             # A string, because msgpack -> Lua -> cjson keeps only 14 digits of a number and turns [] into {}.
             options["headers"] = self.headers
+        if self.canvas:
+            options["canvas"] = self.canvas
         return options
 
 
@@ -301,6 +305,12 @@ class RunningJob:
         if "ttl" in self.bulltask_options:  # added by a job scheduler: counted from the scheduled time
             return self.timestamp_ms + _number(self.opts.get("delay")) + _number(self.bulltask_options["ttl"])
         return _number(self.bulltask_options["expires"]) if "expires" in self.bulltask_options else None
+
+    @property
+    def canvas(self) -> Mapping[str, Any]:
+        """The job's place in a canvas, empty for most jobs."""
+        canvas = self.bulltask_options.get("canvas")
+        return canvas if isinstance(canvas, dict) else {}
 
     @property
     def time_limits(self) -> TimeLimits:

@@ -16,6 +16,7 @@ __all__ = [
     "check_scheduler_id",
     "is_queue_key",
     "is_scheduler_id",
+    "name_in_app",
     "qualified_name",
 ]
 
@@ -37,6 +38,11 @@ def bullmq_name(queue: str, *, hash_tag: bool) -> str:
     The braces put all keys of a queue into one cluster slot. In Node, use ``new Queue('{emails}')``.
     """
     return queue if not hash_tag or "{" in queue else f"{{{queue}}}"
+
+
+def name_in_app(bullmq: str, *, hash_tag: bool) -> str:
+    """Return the name that an app has for a queue, the inverse of :func:`bullmq_name`."""
+    return bullmq[1:-1] if hash_tag and bullmq.startswith("{") and bullmq.endswith("}") else bullmq
 
 
 def qualified_name(queue: str, prefix: str, *, hash_tag: bool) -> str:

@@ -11,7 +11,7 @@ from functools import cache
 
 from bulltask.lua.loader import Script, bulltask_script, official_script, sha1
 
-__all__ = ["add_once", "retry_failed", "with_finish", "with_guard", "with_wakeup"]
+__all__ = ["add_once", "retry_failed", "with_errbacks", "with_finish", "with_guard", "with_wakeup"]
 
 
 @cache
@@ -32,6 +32,18 @@ def with_finish(name: str) -> Script:
         ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
     """
     return _combine(bulltask_script(name), official_script("moveToFinished"), b"finish")
+
+
+@cache
+def with_errbacks() -> Script:
+    """Return ``finishWithErrbacks`` with BullMQ's ``moveToFinished`` and ``addStandardJob``.
+
+    It calls them as ``finish(KEYS, ARGV)`` and ``add(KEYS, ARGV)``.
+
+    Raises:
+        ScriptIntegrityError: As in :func:`bulltask.lua.loader.official_script`.
+    """
+    return _combine(with_finish("finishWithErrbacks"), replace(official_script("addStandardJob"), key_count=0), b"add")
 
 
 @cache

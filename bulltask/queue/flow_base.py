@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 
 from bulltask.config.urls import SecretUrl, secret_url
 from bulltask.jobs.backoff import reconnect_delay_ms
+from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.context import QueueContext
-from bulltask.queue.flow_plan import FlowJob, FlowNode, PlannedJob, in_order, plan
+from bulltask.queue.flow_plan import FlowJob, FlowNode, plan
 from bulltask.queue.flow_read import FlowReader, ReadNode
 from bulltask.queue.flow_send import FlowSender, ServerFacts
 from bulltask.queue.job_fields import JobFields, sent_job
-from bulltask.registry.task import Signature
+from bulltask.registry.canvas import Signature
 from bulltask.transport.broker import Broker
 
 __all__ = ["FlowBase"]
@@ -52,7 +53,7 @@ class FlowBase:
 
     def _plan(
         self,
-        flows: Iterable[FlowJob | Signature[Any]],
+        flows: Iterable[FlowJob | Signature[Any, Any]],
         parent: ParentLike | None,
         queue_defaults: Mapping[str, AddOptions] | None,
     ) -> list[PlannedJob]:

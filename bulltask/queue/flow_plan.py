@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast
 
 from bulltask.config.config import Config
-from bulltask.errors import BulltaskError, ConfigError
+from bulltask.errors import ConfigError
 from bulltask.jobs.codec import Json
+from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.options import FAILURE_FLAGS, ParentLike, link_to_parent, stored_options
 from bulltask.queue.add_options import AddOptions, build_job
-from bulltask.registry.task import Signature
+from bulltask.registry.canvas import Signature
 
-__all__ = ["ChildOptions", "FlowJob", "FlowNode", "PlannedJob", "in_order", "plan"]
+__all__ = ["ChildOptions", "FlowJob", "FlowNode", "plan"]
 
 J = TypeVar("J")
 
@@ -60,14 +61,14 @@ class FlowJob:
     queue: str
     data: Json = field(default_factory=dict)
     options: AddOptions = field(default_factory=AddOptions)
-    children: Sequence[FlowJob | Signature[Any]] = ()
-    call: Signature[Any] | None = None
+    children: Sequence[FlowJob | Signature[Any, Any]] = ()
+    call: Signature[Any, Any] | None = None
 
     @classmethod
     def of(
         cls,
-        call: Signature[Any],
-        children: Sequence[FlowJob | Signature[Any]] = (),
+        call: Signature[Any, Any],
+        children: Sequence[FlowJob | Signature[Any, Any]] = (),
         **failure: Unpack[ChildOptions],
     ) -> FlowJob:
         """Create a job from a task call, with the task's queue and options.
@@ -100,25 +101,8 @@ class FlowNode(Generic[J]):
             todo += reversed(node.children)
 
 
-@dataclass(slots=True, eq=False)
-class PlannedJob:
-    """A job in a flow that is being sent.
-
-    Attributes:
-        job: The job.
-        has_custom_id: The caller set its id, so a job with this id may exist already.
-        children: Its child jobs.
-        result: The stored id, or the error; ``None`` until it has been sent.
-    """
-
-    job: NewJob
-    has_custom_id: bool
-    children: list[PlannedJob] = field(default_factory=list)
-    result: str | BulltaskError | None = None
-
-
 def plan(
-    flows: Sequence[FlowJob | Signature[Any]],
+    flows: Sequence[FlowJob | Signature[Any, Any]],
     parent: ParentLike | None,
     defaults: Mapping[str, AddOptions],
     config: Config,
@@ -136,7 +120,7 @@ def plan(
         EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A job's data, name or an option is invalid.
     """
     roots: list[PlannedJob] = []
-    todo: list[tuple[FlowJob | Signature[Any], PlannedJob | None]] = [(flow, None) for flow in flows]
+    todo: list[tuple[FlowJob | Signature[Any, Any], PlannedJob | None]] = [(flow, None) for flow in flows]
     for item, above in todo:  # the loop appends to todo; no recursion, as the tree may be deeper than Python's stack
         node = FlowJob.of(item) if isinstance(item, Signature) else item
         if not isinstance(node, FlowJob):
@@ -149,14 +133,6 @@ def plan(
         todo += [(child, planned) for child in node.children]
     _check_ids(roots, config)
     return roots
-
-
-def in_order(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
-    """Iterate over all jobs level by level, parents before children, in the order in which Node adds them."""
-    level = list(roots)
-    while level:
-        yield from level
-        level = [child for planned in level for child in planned.children]
 
 
 def _plan_job(

@@ -15,7 +15,7 @@ from bulltask.errors import (
     ParentConflictError,
     ParentNotFoundError,
 )
-from bulltask.queue.flow_plan import PlannedJob, in_order
+from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.transport.broker import Broker
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
@@ -24,6 +24,7 @@ from bulltask.transport.produce import PROTOCOL_VERSION
 from bulltask.transport.scripts.add import add_job, write_queue_meta
 from bulltask.transport.scripts.flow import (
     ExistingJob,
+    add_dependency,
     existing_job,
     is_across_slots,
     is_cluster,
@@ -90,7 +91,8 @@ class FlowSender:
         for planned in order:
             if planned.job.timestamp_ms is None:
                 planned.job = replace(planned.job, timestamp_ms=now_ms)
-        calls = [add_job(self._broker.keys(planned.job.queue), planned.job, now_ms) for planned in order]
+        calls: list[Call[Any]] = [add_job(self._keys(it.job.queue), it.job, now_ms) for it in order]
+        calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
         self._first_attempt_ms = self._first_attempt_ms or now_ms
         try:
             results = yield from transaction(calls, self._broker.endpoint.safe_url)
@@ -98,7 +100,7 @@ class FlowSender:
             if is_across_slots(exc):
                 raise self._across_slots() from exc
             raise
-        for planned, result in zip(order, results, strict=True):
+        for planned, result in zip(order, results, strict=False):  # the results of the other calls do not matter
             planned.result = result
         self._raise_rejection()
 
@@ -200,6 +202,12 @@ class FlowSender:
             f"a flow is added in one transaction, which a Redis Cluster allows only within one slot, but the keys of "
             f"{queues} are in more than one; nothing was added. Set prefix='{{bull}}' in every app and Node client, so "
             "that all queues share a slot"
+        )
+
+    def _wait_for(self, planned: PlannedJob, follower: PlannedJob) -> Call[Any]:
+        """Return the call that makes a job wait for another one, of which it is not the parent."""
+        return add_dependency(
+            self._keys(follower.job.queue), follower.job.id, self._keys(planned.job.queue), planned.job.id
         )
 
     def _keys(self, queue: str) -> QueueKeys:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
 
 __all__ = ["Arguments"]
 
 _Kind = inspect.Parameter
+_LATER: Final = object()
+"""Placeholder for an argument that is not known yet."""
 
 
 class Arguments:
@@ -61,6 +63,40 @@ class Arguments:
         if self._var_args in data:
             data[self._var_args] = list(data[self._var_args])
         return data
+
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check arguments that may be completed later.
+
+        Raises:
+            TypeError: There are too many, or one of them has an unknown name.
+        """
+        try:
+            self._signature.bind_partial(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{self._task}() {exc}") from None
+
+    def bind_after(
+        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Bind a call whose first positional arguments are not known yet, such as the result of another call.
+
+        Args:
+            count: The number of arguments that come before ``args``.
+            args, kwargs: The other arguments.
+
+        Returns:
+            The other arguments by parameter name, and the names of the parameters that will receive the first ones. If
+            the data has a list for such a parameter, it is ``*args``, and the value comes before the list's items.
+
+        Raises:
+            TypeError: The arguments, with those that are not known yet, do not match the signature.
+        """
+        data = self.bind((*[_LATER] * count, *args), kwargs)
+        names = [name for name, value in data.items() if value is _LATER]
+        if self._var_args and (rest := data.get(self._var_args)):
+            names += [self._var_args] * rest.count(_LATER)
+            data[self._var_args] = [value for value in rest if value is not _LATER]
+        return {name: value for name, value in data.items() if value is not _LATER}, names
 
     def unbind(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return stored data as positional and keyword arguments that match the signature.

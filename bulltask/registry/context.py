@@ -44,8 +44,9 @@ class Request:
     called_directly: bool = False
 
 
-JobCommand = Literal["progress", "log", "data", "children_values"]
-"""Commands on a job: store progress, append a log line, replace the data, read the results of child jobs."""
+JobCommand = Literal["progress", "log", "data", "children_values", "child_failure"]
+"""Commands on a job: store progress, append a log line, replace the data, read the results of child jobs, read the
+reason and traceback with which a child job failed."""
 
 
 class JobClient(Protocol):

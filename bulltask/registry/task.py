@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, cast, overload
 
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError
@@ -14,41 +13,24 @@ from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
+from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.context import Context, Request
+from bulltask.registry.named_task import STARMAP, NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
 from bulltask.result import AsyncResult
 from bulltask.typed.call import CallConversion, CallTypes
 
-__all__ = ["AnyTask", "AsyncTask", "Signature", "Task"]
+__all__ = ["AnyTask", "AsyncTask", "Task"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+A = TypeVar("A")
 FrameT = TypeVar("FrameT")
 
 _SPARK_MODULES: Final = {"map_dataframe": "bulltask.spark"}
 """The module of the :class:`bulltask.ports.DataFrameMapper`; imported by name, because it is in a layer above."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature(Generic[R]):
-    """A call that can be sent later: ``add.s(1, 2)``. Its arguments have been checked.
-
-    ``app.send_many`` sends any number of signatures of any tasks, in one round trip per thousand.
-    """
-
-    task: AnyTask[Any, R]
-    data: Mapping[str, Any]
-    options: CallOptions
-
-    def set(self, **options: Any) -> Signature[R]:
-        """Return the same call with options of ``apply_async`` added: ``add.s(1, 2).set(countdown=5)``."""
-        given = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
-        return Signature(self.task, self.data, CallOptions.of({**given, **options}))
-
-    def job(self) -> NewJob:
-        """Return this call's job, with a new id each time unless ``job_id`` is set."""
-        return self.task.build(self.data, self.options)
 
 
 class AnyTask(Generic[P, R]):
@@ -119,17 +101,22 @@ class AnyTask(Generic[P, R]):
             kwargs: Keyword arguments.
             options: ``countdown``, ``eta``, ``expires``, ``priority``, ``queue``, ``job_id``, ``headers``,
                 ``max_retries``, ``lifo``, ``deduplication``, ``parent`` …: see
-                :class:`bulltask.registry.options.CallOptions`.
+                :class:`bulltask.registry.options.CallOptions`; ``link`` and ``link_error``, a signature or a list: see
+                :meth:`bulltask.registry.canvas.Canvas.link`.
 
         Raises:
             TypeError: An option is unknown. Also raises the errors of :meth:`delay`.
         """
+        if "link" in options or "link_error" in options:
+            return Signature[Any, R](self, args, kwargs, options).apply_async()
         return self._send(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
     async def aapply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> AsyncResult[R]:
         """:meth:`apply_async` for asyncio."""
+        if "link" in options or "link_error" in options:
+            return await Signature[Any, R](self, args, kwargs, options).aapply_async()
         return await self._asend(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
     def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
@@ -165,9 +152,39 @@ class AnyTask(Generic[P, R]):
         mapper: DataFrameMapper = look_up("bulltask.spark", "map_dataframe", _SPARK_MODULES, "spark", SPARK)
         return cast(FrameT, mapper(self, df, columns, **map_options))
 
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """Return the call as a signature (Celery's ``s``); raise ``TypeError`` if the arguments do not match."""
-        return Signature(self, self.bind_json(args, kwargs), CallOptions())
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Any, R]:
+        """Return a call that is sent later, alone or as a part of a canvas (Celery's ``s``).
+
+        Args:
+            args, kwargs: The arguments. If it follows another call, ``a.s() | b.s()``, the result of that call is its
+                first positional argument, before these.
+
+        Raises:
+            TypeError: The task has no such parameters.
+        """
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[object, R]:
+        """:meth:`s` that ignores the result of the call before it (Celery's ``si``)."""
+        return Signature(self, args, kwargs, immutable=True)
+
+    def map(self, items: Iterable[Any]) -> Signature[Never, list[R]]:
+        """Return a call that runs the task for each item in turn, in one job (Celery's ``map``)."""
+        return self._in_one_job([(item,) for item in items])
+
+    def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
+        """:meth:`map` for items that are positional arguments (Celery's ``starmap``)."""
+        return self._in_one_job(items)
+
+    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[Never, list[R]]:
+        """Return a group of calls of :meth:`starmap`, with up to ``size`` items each (Celery's ``chunks``)."""
+        every = list(items)
+        return Group([self.starmap(every[start : start + size]) for start in range(0, len(every), size)])
+
+    @property
+    def sender(self) -> Sender:
+        """The app that sends the task's calls."""
+        return self._sender()
 
     @functools.cached_property
     def types(self) -> CallTypes:
@@ -201,6 +218,10 @@ class AnyTask(Generic[P, R]):
         """
         _ = self.conversion
 
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
+        self.arguments.check_partial(args, kwargs)
+
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by parameter name, in their JSON form.
 
@@ -208,9 +229,18 @@ class AnyTask(Generic[P, R]):
             TypeError: The arguments do not match the signature.
             EncodeError: An argument does not match its type hint.
         """
-        data = self.arguments.bind(args, kwargs)
-        conversion = self.conversion
-        return data if conversion is None else conversion.encode_arguments(data)
+        return self._encoded(self.arguments.bind(args, kwargs))
+
+    def bind_json_after(
+        self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Bind a call whose first arguments are not known yet; see :meth:`Arguments.bind_after`.
+
+        Raises:
+            TypeError, EncodeError: As for :meth:`bind_json`.
+        """
+        data, names = self.arguments.bind_after(count, args, kwargs)
+        return self._encoded(data), names
 
     def unbind_json(self, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a job's data as positional and keyword arguments of the types of their hints.
@@ -232,6 +262,14 @@ class AnyTask(Generic[P, R]):
             return self.function(*args, **kwargs)
         request = Request(task=self.name, args=args, kwargs=kwargs, called_directly=True)
         return self.function(Context(request), *args, **kwargs)
+
+    def _encoded(self, data: dict[str, Any]) -> dict[str, Any]:
+        conversion = self.conversion
+        return data if conversion is None else conversion.encode_arguments(data)
+
+    def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
+        items = [self.bind_json(args, {}) for args in calls]
+        return Signature(NamedTask(STARMAP, self._sender, self.options), (), {"task": self.name, "items": items})
 
     def _plan(self) -> JobPlan:
         """Return the plan for calls without options, cached because building it is half the work of a send."""
@@ -258,6 +296,15 @@ class AnyTask(Generic[P, R]):
 class Task(AnyTask[P, R]):
     """A sync task, created from a plain function."""
 
+    @overload
+    def s(self: Callable[Concatenate[A, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> Signature[A, R]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Never, R]: ...
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any, Any]:
+        """Return a call that is sent later; see :meth:`AnyTask.s`."""
+        return Signature(self, args, kwargs)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function in this process, without a worker."""
         return cast(R, self.direct(args, kwargs))
@@ -265,6 +312,17 @@ class Task(AnyTask[P, R]):
 
 class AsyncTask(AnyTask[P, R]):
     """An async task, created from an ``async def``; many run concurrently on a child's event loop."""
+
+    @overload
+    def s(
+        self: Callable[Concatenate[A, Q], Coroutine[Any, Any, R]], *args: Q.args, **kwargs: Q.kwargs
+    ) -> Signature[A, R]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Signature[Never, R]: ...
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any, Any]:
+        """Return a call that is sent later; see :meth:`AnyTask.s`."""
+        return Signature(self, args, kwargs)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Call the function in this process, without a worker, and return its coroutine."""

@@ -16,11 +16,17 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
     Args:
         shared: The tasks of ``shared_task``, which every app includes.
+        builtin: The tasks of bulltask's own jobs; they are found by name, but not listed.
     """
 
-    def __init__(self, shared: Mapping[str, AnyTask[Any, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        shared: Mapping[str, AnyTask[Any, Any]] | None = None,
+        builtin: Mapping[str, AnyTask[Any, Any]] | None = None,
+    ) -> None:
         self._tasks: dict[str, AnyTask[Any, Any]] = {}
         self._shared = {} if shared is None else shared
+        self._builtin = {} if builtin is None else builtin
 
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
@@ -47,7 +53,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the task, or ``default``; builds no error message, because it is on the worker's hot path."""
-        return self._tasks.get(name) or self._shared.get(name) or default
+        return self._tasks.get(name) or self._shared.get(name) or self._builtin.get(name) or default
 
     def __contains__(self, name: object) -> bool:
         return name in self._tasks or name in self._shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -18,13 +18,13 @@ from bulltask.errors import (
 )
 from bulltask.jobs import codec
 from bulltask.jobs.job import JobRef
-from bulltask.jobs.states import Revocation
+from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import Operation, run_async, run_sync
-from bulltask.transport.scripts.job import get_state, is_finished, read_fields, snapshot
+from bulltask.transport.scripts.job import finished_state, get_state, is_finished, read_fields, snapshot
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
 __all__ = ["RECHECK_MS", "Results"]
@@ -33,6 +33,7 @@ RECHECK_MS: Final = LONGEST_BLOCK_MS
 """Interval at which a waiter reads the job itself, because its event may have been trimmed before it was read."""
 
 _CLOCK_MARGIN_MS: Final = 2_000
+_REFS_PER_ROUND_TRIP: Final = 1_000
 _RETRY_MS: Final = 200
 _OUTAGE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 
@@ -78,6 +79,14 @@ class Results:
         keys = self._keys(ref.queue)
         state, fields = await self._async_client().run_many([get_state(keys, ref.id), read_fields(keys, ref.id)])
         return snapshot(ref.id, state, fields)
+
+    def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
+        """Return how the jobs finished, as in :meth:`bulltask.ports.ResultReader.finished_states`."""
+        states: list[JobState | None] = []
+        for start in range(0, len(refs), _REFS_PER_ROUND_TRIP):
+            part = refs[start : start + _REFS_PER_ROUND_TRIP]
+            states += self._pool.run_many([finished_state(self._keys(ref.queue), ref.id) for ref in part])
+        return states
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancel it."""

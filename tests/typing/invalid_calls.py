@@ -7,7 +7,7 @@ Both checkers report a comment that is not needed, so `make lint` checks these l
 from __future__ import annotations
 
 import bulltask
-from bulltask import App, AsyncResult, Context, shared_task
+from bulltask import App, AsyncResult, Context, chain, group, shared_task
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.queue import Job
 
@@ -45,7 +45,7 @@ def arguments() -> None:
     add.delay()  # type: ignore[call-arg]
     add.delay(1, 2, 3)  # type: ignore[call-arg]
     add.delay(1, z=2)  # type: ignore[call-arg]
-    add.s(x="1")  # type: ignore[arg-type]
+    add.s(x="1")  # type: ignore[call-overload]
     fetch.delay(5)  # type: ignore[arg-type]
     shared.delay("1")  # type: ignore[arg-type]
 
@@ -96,3 +96,10 @@ def queues() -> object:
     job: Job = queue.get_next_job("token")  # type: ignore[assignment]
     job.move_to_failed(5)  # type: ignore[arg-type]
     return job
+
+
+def canvases() -> None:
+    add.s(1, 2) | add.s(1, 2)  # type: ignore[operator]
+    add.s(1, 2) | fetch.s()  # type: ignore[operator]
+    group(add.s(1, 2), add.s(3, 4)) | add.s(1)  # type: ignore[operator]
+    chain(add.s(1, 2), fetch.s())  # type: ignore[misc]

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, assert_type
+from typing import Any, Never, assert_type
 
 from pyspark.sql import DataFrame
 
-from bulltask import App, AsyncResult, AsyncTask, Context, JobState, Request, Signature, Task, shared_task
+from bulltask import (
+    App,
+    AsyncResult,
+    AsyncTask,
+    Context,
+    GroupResult,
+    JobState,
+    Request,
+    Signature,
+    Task,
+    chain,
+    chord,
+    group,
+    shared_task,
+)
 from bulltask.events import JobFailed
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
 from bulltask.queue.flow_plan import FlowNode
+from bulltask.registry.canvas import Chain
 from bulltask.schedule.repeat import Scheduler
 
 app = App("typed", lock_duration=60)
@@ -40,8 +55,9 @@ def plain() -> None:
     assert_type(add.delay(1), AsyncResult[int])
     assert_type(add.apply_async((1, 2), countdown=5), AsyncResult[int])
     assert_type(add.delay_many([(1, 2), (3,)]), list[AsyncResult[int]])
-    assert_type(add.s(1), Signature[int])
-    assert_type(add.s(1).set(countdown=5), Signature[int])
+    assert_type(add.s(1, 2), Signature[Never, int])
+    assert_type(add.s(1), Signature[int, int])
+    assert_type(add.s(1, 2).set(countdown=5), Signature[Never, int])
     assert_type(add.delay(1).get(timeout=5), int)
     assert_type(add.delay(1).get(timedelta(seconds=5)), int)
     assert_type(add.delay(1).state, JobState)
@@ -108,7 +124,7 @@ async def bound_async(self: Context, *, x: int = 0) -> str:
 async def with_context() -> None:
     assert_type(bound(1), str)
     assert_type(bound.delay(1), AsyncResult[str])
-    assert_type(bound.s(x=1), Signature[str])
+    assert_type(bound.s(x=1), Signature[Never, str])
     assert_type(await bound_async(x=1), str)
     assert_type(await bound_async.adelay(x=1), AsyncResult[str])
 
@@ -194,3 +210,33 @@ def flows() -> None:
 def spark_rows(frame: DataFrame) -> None:
     assert_type(add.map_dataframe(frame, ["x", "y"], wait=60), DataFrame)
     assert_type(add.map_dataframe(frame, {"x": "n"}, options={"priority": 5}), DataFrame)
+
+
+# --- canvas -----------------------------------------------------------------------------------------------------------
+
+
+@app.task
+def text_of(number: int, prefix: str = "") -> str:
+    return f"{prefix}{number}"
+
+
+@app.task
+async def count(texts: list[str]) -> int:
+    return len(texts)
+
+
+def canvases() -> None:
+    assert_type(text_of.s(), Signature[int, str])
+    assert_type(text_of.si(1), Signature[object, str])
+    assert_type(add.s(1, 2) | text_of.s("a"), Chain[Never, str])
+    assert_type((add.s(1, 2) | text_of.s("a")).delay(), AsyncResult[str])
+    assert_type(chain(add.s(1, 2), add.s(1), text_of.s()), Chain[Never, str])
+    assert_type(group(text_of.s(1, "a"), text_of.s(2, "b")).delay(), GroupResult[str])
+    assert_type(group(text_of.si(n) for n in range(3)) | count.s(), Chain[object, int])
+    assert_type(chord([text_of.si(1)], count.s()).delay().get(), int)
+    assert_type(chord([text_of.si(1)])(count.s()), AsyncResult[int])
+    assert_type((add.s(1, 2) | group(text_of.s(), text_of.s("a"))).delay(), GroupResult[str])
+    assert_type(add.s(1, 2) | group(text_of.s(), text_of.s("a")) | count.s(), Chain[Never, int])
+    assert_type(add.chunks([(1, 2), (3, 4)], 1).delay(), GroupResult[list[int]])
+    assert_type(app.signature("other") | add.s(1) | app.signature("another"), Chain[Any, Any])
+    assert_type(chain(text_of.si(n) for n in range(9)), Chain[Any, Any])

@@ -90,6 +90,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "max_events": 10_000,
         "max_logs": 1_000,
         "default_queue": "default",
+        "canvas_queue": None,
         "max_retries": 2,
         "retry_backoff_ms": 1_000,
         "retry_backoff_max_ms": 3_600_000,

@@ -114,6 +114,7 @@ class FakeLibrary(types.ModuleType):
 SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "README.md": {},
     "docs/tutorial/first-steps.md": {},
+    "docs/how-to/canvas.md": {},
     "docs/how-to/coming-from-celery.md": {"download": FakeLibrary("download")},
     "docs/reference/configuration.md": {},
     "docs/how-to/embedded-server.md": {"App": App},

@@ -26,6 +26,7 @@ EXPECTED = {
     "ConfigError",
     "Context",
     "ErrorCategory",
+    "GroupResult",
     "JobState",
     "PermanentError",
     "Request",
@@ -40,8 +41,11 @@ EXPECTED = {
     "TimeLimitExceeded",
     "TransientError",
     "categorize_error",
+    "chain",
+    "chord",
     "crontab",
     "get_task_logger",
+    "group",
     "shared_task",
 }
 

@@ -27,7 +27,8 @@ from bulltask.errors import (
 )
 from bulltask.jobs.job import NewJob
 from bulltask.ports import ResultReader
-from bulltask.registry import shared
+from bulltask.registry import current, shared
+from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.naming import source_location, task_name
 from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions, build_job
 from bulltask.registry.tasks import Tasks
@@ -56,6 +57,12 @@ class Outbox:
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         return self.send(jobs)
 
+    def send_canvas(self, canvas: Any) -> Any:
+        self.jobs += [planned.job for planned in plan_canvas(canvas, self.config).roots]
+
+    async def asend_canvas(self, canvas: Any) -> Any:
+        return self.send_canvas(canvas)
+
     @property
     def data(self) -> list[Any]:
         return [json.loads(job.data) for job in self.jobs]
@@ -75,7 +82,7 @@ def outbox() -> Outbox:
 def isolated_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
     """Replace the registry of shared tasks in this test."""
     monkeypatch.setattr(shared, "SHARED", tasks := Tasks())
-    monkeypatch.setattr(shared, "_current", None)
+    monkeypatch.setattr(current, "_current", None)
     return tasks
 
 
@@ -231,7 +238,7 @@ def test_a_shared_task_is_sent_by_the_app_created_last() -> None:
     work = shared_task(name="work")(add)
     first, second = App("one", task_default_queue="1"), App("two", task_default_queue="2")
     assert work.s(1).job().queue == "2"
-    shared.set_current(first)
+    current.set_current(first)
     assert work.s(1).job().queue == "1"
     assert second.config.default_queue == "2"
 
@@ -408,16 +415,18 @@ def test_invalid_calls_are_rejected_before_anything_is_sent(outbox: Outbox) -> N
 
 def test_a_signature_is_a_call_to_be_sent_later(outbox: Outbox) -> None:
     call = task_of(add, outbox, priority=3).s(1, y=2)
-    later = call.set(countdown=5).set(queue="slow")
+    later = call.clone().set(countdown=5).set(queue="slow")
     assert outbox.jobs == []
     assert (call.job().options.delay_ms, call.job().queue) == (0, "default")
     assert (later.job().options.delay_ms, later.job().queue, later.job().options.priority) == (5_000, "slow", 3)
     assert later.job().id != later.job().id
     assert later.set(job_id="a").job().id == "a"
     with pytest.raises(TypeError, match="missing"):
-        task_of(add, outbox).s()
+        task_of(add, outbox).s().job()
     with pytest.raises(TypeError, match="unknown option"):
         call.set(nothing=1)
+    with pytest.raises(TypeError, match="has callbacks"):
+        call.on_error(task_of(add, outbox).s()).job()
 
 
 def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -44,6 +44,9 @@ class FailedJobReader:
 
     async def asnapshot(self, ref: JobRef) -> JobSnapshot:
         return self.snapshot(ref)
+
+    def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
+        return [JobState.FAILED for _ in refs]
 
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         return Finished(False, self.reason)

@@ -396,7 +396,7 @@ def test_the_option_and_the_setting_determine_which_hints_are_enforced(
 
 def test_a_signature_does_not_freeze_the_other_settings() -> None:
     app = App("tested")
-    assert app.task(name="days")(days).s(date(2026, 1, 1)).data == {"first": "2026-01-01"}
+    assert app.task(name="days")(days).bind_json((date(2026, 1, 1),), {}) == {"first": "2026-01-01"}
     app.conf.task_default_queue = "mail"
     with pytest.raises(ConfigError, match="cannot set task_typed: a task has already used it"):
         app.conf.task_typed = True

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from bulltask.errors import BrokerNotReadyError, BrokerUnavailableError
+from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.options import ParentLike
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
-from bulltask.registry.task import Signature
+from bulltask.registry.canvas import Signature
 
 __all__ = ["FlowProducer"]
 
@@ -35,7 +36,7 @@ class FlowProducer(FlowBase):
 
     def add(
         self,
-        flow: FlowJob | Signature[Any],
+        flow: FlowJob | Signature[Any, Any],
         *,
         parent: ParentLike | None = None,
         queue_defaults: Mapping[str, AddOptions] | None = None,
@@ -65,13 +66,22 @@ class FlowProducer(FlowBase):
 
     def add_bulk(
         self,
-        flows: Iterable[FlowJob | Signature[Any]],
+        flows: Iterable[FlowJob | Signature[Any, Any]],
         *,
         parent: ParentLike | None = None,
         queue_defaults: Mapping[str, AddOptions] | None = None,
     ) -> list[FlowNode[Job]]:
         """Add several flows in one transaction: all of their jobs, or none. Arguments as for :meth:`add`."""
         roots = self._plan(flows, parent, queue_defaults)
+        self.add_planned(roots)
+        return self._nodes(roots, Job)
+
+    def add_planned(self, roots: Sequence[PlannedJob]) -> None:
+        """Add jobs that were built already, those of a canvas; raises the errors of :meth:`add`.
+
+        Args:
+            roots: The trees; each job's ``result`` is set.
+        """
         sender, attempt = self._sender(roots), 0
         while roots:
             try:
@@ -80,7 +90,6 @@ class FlowProducer(FlowBase):
             except (BrokerUnavailableError, BrokerNotReadyError) as exc:
                 self._context.sleep(self._retry_delay_s(attempt, exc))
                 attempt += 1
-        return self._nodes(roots, Job)
 
     def get_flow(self, queue: str, job_id: str, depth: int = 10, max_children: int = 20) -> FlowNode[Job] | None:
         """Read a stored flow.

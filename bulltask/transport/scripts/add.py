@@ -31,6 +31,7 @@ __all__ = [
     "add_repeated_job",
     "add_standard_job",
     "scan_added_ids",
+    "standard_job_args",
     "write_queue_meta",
 ]
 
@@ -104,6 +105,14 @@ def add_repeated_job(keys: QueueKeys, job: RepeatedJob, now_ms: int) -> Call[str
         script, script_keys = "addStandardJob", _for_standard(keys)
     head = [keys.base, job.id, job.name, now_ms, None, None, None, job.key, None]
     return _call(script, script_keys, keys, job.id, (head, job.data, to_msgpack(job.options)))
+
+
+def standard_job_args(
+    base: str, job_id: str, name: str, data: bytes, opts: Mapping[str, Any], now_ms: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return the arguments of ``addStandardJob`` for a job without a parent; ``base`` is the prefix of the keys."""
+    head = [base, job_id, name, now_ms, None, None, None, None, None]
+    return msgpack.packb(head), data, to_msgpack(opts)
 
 
 def add_deferred_duplicate(keys: QueueKeys, dedup_id: str, finished_id: str, now_ms: int) -> Call[str]:

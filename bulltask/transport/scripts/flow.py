@@ -11,6 +11,8 @@ from redis.exceptions import ClusterCrossSlotError, MovedError
 
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
+from bulltask.jobs.errbacks import FAILED_JOB_FIELD, FailedJob
+from bulltask.jobs.names import name_in_app
 from bulltask.lua import loader
 from bulltask.transport.call import Arg, Call, command, script_call
 from bulltask.transport.keys import QueueKeys
@@ -21,8 +23,10 @@ __all__ = [
     "KINDS",
     "Children",
     "ExistingJob",
+    "add_dependency",
     "address_of",
     "all_dependencies",
+    "child_failure",
     "children",
     "children_values",
     "existing_job",
@@ -73,6 +77,15 @@ def existing_job(keys: QueueKeys, job_id: str) -> list[Call[Any]]:
         command("HMGET", keys.job(job_id), "name", "parentKey", parse_reply=parse_reply),
         command("ZSCORE", keys.completed, job_id, parse_reply=lambda reply: reply is not None),
     ]
+
+
+def add_dependency(keys: QueueKeys, job_id: str, other: QueueKeys, other_id: str) -> Call[bool]:
+    """Let a job that was added as a parent also wait for a job of which it is not the parent.
+
+    BullMQ removes the dependency only when the parent's child finishes; see
+    :func:`bulltask.transport.scripts.move.finish_fan_out`.
+    """
+    return command("SADD", keys.dependencies(job_id), other.job(other_id), parse_reply=bool)
 
 
 def key_exists(key: str) -> Call[bool]:
@@ -174,6 +187,31 @@ def get_dependency_counts(keys: QueueKeys, job_id: str, kinds: Sequence[str]) ->
 def children_values(keys: QueueKeys, job_id: str) -> Call[dict[str, Any]]:
     """Read the return values of the job's completed child jobs, by their full key."""
     return command("HGETALL", keys.processed(job_id), parse_reply=_values)
+
+
+def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, str, FailedJob] | None]:
+    """Read why a child job failed: the reason, the last traceback, and the job that failed first.
+
+    The result is ``None`` if the job was removed.
+
+    Args:
+        key: The full key of the child's hash.
+        prefix: The prefix of all keys.
+        hash_tag: Whether the app's queue names have no braces in the app.
+    """
+
+    def parse_reply(reply: Any) -> tuple[str, str, FailedJob] | None:
+        name, reason, stacktrace, first = reply
+        if reason is None:
+            return None
+        traces = codec.decode(stacktrace or b"[]")
+        trace = traces[-1] if isinstance(traces, list) and traces and isinstance(traces[-1], str) else ""
+        _, queue, job_id = address_of(key, prefix)
+        queue = name_in_app(queue, hash_tag=hash_tag)
+        failed = None if first is None else FailedJob.from_json(text(first))
+        return codec.decode_text(reason), trace, failed or FailedJob(job_id, codec.decode_text(name), queue)
+
+    return command("HMGET", key, "name", "failedReason", "stacktrace", FAILED_JOB_FIELD, parse_reply=parse_reply)
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:

@@ -260,6 +260,15 @@ def is_finished(keys: QueueKeys, job_id: str) -> Call[Finished | None]:
     return script_call(loader.official_script("isFinished"), script_keys, (job_id, "1"), parse_reply)
 
 
+def finished_state(keys: QueueKeys, job_id: str) -> Call[JobState | None]:
+    """``isFinished``: read whether the job has completed, failed or does not exist; ``None`` if it has not finished."""
+    states = {1: JobState.COMPLETED, 2: JobState.FAILED, -1: JobState.UNKNOWN}
+    script_keys = (keys.completed, keys.failed, keys.job(job_id))
+    return script_call(
+        loader.official_script("isFinished"), script_keys, (job_id, ""), lambda reply: states.get(int(reply))
+    )
+
+
 def _count(raw: bytes | None) -> int:
     try:
         return counter(raw or b"0")

@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from bulltask.app import App
 from bulltask.clock import mono_ms
-from bulltask.errors import DecodeError, InvalidJobError, JobExpiredError, PermanentError
+from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
+from bulltask.jobs.child_results import ChildResults
+from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.process import exit_if_forked
@@ -27,6 +30,7 @@ from bulltask.worker.child.outcomes import (
     CompletedOutcome,
     FailedOutcome,
     Outcome,
+    ReleasedOutcome,
     RescheduledByWorkerOutcome,
     requested_outcome,
 )
@@ -39,8 +43,25 @@ __all__ = ["Attempt", "AttemptRunner"]
 
 _MIN_PAUSE_MS: Final = 1_000
 _MAX_PAUSE_MS: Final = 60_000
+_FAILED_CHILD: Final = re.compile(r"child (?P<key>.+) failed", re.DOTALL)
+"""BullMQ's reason for a parent that failed because of a child."""
 _STARTED_TOO_OFTEN: Final = "job started more than allowable limit"
 """The same message as in Node's BullMQ, because alerts may search for it."""
+
+
+class _FailedChildError(Exception):
+    """A child job failed, and so does its parent, for the same reason."""
+
+    def __init__(self, reason: str, trace: str, failed_job: FailedJob) -> None:
+        super().__init__(reason)
+        self.reason, self.trace, self.failed_job = reason, trace, failed_job
+
+
+def _as_permanent(exc: Exception) -> PermanentError:
+    """Return the error of a job that cannot be started, whose retries would not help."""
+    if isinstance(exc, DecodeError):
+        return InvalidJobError(str(exc))
+    return exc if isinstance(exc, PermanentError) else InvalidJobError(f"{type(exc).__name__}: {exc}")
 
 
 @value_class
@@ -86,15 +107,13 @@ class AttemptRunner:
             self._check(job)
             if task is None:
                 return self._not_registered_outcome(job)
-            args, kwargs = task.unbind_json(codec.decode(job.data, what=f"data of job {job.id}"))
-            if task.bind:
-                args = (self._context(job, task, args, kwargs), *args)
-        except DecodeError as exc:
-            return self._outcome_of_error(InvalidJobError(str(exc)), job, task)
-        except PermanentError as exc:
-            return self._outcome_of_error(exc, job, task)
+            args, kwargs = self._arguments(job, task)
+        except BrokerError:
+            return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
+        except _FailedChildError as exc:
+            return FailedOutcome(exc.reason, exc.trace, "permanent", failed_job=exc.failed_job)
         except Exception as exc:  # noqa: BLE001 - whatever a job's data contains, the child must survive
-            return self._outcome_of_error(InvalidJobError(f"{type(exc).__name__}: {exc}"), job, task)
+            return self._outcome_of_error(_as_permanent(exc), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
@@ -145,12 +164,25 @@ class AttemptRunner:
 
     def _check(self, job: RunningJob) -> None:
         if job.deferred_failure:
-            raise PermanentError(job.deferred_failure)
+            raise self._failure_of_child(job) if job.canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
         if limit is not None and job.attempts_started > limit:
             raise PermanentError(_STARTED_TOO_OFTEN)
         if job.expires_ms is not None and (late_ms := self._app.now_ms() - job.expires_ms) > 0:
             raise JobExpiredError(f"the job expired {late_ms / 1000:.3f} s before it was acquired")
+
+    def _arguments(self, job: RunningJob, task: AnyTask[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        data = codec.decode(job.data, what=f"data of job {job.id}")
+        if job.canvas and (received := ChildResults.from_wire(job.canvas)) is not None:
+            data = received.add_to(data, self._job_client(job).send("children_values"), job.id)
+        args, kwargs = task.unbind_json(data)
+        return ((self._context(job, task, args, kwargs), *args) if task.bind else args), kwargs
+
+    def _failure_of_child(self, job: RunningJob) -> Exception:
+        """Return the failure of a job in a canvas: that of the child job because of which it fails."""
+        child = _FAILED_CHILD.fullmatch(job.deferred_failure)
+        failure = None if child is None else self._job_client(job).send("child_failure", child["key"])
+        return PermanentError(job.deferred_failure) if failure is None else _FailedChildError(*failure)
 
     def _limits(self, job: RunningJob, task: AnyTask[..., Any]) -> TimeLimits:
         """Return the job's limits, else its task's, else the app's."""

@@ -13,7 +13,7 @@ from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.call import Call
 from bulltask.transport.client import ClientPool
 from bulltask.transport.keys import QueueKeys
-from bulltask.transport.scripts.flow import children_values
+from bulltask.transport.scripts.flow import child_failure, children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
 __all__ = ["RedisJobClient"]
@@ -60,3 +60,5 @@ class RedisJobClient:
                 return update_data(keys, job.id, value)
             case "children_values":
                 return children_values(keys, job.id)
+            case "child_failure":
+                return child_failure(value, keys.prefix, hash_tag=self._config.queue_hash_tag)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bulltask.clock import to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, WaitForChildren
+from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
 from bulltask.jobs.job import RunningJob
 from bulltask.transport.keys import QueueKeys
@@ -64,6 +65,7 @@ class FailedOutcome:
         reason: The error message.
         trace: The attempt's traceback.
         malformed: BullMQ's script may stop with an error on this job, so bulltask's script fails it.
+        failed_job: The job in a canvas because of which this one fails, if it is another one.
     """
 
     reason: str
@@ -72,6 +74,7 @@ class FailedOutcome:
 
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     malformed: bool = False
+    failed_job: FailedJob | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))

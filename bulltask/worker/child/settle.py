@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -36,16 +37,19 @@ from bulltask.events import (
     SchedulingFailed,
     TaskNotRegistered,
 )
+from bulltask.jobs.errbacks import FAILED_JOB_FIELD
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.numbers import MAX_NUMBER, counter
 from bulltask.jobs.states import REVOKED
 from bulltask.process import exit_if_forked
+from bulltask.registry.named_task import FAN_OUT
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.add import add_deferred_duplicate
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
     fail_malformed,
+    finish_with_errbacks,
     move_from_active_to_wait,
     move_to_delayed,
     move_to_finished,
@@ -55,6 +59,7 @@ from bulltask.transport.scripts.move import (
     wake_next,
 )
 from bulltask.transport.scripts.queue import limit_now
+from bulltask.worker.child.canvas_calls import error_callbacks, with_followers
 from bulltask.worker.child.fetcher import FetchOptionsCache
 from bulltask.worker.child.outcomes import (
     AcquiredJob,
@@ -147,8 +152,9 @@ class Settler:
             case CompletedOutcome():
                 keep = job.keep("removeOnComplete", self._config.keep_completed)
                 finish = FinishOptions(True, outcome.value, keep, job.attempts)
-                options = self._fetch_options.get(keys, token)
-                return move_to_finished(keys, job.id, options, finish, fetch_next=fetch_next, now_ms=now_ms)
+                options, fetch = self._fetch_options.get(keys, token), fetch_next and job.name != FAN_OUT
+                call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
+                return with_followers(keys, job, call, outcome.value, now_ms)
             case FailedOutcome():
                 return self._failed_call(acquired, outcome, fetch_next, now_ms)
             case RetriedOutcome(delay_ms=0):
@@ -165,14 +171,22 @@ class Settler:
     def _failed_call(self, acquired: AcquiredJob, outcome: FailedOutcome, fetch_next: bool, now_ms: int) -> Call[Any]:
         keys, job, token, revoked = acquired.keys, acquired.job, acquired.slot.token, outcome.category == REVOKED
         fields = job.failure_fields(outcome.reason, outcome.trace)
+        if outcome.failed_job is not None:
+            fields += [FAILED_JOB_FIELD, json.dumps(outcome.failed_job.to_dict())]
         keep = job.keep("removeOnFail", self._config.keep_failed)
         finish = FinishOptions(False, fields[1].encode(), keep, job.attempts, fields)
-        fetch = fetch_next and not (revoked or outcome.malformed)  # the scripts for these fetch no job
+        # The scripts for these fetch no job.
+        errbacks = [] if revoked or outcome.malformed else error_callbacks(job, outcome, now_ms)
+        fetch = fetch_next and not (revoked or outcome.malformed or errbacks or job.name == FAN_OUT)
         options = self._fetch_options.get(keys, token)
         call = move_to_finished(keys, job.id, options, finish, fetch_next=fetch, now_ms=now_ms)
         if outcome.malformed:
             return fail_malformed(keys, call, token)
-        return finish_revoked(keys, call) if revoked else call
+        if revoked:
+            return finish_revoked(keys, call)
+        if errbacks:
+            return finish_with_errbacks(call, errbacks)
+        return with_followers(keys, job, call, None, now_ms)
 
     def limit_call(self, acquired: AcquiredJob, outcome: RateLimitedOutcome) -> Call[None]:
         """Return the call that rate-limits the job's queue; make it before the job is released.

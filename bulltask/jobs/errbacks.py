@@ -1,0 +1,94 @@
+"""Error callbacks of a job in a canvas: calls that are stored with it and added when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from bulltask.errors import InvalidJobError
+from bulltask.value_class import value_class
+
+__all__ = ["FAILED_JOB_FIELD", "Errback", "FailedJob", "read_errbacks", "stored_errbacks"]
+
+FAILED_JOB_FIELD: Final = "bulltask:failedJob"
+"""The field of a job's hash with the :class:`FailedJob` because of which it failed; BullMQ ignores it."""
+
+
+@value_class
+class FailedJob:
+    """The job in a canvas that failed first, because of which the others fail.
+
+    Attributes:
+        id, task, queue: Its address and its task's name.
+    """
+
+    id: str
+    task: str
+    queue: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as an argument of an error callback."""
+        return {"id": self.id, "task": self.task, "queue": self.queue}
+
+    @classmethod
+    def from_json(cls, text: str) -> FailedJob | None:
+        """Read what :meth:`to_dict` returned; ``None`` if it is malformed."""
+        try:
+            stored = json.loads(text)
+            return cls(str(stored["id"]), str(stored["task"]), str(stored["queue"]))
+        except (ValueError, TypeError, LookupError):
+            return None
+
+
+@value_class
+class Errback:
+    """A call without the arguments that describe the failure.
+
+    Attributes:
+        queue: The qualified name of its queue, ``bull:{mail}``.
+        task: Its task's name.
+        data: The other arguments.
+        opts: The options of its job, as they are stored.
+        parameters: The parameters for the failed job's request, the error message and the traceback; or only one, for
+            the failed job's id. In a list of positional arguments, their names are empty.
+        cascades: Whether it is also called if a job before this one failed.
+    """
+
+    queue: str
+    task: str
+    data: Any
+    opts: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    cascades: bool
+
+    def data_of(self, failed: FailedJob, reason: str, trace: str) -> Any:
+        """Return the data of its job."""
+        values = [failed.id] if len(self.parameters) == 1 else [failed.to_dict(), reason, trace]
+        if isinstance(self.data, list):
+            return [*values, *self.data]
+        data = dict(self.data)
+        for name, value in reversed(list(zip(self.parameters, values, strict=True))):
+            data[name] = [value, *data[name]] if isinstance(data.get(name), list) else value
+        return data
+
+
+def stored_errbacks(errbacks: Sequence[Errback]) -> str:
+    """Return error callbacks as they are stored: JSON text, because msgpack and Lua lose an empty list."""
+    fields = [[it.queue, it.task, it.data, it.opts, it.parameters, it.cascades] for it in errbacks]
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def read_errbacks(text: object) -> list[Errback]:
+    """Read what :func:`stored_errbacks` returned.
+
+    Raises:
+        InvalidJobError: It is malformed.
+    """
+    try:
+        return [
+            Errback(queue, task, data, opts, tuple(parameters), cascades)
+            for queue, task, data, opts, parameters, cascades in json.loads(str(text))
+        ]
+    except (ValueError, TypeError):
+        raise InvalidJobError(f"the job's error callbacks are malformed: {text!r:.200}") from None

@@ -1,0 +1,41 @@
+"""Tasks that every app has: the jobs of a canvas that call no function of the user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from bulltask.ports import Sender
+from bulltask.registry.named_task import FAN_OUT, STARMAP
+from bulltask.registry.options import TaskOptions
+from bulltask.registry.task import AnyTask, Task
+
+__all__ = ["builtin_tasks"]
+
+
+def builtin_tasks(sender: Callable[[], Sender], find: Callable[[str], AnyTask[Any, Any]]) -> dict[str, Task[..., Any]]:
+    """Return the built-in tasks of an app by name.
+
+    Args:
+        sender: Returns the app.
+        find: Returns the app's task of a name.
+    """
+
+    def fan_out(followers: Sequence[str], result: Any = None) -> Any:  # noqa: ARG001 - the worker reads them
+        return result
+
+    def starmap(task: str, items: Iterable[Any]) -> list[Any]:
+        return [_call(find(task), item) for item in items]
+
+    functions: dict[str, Callable[..., Any]] = {FAN_OUT: fan_out, STARMAP: starmap}
+    return {name: Task(function, name, TaskOptions(), sender, bind=False) for name, function in functions.items()}
+
+
+def _call(task: AnyTask[Any, Any], data: Any) -> Any:
+    args, kwargs = task.unbind_json(data)
+    result = task.direct(args, kwargs)
+    if task.is_async:
+        result = asyncio.run(result)
+    conversion = task.conversion
+    return result if conversion is None else conversion.encode_result(result)

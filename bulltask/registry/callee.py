@@ -1,0 +1,47 @@
+"""What a signature calls: a task, or the name of a task of another app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bulltask.jobs.job import NewJob
+from bulltask.ports import Sender
+from bulltask.registry.options import CallOptions
+
+__all__ = ["Callee"]
+
+
+class Callee(Protocol):
+    """What a signature calls: a task, or the name of a task of another app."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        ...
+
+    @property
+    def sender(self) -> Sender:
+        """The app that sends its calls."""
+        ...
+
+    @property
+    def result_decoder(self) -> Callable[[Any], Any] | None:
+        """Returns a result as the type of its hint; ``None`` if results are not converted."""
+        ...
+
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` if the arguments cannot be completed to a call."""
+        ...
+
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return a call's data; raise ``TypeError`` if the arguments do not match."""
+        ...
+
+    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+        """Return a call's data without its first ``count`` arguments, and the names of their parameters."""
+        ...
+
+    def build(self, data: Any, call: CallOptions) -> NewJob:
+        """Return the job for bound arguments."""
+        ...

@@ -1,0 +1,347 @@
+"""Signatures, chains and groups: calls that are described first and sent together later (Celery's canvas).
+
+``add.s(1, 2)`` describes one call, ``a | b`` runs ``b`` with the result of ``a``, ``group(a, b)`` runs both at the
+same time, and ``group(a, b) | c`` (a *chord*) runs ``c`` with the list of their results. They combine to any structure,
+which :mod:`bulltask.registry.canvas_plan` turns into a flow: one transaction stores all of its jobs, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
+
+from bulltask.group_result import GroupResult
+from bulltask.jobs.job import NewJob
+from bulltask.ports import Sender
+from bulltask.registry.callee import Callee
+from bulltask.registry.current import current_sender
+from bulltask.registry.options import CallOptions
+from bulltask.result import AsyncResult
+
+__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of"]
+
+A_contra = TypeVar("A_contra", contravariant=True)
+"""What a canvas accepts from the step before it."""
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Canvas(Generic[A_contra, R_co]):
+    """Base class of signatures, chains and groups: something that can be sent and be a step of a chain.
+
+    Its type parameters are what it accepts from the step before it (``Never``: nothing, as all of its arguments are
+    given; ``object``: it ignores that result) and what it returns.
+    """
+
+    @overload
+    def __or__(self, following: _ReturnsGroup[R_co, S]) -> GroupChain[A_contra, S]: ...
+    @overload
+    def __or__(self, following: Canvas[R_co, S]) -> Chain[A_contra, S]: ...
+
+    def __or__(self, following: Any) -> Any:
+        """Return a chain: ``following`` runs after this, with its result as the first argument."""
+        return chain_of([self, following])
+
+    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
+        """Send it; return the handle of its result once Redis has stored all of its jobs.
+
+        Args:
+            args, kwargs: Arguments for the calls that start first, before and in addition to their own, unless they are
+                immutable (Celery's partials).
+
+        Raises:
+            TypeError: The arguments of a call do not match its task. Nothing was sent.
+            EncodeError, PayloadTooLargeError, ConfigError: A call cannot be stored. Nothing was sent.
+            BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
+        """
+        return self.apply_async(args, kwargs)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
+        """:meth:`delay` for asyncio."""
+        return await self.aapply_async(args, kwargs)
+
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[R_co]:
+        """Send it, with options for the calls that start first: ``countdown``, ``queue`` …
+
+        Args:
+            args, kwargs: As for :meth:`delay`.
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`.
+        """
+        return cast(AsyncResult[R_co], self._sender().send_canvas(self.clone(args, kwargs, **options)))
+
+    async def aapply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> AsyncResult[R_co]:
+        """:meth:`apply_async` for asyncio."""
+        return cast(AsyncResult[R_co], await self._sender().asend_canvas(self.clone(args, kwargs, **options)))
+
+    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Return a copy; arguments and options as for :meth:`apply_async`."""
+        raise NotImplementedError
+
+    def set(self, **options: Any) -> Any:
+        """Set options of every call in it, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
+
+        Args:
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``.
+        """
+        for call in self.calls():
+            call.set(**options)
+        return self
+
+    def calls(self) -> Iterator[Signature[Any, Any]]:
+        """Iterate over the signatures in it, without callbacks."""
+        raise NotImplementedError
+
+    def link(self, callback: Canvas[R_co, Any]) -> Any:
+        """Also run ``callback`` with the result when it has completed; return ``callback``."""
+        raise NotImplementedError
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` once if a call in it fails, after that call's last attempt; return ``callback``.
+
+        ``callback`` is called with the failed job's address (a dict with ``id``, ``task`` and ``queue``), its error
+        message and its traceback; if it accepts only one argument, with the job's id. The worker that fails the job
+        adds the callback in the same step, so no callback is added for a job that a Node.js worker fails.
+
+        For each member of a group that fails, the callback is called once.
+        """
+        raise NotImplementedError
+
+    def on_error(self, callback: Signature[Any, Any]) -> Any:
+        """:meth:`link_error` that returns this object: ``(a.s() | b.s()).on_error(c.s()).delay()``."""
+        self.link_error(callback)
+        return self
+
+    def _sender(self) -> Sender:
+        return next((call.task.sender for call in self.calls()), None) or current_sender()
+
+
+class Signature(Canvas[A_contra, R_co]):
+    """One call of a task, to be sent later: ``add.s(1, 2)``.
+
+    Args:
+        task: The task.
+        args, kwargs: The arguments; the result of the step before comes first.
+        options: Options of ``apply_async``.
+        immutable: It ignores the result of the step before it (Celery's ``si``).
+
+    Raises:
+        TypeError: The task has no such parameters.
+    """
+
+    def __init__(
+        self,
+        task: Callee,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        immutable: bool = False,
+    ) -> None:
+        self.task, self.args, self.kwargs = task, tuple(args), dict(kwargs or {})
+        self.immutable, self.links = immutable, list[Canvas[Any, Any]]()
+        self.errbacks = list[Signature[Any, Any]]()
+        self._given = dict(options or {})
+        self._take_callbacks(self._given)
+        self.options = CallOptions.of(self._given)
+        task.check_partial(self.args, self.kwargs)
+
+    def set(self, **options: Any) -> Signature[A_contra, R_co]:
+        """Set options of the call, in place, and return it: ``add.s(1, 2).set(countdown=5)``.
+
+        Args:
+            options: As for :meth:`bulltask.registry.task.AnyTask.apply_async`; and ``immutable``.
+        """
+        self.immutable = options.pop("immutable", self.immutable)
+        self._take_callbacks(options)
+        self._given.update(options)
+        self.options = CallOptions.of(self._given)
+        return self
+
+    def clone(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Signature[A_contra, R_co]:
+        """Return a copy. ``args`` come before its own, ``kwargs`` and ``options`` replace its own.
+
+        The arguments of an immutable signature do not change.
+        """
+        given = ((), {}) if self.immutable else (args, kwargs or {})
+        copy: Signature[A_contra, R_co] = Signature(
+            self.task,
+            (*given[0], *self.args),
+            {**self.kwargs, **given[1]},
+            {**self._given, **options},
+            immutable=self.immutable,
+        )
+        copy.links, copy.errbacks = list(self.links), list(self.errbacks)
+        return copy
+
+    def calls(self) -> Iterator[Signature[Any, Any]]:
+        """Iterate over this signature."""
+        yield self
+
+    def link(self, callback: Canvas[R_co, Any]) -> Any:
+        """Run ``callback`` with the result when the call has completed; return ``callback``."""
+        self.links.append(callback)
+        return callback
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` if the call fails; see :meth:`Canvas.link_error`."""
+        self.errbacks.append(callback)
+        return callback
+
+    def _take_callbacks(self, options: dict[str, Any]) -> None:
+        """Add the callbacks in Celery's options ``link`` and ``link_error``: one, or a list."""
+        for name, callbacks in (("link", self.links), ("link_error", self.errbacks)):
+            given = options.pop(name, None) or []
+            for callback in given if isinstance(given, list | tuple) else [given]:
+                _check_canvas(callback)
+                callbacks.append(callback)
+
+    def job(self) -> NewJob:
+        """Return this call's job, with a new id each time unless ``job_id`` is set.
+
+        Raises:
+            TypeError: The arguments do not match the task, or the signature has callbacks, which are other jobs.
+        """
+        if self.links or self.errbacks:
+            raise TypeError(f"{self!r} has callbacks; send it with its method apply_async")
+        return self.task.build(self.task.bind_json(self.args, self.kwargs), self.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task in this process, without a worker."""
+        return cast(Any, self.task)(*args, *self.args, **{**self.kwargs, **kwargs})
+
+    def __repr__(self) -> str:
+        given = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"{self.task.name}({', '.join(given)})"
+
+
+class Chain(Canvas[A_contra, R_co]):
+    """Steps that run one after the other, each with the result of the one before: ``a | b``, or :func:`chain`."""
+
+    def __init__(self, steps: Iterable[Canvas[Any, Any]]) -> None:
+        self.steps: list[Canvas[Any, Any]] = []
+        self.errbacks: list[Signature[Any, Any]] = []
+        for step in steps:
+            _check_canvas(step)
+            if isinstance(step, Chain) and not step.errbacks:
+                self.steps += step.steps
+            else:
+                self.steps.append(step)
+        if not self.steps:
+            raise TypeError("a chain needs at least one step")
+
+    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Return a copy; the arguments and options are those of the first step."""
+        first, *others = self.steps
+        copy = chain_of([first.clone(args, kwargs, **options), *(step.clone() for step in others)])
+        copy.errbacks = list(self.errbacks)
+        return copy
+
+    def calls(self) -> Iterator[Signature[Any, Any]]:
+        """Iterate over the signatures of all steps."""
+        for step in self.steps:
+            yield from step.calls()
+
+    def link(self, callback: Canvas[R_co, Any]) -> Any:
+        """Run ``callback`` with the result of the last step; return ``callback``."""
+        return self.steps[-1].link(callback)
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` if a step fails; see :meth:`Canvas.link_error`."""
+        self.errbacks.append(callback)
+        return callback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> AsyncResult[R_co]:
+        """:meth:`delay`, as in Celery."""
+        return self.delay(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return " | ".join(repr(step) for step in self.steps)
+
+
+class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
+    """Base class of what has several results: a group, or a chain that ends with one."""
+
+    def delay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:  # type: ignore[override]
+        """Send all jobs in one transaction; see :meth:`Canvas.delay`."""
+        return self.apply_async(args, kwargs)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> GroupResult[R]:  # type: ignore[override]
+        """:meth:`delay` for asyncio."""
+        return await self.aapply_async(args, kwargs)
+
+    def apply_async(  # type: ignore[override]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> GroupResult[R]:
+        """Send all jobs in one transaction; see :meth:`Canvas.apply_async`."""
+        return cast(GroupResult[R], super().apply_async(args, kwargs, **options))
+
+    async def aapply_async(  # type: ignore[override]
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> GroupResult[R]:
+        """:meth:`apply_async` for asyncio."""
+        return cast(GroupResult[R], await super().aapply_async(args, kwargs, **options))
+
+
+class Group(_ReturnsGroup[A_contra, R]):
+    """Members that run at the same time; made by :func:`group`. Groups among the members are dissolved."""
+
+    def __init__(self, members: Iterable[Canvas[A_contra, R]]) -> None:
+        self.members: list[Canvas[Any, Any]] = []
+        for member in members:
+            _check_canvas(member)
+            self.members += member.members if isinstance(member, Group) else [member]
+
+    def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """Return a copy; each member gets the arguments and options."""
+        return Group([member.clone(args, kwargs, **options) for member in self.members])
+
+    def calls(self) -> Iterator[Signature[Any, Any]]:
+        """Iterate over the signatures of all members."""
+        for member in self.members:
+            yield from member.calls()
+
+    def link(self, callback: Canvas[list[R], Any]) -> Any:  # noqa: ARG002 - the signature of the base class
+        """Unlike Celery's, which calls it for the first member only, this always raises an error.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a group has no callback of its own; use group(…) | callback, or link each member")
+
+    def link_error(self, callback: Signature[Any, Any]) -> Signature[Any, Any]:
+        """Run ``callback`` for each member that fails; see :meth:`Canvas.link_error`."""
+        for member in self.members:
+            member.link_error(callback)
+        return callback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> GroupResult[R]:
+        """:meth:`delay`, as in Celery."""
+        return self.delay(*args, **kwargs)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        return f"group({', '.join(repr(member) for member in self.members)})"
+
+
+class GroupChain(_ReturnsGroup[A_contra, R], Chain[A_contra, list[R]]):
+    """A chain that ends with a group."""
+
+
+def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
+    """Return a chain of one or more steps."""
+    every = list(steps)
+    return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
+
+
+def _check_canvas(value: object) -> None:
+    if not isinstance(value, Canvas):
+        raise TypeError(f"a canvas consists of signatures such as task.s(…), chains and groups, not {value!r}")

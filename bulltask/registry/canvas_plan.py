@@ -1,0 +1,371 @@
+"""The jobs of a canvas: which job waits for which, and how results reach the next call.
+
+BullMQ knows one relation: a parent job runs after its child jobs. Thus, ``a | b`` is a parent ``b`` with a child ``a``,
+and ``group(a, b) | c`` a parent ``c`` with the children ``a`` and ``b``. But a job has only one parent. If several jobs
+wait for the same one, as in ``a | group(b, c)``, a *fan-out job* comes between: it receives the result of ``a``, and
+the worker that completes it releases ``b`` and ``c``, its followers, in the same step.
+
+Results flow as BullMQ's results of child jobs (:mod:`bulltask.jobs.child_results`), and a failed job fails its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import uuid_utils
+
+from bulltask.config.config import Config
+from bulltask.errors import ConfigError
+from bulltask.group_result import GroupResult
+from bulltask.jobs.child_results import ChildResults, Shape, member_id
+from bulltask.jobs.errbacks import Errback, stored_errbacks
+from bulltask.jobs.flow import PlannedJob, in_order
+from bulltask.jobs.job import JobRef, NewJob, ParentLink
+from bulltask.jobs.names import bullmq_name, qualified_name
+from bulltask.jobs.options import FAILURE_FLAGS, link_to_parent
+from bulltask.ports import ResultReader
+from bulltask.registry.canvas import Canvas, Chain, Group, Signature
+from bulltask.registry.named_task import FAN_OUT, FAN_OUT_PARAMETER
+from bulltask.registry.options import CallOptions, TaskOptions, build_job
+from bulltask.result import AsyncResult
+
+__all__ = ["CanvasPlan", "plan_canvas"]
+
+_FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A call that becomes a job, or a fan-out job (without a call).
+
+    Attributes:
+        parent: The job that waits for it and receives its result.
+        receives: The structure of the results that it receives, ``None`` if it has no preceding step.
+        followers: The other jobs that wait for it, if it is a fan-out job.
+        errbacks: Error callbacks of the chain that it ends; they are also called if an earlier step failed.
+    """
+
+    id: str
+    call: Signature[Any, Any] | None = None
+    parent: _Step | None = None
+    children: list[_Step] = field(default_factory=list)
+    receives: _Node | None = None
+    followers: list[_Step] = field(default_factory=list)
+    errbacks: list[Signature[Any, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _List:
+    """The results of a group, in order; ``id`` is that of the job that receives them, or of the group."""
+
+    id: str
+    items: list[_Node]
+
+
+_Node = _Step | _List
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where the result of a canvas goes.
+
+    Attributes:
+        parent: The job that receives it, if any.
+        id: The id of the job whose result this is.
+        list_id: The id from which those of a group's members are derived, if the canvas is a group.
+    """
+
+    parent: _Step | None
+    id: str
+    list_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """The jobs of a canvas.
+
+    Attributes:
+        entries: The jobs that receive the result of the step before the canvas.
+        result: The jobs whose results are the result of the canvas, for its handle.
+        value: The jobs that pass this result on: the same, or the fan-out job after a call with callbacks.
+        before: The results of the steps of a chain before the last one.
+    """
+
+    entries: list[_Step]
+    result: _Node
+    value: _Node
+    before: list[_Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasPlan:
+    """A canvas that is ready to be sent.
+
+    Attributes:
+        roots: The trees of jobs, for one transaction.
+    """
+
+    roots: list[PlannedJob]
+    _result: _Node
+    _before: list[_Node]
+
+    def result(self, reader: ResultReader, sent_ms: int) -> AsyncResult[Any] | GroupResult[Any]:
+        """Return the handle of the canvas, after it was sent.
+
+        Args:
+            reader: Reads the results.
+            sent_ms: The server's time before it was sent.
+        """
+        queues = {planned.job.id: planned.job.queue for planned in in_order(self.roots)}
+        parent: AsyncResult[Any] | GroupResult[Any] | None = None
+        for node in self._before:
+            parent = _handle(node, reader, sent_ms, queues, parent)
+        return _handle(self._result, reader, sent_ms, queues, parent)
+
+
+def plan_canvas(canvas: Canvas[Any, Any], config: Config) -> CanvasPlan:
+    """Return the jobs of a canvas, without sending them.
+
+    Raises:
+        TypeError: The arguments of a call do not match its task.
+        EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: A call cannot be stored.
+    """
+    expansion = _Expansion()
+    expanded = expansion.expand(canvas, _root_target())
+    roots = _JobBuilder(config).build(expansion.roots)
+    _check_ids(roots)
+    return CanvasPlan(roots, expanded.result, expanded.before)
+
+
+class _Expansion:
+    """Turns a canvas into steps, from its end to its beginning, because a job must know its parent."""
+
+    def __init__(self) -> None:
+        self.roots: list[_Step] = []
+
+    def expand(self, canvas: Canvas[Any, Any], target: _Target) -> _Expanded:
+        """Return the steps of a canvas whose result goes to ``target``."""
+        match canvas:
+            case Signature():
+                return self._expand_call(canvas, target)
+            case Chain():
+                return self._expand_chain(canvas, target)
+            case Group():
+                return self._expand_group(canvas, target)
+            case _:
+                raise TypeError(f"{canvas!r} is not a signature, chain or group")
+
+    def _expand_call(self, call: Signature[Any, Any], target: _Target) -> _Expanded:
+        links = [self.expand(callback, _root_target()) for callback in call.links]
+        entries = [entry for link in links for entry in link.entries]
+        if not entries:
+            step = self._place(_Step(call.options.job_id or target.id, call), target)
+            return _Expanded([step], step, step)
+        if target.parent is None and len(entries) == 1:
+            step = self._place(_Step(call.options.job_id or target.id, call), _before(entries[0]))
+            _deliver(entries, step)
+            return _Expanded([step], step, step)
+        passed_on = self._place(_Step(target.id, followers=entries), target)
+        step = self._place(_Step(call.options.job_id or _new_id(), call), _before(passed_on))
+        _deliver([passed_on], step)
+        _deliver(entries, passed_on)
+        return _Expanded([step], step, passed_on)
+
+    def _expand_chain(self, canvas: Chain[Any, Any], target: _Target) -> _Expanded:
+        *others, last = canvas.steps
+        following = self.expand(last, target)
+        result, value, before, entries = following.result, following.value, list[_Node](), following.entries
+        for part in reversed(others):
+            joint = self._joint(entries)
+            expanded = self.expand(part, _root_target() if joint is None else _before(joint))
+            if joint is not None:
+                _deliver([joint], expanded.value)
+            if joint is not None and joint.followers:
+                _deliver(entries, joint)
+            before.insert(0, expanded.result)
+            # An empty group has no jobs, so the step after it follows the step before it.
+            entries = expanded.entries or ([] if joint is None else [joint])
+        for step in _leaves(result):
+            step.errbacks += canvas.errbacks
+        return _Expanded(entries, result, value, before)
+
+    def _joint(self, entries: list[_Step]) -> _Step | None:
+        """Return the job before which the preceding step runs."""
+        if len(entries) < 2:
+            return entries[0] if entries else None
+        return self._place(_Step(_new_id(), followers=entries), _root_target())
+
+    def _expand_group(self, canvas: Group[Any, Any], target: _Target) -> _Expanded:
+        members = []
+        for index, member in enumerate(canvas.members):
+            member_of = member_id(target.list_id, index)
+            members.append(self.expand(member, _Target(target.parent, member_of, member_of)))
+        entries = [entry for member in members for entry in member.entries]
+        result = _List(target.list_id, [member.result for member in members])
+        return _Expanded(entries, result, _List(target.list_id, [member.value for member in members]))
+
+    def _place(self, step: _Step, target: _Target) -> _Step:
+        step.parent = target.parent
+        (self.roots if target.parent is None else target.parent.children).append(step)
+        return step
+
+
+def _leaves(node: _Node) -> list[_Step]:
+    return [node] if isinstance(node, _Step) else [leaf for item in node.items for leaf in _leaves(item)]
+
+
+def _deliver(entries: Sequence[_Step], value: _Node) -> None:
+    """Let steps receive a result, unless they receive one already (that of an empty group before them)."""
+    for entry in entries:
+        entry.receives = entry.receives or value
+
+
+def _before(step: _Step) -> _Target:
+    """Return the target of a result that ``step`` receives."""
+    return _Target(step, _new_id(), step.id)
+
+
+def _root_target() -> _Target:
+    new_id = _new_id()
+    return _Target(None, new_id, new_id)
+
+
+def _new_id() -> str:
+    return str(uuid_utils.uuid7())
+
+
+class _JobBuilder:
+    """Turns steps into jobs.
+
+    Args:
+        config: The settings of the sending app.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._jobs: dict[_Step, tuple[NewJob, str]] = {}
+
+    def build(self, roots: Sequence[_Step]) -> list[PlannedJob]:
+        """Return the trees of jobs."""
+        steps = list(roots)
+        for step in steps:  # the loop appends to steps; no recursion, as a chain may be longer than Python's stack
+            steps += step.children
+        for step in steps:
+            if step.call is not None:
+                self._jobs[step] = self._bind(step, step.call)
+        planned = {step: self._plan(step) for step in steps}
+        for step, job in planned.items():
+            job.children += [planned[child] for child in step.children]
+            job.followers += [planned[follower] for follower in step.followers]
+        waiting = {follower for step in steps for follower in step.followers}
+        for step in steps:
+            if step.children or step in waiting:
+                planned[step].job = replace(planned[step].job, has_children=True)
+        return [planned[root] for root in roots]
+
+    def _bind(self, step: _Step, call: Signature[Any, Any]) -> tuple[NewJob, str]:
+        """Return a call's job, and the parameter that receives the result of the step before."""
+        options, parameter = call.options, ""
+        if step.receives is None or call.immutable:
+            data = call.task.bind_json(call.args, call.kwargs)
+        else:
+            data, (parameter,) = call.task.bind_json_after(1, call.args, call.kwargs)
+        job = call.task.build(data, options)
+        if step.parent is not None and options.parent is not None:
+            raise ConfigError(f"{call!r} is a step before another one and cannot have another parent")
+        if options.deduplication is not None and (step.parent or step.children or step.receives):
+            raise ConfigError(f"{call!r} is part of a chain or chord, so it cannot be deduplicated: others wait for it")
+        return replace(job, id=step.id), parameter
+
+    def _plan(self, step: _Step) -> PlannedJob:
+        if step.call is None:
+            job, parameter = self._fan_out_job(step), FAN_OUT_PARAMETER
+        else:
+            job, parameter = self._jobs[step]
+        receives = step.receives is not None and not (step.call and step.call.immutable)
+        results = ChildResults(parameter, self._shape(step.receives, "")) if step.receives and receives else None
+        canvas = {} if results is None else results.to_wire()
+        if errbacks := self._errbacks(step):
+            canvas["errbacks"] = stored_errbacks(errbacks)
+        options = replace(job.options, canvas=canvas)
+        if step.parent is not None:
+            link, more = self._link(step.parent, options.more)
+            job, options = replace(job, parent=link), replace(options, more=more)
+        has_custom_id = step.call is not None and step.call.options.job_id is not None
+        return PlannedJob(replace(job, options=options), has_custom_id)
+
+    def _errbacks(self, step: _Step) -> list[Errback]:
+        own = [] if step.call is None else step.call.errbacks
+        # A call after a group is the body of a chord: its callbacks are those of the chord, as in Celery.
+        cascades = isinstance(step.receives, _List)
+        errbacks = [self._errback(call, cascades=cascades) for call in own]
+        return errbacks + [self._errback(call, cascades=True) for call in step.errbacks]
+
+    def _errback(self, call: Signature[Any, Any], *, cascades: bool) -> Errback:
+        try:
+            data, parameters = call.task.bind_json_after(1 if call.immutable else 3, call.args, call.kwargs)
+        except TypeError:
+            data, parameters = call.task.bind_json_after(1, call.args, call.kwargs)
+        job = call.task.build(data, call.options)
+        options = job.options
+        if options.delay_ms or options.eta_ms or options.priority or options.expires_in_ms or call.links:
+            raise ConfigError(
+                f"the error callback {call!r} is added when a job fails; it cannot have countdown, eta, expires, "
+                "priority or callbacks of its own"
+            )
+        queue = qualified_name(job.queue, self._config.prefix, hash_tag=self._config.queue_hash_tag)
+        return Errback(queue, job.name, data, options.to_wire(0), tuple(parameters), cascades)
+
+    def _link(self, parent: _Step, more: Mapping[str, object]) -> tuple[ParentLink | None, dict[str, object]]:
+        if others := sorted(set(more) & set(FAILURE_FLAGS.values()) - {_FAILS_PARENT}):
+            raise ConfigError(
+                f"a failed step of a chain or chord fails the steps after it; it cannot have the option {others[0]!r}"
+            )
+        stored = {**more, _FAILS_PARENT: True}
+        parent_like = {"id": parent.id, "queue": self._queue(parent)}
+        config = self._config
+        return link_to_parent(parent_like, stored, prefix=config.prefix, hash_tag=config.queue_hash_tag), stored
+
+    def _fan_out_job(self, step: _Step) -> NewJob:
+        keys = [self._key(follower) for follower in step.followers]
+        call = CallOptions(queue=self._queue(step))
+        return replace(build_job(FAN_OUT, {"followers": keys}, TaskOptions(), call, self._config), id=step.id)
+
+    def _queue(self, step: _Step) -> str:
+        if step.call is not None:
+            return self._jobs[step][0].queue
+        return self._config.canvas_queue or self._queue(step.followers[0])
+
+    def _key(self, step: _Step) -> str:
+        return f"{self._config.prefix}:{self._address(step)}"
+
+    def _address(self, step: _Step) -> str:
+        return f"{bullmq_name(self._queue(step), hash_tag=self._config.queue_hash_tag)}:{step.id}"
+
+    def _shape(self, node: _Node, expected_id: str) -> Shape:
+        if isinstance(node, _Step):
+            return None if node.id == expected_id else self._address(node)
+        parts = [self._shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
+        return len(parts) if all(part is None for part in parts) else parts
+
+
+def _handle(
+    node: _Node, reader: ResultReader, sent_ms: int, queues: Mapping[str, str], parent: Any
+) -> AsyncResult[Any] | GroupResult[Any]:
+    if isinstance(node, _Step):
+        decode = None if node.call is None else node.call.task.result_decoder
+        return AsyncResult(node.id, queues[node.id], reader, sent_ms, decode, parent)
+    return GroupResult(node.id, [_handle(item, reader, sent_ms, queues, parent) for item in node.items], parent)
+
+
+def _check_ids(roots: Sequence[PlannedJob]) -> None:
+    seen: set[JobRef] = set()
+    for planned in in_order(roots):
+        if planned.job.ref in seen:
+            raise ConfigError(
+                f"two calls of a canvas have the job_id {planned.job.id!r} in queue {planned.job.queue}; "
+                "use a different id for each"
+            )
+        seen.add(planned.job.ref)

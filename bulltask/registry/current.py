@@ -1,0 +1,35 @@
+"""The app that sends what belongs to no app: shared tasks, and empty groups.
+
+This is the package's only process-wide state, because ``@shared_task`` works in any module before an app exists, as in
+Celery.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from bulltask.errors import ConfigError
+from bulltask.ports import Sender
+
+__all__ = ["current_sender", "set_current"]
+
+_current: weakref.ref[Any] | None = None
+
+
+def set_current(sender: Sender) -> None:
+    """Make ``sender`` the current app. As in Celery, it is the app that was created last."""
+    global _current  # noqa: PLW0603 - see above: the only process-wide state
+    _current = weakref.ref(sender)
+
+
+def current_sender() -> Sender:
+    """Return the current app.
+
+    Raises:
+        ConfigError: This process has no app.
+    """
+    sender: Sender | None = None if _current is None else _current()
+    if sender is None:
+        raise ConfigError("a shared task was sent, but this process has no App: import the module that creates it")
+    return sender

@@ -1,0 +1,75 @@
+"""``NamedTask``: a task that is known only by its name, because another app or a worker defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from bulltask.jobs.job import NewJob
+from bulltask.ports import Sender
+from bulltask.registry.options import CallOptions, TaskOptions, build_job
+
+__all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "STARMAP", "NamedTask"]
+
+FAN_OUT: Final = "bulltask.fan_out"
+"""The task of a fan-out job: it returns the result that it receives, and its worker releases the jobs after it."""
+
+FAN_OUT_PARAMETER: Final = "result"
+STARMAP: Final = "bulltask.starmap"
+"""The task of a job that makes several calls of another task, one after the other."""
+
+
+class NamedTask:
+    """A task whose function is not known here, so its arguments cannot be checked.
+
+    Args:
+        name: The task's name.
+        sender: Returns the app that sends its calls.
+        options: The options of its calls.
+    """
+
+    def __init__(self, name: str, sender: Callable[[], Sender], options: TaskOptions | None = None) -> None:
+        self.name, self._sender, self._options = name, sender, options or TaskOptions()
+
+    result_decoder = None
+
+    @property
+    def sender(self) -> Sender:
+        """The app that sends its calls."""
+        return self._sender()
+
+    def build(self, data: Any, call: CallOptions) -> NewJob:
+        """Return the job for bound arguments."""
+        return build_job(self.name, data, self._options, call, self._sender().config)
+
+    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Check arguments that may be completed later.
+
+        Raises:
+            TypeError: There are positional and keyword arguments.
+        """
+        if args and kwargs:
+            raise TypeError(
+                f"task {self.name!r} is not registered in this app, so positional and keyword arguments cannot be "
+                "combined; pass all of them as kwargs"
+            )
+
+    def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return a call's data: a list of positional arguments, or keyword arguments by name.
+
+        Raises:
+            TypeError: As for :meth:`check_partial`.
+        """
+        self.check_partial(args, kwargs)
+        return list(args) if args else dict(kwargs)
+
+    def bind_json_after(self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[str]]:
+        """Return a call's data without its first argument, which is not known yet, and that parameter's name, ``""``.
+
+        Raises:
+            TypeError: As for :meth:`check_partial`, or more than one argument is not known.
+        """
+        if count > 1:
+            raise TypeError(f"task {self.name!r} is not registered in this app; its parameters are not known")
+        self.check_partial(args or (None,), kwargs)
+        return list(args), [""] * count

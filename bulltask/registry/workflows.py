@@ -1,0 +1,97 @@
+"""``chain``, ``group`` and ``chord``, as in Celery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
+
+from bulltask.registry.canvas import Canvas, Chain, Group, chain_of
+from bulltask.result import AsyncResult
+
+__all__ = ["ChordHeader", "chain", "chord", "group"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+S = TypeVar("S")
+
+
+class ChordHeader(Generic[A, B]):
+    """``chord(header)``, which sends the chord when it is called with a body."""
+
+    def __init__(self, header: Group[A, B]) -> None:
+        self._header = header
+
+    def __call__(self, body: Canvas[list[B], S], **options: Any) -> AsyncResult[S]:
+        """Send the chord; return the handle of the body's result."""
+        return chain(self._header, body).apply_async(**options)
+
+
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, S], /) -> Chain[A, S]: ...
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, S], /) -> Chain[A, S]: ...
+@overload
+def chain(first: Canvas[A, B], second: Canvas[B, C], third: Canvas[C, D], other: Canvas[D, S], /) -> Chain[A, S]: ...
+@overload
+def chain(  # longer chains are checked link by link only as a | b | c …
+    first: Canvas[A, Any],
+    second: Canvas[Any, Any],
+    third: Canvas[Any, Any],
+    other: Canvas[Any, Any],
+    step: Canvas[Any, Any],
+    /,
+    *steps: Canvas[Any, Any],
+) -> Chain[A, Any]: ...
+@overload
+def chain(steps: Iterable[Canvas[Any, Any]], /) -> Chain[Any, Any]: ...
+@overload
+def chain(step: Canvas[A, S], /) -> Chain[A, S]: ...
+
+
+def chain(*steps: Any) -> Chain[Any, Any]:
+    """Return a chain, ``a | b | c``; each step receives the result of the one before it as its first argument.
+
+    Args:
+        steps: Signatures, groups and chains, or one iterable of them.
+
+    Raises:
+        TypeError: There are no steps, or one of them is something else.
+    """
+    return chain_of(_spread(steps))
+
+
+def group(*members: Canvas[A, B] | Iterable[Canvas[A, B]]) -> Group[A, B]:
+    """Return a group, whose members run at the same time; its result is the list of their results, in their order.
+
+    Args:
+        members: Signatures, chains and groups, or one iterable of them; none is an empty group.
+
+    Raises:
+        TypeError: One of them is something else.
+    """
+    return Group(_spread(members))
+
+
+@overload
+def chord(header: Iterable[Canvas[A, B]] | Group[A, B]) -> ChordHeader[A, B]: ...
+@overload
+def chord(header: Iterable[Canvas[A, B]] | Group[A, B], body: Canvas[list[B], S]) -> Chain[A, S]: ...
+
+
+def chord(header: Any, body: Any = None) -> Any:
+    """Return a chord, ``group(*header) | body``: ``body`` receives the list of the results of ``header``.
+
+    Args:
+        header: The calls that run first, at the same time.
+        body: The call that follows; without it, ``chord(header)(body)`` sends the chord.
+    """
+    members: Group[Any, Any] = header if isinstance(header, Group) else Group(header)
+    return ChordHeader(members) if body is None else chain(members, body)
+
+
+def _spread(given: Sequence[Any]) -> Iterable[Canvas[Any, Any]]:
+    if len(given) == 1 and not isinstance(given[0], Canvas):
+        return cast(Iterable[Canvas[Any, Any]], given[0])
+    return given

@@ -1,0 +1,62 @@
+"""Calls that finish a job of a canvas: they also release the jobs after it, or add its error callbacks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import uuid_utils
+
+from bulltask.errors import DecodeError, InvalidJobError
+from bulltask.jobs import codec
+from bulltask.jobs.errbacks import FailedJob, read_errbacks
+from bulltask.jobs.job import RunningJob
+from bulltask.registry.named_task import FAN_OUT
+from bulltask.transport.call import Call
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.add import standard_job_args
+from bulltask.transport.scripts.flow import address_of
+from bulltask.transport.scripts.move import finish_fan_out
+from bulltask.worker.child.outcomes import FailedOutcome
+
+__all__ = ["error_callbacks", "with_followers"]
+
+
+def with_followers(keys: QueueKeys, job: RunningJob, call: Call[Any], result: bytes | None, now_ms: int) -> Call[Any]:
+    """Return the call that also releases the followers of a fan-out job; ``call`` for any other job.
+
+    Args:
+        keys: The job's queue.
+        job: The job.
+        call: The call of ``moveToFinished`` for it.
+        result: Its return value, ``None`` if it fails.
+        now_ms: The server's time.
+    """
+    if job.name != FAN_OUT or not job.sent_by_bulltask:
+        return call
+    try:
+        followers = [address_of(key, keys.prefix) for key in codec.decode(job.data)["followers"]]
+    except (DecodeError, LookupError, TypeError, AttributeError):
+        return call  # another client has replaced the data
+    addresses = [(f"{prefix}:{name}", job_id) for prefix, name, job_id in followers]
+    return finish_fan_out(keys, job.id, call, addresses, result, now_ms)
+
+
+def error_callbacks(job: RunningJob, outcome: FailedOutcome, now_ms: int) -> list[tuple[str, bytes, bytes, bytes]]:
+    """Return the error callbacks to add when a job fails, as arguments of ``finish_with_errbacks``."""
+    if "errbacks" not in job.canvas:
+        return []
+    try:
+        errbacks = read_errbacks(job.canvas["errbacks"])
+    except InvalidJobError:
+        return []  # another client has replaced the options
+    failed = outcome.failed_job or FailedJob(job.id, job.name, job.queue)
+    jobs = []
+    for errback in errbacks:
+        if errback.cascades or outcome.failed_job is None:
+            base, data = f"{errback.queue}:", errback.data_of(failed, outcome.reason, outcome.trace)
+            arguments = standard_job_args(
+                base, str(uuid_utils.uuid7()), errback.task, json.dumps(data).encode(), errback.opts, now_ms
+            )
+            jobs.append((base, *arguments))
+    return jobs

@@ -1,0 +1,261 @@
+"""Chains, groups and chords, run by workers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import pytest
+
+from bulltask import App, chain, chord, group
+from bulltask.registry.canvas import Canvas
+from tests.support.programs import ROOT
+from tests.support.worker_harness import WorkerHarness
+
+TASKS = """
+    @app.task(name="add")
+    def add(x, y):
+        return x + y
+
+    @app.task(name="aadd")
+    async def aadd(x, y):
+        return x + y
+
+    @app.task(name="total")
+    def total(numbers):
+        return sum(numbers)
+
+    @app.task(name="collect")
+    def collect(*values):
+        return list(values)
+
+    @app.task(name="boom")
+    def boom(*values):
+        raise ValueError("boom")
+
+    @app.task(name="note_id")
+    def note_id(job_id):
+        record("id", job=job_id)
+
+    @app.task(bind=True, name="note")
+    def note(self, *values):
+        record("note", values=repr(values))
+"""
+
+
+class Calls:
+    """Signatures of the worker's tasks."""
+
+    def __init__(self, app: App) -> None:
+        @app.task(name="add")
+        def add(x: int, y: int) -> int:
+            return x + y
+
+        @app.task(name="aadd")
+        def aadd(x: int, y: int) -> int:
+            return x + y
+
+        @app.task(name="total")
+        def total(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        @app.task(name="collect")
+        def collect(*values: Any) -> list[Any]:
+            return list(values)
+
+        @app.task(name="boom", max_retries=0)
+        def boom(*values: Any) -> None:
+            raise ValueError("boom")
+
+        @app.task(name="note")
+        def note(*values: Any) -> None: ...
+
+        @app.task(name="note_id")
+        def note_id(job_id: str) -> None: ...
+
+        self.note_id = note_id
+        self.add, self.aadd, self.total, self.collect, self.boom, self.note = add, aadd, total, collect, boom, note
+
+
+@pytest.fixture
+def calls(harness: WorkerHarness) -> Calls:
+    harness.worker(TASKS, children=2)
+    return Calls(harness.app)
+
+
+def test_results_flow_through_chains_groups_and_chords(calls: Calls) -> None:
+    add, aadd, total, collect = calls.add, calls.aadd, calls.total, calls.collect
+    cases: list[tuple[Canvas[Any, Any], Any]] = [
+        (add.s(1, 2), 3),
+        (add.s(1, 2) | add.s(10), 13),
+        (chain(add.s(1, 2), aadd.s(10), add.s(100), aadd.s(1000)), 1113),
+        (add.s(1, 2) | add.si(5, 6), 11),
+        (group(add.s(i, i) for i in range(4)), [0, 2, 4, 6]),
+        (group(), []),
+        (group([add.s(1, 1)]), [2]),
+        (group(add.s(1, 1), group(add.s(2, 2), add.s(3, 3))), [2, 4, 6]),
+        (group(add.s(i, i) for i in range(12)) | total.s(), 132),
+        (group([add.s(1, 1)]) | collect.s(), [[2]]),
+        (group() | collect.s(), [[]]),
+        (group() | collect.s("x"), [[], "x"]),
+        (add.s(1, 2) | group(add.s(10), add.s(20)), [13, 23]),
+        (add.s(1, 2) | group(add.s(10), add.s(20)) | total.s(), 36),
+        (add.s(1, 2) | group(add.s(10), add.s(20)) | total.s() | add.s(1000), 1036),
+        (group(add.s(1, 1), add.s(2, 2)) | group(total.s(), collect.s()), [6, [[2, 4]]]),
+        (add.s(1, 2) | group() | collect.s(), [[]]),
+        (group(add.s(1, 2) | add.s(3), add.s(4, 5)) | collect.s(), [[6, 9]]),
+        (group(add.s(1, 2) | group(add.s(3), add.s(4)), add.s(5, 6)) | collect.s(), [[[6, 7], 11]]),
+        (group(chord([add.s(1, 1), add.s(2, 2)], total.s()), add.s(3, 3)) | total.s(), 12),
+        (chord([chord([add.s(1, 1)], total.s()), chord([add.s(2, 2)], total.s())], chord([total.s()], total.s())), 6),
+        (chord([add.s(1, 1), add.s(2, 2)], total.s() | add.s(100)), 106),
+        (group(add.s(1, 2) | group(add.s(3), add.s(4)), add.s(5, 6)), [[6, 7], 11]),
+        (add.starmap([(1, 2), (3, 4)]), [3, 7]),
+        (total.map([[1, 2], [3, 4]]), [3, 7]),
+        (aadd.starmap([(1, 2)]) | total.s(), 3),
+        (add.chunks([(i, i) for i in range(5)], 2), [[0, 2], [4, 6], [8]]),
+    ]
+    results = [(canvas, canvas.delay(), expected) for canvas, expected in cases]
+    for canvas, result, expected in results:
+        assert result.get(timeout=60) == expected, canvas
+
+
+def test_a_failed_step_fails_all_steps_after_it_once_with_its_own_error(harness: WorkerHarness, calls: Calls) -> None:
+    add, boom, collect, note = calls.add, calls.boom, calls.collect, calls.note
+    failing: list[Canvas[Any, Any]] = [
+        boom.s(),
+        boom.s() | note.s(),
+        add.s(1, 1) | boom.s() | note.s() | note.s(),
+        chord([add.s(1, 1), boom.s(), boom.s()], note.s()),
+        boom.s() | group(note.s(), note.s()),
+        boom.s() | group(note.s(), note.s()) | note.s(),
+        chord([add.s(1, 1), boom.s()], group(note.s(), note.s())),
+        group(add.s(1, 1), chord([boom.s()], note.s())),
+    ]
+    for result in [canvas.delay() for canvas in failing]:
+        with pytest.raises(ValueError, match=r"^boom$") as caught:
+            result.get(timeout=60)
+        assert "raise ValueError" in str(caught.value.__cause__)
+    assert collect.delay("last").get(timeout=60) == ["last"]
+    assert harness.journal.all(what="note") == [], "no step after a failed one runs"
+
+
+def test_linked_callbacks_receive_the_result_besides_the_next_step(harness: WorkerHarness, calls: Calls) -> None:
+    add, note, total = calls.add, calls.note, calls.total
+    single = add.s(1, 2)
+    single.link(note.s("single"))
+    double = add.s(3, 4)
+    double.link(note.s("first") | note.s())
+    double.link(note.s("second"))
+    member = add.s(10, 10)
+    member.link(note.s("member"))
+    assert single.delay().get(timeout=60) == 3
+    assert double.delay().get(timeout=60) == 7
+    assert (group(member, add.s(1, 1)) | total.s()).delay().get(timeout=60) == 22
+    assert (member | add.s(5)).delay().get(timeout=60) == 25
+    assert calls.add.apply_async((1, 1), link=note.s("option")).get(timeout=60) == 2
+    notes = sorted(entry["values"] for entry in harness.journal.wait_for(7, what="note"))
+    assert notes == sorted(
+        [
+            "(3, 'single')",
+            "(7, 'first')",
+            "(None,)",
+            "(7, 'second')",
+            "(20, 'member')",
+            "(20, 'member')",
+            "(2, 'option')",
+        ]
+    )
+
+
+def test_options_and_arguments_given_while_sending_are_those_of_the_first_steps(calls: Calls) -> None:
+    add, total = calls.add, calls.total
+    assert (add.s(1) | add.s(100)).delay(10).get(timeout=60) == 111
+    assert (group(add.s(1), add.s(2)) | total.s()).apply_async((10,), countdown=0.2).get(timeout=60) == 23
+    delayed = add.s(1, 1) | add.s(1).set(countdown=0.3) | group(add.s(1).set(countdown=0.2), add.s(2).set(priority=3))
+    assert delayed.delay().get(timeout=60) == [4, 5]
+    with pytest.raises(TypeError, match=r"add\(\) missing a required argument: 'y'"):
+        (add.s(1, 2) | add.si(1)).delay()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        (add.s(1, 2) | add.s(1, 2)).delay()  # type: ignore[operator]
+
+
+def test_a_group_result_reports_its_members(harness: WorkerHarness, calls: Calls) -> None:
+    add, boom = calls.add, calls.boom
+    held = harness.app.signature("hold", kwargs={"gate": "gate"})
+    result = group(add.s(1, 1), held, add.s(2, 2)).delay()
+    assert result[0].get(timeout=60) == 2
+    assert result[2].get(timeout=60) == 4
+    assert (result.ready(), result.completed_count(), result.waiting(), len(result)) == (False, 2, True, 3)
+    values = result.iterate(timeout=60)
+    assert {next(values), next(values)} == {2, 4}
+    harness.open_gate()
+    assert list(values) == ["gate"]
+    assert result.join(timeout=60) == [2, "gate", 4]
+    assert (result.ready(), result.successful(), result.failed()) == (True, True, False)
+
+    failed = group(add.s(1, 1), boom.s()).delay()
+    outcomes = failed.get(timeout=60, propagate=False)
+    assert (outcomes[0], repr(outcomes[1])) == (2, "ValueError('boom')")
+    assert (failed.successful(), failed.failed(), failed.completed_count()) == (False, True, 1)
+
+
+async def test_a_canvas_is_sent_and_awaited_with_asyncio(calls: Calls) -> None:
+    add, total = calls.add, calls.total
+    members = await group(add.s(i, 1) for i in range(5)).adelay()
+    assert await members == [1, 2, 3, 4, 5]
+    assert sorted([value async for value in members]) == [1, 2, 3, 4, 5]
+    chained = await (group(add.s(1, 1), add.s(2, 2)) | total.s()).aapply_async()
+    assert await chained.aget(timeout=60) == 6
+    assert await chained.parent == [2, 4]
+
+
+def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: WorkerHarness, calls: Calls) -> None:
+    add, boom, note = calls.add, calls.boom, calls.note
+    ids = calls.note_id
+    single = boom.s()
+    single.link_error(note.s("single"))
+    failing: list[Canvas[Any, Any]] = [
+        single,
+        (add.s(1, 1) | boom.s() | note.s() | note.s()).on_error(note.s("chain")),
+        chord([add.s(1, 1), boom.s()], note.s()).on_error(note.s("chord")),
+        group(boom.s(), add.s(1, 1)).on_error(note.s("group")),
+        boom.s() | group(note.s(), note.s()) | note.s().on_error(note.s("body")),
+        boom.s().on_error(ids.s()) | note.s().on_error(note.s("not called")),
+    ]
+    results = [canvas.delay() for canvas in failing]
+    results.append(boom.apply_async(link_error=[note.s("option")]))
+    for result in results:
+        with pytest.raises(ValueError, match=r"^boom$"):
+            result.get(timeout=60)
+    assert calls.collect.delay("last").get(timeout=60) == ["last"]
+    entries = [entry["values"] for entry in harness.journal.wait_for(6, what="note")]
+    assert sorted(entry.split("', '")[-1].rstrip("')") for entry in entries) == [
+        "body",
+        "chain",
+        "chord",
+        "group",
+        "option",
+        "single",
+    ]
+    for entry in entries:
+        request, reason, trace, _ = ast.literal_eval(entry)
+        assert (request["task"], request["queue"], reason) == ("boom", "default", "boom")
+        assert "ValueError: boom" in trace
+    assert len(harness.journal.wait_for(1, what="id")) == 1
+
+
+def test_the_programs_of_the_page_print_the_documented_output(
+    harness: WorkerHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "canvas.md").read_text()
+    source = "".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    harness.worker(source)
+    names: dict[str, Any] = {"app": harness.app, "__name__": "tested"}
+    exec(compile(source, "canvas.md", "exec", dont_inherit=True), names)
+    for name in ("show", "show_nightly", "show_group", "show_guarded"):
+        names[name]()
+    printed = capsys.readouterr().out.splitlines()
+    values = sorted(printed.pop(4) for _ in range(3))
+    assert values == ["0", "2", "4"]
+    assert printed == re.findall(r"print\(.*\)\s+# (.*)$", page, re.MULTILINE)

@@ -1,0 +1,134 @@
+"""What a canvas stores, and which ones are rejected before anything is stored."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from bulltask import App, chain, group
+from bulltask.errors import ConfigError
+from bulltask.testing.flaky import FlakyProxy
+from bulltask.testing.server import RedisServer
+
+pytestmark = pytest.mark.redis
+
+
+class Calls:
+    """An app's tasks."""
+
+    def __init__(self, url: str) -> None:
+        self.app = app = App("canvas", url)
+
+        @app.task(name="add")
+        def add(x: int, y: int) -> int:
+            return x + y
+
+        @app.task(name="total")
+        def total(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        self.add, self.total = add, total
+
+
+@pytest.fixture
+def calls(broker_url: str) -> Iterator[Calls]:
+    calls = Calls(broker_url)
+    yield calls
+    calls.app.close()
+
+
+def stored(client: redis.Redis, job_id: str) -> dict[str, Any]:
+    fields: Any = client.hgetall(f"bull:{{default}}:{job_id}")
+    return {name: json.loads(fields[name]) for name in ("data", "opts", "parent") if name in fields}
+
+
+def test_a_chord_is_a_parent_whose_children_have_ids_with_their_positions(
+    calls: Calls, redis_client: redis.Redis
+) -> None:
+    result = (group(calls.add.s(1, 1), calls.add.s(2, 2)) | calls.total.s()).delay()
+    body = stored(redis_client, result.id)
+    assert body["data"] == {}
+    assert body["opts"]["bulltask"]["canvas"] == {"to": "numbers", "shape": "2"}
+    assert redis_client.smembers(f"bull:{{default}}:{result.id}:dependencies") == {
+        f"bull:{{default}}:{result.id}.{index}" for index in (0, 1)
+    }
+    member = stored(redis_client, f"{result.id}.1")
+    assert member["data"] == {"x": 2, "y": 2}
+    assert "canvas" not in member["opts"]["bulltask"]
+    assert member["parent"]["fpof"] is True
+    assert [job.id for job in result.parent] == [f"{result.id}.0", f"{result.id}.1"]
+
+
+def test_all_jobs_of_a_fan_out_are_stored_when_it_is_sent(calls: Calls, redis_client: redis.Redis) -> None:
+    result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2))).delay()
+    assert redis_client.zcard("bull:{default}:waiting-children") == 3
+    followers = {f"bull:{{default}}:{job.id}" for job in result}
+    dependencies: list[Any] = [redis_client.smembers(f"{key}:dependencies") for key in followers]
+    (fan_out,) = {key for keys in dependencies for key in keys}
+    assert redis_client.hget(fan_out, "name") == "bulltask.fan_out"
+    assert set(json.loads(str(redis_client.hget(fan_out, "data")))["followers"]) == followers
+    assert redis_client.smembers(f"{fan_out}:dependencies") == {f"bull:{{default}}:{result.parent.id}"}
+
+
+def test_an_invalid_canvas_is_rejected_before_anything_is_stored(calls: Calls, redis_client: redis.Redis) -> None:
+    add, total = calls.add, calls.total
+    anything: Any = add
+
+    def with_option(**options: Any) -> Callable[[], Any]:
+        return (add.s(1, 1).set(**options) | add.s(1)).delay
+
+    rejected: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: anything.s(1, 2, 3), TypeError, "too many positional arguments"),
+        (lambda: anything.s(z=1), TypeError, "unexpected keyword argument 'z'"),
+        (lambda: anything.s(1).delay(), TypeError, "missing a required argument: 'y'"),
+        ((anything.s(1, 2) | anything.s(1, 2)).delay, TypeError, "too many positional"),
+        (lambda: chain([]), TypeError, "at least one step"),
+        (lambda: group([anything]), TypeError, "consists of signatures"),
+        (lambda: anything.s(1, 2) | anything, TypeError, "consists of signatures"),
+        (lambda: anything.starmap([(1,)]), TypeError, "missing a required argument"),
+        (lambda: group(add.s(1, 1)).link(total.s()), TypeError, "no callback of its own"),
+        (with_option(deduplication="x"), ConfigError, "cannot be deduplicated"),
+        (with_option(ignore_dependency_on_failure=True), ConfigError, "cannot have the option 'idof'"),
+        (with_option(parent={"id": "1", "queue": "q"}), ConfigError, "cannot have another parent"),
+        (lambda: group(add.s(1, 1).set(job_id="a"), add.s(1, 2).set(job_id="a")).delay(), ConfigError, "different id"),
+        (
+            lambda: add.s(1, 1).on_error(calls.app.signature("e", countdown=1)).delay(),
+            ConfigError,
+            "cannot have countdown",
+        ),
+        (lambda: anything.s(1, 1).set(link=5), TypeError, "consists of signatures"),
+    ]
+    for send, error, message in rejected:
+        with pytest.raises(error, match=message):
+            send()
+    assert redis_client.keys() == []
+
+
+def test_a_group_of_ten_thousand_is_stored_in_one_step(
+    calls: Calls, redis_client: redis.Redis, record_property: Callable[[str, object], None]
+) -> None:
+    started = time.monotonic()
+    result = (group(calls.add.s(n, n) for n in range(10_000)) | calls.total.s()).delay()
+    record_property("seconds", round(time.monotonic() - started, 2))
+    record_property("bytes", redis_client.info("memory")["used_memory"])
+    assert redis_client.llen("bull:{default}:wait") == 10_000
+    assert redis_client.scard(f"bull:{{default}}:{result.id}:dependencies") == 10_000
+
+
+def test_a_canvas_is_stored_once_even_if_the_reply_is_lost(
+    redis_server: RedisServer, redis_client: redis.Redis
+) -> None:
+    with FlakyProxy("127.0.0.1", redis_server.port) as proxy:
+        calls = Calls(f"redis://{proxy.host}:{proxy.port}/0")
+        calls.add.s(1, 1).delay()
+        proxy.drop_replies(1, match="EXEC")
+        result = (calls.add.s(1, 1) | group(calls.add.s(1), calls.add.s(2)) | calls.total.s()).delay()
+        calls.app.close()
+    assert redis_client.llen("bull:{default}:wait") == 2
+    assert redis_client.zcard("bull:{default}:waiting-children") == 4
+    assert redis_client.exists(f"bull:{{default}}:{result.id}")
