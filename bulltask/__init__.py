@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from bulltask.app import App, shared_task
+    from bulltask.app import App
     from bulltask.categories import ErrorCategory, categorize_error
     from bulltask.errors import (
         BrokerError,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context, Request
     from bulltask.registry.current_job import get_task_logger
+    from bulltask.registry.decorators import shared_task
     from bulltask.registry.task import AsyncTask, Task
     from bulltask.registry.workflows import chain, chord, group
     from bulltask.result import AsyncResult
@@ -100,7 +101,7 @@ _MODULES: Final = {
     "crontab": "bulltask.schedule.crontabs",
     "get_task_logger": "bulltask.registry.current_job",
     "group": "bulltask.registry.workflows",
-    "shared_task": "bulltask.app",
+    "shared_task": "bulltask.registry.decorators",
 }
 """The module of each public name."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -29,21 +28,22 @@ from bulltask.queue.sync.flow import FlowProducer
 from bulltask.queue.sync.queue import Queue
 from bulltask.registry import shared
 from bulltask.registry.builtins import builtin_tasks
-from bulltask.registry.canvas import Canvas, Signature
+from bulltask.registry.canvas import Canvas, Signature, job_of
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.current import current_sender, set_current
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator
 from bulltask.registry.discovering import Discovering
+from bulltask.registry.current import set_current
+from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
 from bulltask.registry.named_task import NamedTask
-from bulltask.registry.naming import task_name
-from bulltask.registry.options import CallOptions, TaskOptions
+from bulltask.registry.options import CallOptions
 from bulltask.registry.task import AnyTask, AsyncTask, Task
 from bulltask.registry.tasks import Tasks
 from bulltask.result import AsyncResult
 from bulltask.transport.broker import Broker
 from bulltask.transport.follow import NEWEST
 
-__all__ = ["App", "shared_task"]
+__all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,7 +118,7 @@ class App(Configured, Discovering):
             DuplicateTaskError: Another function has this name.
             ConfigError, TypeError: An option has an invalid value or an unknown name.
         """
-        return _decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
+        return decorate(function, lambda: self, self.tasks.add, bind=bind, name=name, options=options)
 
     def load_tasks(self) -> list[str]:
         """Import the modules from ``imports``, ``include`` and ``autodiscover_tasks``, before a worker forks.
@@ -195,12 +195,12 @@ class App(Configured, Discovering):
             BrokerError: A round trip failed; the calls from earlier round trips are stored. Calls with a ``job_id`` can
                 safely be sent again.
         """
-        jobs = [_job_of(call) for call in calls]
+        jobs = [job_of(call) for call in calls]
         return [self._sent(job, job_id) for job, job_id in zip(jobs, self.send(jobs), strict=True)]
 
     async def asend_many(self, calls: Iterable[Signature[Any, Any] | NewJob]) -> list[AsyncResult[Any]]:
         """:meth:`send_many` for asyncio."""
-        jobs = [_job_of(call) for call in calls]
+        jobs = [job_of(call) for call in calls]
         ids = await self.asend(jobs)
         return [self._sent(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
@@ -367,51 +367,3 @@ class App(Configured, Discovering):
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"
-
-
-def _job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
-    if isinstance(call, Signature):
-        return call.job()
-    if not isinstance(call, NewJob):
-        raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
-    return call
-
-
-@overload
-def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
-@overload
-def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
-@overload
-def shared_task(*, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
-@overload
-def shared_task(*, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
-
-
-def shared_task(
-    function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
-) -> Any:
-    """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
-    return _decorate(function, current_sender, shared.add_shared, bind=bind, name=name, options=options)
-
-
-def _decorate(
-    function: Callable[..., Any] | None,
-    sender: Callable[[], Any],
-    add: Callable[[AnyTask[Any, Any]], None],
-    *,
-    bind: bool,
-    name: str | None,
-    options: Mapping[str, Any],
-) -> Any:
-    settings = dict(options)
-    if "max_retries" in settings and settings["max_retries"] is None:
-        settings["unlimited_retries"] = True
-    task_options = TaskOptions.of(settings)
-
-    def decorate(target: Callable[..., Any]) -> AnyTask[Any, Any]:
-        kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
-        task = kind(target, name or task_name(target), task_options, sender, bind=bind)
-        add(task)
-        return task
-
-    return decorate if function is None else decorate(function)

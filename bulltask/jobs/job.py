@@ -8,7 +8,7 @@ retry policy.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms
 from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import truncate_reason, truncate_traces
-from bulltask.jobs.numbers import counter, field_number, number
+from bulltask.jobs.hash_fields import check_parent, read_int, read_object
+from bulltask.jobs.numbers import counter, number
 from bulltask.jobs.retention import KEEP_ALL, stored_keep
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
 from bulltask.value_class import value_class
@@ -244,19 +245,19 @@ class RunningJob:
             DecodeError: A field has an unexpected value; the message names the job and the field.
         """
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
-        opts = _object(raw, b"opts", job_id)
+        opts = read_object(raw, b"opts", job_id)
         if b"parent" in raw or b"parentKey" in raw:
-            _check_parent(raw, job_id)
+            check_parent(raw, job_id)
         return cls(
             queue=queue,
             id=job_id,
             name=codec.decode_text(raw.get(b"name")),
             data=raw.get(b"data", b"null"),
             opts=opts,
-            timestamp_ms=_int(raw, b"timestamp", job_id),
-            priority=_int(raw, b"priority", job_id),
-            attempts_made=_int(raw, b"atm", job_id, counter),
-            attempts_started=_int(raw, b"ats", job_id, counter),
+            timestamp_ms=read_int(raw, b"timestamp", job_id),
+            priority=read_int(raw, b"priority", job_id),
+            attempts_made=read_int(raw, b"atm", job_id, counter),
+            attempts_started=read_int(raw, b"ats", job_id, counter),
             deferred_failure=codec.decode_text(raw.get(b"defa")),
             scheduler_id=codec.decode_text(raw.get(b"rjk")),
             stacktrace=raw.get(b"stacktrace"),
@@ -375,33 +376,6 @@ class RunningJob:
         """Return the maximum number of tracebacks (``stackTraceLimit``), ``None`` for no limit."""
         limit = self.opts.get("stackTraceLimit")
         return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0 else None
-
-
-def _check_parent(raw: Mapping[bytes, bytes], job_id: str) -> None:
-    parent = _object(raw, b"parent", job_id)
-    # Node stores the id as the caller gave it, so it may be a number.
-    if b"parent" in raw and not (isinstance(parent.get("id"), str | int) and isinstance(parent.get("queueKey"), str)):
-        raise DecodeError(f"field parent of job {job_id} has no id and queueKey")
-    # BullMQ's scripts search for the colon in quadratic time: a long string without a colon would block Redis.
-    if b":" not in raw.get(b"parentKey", b":"):
-        raise DecodeError(f"field parentKey of job {job_id} is not a job's key: {raw[b'parentKey'][:40]!r}")
-
-
-def _object(raw: Mapping[bytes, bytes], name: bytes, job_id: str) -> dict[str, Any]:
-    value = codec.decode(raw.get(name, b"{}"), what=f"field {name.decode()} of job {job_id}")
-    if not isinstance(value, dict):
-        raise DecodeError(f"field {name.decode()} of job {job_id} is not a JSON object")
-    return value
-
-
-def _int(raw: Mapping[bytes, bytes], name: bytes, job_id: str, read: Callable[[bytes], int] = field_number) -> int:
-    value = raw.get(name)
-    if value is None:
-        return 0
-    try:
-        return read(value)
-    except ValueError as exc:
-        raise DecodeError(f"field {name.decode()} of job {job_id} is not a number: {value[:40]!r}") from exc
 
 
 def _number(value: object) -> int:

@@ -18,7 +18,7 @@ from bulltask.registry.current import current_sender
 from bulltask.registry.options import CallOptions
 from bulltask.result import AsyncResult
 
-__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of"]
+__all__ = ["Canvas", "Chain", "Group", "GroupChain", "Signature", "chain_of", "job_of"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 """What a canvas accepts from the step before it."""
@@ -340,6 +340,19 @@ def chain_of(steps: Iterable[Canvas[Any, Any]]) -> Chain[Any, Any]:
     """Return a chain of one or more steps."""
     every = list(steps)
     return GroupChain(every) if every and isinstance(every[-1], _ReturnsGroup) else Chain(every)
+
+
+def job_of(call: Signature[Any, Any] | NewJob) -> NewJob:
+    """Return the job of a single call.
+
+    Raises:
+        TypeError: It is a chain, a group, or something else.
+    """
+    if isinstance(call, Signature):
+        return call.job()
+    if not isinstance(call, NewJob):
+        raise TypeError(f"send_many sends signatures of single calls, not {call!r}; use its method apply_async")
+    return call
 
 
 def _check_canvas(value: object) -> None:

@@ -1,14 +1,19 @@
-"""The types of ``@app.task(…)`` and ``@shared_task(…)`` with options."""
+"""``@app.task`` and ``@shared_task``: turn functions into tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from bulltask.registry.context import Context
-from bulltask.registry.task import AsyncTask, Task
+from bulltask.registry.current import current_sender
+from bulltask.registry.naming import task_name
+from bulltask.registry.options import TaskOptions
+from bulltask.registry.shared import add_shared
+from bulltask.registry.task import AnyTask, AsyncTask, Task
 
-__all__ = ["BoundTaskDecorator", "TaskDecorator"]
+__all__ = ["BoundTaskDecorator", "TaskDecorator", "decorate", "shared_task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,3 +40,55 @@ class BoundTaskDecorator(Protocol):
     ) -> AsyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+
+@overload
+def shared_task(function: _AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+@overload
+def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def shared_task(*, bind: Literal[True], name: str | None = None, **options: Any) -> BoundTaskDecorator: ...
+@overload
+def shared_task(*, bind: Literal[False] = False, name: str | None = None, **options: Any) -> TaskDecorator: ...
+
+
+def shared_task(
+    function: Callable[..., Any] | None = None, /, *, bind: bool = False, name: str | None = None, **options: Any
+) -> Any:
+    """Turn a function into a task of every app, for libraries that have no app; options as in :meth:`App.task`."""
+    return decorate(function, current_sender, add_shared, bind=bind, name=name, options=options)
+
+
+def decorate(
+    function: Callable[..., Any] | None,
+    sender: Callable[[], Any],
+    add: Callable[[AnyTask[Any, Any]], None],
+    *,
+    bind: bool,
+    name: str | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """Turn a function into a task, or return the decorator that does so if there is no function yet.
+
+    Args:
+        function: A plain function or an ``async def``.
+        sender: Returns the app that sends the task's calls.
+        add: Registers the task.
+        bind, name, options: As for :meth:`App.task`.
+
+    Raises:
+        DuplicateTaskError: Another function has this name.
+        ConfigError, TypeError: An option has an invalid value or an unknown name.
+    """
+    settings = dict(options)
+    if "max_retries" in settings and settings["max_retries"] is None:
+        settings["unlimited_retries"] = True
+    task_options = TaskOptions.of(settings)
+
+    def turn_into_task(target: Callable[..., Any]) -> AnyTask[Any, Any]:
+        kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task
+        task = kind(target, name or task_name(target), task_options, sender, bind=bind)
+        add(task)
+        return task
+
+    return turn_into_task if function is None else turn_into_task(function)

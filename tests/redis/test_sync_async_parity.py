@@ -430,6 +430,7 @@ FLOWS: Final[dict[str, tuple[Scenario, Any]]] = {
         lambda s: [shape(node) for node in s.flows.add_bulk([tree(s), FlowJob("alone", s.name)])],
         [["parent", [["leaf", []], ["leaf", []]]], ["alone", []]],
     ),
+    "add_planned": (lambda s: s.flows.add_planned([]), None),
     "close": (
         after(lambda s: s.add_flow(), lambda s: s.flows.close(), then=lambda s: shape(s.add_flow())),
         ["parent", [["leaf", []]]],

@@ -83,7 +83,7 @@ def add_dependency(keys: QueueKeys, job_id: str, other: QueueKeys, other_id: str
     """Let a job that was added as a parent also wait for a job of which it is not the parent.
 
     BullMQ removes the dependency only when the parent's child finishes; see
-    :func:`bulltask.transport.scripts.move.finish_fan_out`.
+    :func:`bulltask.transport.scripts.canvas.finish_fan_out`.
     """
     return command("SADD", keys.dependencies(job_id), other.job(other_id), parse_reply=bool)
 

@@ -23,8 +23,6 @@ __all__ = [
     "FinishOptions",
     "fail_malformed",
     "find_by_token",
-    "finish_fan_out",
-    "finish_with_errbacks",
     "lock_expiries",
     "malformed_finish",
     "move_from_active_to_wait",
@@ -344,40 +342,6 @@ def malformed_finish(problem: str, keep: Mapping[str, int]) -> FinishOptions:
     """Return the options that fail a job whose hash cannot be read."""
     reason = f"malformed job: {problem}".encode("utf-8", ON_SURROGATE)
     return FinishOptions(False, reason, keep, 0, ["failedReason", reason])
-
-
-def finish_with_errbacks(finish: Call[Fetched], jobs: Sequence[tuple[str, bytes, bytes, bytes]]) -> Call[Fetched]:
-    """bulltask's ``finishWithErrbacks``: fail a job and add its error callbacks in one step.
-
-    Args:
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
-        jobs: The prefix of their queue's keys, and the arguments of ``addStandardJob``.
-    """
-    added = to_msgpack([list(job) for job in jobs])
-    return script_call(wrappers.with_errbacks(), finish.keys, (added, *finish.argv), finish.parse_reply)
-
-
-def finish_fan_out(
-    keys: QueueKeys,
-    job_id: str,
-    finish: Call[Fetched],
-    followers: Sequence[tuple[str, str]],
-    result: bytes | None,
-    now_ms: int,
-) -> Call[Fetched]:
-    """bulltask's ``finishFanOut`` with ``moveToFinished``: finish a fan-out job and release its followers in one step.
-
-    Args:
-        keys: The queue.
-        job_id: The fan-out job.
-        finish: The call of ``moveToFinished``; it must not fetch the next job.
-        followers: Qualified queue names and ids.
-        result: The result that they receive, as JSON; ``None`` if the job fails, so that they fail, too.
-        now_ms: The server's time.
-    """
-    completed = result is not None
-    release = to_msgpack([keys.job(job_id), completed, result or b"", now_ms, [list(it) for it in followers]])
-    return script_call(wrappers.with_finish("finishFanOut"), finish.keys, (release, *finish.argv), finish.parse_reply)
 
 
 def fail_malformed(keys: QueueKeys, finish: Call[Fetched], token: str, *, only_malformed: bool = False) -> Call[bool]:

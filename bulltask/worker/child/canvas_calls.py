@@ -15,8 +15,8 @@ from bulltask.registry.named_task import FAN_OUT
 from bulltask.transport.call import Call
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.add import standard_job_args
+from bulltask.transport.scripts.canvas import finish_fan_out
 from bulltask.transport.scripts.flow import address_of
-from bulltask.transport.scripts.move import finish_fan_out
 from bulltask.worker.child.outcomes import FailedOutcome
 
 __all__ = ["error_callbacks", "with_followers"]

@@ -45,11 +45,11 @@ from bulltask.process import exit_if_forked
 from bulltask.registry.named_task import FAN_OUT
 from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.add import add_deferred_duplicate
+from bulltask.transport.scripts.canvas import finish_with_errbacks
 from bulltask.transport.scripts.job import add_log, finish_revoked
 from bulltask.transport.scripts.move import (
     FinishOptions,
     fail_malformed,
-    finish_with_errbacks,
     move_from_active_to_wait,
     move_to_delayed,
     move_to_finished,
