@@ -30,11 +30,9 @@ from bulltask.registry import shared
 from bulltask.registry.builtins import builtin_tasks
 from bulltask.registry.canvas import Canvas, Signature, job_of
 from bulltask.registry.canvas_plan import plan_canvas
-from bulltask.registry.current import current_sender, set_current
-from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator
-from bulltask.registry.discovering import Discovering
 from bulltask.registry.current import set_current
 from bulltask.registry.decorators import BoundTaskDecorator, TaskDecorator, decorate
+from bulltask.registry.discovering import Discovering
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.options import CallOptions
 from bulltask.registry.task import AnyTask, AsyncTask, Task
