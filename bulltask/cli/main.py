@@ -14,12 +14,14 @@ from bulltask.config.urls import SecretUrl
 __all__ = ["main"]
 
 COMMANDS: Final = {
+    "gen-ts": "bulltask.cli.gen_ts",
     "history": "bulltask.cli.history",
     "job": "bulltask.cli.job",
     "migrate-bull": "bulltask.cli.migrate_bull",
     "pipeline": "bulltask.cli.pipeline",
     "revoke": "bulltask.cli.revoke",
     "server": "bulltask.cli.server",
+    "tasks": "bulltask.cli.tasks",
     "worker": "bulltask.cli.worker",
 }
 

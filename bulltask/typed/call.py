@@ -12,7 +12,8 @@ from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobErr
 from bulltask.typed.build import ANYTHING, NoConverter, converter_of
 from bulltask.typed.containers import Array, Object
 from bulltask.typed.converter import Converter, Mismatch
-from bulltask.typed.records import NO_DEFAULT, Field
+from bulltask.typed.definitions import Definitions, Schema
+from bulltask.typed.records import NO_DEFAULT, Field, object_schema
 from bulltask.typed.scalars import PLAIN
 
 __all__ = ["CallConversion", "CallTypes"]
@@ -97,6 +98,13 @@ class CallTypes:
     @staticmethod
     def _is_enforced(converter: Converter, typed: bool | None) -> bool:
         return converter is not ANYTHING if typed else not converter.plain
+
+    def data_schema(self, definitions: Definitions) -> Schema:
+        """Return the JSON Schema of the job's data."""
+        schema = object_schema(self.fields, definitions)
+        if any(parameter.kind is _Kind.VAR_KEYWORD for parameter in self._parameters.values()):
+            return schema  # other keys are keyword arguments, too
+        return {**schema, "additionalProperties": False}
 
 
 @dataclass(frozen=True)

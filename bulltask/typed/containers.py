@@ -160,11 +160,12 @@ class Union(Converter):
     """``A | B | None``: the first member that matches, in the order of their ranks.
 
     Args:
-        members: The types of the members.
+        members: The types of the members, as they are written.
     """
 
     def __init__(self, members: Iterable[Converter]) -> None:
-        self._members = sorted(members, key=lambda member: member.rank)
+        self._written = tuple(members)
+        self._members = sorted(self._written, key=lambda member: member.rank)
         self.plain = all(member.plain for member in self._members)
         others = [member for member in self._members if member is not PLAIN[type(None)]]
         self.name = " or ".join(member.name for member in self._members)
@@ -206,7 +207,7 @@ class Union(Converter):
         return Mismatch(f"{self.mismatch(value)}{details}")
 
     def schema(self, definitions: Definitions) -> Schema:
-        return {"anyOf": [member.schema(definitions) for member in self._members]}
+        return {"anyOf": [member.schema(definitions) for member in self._written]}
 
 
 def _kind(member: Converter) -> type | None:

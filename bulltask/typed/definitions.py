@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["Definitions", "Schema"]
+__all__ = ["Definitions", "Schema", "renamed"]
 
 Schema = dict[str, Any]
 
@@ -15,11 +15,16 @@ _PREFIX: Final = "#/$defs/"
 class Definitions:
     """Named types by their names in ``$defs``; types of the same name get different ones.
 
+    Args:
+        of_results: The schemas describe what a worker writes, not what it accepts: all fields are present, and each
+            type has only one form.
+
     Attributes:
         schemas: The schemas by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_results: bool = False) -> None:
+        self.of_results = of_results
         self.schemas: dict[str, Schema] = {}
         self._names: dict[object, str] = {}
 
@@ -38,9 +43,9 @@ class Definitions:
         found: Mapping[str, Schema] = schema.pop("$defs", {})
         names = {name: self._name_of_equal(name, definition) for name, definition in found.items()}
         for name, definition in found.items():
-            self.schemas[names[name]] = _renamed(definition, names)
-        renamed: Schema = _renamed(schema, names)
-        return renamed
+            self.schemas[names[name]] = renamed(definition, names)
+        adopted: Schema = renamed(schema, names)
+        return adopted
 
     def _name_of_equal(self, name: str, definition: Schema) -> str:
         """Return the name of a definition that was adopted before, or a new one."""
@@ -50,6 +55,13 @@ class Definitions:
             self.schemas[self._names[key]] = {}
         return self._names[key]
 
+    def rename_other(self, others: Mapping[str, Schema]) -> dict[str, str]:
+        """Return other names for types that are defined differently in ``others``, or that contain such a type."""
+        shared = {name for name, schema in self.schemas.items() if others.get(name, schema) == schema}
+        while unequal := {name for name in shared if _references(self.schemas[name]) - shared}:
+            shared -= unequal
+        return {name: f"{name}Result" for name in self.schemas if name not in shared}
+
     def _unused(self, name: str) -> str:
         number, candidate = 1, name
         while candidate in self.schemas:
@@ -58,14 +70,26 @@ class Definitions:
         return candidate
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+def _references(value: Any) -> set[str]:
+    match value:
+        case dict():
+            own = {value["$ref"].removeprefix(_PREFIX)} if isinstance(value.get("$ref"), str) else set()
+            return own.union(*(_references(item) for item in value.values()))
+        case list():
+            return set().union(*(_references(item) for item in value))
+        case _:
+            return set()
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a schema, or a part of one, whose references to types have other names."""
     match value:
         case {"$ref": str(target), **others} if target.startswith(_PREFIX):
             name = target.removeprefix(_PREFIX)
-            return {"$ref": f"{_PREFIX}{names.get(name, name)}", **_renamed(others, names)}
+            return {"$ref": f"{_PREFIX}{names.get(name, name)}", **renamed(others, names)}
         case dict():
-            return {key: _renamed(item, names) for key, item in value.items()}
+            return {key: renamed(item, names) for key, item in value.items()}
         case list():
-            return [_renamed(item, names) for item in value]
+            return [renamed(item, names) for item in value]
         case _:
             return value

@@ -63,7 +63,7 @@ class Model(Converter):
             raise _mismatch(problem) from None
 
     def schema(self, definitions: Definitions) -> Schema:
-        schema = self._adapter.json_schema(mode="validation")
+        schema = self._adapter.json_schema(mode="serialization" if definitions.of_results else "validation")
         if self._class is not None and schema.get("type") == "object" and "$ref" not in schema:
             more = schema.pop("$defs", {})
             name = self._class.__name__

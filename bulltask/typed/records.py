@@ -84,7 +84,10 @@ class Record(Converter):
 
     def schema(self, definitions: Definitions) -> Schema:
         def build() -> Schema:
-            return {**object_schema(self.fields, definitions), "additionalProperties": False}
+            fields = self.fields
+            if definitions.of_results:  # the worker writes all fields
+                fields = {name: Field(field.converter, required=True) for name, field in fields.items()}
+            return {**object_schema(fields, definitions), "additionalProperties": False}
 
         return definitions.reference(self._kind, build)
 

@@ -131,7 +131,7 @@ class _Number(Converter):
         return value
 
     def schema(self, definitions: Definitions) -> Schema:
-        return {"anyOf": [{"type": "string", "format": "decimal"}, {"type": "number"}]}
+        return _or_number({"type": "string", "format": "decimal"}, definitions)
 
 
 class _Duration(Converter):
@@ -156,7 +156,12 @@ class _Duration(Converter):
         return value
 
     def schema(self, definitions: Definitions) -> Schema:
-        return {"anyOf": [{"type": "string", "format": "duration"}, {"type": "number"}]}
+        return _or_number({"type": "string", "format": "duration"}, definitions)
+
+
+def _or_number(text: Schema, definitions: Definitions) -> Schema:
+    """Return the schema of a type that is written as a string and may also be read from a number."""
+    return text if definitions.of_results else {"anyOf": [text, {"type": "number"}]}
 
 
 _DURATION: Final = re.compile(

@@ -20,13 +20,16 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, FormatChecker
 
 from bulltask import App
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
 from bulltask.jobs import codec
+from bulltask.registry.schema import schema_of
 from bulltask.typed.build import NoConverter, converter_of
 from bulltask.typed.call import CallConversion, CallTypes
 from bulltask.typed.converter import Mismatch
+from bulltask.typed.definitions import Definitions
 
 if TYPE_CHECKING:
     from unknown import Session  # type: ignore[import-not-found]  # as in modules that import it only for hints
@@ -74,6 +77,11 @@ class Node:
 @dataclass(frozen=True)
 class Special(Node):
     more: int = 0
+
+
+@dataclass
+class Box:
+    node: Node
 
 
 @dataclass
@@ -438,3 +446,63 @@ def test_the_types_of_the_standard_library_need_no_pydantic() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
     assert completed.stdout.strip() == "((), {'order': Order(due=datetime.date(2026, 1, 1))})", completed.stderr
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def validator(hint: Any, *, of_results: bool = False) -> Draft202012Validator:
+    definitions = Definitions(of_results=of_results)
+    schema = converter_of(hint).schema(definitions)
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator({**schema, "$defs": definitions.schemas}, format_checker=FormatChecker())
+
+
+@pytest.mark.parametrize(("hint", "value", "form"), PAIRS, ids=lambda part: str(part)[:40])
+def test_the_json_form_of_a_value_matches_the_schema_of_its_type(hint: Any, value: Any, form: Any) -> None:
+    validator(hint).validate(form)
+    validator(hint, of_results=True).validate(form)
+    assert hint is Options or not validator(hint).is_valid({"other": []})
+
+
+def test_a_schema_lists_parameters_and_defaults_and_allows_no_others_without_kwargs() -> None:
+    definitions = Definitions()
+    schema = CallTypes(plain, "t", skip_first=False).data_schema(definitions)
+    assert schema["required"] == ["count", "tags", "options"]
+    assert schema["properties"]["level"] == {"enum": [1, 2], "default": 1}
+    assert schema["properties"]["more"] == {"type": "array", "items": {"type": "number"}}
+    assert "additionalProperties" not in schema
+    assert CallTypes(days, "t", skip_first=False).data_schema(definitions)["additionalProperties"] is False
+
+
+def test_classes_of_the_same_name_have_different_definitions() -> None:
+    other = type("Cat", (), {"__annotations__": {"lives": int}})
+    definitions = Definitions()
+    for hint in (Cat, dataclass(other), list[Cat]):
+        converter_of(hint).schema(definitions)
+    assert definitions.schemas.keys() == {"Cat", "Cat2"}
+
+
+def test_the_schema_of_a_result_is_what_the_worker_writes() -> None:
+    app = App("tested", task_default_queue="mail")
+
+    @app.task(name="same")
+    def same(node: Node, box: Box) -> tuple[Node, Box, PlainOptions]:
+        """Return the arguments.
+
+        More.
+        """
+        return node, box, {"name": ""}
+
+    schema = schema_of([same], app.config)
+    entry = schema["tasks"]["same"]
+    assert (entry["description"], entry["queue"]) == ("Return the arguments.", "{mail}")
+    assert entry["data"]["properties"] == {"node": {"$ref": "#/$defs/Node"}, "box": {"$ref": "#/$defs/Box"}}
+    assert [item["$ref"] for item in entry["returnvalue"]["prefixItems"]] == [
+        "#/$defs/NodeResult",
+        "#/$defs/BoxResult",
+        "#/$defs/PlainOptions",
+    ]
+    assert schema["$defs"]["BoxResult"]["properties"]["node"] == {"$ref": "#/$defs/NodeResult"}
+    assert schema["$defs"]["NodeResult"]["required"] == ["value", "children", "parent"]
+    assert schema["$defs"]["NodeResult"]["properties"]["value"] == {"type": "string", "format": "decimal"}

@@ -1,0 +1,30 @@
+"""``bulltask gen-ts``: write a typed TypeScript client of an app."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+from bulltask.cli.app_loader import load_app
+from bulltask.cli.gen_ts.client import client_source
+from bulltask.cli.options import app_options
+
+__all__ = ["command"]
+
+
+@click.command("gen-ts", short_help="Write a typed TypeScript client of an app.")
+@click.option(
+    "-o", "--output", required=True, type=click.File("w", "utf-8", lazy=True), help="File to write; - prints."
+)
+@app_options
+@click.pass_context
+def command(ctx: click.Context, /, *, output: IO[str], **options: Any) -> None:
+    """Write a TypeScript module with a client of the app's tasks, which uses the npm package bullmq.
+
+    The types of the tasks' arguments and results are those of the type hints, so a call that does not match is an error
+    when the program is compiled. Run the command again after a change.
+    """
+    spec, app = load_app(ctx, options["app"], options["broker"])
+    app.load_tasks()
+    output.write(client_source(app, spec))

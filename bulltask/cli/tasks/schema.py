@@ -1,0 +1,30 @@
+"""``bulltask tasks schema``: print the JSON Schema of an app's tasks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from bulltask.cli.app_loader import load_app
+from bulltask.cli.options import app_options
+from bulltask.registry.schema import schema_of
+
+__all__ = ["command"]
+
+
+@click.command("schema", short_help="Print the JSON Schema of tasks.")
+@click.argument("names", metavar="[TASK]...", nargs=-1)
+@app_options
+@click.pass_context
+def command(ctx: click.Context, /, *, names: tuple[str, ...], **options: Any) -> None:
+    """Print a JSON document with the JSON Schema of each TASK, by default of all tasks of the app.
+
+    For each task it has the schemas of a job's data and return value, by the type hints, and the name of its queue in
+    BullMQ.
+    """
+    app = load_app(ctx, options["app"], options["broker"])[1]
+    app.load_tasks()
+    tasks = [app.tasks[name] for name in names] or list(app.tasks.values())
+    click.echo(json.dumps(schema_of(tasks, app.config), indent=2, ensure_ascii=False))
