@@ -13,7 +13,7 @@ from bulltask.cli.import_errors import reporting_import_errors
 from bulltask.config.urls import SecretUrl
 from bulltask.registry.discovery import add_to_import_path, find_app
 
-__all__ = ["load_app", "load_app_or_broker"]
+__all__ = ["load_app", "load_app_or_broker", "load_tasks"]
 
 
 def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> tuple[str, App]:
@@ -44,6 +44,14 @@ def load_app(ctx: click.Context, app: str | None, broker: SecretUrl | None) -> t
     if url := broker or group_options.get("broker"):
         loaded.conf.override("broker_url", url)
     return spec, loaded
+
+
+def load_tasks(ctx: click.Context, options: Mapping[str, Any]) -> tuple[str, App]:
+    """Return what :func:`load_app` returns for the values of ``app_options``, with all tasks imported."""
+    spec, app = load_app(ctx, options["app"], options["broker"])
+    with reporting_import_errors(f"the tasks of the app {spec!r}"):
+        app.load_tasks()
+    return spec, app
 
 
 def load_app_or_broker(ctx: click.Context, options: Mapping[str, Any]) -> App:

@@ -6,7 +6,7 @@ from typing import IO, Any
 
 import click
 
-from bulltask.cli.app_loader import load_app
+from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.gen_ts.client import client_source
 from bulltask.cli.options import app_options
 
@@ -25,6 +25,5 @@ def command(ctx: click.Context, /, *, output: IO[str], **options: Any) -> None:
     The types of the tasks' arguments and results are those of the type hints, so a call that does not match is an error
     when the program is compiled. Run the command again after a change.
     """
-    spec, app = load_app(ctx, options["app"], options["broker"])
-    app.load_tasks()
+    spec, app = load_tasks(ctx, options)
     output.write(client_source(app, spec))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from bulltask.cli.app_loader import load_app
+from bulltask.cli.app_loader import load_tasks
 from bulltask.cli.options import app_options
 from bulltask.registry.schema import schema_of
 
@@ -24,7 +24,6 @@ def command(ctx: click.Context, /, *, names: tuple[str, ...], **options: Any) ->
     For each task it has the schemas of a job's data and return value, by the type hints, and the name of its queue in
     BullMQ.
     """
-    app = load_app(ctx, options["app"], options["broker"])[1]
-    app.load_tasks()
+    app = load_tasks(ctx, options)[1]
     tasks = [app.tasks[name] for name in names] or list(app.tasks.values())
     click.echo(json.dumps(schema_of(tasks, app.config), indent=2, ensure_ascii=False))
