@@ -80,7 +80,7 @@ def command(
     if plan.layout is QueueLayout.EMPTY:
         return
     if not yes:
-        click.echo("Dry run: nothing was changed. Repeat the command with --yes to migrate these jobs.")
+        click.echo("Dry run: nothing was changed. Run the command again with --yes to migrate these jobs.")
         return
     report = migration.run(plan, _progress("migrated"))
     _show_report(report, plan)

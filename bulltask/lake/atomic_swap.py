@@ -5,7 +5,7 @@ intent file describes the swap; the old directories are moved away, the new one 
 intent is removed. A process that is killed in between leaves the intent, and the next writer completes it.
 
 Between the two moves, a reader can miss the rows of that partition. After a kill, this lasts until the next command
-that writes. Readers that cannot repeat a read use a :func:`hold_swaps` block; swaps wait until it ends.
+that writes. Readers that cannot retry a read use a :func:`hold_swaps` block; swaps wait until it ends.
 """
 
 from __future__ import annotations

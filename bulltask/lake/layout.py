@@ -7,7 +7,7 @@
     LAKE/gold/task_minute/dt=…/
     LAKE/_pipeline/                    the pipeline's state; readers skip names that begin with _ or .
 
-``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a repeated write
+``ingest_id`` identifies the write (a batch, or one run of a command) that created the files, so that a rerun write
 can remove the files of an earlier run.
 """
 
@@ -132,7 +132,7 @@ class Layout:
                     yield directory
 
     def remove(self, ingest_id: str, tables: Iterable[Table] | None = None) -> None:
-        """Remove the files of a write, before it is repeated.
+        """Remove the files of a write, before it is rerun.
 
         Args:
             ingest_id: The ``ingest_id`` of the write.

@@ -7,7 +7,7 @@
     LAKE/_pipeline/publishing.json             the batch whose files are being moved into the tables
 
 A batch is committed when it is the head. Files of a batch that is being published but is not the head are removed
-before anything else is written. If Spark was killed before it recorded the end of a committed batch, it repeats the
+before anything else is written. If Spark was killed before it recorded the end of a committed batch, it reruns the
 batch, which then does nothing: its events may be gone from Redis by now. Files are replaced atomically.
 """
 

@@ -23,7 +23,7 @@ __all__ = ["TableReader", "check_queues", "known_queues", "normalize_queue"]
 T = TypeVar("T")
 
 _MAX_RETRIES: Final = 50
-"""How many times a read is repeated because files vanished after they were listed: they were compacted or replaced."""
+"""How many times a read is retried because files vanished after they were listed: they were compacted or replaced."""
 
 _SCAN: Final = {"batch_size": 32_768, "batch_readahead": 4, "fragment_readahead": 4}
 """Rows per batch, and how many batches and files are read ahead. This bounds the memory of a read."""

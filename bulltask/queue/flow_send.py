@@ -73,7 +73,7 @@ class FlowSender:
         self._completed: set[PlannedJob] = set()
 
     def try_once(self) -> Operation[None]:
-        """Add the flows and set each job's ``result``. May be repeated after ``BrokerUnavailableError``.
+        """Add the flows and set each job's ``result``. May be retried after ``BrokerUnavailableError``.
 
         Raises:
             ConfigError: The server is a Redis Cluster, and the queues are in more than one slot.

@@ -152,7 +152,7 @@ class Client:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _exchange_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send calls; repeat those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
+        """Send calls; resend those whose script the server does not have (after ``SCRIPT FLUSH`` or a failover)."""
         replies = self._exchange([call.packed() for call in calls])
         while missing := [index for index, reply in enumerate(replies) if redis_errors.is_noscript(reply)]:
             again = self._exchange(packed_with_bodies([calls[index] for index in missing]))

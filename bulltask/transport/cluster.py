@@ -31,7 +31,7 @@ class ClusterClient:
     """Makes calls to the nodes of a cluster, as ``Client`` makes them to one server.
 
     A call to the wrong node is not executed there, so it is redirected. A call that no node can execute at the moment
-    is repeated until the command timeout. If a node is unreachable, an error is raised, because it is unknown whether
+    is retried until the command timeout. If a node is unreachable, an error is raised, because it is unknown whether
     the node executed the call; the slot map is read again for the next call.
 
     It is not thread-safe, and must not be used after a fork.
@@ -119,8 +119,8 @@ class ClusterClient:
     def _round(
         self, calls: Sequence[Call[Any]], pending: Sequence[RoutedCall], results: list[Any]
     ) -> tuple[list[RoutedCall], bool]:
-        """Make the calls once. Returns the calls to repeat, and whether to wait first."""
-        repeated: list[RoutedCall] = []
+        """Make the calls once. Returns the calls to retry, and whether to wait first."""
+        retried: list[RoutedCall] = []
         must_wait = False
         for address, group in self._by_node(pending).items():
             batches = [_calls_of(routed, calls) for routed in group]
@@ -131,9 +131,9 @@ class ClusterClient:
                     results[position] = result
                 if (error := _rerouting_error(outcome)) is not None:
                     rerouted, wait = self._reroute(routed, error, address)
-                    repeated.append(rerouted)
+                    retried.append(rerouted)
                     must_wait = must_wait or wait
-        return repeated, must_wait
+        return retried, must_wait
 
     def _give_up(self, pending: Sequence[RoutedCall], results: list[Any]) -> None:
         """Turn redirects that are still unresolved into errors with an explanation."""
@@ -146,7 +146,7 @@ class ClusterClient:
                     )
 
     def _reroute(self, routed: RoutedCall, error: BrokerError, address: Address) -> tuple[RoutedCall, bool]:
-        """Return the new route for a call that was not executed, and whether to wait before it is repeated."""
+        """Return the new route for a call that was not executed, and whether to wait before it is retried."""
         if not isinstance(error, SlotRedirectError):
             self._map = None
             return replace(routed, ask=None), True
@@ -238,7 +238,7 @@ def _calls_of(routed: RoutedCall, calls: Sequence[Call[Any]]) -> list[Call[Any]]
     selected = [calls[position] for position in routed.positions]
     if routed.ask is None:
         return selected
-    # With the body, because if the node did not have the script, the repeated call would not follow an ASKING.
+    # With the body, because if the node did not have the script, the resent call would not follow an ASKING.
     return [_ASKING, *(_with_body(call) for call in selected)]
 
 
@@ -265,7 +265,7 @@ def _drop_asking(outcome: Sequence[Any]) -> list[Any]:
 
 
 def _rerouting_error(outcome: Sequence[Any]) -> BrokerError | None:
-    """Return the error that prevented calls from being executed, so they must be repeated; ``None`` if none did."""
+    """Return the error that prevented calls from being executed, so they must be retried; ``None`` if none did."""
     for result in outcome:
         if isinstance(result, SlotRedirectError) or (
             isinstance(result, BrokerError) and is_transient_in_cluster(result)

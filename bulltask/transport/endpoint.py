@@ -31,7 +31,7 @@ class Endpoint:
     """A server and the timeouts of connections to it.
 
     Every call has a timeout, because without one a client would wait forever on a half-open connection. redis-py's
-    retries are off, because only the caller knows whether a call may be repeated.
+    retries are off, because only the caller knows whether a call may be retried.
 
     Attributes:
         url: ``redis://``, ``rediss://`` or ``unix://``, with redis-py's options (including TLS) after a ``?``.

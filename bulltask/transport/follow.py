@@ -92,7 +92,7 @@ class Follower:
         return self._position
 
     def read(self, block_ms: int) -> Operation[EventPage]:
-        """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be repeated."""
+        """Read the next entries; wait up to ``block_ms`` for them. A read that failed can be retried."""
         try:
             position = yield from self._checked_position()
             entries, retained = yield [read_blocking(self._keys, position, block_ms), is_retained(self._keys, position)]

@@ -1,4 +1,4 @@
-"""Sends jobs in round trips of limited size, and repeats sends whose reply was lost."""
+"""Sends jobs in round trips of limited size, and retries sends whose reply was lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RETRYABLE: Final = (BrokerUnavailableError, BrokerNotReadyError)
 class Producer:
     """Adds jobs, each exactly once, even if the connection breaks.
 
-    A send whose reply was lost is repeated: bulltask creates the job ids, and the add scripts return the id of an
+    A send whose reply was lost is retried: bulltask creates the job ids, and the add scripts return the id of an
     existing job without adding it again. (With ids from Redis' counter, 10 lost replies in 30 sends led to 40 jobs.)
 
     Args:
@@ -79,7 +79,7 @@ class Producer:
     def send_once(self, jobs: Sequence[NewJob], write: IdempotentWrite) -> list[SendResult]:
         """Add the jobs that ``write`` has not added before. Returns a result for each of ``jobs``.
 
-        A round trip whose reply was lost is repeated; its jobs are then duplicates.
+        A round trip whose reply was lost is retried; its jobs are then duplicates.
         """
 
         def add(part: Sequence[NewJob], now_ms: int) -> list[Call[list[SendResult]]]:

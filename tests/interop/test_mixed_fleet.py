@@ -1,4 +1,4 @@
-"""Workers and senders of Node and bulltask share a queue without losing or repeating jobs."""
+"""Workers and senders of Node and bulltask share a queue without losing jobs or running them twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A send whose reply is lost is repeated, and the job is added once."""
+"""A send whose reply is lost is retried, and the job is added once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 JOBS = 1000
 SINGLE_SENDS = 400
-# Short delays, because there are hundreds of repeated sends.
+# Short delays, because there are hundreds of retried sends.
 RETRIES = {"broker_reconnect_delay": 0.001, "broker_reconnect_delay_max": 0.01}
 
 

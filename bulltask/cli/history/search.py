@@ -60,7 +60,7 @@ def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filt
     head = ("ended (UTC)", "state", "queue", "name", "id", "attempts", "ran", "reason")
     click.echo(as_table(head, [_row(job) for job in page.jobs]))
     if page.cursor:
-        click.echo(f"\nFor more, repeat the command with --cursor {page.cursor}")
+        click.echo(f"\nFor more, run the command again with --cursor {page.cursor}")
 
 
 def _row(job: PastJob) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ __all__ = ["command"]
 def command(*, lake: Path, before: date, tables: tuple[str, ...], target_mb: float, as_json: bool) -> None:
     """Merge the small files of past days into larger ones, and remove outdated rows from silver.
 
-    The command can run at the same time as 'run'. It can be killed at any moment and repeated. Needs no Java.
+    The command can run at the same time as 'run'. It can be killed at any moment and rerun. Does not require Java.
     """
     from bulltask.lake.compaction import COMPACTED, compact  # noqa: PLC0415 - slow
     from bulltask.lake.layout import Layout  # noqa: PLC0415 - slow

@@ -42,11 +42,11 @@ def command(
 ) -> None:
     """Add one job to a queue for each distinct row of a Parquet file or a directory of them.
 
-    However often Spark repeats a task, each job is added once. Rows with equal name and data become one job; with
+    However often Spark retries a task, each job is added once. Rows with equal name and data become one job; with
     --id-col, rows with equal ids.
 
     The command prints the id of the write. Pass it to 'gather' to read the results of the jobs, or as --write-id to
-    repeat the command after an error.
+    run the command again after an error.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
 

@@ -52,7 +52,7 @@ def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) 
     if not expired:
         click.echo(f"Nothing to remove: there are no days before {before}.")
     elif not yes:
-        click.echo("\nDry run: nothing was removed. Repeat the command with --yes to remove these days.")
+        click.echo("\nDry run: nothing was removed. Run the command again with --yes to remove these days.")
 
 
 def _by_table(expired: Iterable[ExpiredDay]) -> list[tuple[str, ...]]:

@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """Send finished jobs again, with the same name, data and options but new ids. Without --yes, only list them.
 
-    A job's delay, parent, schedule and expiry are not copied. Repeating the command adds no job twice. Jobs whose data
+    A job's delay, parent, schedule and expiry are not copied. Running it again never adds a job twice. Jobs whose data
     is neither in Redis nor in a snapshot cannot be sent; the command lists them.
 
     Example: --where "name = 'charge' and state = 'failed' and finished_at >= '2026-11-21 14:00'"
@@ -72,7 +72,7 @@ def _show(result: ReplayResult) -> None:
         heads = ("queue", "job_id", "name", "state", "failed_reason", "data")
         click.echo("\n" + as_table(heads, [tuple(_cut(row[name]) for name in heads) for row in result.sample]))
     if result.dry_run:
-        click.echo("\nDry run: nothing was sent. Repeat the command with --yes to send these jobs.")
+        click.echo("\nDry run: nothing was sent. Run the command again with --yes to send these jobs.")
     else:
         click.echo(
             f"\n{pluralize(result.added, 'job')} added, {result.duplicates:,} duplicates; write id {result.write_id}"

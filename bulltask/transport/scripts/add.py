@@ -235,10 +235,10 @@ def _for_prioritized(keys: QueueKeys) -> tuple[str, ...]:
 
 @value_class
 class IdempotentWrite:
-    """Identifies the write that adds jobs, so that a repeated write adds nothing twice.
+    """Identifies the write that adds jobs, so that a retried write adds nothing twice.
 
     Attributes:
-        write_id: The id of the write; it is the same when the write is repeated.
+        write_id: The id of the write; it is the same when the write is retried.
         ttl_ms: How long Redis keeps the ids of the added jobs after the write's last job.
     """
 

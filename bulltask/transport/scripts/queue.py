@@ -116,7 +116,7 @@ class PageCursor:
 
 
 def set_paused(keys: QueueKeys, *, paused: bool) -> Call[int]:
-    """bulltask's ``setPaused``: pause or resume. Returns the number of ids still to move; repeat it until that is 0."""
+    """bulltask's ``setPaused``: pause or resume. Returns the number of ids still to move; call it until that is 0."""
     script_keys = (keys.wait, keys.paused, keys.meta, keys.prioritized, keys.events, keys.delayed, keys.marker)
     return script_call(
         loader.bulltask_script("setPaused"), script_keys, ("paused" if paused else "resumed", MAX_MOVED_PER_CALL), int

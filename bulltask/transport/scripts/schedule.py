@@ -103,7 +103,7 @@ def update_job_scheduler(
 ) -> Call[str | None]:
     """``updateJobScheduler``: add the job that follows job ``producer_id``. Returns its id.
 
-    Returns ``None`` and does nothing if the scheduler no longer exists or already has that job: safe to repeat.
+    Returns ``None`` and does nothing if the scheduler no longer exists or already has that job: safe to retry.
     """
     script_keys = (*_script_keys(keys), keys.job(producer_id), keys.active)
     args = (

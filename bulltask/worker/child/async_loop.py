@@ -201,7 +201,7 @@ class AsyncLoop:
         return None
 
     async def _run_until_reply(self, call: Call[Any]) -> Any:
-        """Repeat a call until there is a reply; return ``False`` after an error reply."""
+        """Retry a call until there is a reply; return ``False`` after an error reply."""
         while True:
             try:
                 return await self.client().run(call)

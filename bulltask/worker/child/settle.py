@@ -81,8 +81,8 @@ __all__ = ["BackoffStep", "Settlement", "Settler", "WriteStep"]
 _NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
 """Errors, apart from ``RECOVERABLE`` ones, that require another outcome: see :meth:`Settler.fallback`."""
 
-_MAX_REPEAT_S: Final = 3_600
-"""Maximum time for which a call is repeated."""
+_MAX_RETRY_S: Final = 3_600
+"""Maximum time for which a call is retried."""
 
 _NOT_REGISTERED: Final = (
     "task {!r} is not registered in the worker that acquired this job; the job is rescheduled until it is acquired by "
@@ -112,7 +112,7 @@ class WriteStep:
 Settlement = Generator[
     BackoffStep | WriteStep | Call[bool], Any, tuple[Outcome | None, AcquiredJob | None, BrokerError | None]
 ]
-"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is repeated until there is a reply."""
+"""Sans-I/O steps, which both loops of a child execute. A :class:`Call` is retried until there is a reply."""
 
 
 class Settler:
@@ -292,10 +292,10 @@ class Settler:
         return renew_lock(acquired.keys, acquired.job.id, acquired.slot.token, self._config.lock_ms)
 
     def _is_removed_soon(self, job: RunningJob) -> bool:
-        """Whether retention may remove the job before a write whose reply was lost is repeated."""
+        """Whether retention may remove the job before a write whose reply was lost is retried."""
         options = (("removeOnComplete", self._config.keep_completed), ("removeOnFail", self._config.keep_failed))
         kept = [job.keep(*option) for option in options]
-        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_REPEAT_S) < _MAX_REPEAT_S for keep in kept)
+        return any(keep.get("count", -1) >= 0 or keep.get("age", _MAX_RETRY_S) < _MAX_RETRY_S for keep in kept)
 
     # ---- after the write ----
 

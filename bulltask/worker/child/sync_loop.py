@@ -41,7 +41,7 @@ class IterationAdder:
     def add_next(self, acquired: AcquiredJob) -> RescheduledByWorkerOutcome | None:
         """Add the next iteration; return the current job's outcome if that is not possible.
 
-        While Redis is unavailable, the call is repeated, and the supervisor renews the job's lock. After an error
+        While Redis is unavailable, the call is retried, and the supervisor renews the job's lock. After an error
         reply, or if the schedule is malformed, the job is rescheduled
         (:func:`~bulltask.queue.next_iteration.scheduling_retry_delay_ms`).
         """
@@ -192,7 +192,7 @@ class SyncLoop:
         return None
 
     def _run_until_reply(self, call: Call[Any]) -> Any:
-        """Repeat a call until there is a reply; return ``False`` after an error reply."""
+        """Retry a call until there is a reply; return ``False`` after an error reply."""
         while True:
             try:
                 return self._fetcher.client.run(call)

@@ -94,7 +94,7 @@ class Canceller:
         return running
 
     def tick(self, _now_ms: int, _missed: int, /) -> None:
-        """Repeat requests that have not been acknowledged, and kill children whose attempt has not ended in time."""
+        """Resend requests that have not been acknowledged, and kill children whose attempt has not ended in time."""
         for token in tuple(self._requests):
             self._enforce(token)
 

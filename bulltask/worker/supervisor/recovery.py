@@ -185,7 +185,7 @@ class Recovery:
 
     def _count_crash(self, keys: QueueKeys, token: str, job_id: str) -> int:
         key = keys.crashes(job_id)
-        # A set of tokens instead of a counter, because this call is repeated if the connection breaks before the job is
+        # A set of tokens instead of a counter, because this call is retried if the connection breaks before the job is
         # settled, and a crash must be counted only once.
         calls: list[Call[Any]] = [command("SADD", key, token), command("PEXPIRE", key, _CRASHES_KEPT_MS)]
         return int(self._client.run_many([*calls, command("SCARD", key)])[2])
