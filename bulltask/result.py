@@ -137,7 +137,7 @@ class AsyncResult(Generic[R]):
         return await self.reader.arevoke(self.ref, terminate=terminate)
 
     def snapshot(self) -> JobSnapshot:
-        """Return the job's state, progress, result, failed reason and tracebacks, in one round trip."""
+        """Return the job's state, progress, result, failure reason and tracebacks, in one round trip."""
         return self.reader.snapshot(self.ref)
 
     async def asnapshot(self) -> JobSnapshot:

@@ -73,11 +73,11 @@ def _start(port: int, data: DataDirectory, loglevel: str) -> EmbeddedServer:
 
 
 def _wait_for_end(started: EmbeddedServer) -> None:
-    """Wait until the server has ended or this process receives a signal to end."""
+    """Wait until the server has exited or this process receives a signal to stop."""
     # The signals stay blocked, because a second Ctrl-C must not interrupt the shutdown, which has a time limit.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     while started.running and signal.sigwait(_STOP_SIGNALS | {signal.SIGCHLD}) not in _STOP_SIGNALS:
-        pass  # SIGCHLD: the server has ended, or was stopped and continued
+        pass  # SIGCHLD: the server has exited, or was stopped and continued
 
 
 def _port_taken(port: int) -> str:

@@ -176,7 +176,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "time_limit_ms",
             optional(duration(1)),
             None,
-            "time after which a running task is ended, by killing its process if necessary; none: no limit",
+            "time after which a running task is stopped, by killing its process if necessary; none: no limit",
         ),
         _S(
             "task_typed",

@@ -3,7 +3,7 @@
 Usage: ``python -I -S keeper.py LOCK_FILE STATUS_FD PASSED_FDS -- PROGRAM ARGUMENTS…``
 
 Every process that uses the server holds a shared ``flock`` on ``LOCK_FILE``. The keeper starts the server, then
-requests the exclusive lock: the kernel grants it when the last of these processes has ended, even after a crash. Then
+requests the exclusive lock: the kernel grants it when the last of these processes has exited, even after a crash. Then
 the keeper stops the server and exits, which releases the lock for the next process. There is no counter that could
 be wrong after a crash.
 """

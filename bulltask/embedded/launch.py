@@ -135,7 +135,7 @@ def open_lock(path: Path) -> int:
 def lock_directory(data_dir: Path, timeout: float = 10.0) -> int:
     """Create the directory and lock it for one server; return the lock's file descriptor, for the server to inherit.
 
-    The lock belongs to every process that has the descriptor, so it is released when the server has ended, even after
+    The lock belongs to every process that has the descriptor, so it is released when the server has exited, even after
     a crash. Two servers on one append-only file would destroy it.
 
     Args:
@@ -176,13 +176,13 @@ class ServerLog:
         return f"{' | '.join(lines) or 'it wrote no log'} (see {self.path})"
 
     def failure(self, port: int) -> BrokerUnavailableError:
-        """Return the error for a server that ended before it was ready."""
+        """Return the error for a server that exited before it was ready."""
         text = self.text()
         if "bind: Permission denied" in text:
             return BrokerUnavailableError(f"this user may not listen on port {port}: choose a port above 1023")
         if "Address already in use" in text or "Failed listening on port" in text:
             return PortTakenError(f"port {port} on {HOST} is in use by another process")
-        return BrokerUnavailableError(f"the server ended before it was ready: {self.tail()}")
+        return BrokerUnavailableError(f"the server exited before it was ready: {self.tail()}")
 
 
 def wait_until_ready(
@@ -198,7 +198,7 @@ def wait_until_ready(
         timeout: Seconds; a large append-only file takes a while to load.
 
     Returns:
-        The 40 hexadecimal digits of ``run_id``; empty if the server has ended.
+        The 40 hexadecimal digits of ``run_id``; empty if the server has exited.
 
     Raises:
         BrokerUnavailableError: The server neither replied nor ended in time.

@@ -36,7 +36,7 @@ class EmbeddedServer:
 
     The server listens on 127.0.0.1 only, evicts nothing and writes every change to an append-only file, which is synced
     every second. ``kill -9`` therefore usually loses no acknowledged write; if the disk is slow, it may lose the last
-    two seconds (a power failure: the last second). The server ends with the process that started it, even if that
+    two seconds (a power failure: the last second). The server stops with the process that started it, even if that
     process is killed; a forked child of that process neither stops the server nor changes its files.
 
     Args:
@@ -193,7 +193,7 @@ class EmbeddedServer:
 
 
 def _settings(password: str | None) -> int:
-    """Return a pipe that contains the password, because every user can read the command line."""
+    """Return a pipe that contains the password, because any user on this machine can read the command line."""
     reading, writing = os.pipe()
     if password is not None:
         escaped = "".join(f"\\x{byte:02x}" for byte in password.encode())
@@ -224,8 +224,8 @@ _spawner: tuple[int, ThreadPoolExecutor] | None = None
 def _run_in_permanent_thread(spawn: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     """Run ``spawn`` in the main thread, or in a thread that lives as long as this process.
 
-    Linux ends the server when the *thread* that forked it ends: a server that was started in a web framework's worker
-    thread would end with the request.
+    Linux kills the server when the *thread* that forked it exits: a server that was started in a web framework's worker
+    thread would stop with the request.
     """
     global _spawner  # noqa: PLW0603 # one thread per process
     if threading.current_thread() is threading.main_thread() or sys.platform != "linux":

@@ -42,7 +42,7 @@ _REGISTRATION_TIMEOUT = 40.0  # longer than a keeper waits for its server to end
 
 _process_locks: dict[Path, int] = {}
 """The descriptors of ``users.lock`` files, by the directory whose server this process uses. They stay open until the
-process ends, and forked children inherit them, so the server runs at least as long as a worker's children."""
+process exits, and forked children inherit them, so the server runs at least as long as a worker's children."""
 
 
 def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
@@ -67,10 +67,10 @@ def resolve_url(broker_url: str | SecretUrl) -> SecretUrl:
 
 
 def start_or_join(data_dir: Path | str | None = None) -> str:
-    """Ensure that a directory's server is running, and use it until this process and its forked children end.
+    """Ensure that a directory's server is running, and use it until this process and its forked children exit.
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
-    has ended, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
+has exited, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
 
     A server is joined only if it reports the run id that is recorded for this directory. Call this again if the
     server has died, to restart it, on the same port if that is still free.
@@ -205,7 +205,7 @@ def _start_on(binary: ServerBinary, directory: Path, port: int) -> ServerRecord:
             os.close(lock_fd)
         pid = os.read(status, 32)  # the server's; empty if the keeper is gone
         if pid:
-            # From now on, the pipe becomes readable when the keeper has ended, after its server.
+            # From now on, the pipe becomes readable when the keeper has exited, after its server.
             run_id = wait_until_ready(port, int(pid), lambda s: bool(select.select([status], [], [], s)[0]))
             if run_id:
                 return ServerRecord(int(pid), port, run_id)

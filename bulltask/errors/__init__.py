@@ -14,7 +14,7 @@
     ├── BrokerError              Redis, or the connection to it, failed
     │   ├── BrokerUnavailableError   no connection, no reply, or a timeout              (also a ConnectionError)
     │   ├── BrokerAuthError          wrong credentials, or a command that the ACL denies
-    │   ├── BrokerNotReadyError      Redis cannot reply now: LOADING, READONLY, MISCONF …
+    │   ├── BrokerNotReadyError      Redis cannot reply right now: LOADING, READONLY, MISCONF …
     │   ├── BrokerOutOfMemoryError   Redis has reached ``maxmemory``
     │   └── BrokerConfigError        a cluster node, a Sentinel, or a database that does not exist
     ├── ScriptIntegrityError     a Lua script in the bulltask package was modified
@@ -204,7 +204,7 @@ class BrokerAuthError(BrokerError):
 
 
 class BrokerNotReadyError(BrokerError):
-    """Redis is reachable, but cannot execute commands now."""
+    """Redis is reachable, but cannot execute commands right now."""
 
 
 class BrokerOutOfMemoryError(BrokerError):

@@ -250,7 +250,7 @@ class RedisReconnected(ChildEvent):
 
 @dataclass(frozen=True, slots=True)
 class RedisErrorReply(ChildEvent):
-    """Redis returns an error: it is full, it is read-only, a queue's keys are malformed …"""
+    """Redis returns an error: it is out of memory, it is read-only, a queue's keys are malformed …"""
 
     queue: str
     """The affected queue; ``""`` if all of this process's commands are affected."""

@@ -70,7 +70,7 @@ def _wrap(listener: Listener) -> Listener:
             raised = exc
             if isinstance(exc, Exception):
                 raise
-            # sys.exit() in a listener must not end the child and its jobs
+            # sys.exit() in a listener must not stop the child and its jobs
             raise RuntimeError(f"the listener raised {type(exc).__name__}: {exc}") from exc
         finally:
             exit_if_forked(pid, raised)

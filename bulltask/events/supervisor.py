@@ -209,7 +209,7 @@ class WorkerStopping(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped(Event):
-    """All children have ended, and the worker is about to exit."""
+    """All children have exited, and the worker is about to exit."""
 
     exit_code: int
 

@@ -98,7 +98,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job's outcome: the return value as JSON text, or the failed reason."""
+    """A job's outcome: the return value as JSON text, or the failure reason."""
 
     completed: bool
     text: str

@@ -1,4 +1,4 @@
-"""Compact past days: rewrite many small files into few large ones; needs no JVM.
+"""Compact past days: rewrite many small files into few large ones; does not require a JVM.
 
 Each batch of the pipeline writes a file for each queue. Compaction rewrites the files of a past day into files of about
 the target size, and drops superseded rows of silver tables.

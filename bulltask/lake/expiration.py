@@ -1,4 +1,4 @@
-"""Remove old days from tables; needs no JVM."""
+"""Remove old days from tables; does not require a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaps: lost events, and the jobs that backfills have added. Needs no JVM."""
+"""Gaps: lost events, and the jobs that backfills have added. Does not require a JVM."""
 
 from __future__ import annotations
 

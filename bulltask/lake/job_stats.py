@@ -1,4 +1,4 @@
-"""Statistics for dashboards: jobs by state, attempts over time, percentiles of waits and runs."""
+"""Statistics for dashboards: jobs by state, attempts over time, percentiles of wait and run times."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Log-scale histograms of durations, as in DDSketch, with a growth factor of 1.02.
 
-The gold tables store waits and runs as such histograms, so histograms of minutes can be merged into histograms of days.
-A bucket holds durations up to 2 % longer than the bucket below it. A percentile is therefore within 1 % of the exact
-one, rounded to milliseconds, and exact up to 50 ms. Unlike in DDSketch, no buckets are collapsed: merged histograms are
-exactly those of the longer period, rebuilt tables have the same rows, and reading them needs no library.
+The gold tables store wait and run times as such histograms, so histograms of minutes can be merged into histograms of
+days. A bucket holds durations up to 2 % longer than the bucket below it. A percentile is therefore within 1 % of the
+exact one, rounded to milliseconds, and exact up to 50 ms. Unlike in DDSketch, no buckets are collapsed: merged
+histograms are exactly those of the longer period, rebuilt tables have the same rows, and reading them needs no library.
 """
 
 from __future__ import annotations

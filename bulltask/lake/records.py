@@ -107,7 +107,7 @@ class PastAttempt:
         outcome: ``completed``, ``failed`` (and so did the job), ``requeued`` (the job runs again: the attempt failed,
             was released or rescheduled, or its child crashed), ``stalled``, ``waiting-children``, or ``open`` if the
             outcome is unknown.
-        failed_reason: Why the job failed; events do not contain the failure reasons of requeued attempts.
+        failed_reason: Why the job failed; events do not contain failure reasons for requeued attempts.
         error_fingerprint: As in :class:`PastJob`.
         worker: The worker id (for a Node.js worker, its name), from a snapshot.
         source: ``events`` or ``snapshot``.

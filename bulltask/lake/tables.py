@@ -295,7 +295,7 @@ ERRORS_DAY: Final = Table(
         fraction double count divided by all failures of the task on that day, 0 to 1
         first_seen time end of the first failed attempt
         last_seen time end of the last failed attempt
-        sample_failed_reason text complete reason of the last failure
+        sample_failed_reason text complete reason for the last failure
         sample_job_ids texts ids of up to five of the jobs, latest first
         """,
     ),

@@ -43,8 +43,8 @@ class FlakyProxy:
     """A TCP proxy on 127.0.0.1 for one server, in a separate thread, whose faults can be switched on and off.
 
     It is a context manager; between ``start()`` and ``close()`` every method may be called from any thread. A process
-    that is forked (without exec) while the proxy is running inherits its sockets, and ``reset`` then ends a connection
-    only when that process ends too: fork before the start, or start workers as programs.
+    that is forked (without exec) while the proxy is running inherits its sockets, and ``reset`` then closes a
+    connection only when that process exits, too: fork before the start, or start workers as programs.
 
     Args:
         host: The server's address.

@@ -92,7 +92,7 @@ class RedisServer:
         self._process.kill()
 
     def stop(self) -> None:
-        """Shut the server down cleanly (``SIGTERM``) and wait until it has ended."""
+        """Shut the server down cleanly (``SIGTERM``) and wait until it has exited."""
         self._process.stop()
 
     def restart(self) -> None:

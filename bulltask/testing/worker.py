@@ -66,7 +66,7 @@ class WorkerProcess:
             The worker; also a context manager that stops it.
 
         Raises:
-            BulltaskError: The worker ended; the message shows the end of its log.
+            BulltaskError: The worker exited; the message shows the end of its log.
             TimeoutError: The worker did not start in time.
         """
         given = {"loglevel": "info", **(settings or {}), **({} if broker_url is None else {"broker_url": broker_url})}
@@ -131,7 +131,7 @@ class WorkerProcess:
             self._signal(signal.SIGCONT, "Worker resumed", timeout)
 
     def stop(self, *, force: bool = False, timeout: float = 60.0) -> int:
-        """Stop the worker and wait until it has ended.
+        """Stop the worker and wait until it has exited.
 
         Args:
             force: Release running jobs immediately instead of waiting up to ``shutdown_timeout`` for them to end.
@@ -151,7 +151,7 @@ class WorkerProcess:
             raise TimeoutError(f"the worker (process {self.pid}) is still running after {timeout:g} s") from exc
 
     def kill(self) -> None:
-        """Kill it (``SIGKILL``), which also ends its children, and wait until it has ended."""
+        """Kill it (``SIGKILL``), which also kills its children, and wait until it has exited."""
         self._process.kill()
         self._process.wait()
 
@@ -187,7 +187,7 @@ class WorkerProcess:
                 return True
             if ended:
                 last = "\n".join(self.text.splitlines()[-_LAST_LINES:])
-                raise BulltaskError(f"the worker ended with exit code {self._process.returncode}:\n{last}")
+                raise BulltaskError(f"the worker exited with code {self._process.returncode}:\n{last}")
             return False
 
         wait_until(logged, timeout, f"the line {event!r} of the worker (process {self.pid})")

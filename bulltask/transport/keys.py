@@ -105,7 +105,7 @@ class QueueKeys:
         return f"{self.base}{job_id}:processed"
 
     def ignored(self, job_id: str) -> str:
-        """Failure reasons of the job's failed child jobs whose failure is ignored, by their full key."""
+        """Failure reasons for the job's failed child jobs whose failure is ignored, by their full key."""
         return f"{self.base}{job_id}:failed"
 
     def unsuccessful(self, job_id: str) -> str:

@@ -171,7 +171,7 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
     text = str(exc)
     # redis-py removes the code from replies for which it has a class, so both class and text are checked.
     if isinstance(exc, exceptions.OutOfMemoryError) or text.startswith("OOM"):
-        return BrokerOutOfMemoryError(f"Redis at {url} is full (maxmemory): {text}")
+        return BrokerOutOfMemoryError(f"Redis at {url} is out of memory (maxmemory): {text}")
     if (
         isinstance(exc, exceptions.AuthenticationError | exceptions.NoPermissionError)
         or text.startswith(_AUTH)
@@ -179,7 +179,7 @@ def reply_error(exc: exceptions.RedisError, url: str) -> BrokerError:
     ):
         return BrokerAuthError(f"Redis at {url} rejected a command: {text}{acl_advice(text, url)}")
     if isinstance(exc, _NOT_READY_KINDS) or text.startswith(_NOT_READY) or "MISCONF" in text:
-        return BrokerNotReadyError(f"Redis at {url} cannot execute commands now: {text}")
+        return BrokerNotReadyError(f"Redis at {url} cannot execute commands right now: {text}")
     if (error := _redirect(exc, url)) is not None:
         return error
     if isinstance(exc, exceptions.ClusterCrossSlotError) or "non local key in a cluster" in text:

@@ -48,7 +48,7 @@ def revoke(
 
 
 def _fail_malformed(keys: QueueKeys, job: RunningJob, config: Config, now_ms: int, exc: BrokerError) -> Operation[bool]:
-    """Fail a job that made the script stop with an error, if the job's hash is malformed."""
+    """Fail a job that made the script fail with an error, if the job's hash is malformed."""
     options = FetchOptions.from_config(config, keys, _LOCK_OWNER, "")
     failure = malformed_finish(str(exc), job.keep("removeOnFail", config.keep_failed))
     finish = move_to_finished(keys, job.id, options, failure, fetch_next=False, now_ms=now_ms)

@@ -33,9 +33,9 @@ def atomic(calls: Sequence[Call[Any]], where: str) -> list[Call[Any]]:
         each of ``calls``.
 
     If the server rejects one of the calls when it is queued (the ACL forbids it, its keys are in several slots), the
-    round trip raises and nothing was executed. A server that cannot write at all (it is full, or a replica) also
-    rejects calls at that point or, depending on its version, executes no part of any script, and all results are that
-    error.
+    round trip raises and nothing was executed. A server that cannot write at all (it is at maxmemory, or a replica)
+    also rejects calls at that point or, depending on its version, executes no part of any script, and all results are
+    that error.
     """
     return [
         command("MULTI"),

@@ -124,7 +124,7 @@ class Beat:
         except _RETRYABLE:
             raise
         except BulltaskError as exc:
-            # For example, Redis is full or rejects a command. The worker continues with the stored schedules.
+            # For example, Redis is out of memory or rejects a command. The worker continues with the stored schedules.
             self._logger.error("Schedule not updated", queue=queue, error=str(exc))  # noqa: TRY400
         else:
             self._log(queue, changes)

@@ -8,7 +8,7 @@ __all__ = ["ExitCode"]
 
 
 class ExitCode(IntEnum):
-    """Why a process ended."""
+    """Why a process exited."""
 
     OK = 0
     FAILED = 1

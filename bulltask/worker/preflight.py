@@ -91,7 +91,7 @@ class Preflight:
             self._logger.warning("Redis is older than 6.2; upgrade it", version=".".join(map(str, facts.version)))
         if facts.eviction != "noeviction":
             self._logger.warning(
-                "Redis may evict jobs silently when it is full; set maxmemory-policy to noeviction",
+                "Redis may evict jobs silently when it is out of memory; set maxmemory-policy to noeviction",
                 maxmemory_policy=facts.eviction,
             )
         needed = worker_commands() + (() if self._config.metrics_port is None else metrics_commands())

@@ -62,7 +62,7 @@ class Board:
         line = cast("IO[bytes]", self._process.stdout).readline()
         if not line:
             self.close()
-            raise RuntimeError(f"node/board.js ended before it listened: {self.stderr}")
+            raise RuntimeError(f"node/board.js exited before it listened: {self.stderr}")
         self.url = f"http://127.0.0.1:{json.loads(line)['port']}"
         self._http = httpx.Client(base_url=self.url, timeout=30)
 

@@ -35,5 +35,5 @@ class BullBridge(NodeBridge):
         self.call("queue.work", queue=queue, attempts=attempts)
 
     def hold(self, queue: str = "mail") -> str:
-        """Start a worker that acquires a job and runs it until this process ends; return the id."""
+        """Start a worker that acquires a job and runs it until this process exits; return the id."""
         return str(self.call("queue.hold", queue=queue))

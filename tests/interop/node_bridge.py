@@ -21,7 +21,7 @@ END_MS = 3_000  # node/bridge.js takes 2 s at most
 
 
 class NodeError(Exception):
-    """The official client threw, or the Node process has ended; the message is the client's."""
+    """The official client threw, or the Node process has exited; the message is the client's."""
 
 
 class NodeBridge:
@@ -51,7 +51,7 @@ class NodeBridge:
         self._ids = itertools.count(1)
         self._replies: dict[int, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
-        self._ended = False
+        self._exited = False
         self._changed = threading.Condition()
         # Not a pipe: it is not read, and Node would block when it is full.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
@@ -84,7 +84,7 @@ class NodeBridge:
             **fields: The operation's arguments, by their names in ``node/operations.js``.
 
         Raises:
-            NodeError: The operation threw, or Node has ended.
+            NodeError: The operation threw, or Node has exited.
             TimeoutError: No reply came in time.
         """
         number = next(self._ids)
@@ -95,7 +95,7 @@ class NodeBridge:
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
         except (OSError, ValueError) as exc:
-            raise NodeError(f"{op}: {self.client} has ended{self._stderr()}") from exc
+            raise NodeError(f"{op}: {self.client} has exited{self._stderr()}") from exc
         reply = self._wait(lambda: self._replies.pop(number, None), timeout, f"a reply to {op}")
         if "error" in reply:
             raise NodeError(reply["error"])
@@ -112,7 +112,7 @@ class NodeBridge:
             timeout: Seconds.
 
         Raises:
-            NodeError: Node has ended.
+            NodeError: Node has exited.
             TimeoutError: No such event came in time; the message lists the events that did.
         """
 
@@ -164,7 +164,7 @@ class NodeBridge:
                         self._replies[message["id"]] = message
                     self._changed.notify_all()
         with self._changed:
-            self._ended = True
+            self._exited = True
             self._changed.notify_all()
 
     def _wait(self, find: Callable[[], dict[str, Any] | None], timeout: float, what: str) -> dict[str, Any]:
@@ -173,15 +173,15 @@ class NodeBridge:
         def check() -> bool:
             nonlocal message
             message = find()
-            return message is not None or self._ended
+            return message is not None or self._exited
 
         with self._changed:
             self._changed.wait_for(check, timeout)
             seen = [event["event"] for event in self._events[-20:]]
         if message is not None:
             return message
-        if self._ended:
-            raise NodeError(f"{self.client} ended before {what} came{self._stderr()}")
+        if self._exited:
+            raise NodeError(f"{self.client} exited before {what} came{self._stderr()}")
         raise TimeoutError(f"{what} did not come within {timeout:g} s; last events: {seen}{self._stderr()}")
 
     def _stderr(self) -> str:

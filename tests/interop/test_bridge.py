@@ -210,7 +210,7 @@ def test_a_dead_node_process_raises_an_error_instead_of_a_timeout(node: NodeBrid
     os.kill(node.pid, signal.SIGKILL)
     with pytest.raises(NodeError, match="Node"):
         node.call("queue.add", queue="mail", name="send", data={})
-    with pytest.raises(NodeError, match="Node ended"):
+    with pytest.raises(NodeError, match="Node exited"):
         node.wait_event("completed")
 
 

@@ -1,4 +1,4 @@
-"""Flows over two queues work across Node and bulltask, whatever the outcome of a child."""
+"""Flows that span two queues work with Node and bulltask, whatever the outcome of a child."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Orders:
         self.workers.append(Worker(directory, TASKS, options=["-Q", queue], settings=settings, environ=environ))
 
     def last_event(self, queue: str, job_id: str) -> dict[str, str]:
-        """Wait until a job has ended; return its last event."""
+        """Wait until a job has finished; return its last event."""
         stream = Stream(self.url, f"bull:{{{queue}}}:events")
         try:
             wait_until(lambda: self._ends(stream, job_id), 60, f"the end of job {job_id}")

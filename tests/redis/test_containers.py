@@ -1,7 +1,7 @@
 """Tests of servers in containers: testcontainers, a container engine, and Redis and Valkey images.
 
 If no engine responds, these tests start podman with images of this machine's servers, so they need no registry. podman
-runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes end with
+runs in separate mount and process namespaces, so it sees no cgroups that crun rejects, and all its processes exit with
 it.
 """
 

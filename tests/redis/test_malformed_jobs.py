@@ -251,7 +251,7 @@ def test_a_retention_limit_that_is_not_a_number_removes_nothing(
 def test_promoting_a_malformed_delayed_job_loses_no_other_job(
     keys: QueueKeys, put: Put, child: Child, emitted: list[Event], redis_client: Any
 ) -> None:
-    # BullMQ's script takes all that are due out of `delayed`, and stops at the second.
+    # BullMQ's script takes all that are due out of `delayed`, and fails on the second.
     jobs = [put("a"), put("b-nan", priority="-nan"), put("c-text", value="not a hash"), put("d"), put("e", priority=5)]
     redis_client.delete(keys.wait)
     redis_client.zadd(keys.delayed, {job_id: score for score, job_id in enumerate(jobs)})

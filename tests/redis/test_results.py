@@ -367,7 +367,7 @@ async def test_get_and_aget_time_out_on_time(app: App, worker: Worker, seconds: 
 
 @pytest.fixture
 def persistent_server(server_factory: ServerFactory) -> RedisServer:
-    """A server for one test that keeps its data over a crash."""
+    """A server for one test that keeps its data across a crash."""
     return server_factory(appendonly=True, extra=["--appendfsync", "always"])
 
 

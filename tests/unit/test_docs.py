@@ -395,12 +395,12 @@ def test_the_documented_flags_of_migrate_bull_match_the_command() -> None:
 
 
 def test_every_task_option_is_documented() -> None:
-    documented = {name for row in rows(CONFIGURATION, "Options of a task") for name in inline_code(row[0])}
+    documented = {name for row in rows(CONFIGURATION, "Task options") for name in inline_code(row[0])}
     assert documented == {field.name for field in fields(TaskOptions)} - {"unlimited_retries"} | {"name", "bind"}
 
 
 def test_every_call_option_is_documented() -> None:
-    documented = {name for row in rows(CONFIGURATION, "Options of a call") for name in inline_code(row[0])}
+    documented = {name for row in rows(CONFIGURATION, "Call options") for name in inline_code(row[0])}
     assert documented == {field.name for field in fields(CallOptions)}
 
 

@@ -1,4 +1,4 @@
-"""``bulltask history``: search the jobs in the lake, and serve them over HTTP. Needs no Redis.
+"""``bulltask history``: search the jobs in the lake, and serve them over HTTP. Does not require Redis.
 
 The modules of its commands import Arrow only on use, so ``--help`` works without it.
 """

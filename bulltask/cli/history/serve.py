@@ -22,7 +22,7 @@ _STOP_SIGNALS: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 def command(*, lake: Path, port: int) -> None:
     """Serve the lake's history as JSON over HTTP until Ctrl-C.
 
-    It listens on 127.0.0.1 only, without authentication, so every user on this machine can read it. Paths: /search,
+    It listens on 127.0.0.1 only, without authentication, so any user on this machine can read it. Paths: /search,
     /job, /job-counts, /attempt-counts, /latency.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow

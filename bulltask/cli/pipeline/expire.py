@@ -34,7 +34,7 @@ def command(*, lake: Path, before: date, tables: str, yes: bool, as_json: bool) 
     """Remove old days from tables. Without --yes, only list them.
 
     The checkpoint of 'run' and the events of unfinished jobs are always kept. If a finished job is retried manually
-    after its events have expired, its history lacks the earlier attempts. Needs no Java.
+    after its events have expired, its history lacks the earlier attempts. Does not require Java.
     """
     from bulltask.config.parsers import parse_names  # noqa: PLC0415 - with the other imports
     from bulltask.lake.expiration import expire, find_tables  # noqa: PLC0415 - slow

@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """List gaps (ranges of lost events), and the number of jobs that 'backfill' has added for each.
 
-    If there are no gaps, the lake contains every event from the pipeline's start to its last batch. Needs no Java.
+    If there are no gaps, the lake contains every event from the pipeline's start to its last batch. Does not
+    require Java.
 
     Exit codes: 0 no gaps in that period, 3 there are gaps.
     """

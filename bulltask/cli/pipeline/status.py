@@ -32,7 +32,7 @@ __all__ = ["command", "skipped_queue_lines"]
 def command(ctx: click.Context, /, *, lake: Path, as_json: bool, **connection: Any) -> None:
     """Show how far the lake lags behind the queues, and the time until Redis trims unread events (headroom).
 
-    Needs no Java.
+    Does not require Java.
     """
     from bulltask.spark.source.status import pipeline_status  # noqa: PLC0415 - slow
 

@@ -1,4 +1,4 @@
-"""Aggregates of each task and queue over the whole period."""
+"""Aggregates for each task and queue across the whole period."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class DurationHistograms:
     """Histograms of durations (:mod:`bulltask.lake.log_histogram`).
 
     Attributes:
-        by_task: A histogram of each task, over the whole period.
+        by_task: A histogram for each task, across the whole period.
         over_time: A table with ``line`` (an index of ``ReportData.shown``, or the next index for all other tasks),
             ``at`` (a minute of the axis), ``bucket``, ``count``.
     """

@@ -48,7 +48,7 @@ class Failure:
         fraction: Their fraction of all failures of the task.
         first_seen: End of the first failed attempt.
         last_seen: End of the last failed attempt.
-        sample_failed_reason: The reason of one of the failures.
+        sample_failed_reason: The reason for one of the failures.
         sample_job_ids: Up to five jobs, latest first.
     """
 
@@ -264,7 +264,7 @@ def capacity(aggregates: Iterable[QueueAggregate]) -> ReportTable:
 
 
 def tasks(aggregates: Iterable[TaskAggregate]) -> ReportTable:
-    """Return jobs, waits and runs of tasks as a table."""
+    """Return the jobs, wait and run times of tasks as a table."""
     quantiles = (0.5, 0.95, 0.99)
     columns = [
         _QUEUE,

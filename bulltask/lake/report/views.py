@@ -147,13 +147,13 @@ def queues_shown(report: Report, max_names: int = 8) -> str:
 def notes(report: Report) -> list[str]:
     """Return notes on how to read the numbers."""
     lines = [
-        "All times are in UTC, by Redis' clock. A point in a chart covers"
+        "All times are in UTC, by Redis' clock. Each point on a chart covers"
         f" {steps(report.data.axis.step if report.data.axis else 1)}; numbers per minute are averages over that time.",
-        "Percentiles of waits and runs are computed from log histograms (gold.task_minute), within 1 % of the exact"
+        "Percentiles of wait and run times are computed from log histograms (gold.task_minute), within 1 % of the exact"
         " values. Waits below 50 ms are only as accurate as the clocks.",
         "Wait is the time from when a job is due until an attempt starts; run is the time from its start to its end.",
-        "Finished jobs are completed or failed. Events do not contain the failure reasons of requeued attempts,"
-        " so only the last reason of a failed job is shown.",
+        "Finished jobs are completed or failed. Events do not contain failure reasons for requeued attempts,"
+        " so only the last failure reason of a job is shown.",
         "After a requeued attempt, its job runs again: the attempt failed, was released (a shutdown, a rate limit)"
         " or rescheduled by its task, or its child crashed. Events do not distinguish these cases.",
         "Wasted time is the run time of attempts that failed, stalled or were requeued. For a task that reschedules"

@@ -26,7 +26,7 @@ _INTERVAL_FRACTION: Final = 0.02
 
 _FINAL_CHECKS: Final = 20
 _FINAL_PAUSE_S: Final = 0.05
-"""Spark's status is delayed: a Spark job that has ended may still be reported as running for this time."""
+"""Spark's status is delayed: a Spark job that has finished may still be reported as running for this time."""
 
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
@@ -116,7 +116,7 @@ class StageProgress:
         Returns:
             ``progress`` (the percentage of finished tasks among those known so far, from 0 to 100; dashboards show the
             number with this name), ``stages``, ``stages_done``, ``tasks`` and ``tasks_done``. A stage that Spark skips
-            counts as pending until the Spark job has ended, and then not at all.
+            counts as pending until the Spark job has finished, and then not at all.
         """
         self.is_running = False
         for job in sorted(set(self._tracker.getJobIdsForGroup(self._group)) - self._ended):

@@ -215,7 +215,7 @@ def child_failure(key: str, prefix: str, *, hash_tag: bool) -> Call[tuple[str, s
 
 
 def ignored_failures(keys: QueueKeys, job_id: str) -> Call[dict[str, str]]:
-    """Read the failure reasons of the child jobs whose failure is ignored, by their full key."""
+    """Read the failure reasons for the child jobs whose failure is ignored, by their full key."""
     return command("HGETALL", keys.ignored(job_id), parse_reply=_reasons)
 
 

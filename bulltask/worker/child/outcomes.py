@@ -64,7 +64,7 @@ class FailedOutcome:
     Attributes:
         reason: The error message.
         trace: The attempt's traceback.
-        malformed: BullMQ's script may stop with an error on this job, so bulltask's script fails it.
+        malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
         failed_job: The job in a canvas because of which this one fails, if it is another one.
     """
 
@@ -97,7 +97,7 @@ class RetriedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RescheduledByWorkerOutcome:
-    """The worker cannot run the job now; it is due again after ``delay_ms``. The attempt does not count.
+    """The worker cannot run the job right now; it is due again after ``delay_ms``. The attempt does not count.
 
     Attributes:
         reason: Why the next iteration of its job scheduler could not be added; ``""`` if its task is not registered.

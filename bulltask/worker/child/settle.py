@@ -206,7 +206,7 @@ class Settler:
 
         Returns:
             A generator. It returns the outcome that Redis has stored (``None`` if the lock was lost), the next job,
-            and the error of the fetch after the write, if the script stopped with an error during that fetch.
+            and the error of the fetch after the write, if the script failed with an error during that fetch.
         """
         uncertain = False
         while True:
@@ -230,7 +230,7 @@ class Settler:
         self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError, uncertain: bool
     ) -> Generator[Call[bool], bool, tuple[Outcome | None, bool]]:
         """Return the outcome to write next, or ``None`` and whether Redis has stored ``outcome`` already."""
-        # A script that has stored the outcome may still stop with an error afterwards, usually on the next job.
+        # A script that has stored the outcome may still fail with an error afterwards, usually on the next job.
         if isinstance(exc, BrokerError) and (yield self.already_applied(acquired)):
             return None, True
         if isinstance(exc, _NEED_FALLBACK):
@@ -243,7 +243,7 @@ class Settler:
     def fallback(self, acquired: AcquiredJob, outcome: Outcome, exc: BulltaskError) -> Outcome | None:
         """Return the outcome to write instead of ``outcome`` after an error that waiting cannot fix.
 
-        BullMQ's scripts stop with an error on a malformed hash, and a flow's parent cannot complete while child jobs
+        BullMQ's scripts fail with an error on a malformed hash, and a flow's parent cannot complete while child jobs
         are pending or failed. Such a job fails with that error as its reason; a malformed job is failed by bulltask's
         script, which does not read the malformed fields. A parent with pending child jobs is retried first, as in
         Node.js.

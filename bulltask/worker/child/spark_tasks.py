@@ -48,7 +48,7 @@ class SparkChild(Protocol):
     """The Spark session of a child."""
 
     def run(self, attempt: SparkAttempt, /) -> AbstractContextManager[None]:
-        """Return a context manager that provides a Spark session for a task and ends the task's Spark jobs on exit."""
+        """Return a context manager that provides a task's Spark session, and cancels its Spark jobs on exit."""
         ...
 
     def interrupt(self) -> None:

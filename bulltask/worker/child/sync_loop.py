@@ -54,7 +54,7 @@ class IterationAdder:
             except RECOVERABLE as exc:
                 interrupted = True
                 self._fetcher.back_off(exc)
-            except Exception as exc:  # noqa: BLE001 - a malformed schedule must not end the child
+            except Exception as exc:  # noqa: BLE001 - a malformed schedule must not stop the child
                 return RescheduledByWorkerOutcome(
                     scheduling_retry_delay_ms(acquired.job.attempts_started), str(exc) or type(exc).__name__
                 )

@@ -119,7 +119,7 @@ class Heartbeat:
             elif not self._unavailable:
                 self._backoff.record_failure(exc)
             return exc
-        if self._unavailable:  # otherwise a success proves little: a full Redis renews locks but rejects other calls
+        if self._unavailable:  # otherwise a success proves little: Redis at maxmemory still renews locks
             self._backoff.reset()
         self._queue_backoff.reset(index)
         self._report_lost(keys, [view for view in views if view.job_id in lost])

@@ -41,7 +41,7 @@ class ForkLauncher:
         pid = fork_with_blocked_signals()
         if pid == 0:
             self._run(index, parent_pid)
-            os._exit(ExitCode.FAILED)  # not reached: run() ends the process
+            os._exit(ExitCode.FAILED)  # not reached: run() exits the process
         return pid
 
 

@@ -133,7 +133,7 @@ class Supervisor:
         self._pool.request_stacks()
 
     def ignore(self) -> None:
-        """Log that the signal does nothing; its default action would end the worker silently."""
+        """Log that the signal does nothing; its default action would kill the worker silently."""
         self._bus.emit(SignalIgnored("SIGUSR2", "a supervisor does not use this signal"))
 
     def child_changed(self) -> None:

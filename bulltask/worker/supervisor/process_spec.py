@@ -15,7 +15,7 @@ class ProcessSpec:
     """The command, directory and environment of a worker, recorded before any of the app's code runs.
 
     The app may change the directory and environment while it is being imported, but a restart needs the original ones.
-    Also, a second ``HUP`` must not end a worker that is importing the app after a restart.
+    Also, a second ``HUP`` must not kill a worker that is importing the app after a restart.
 
     Attributes:
         signals: Records signals from the start, except those that stop the worker.

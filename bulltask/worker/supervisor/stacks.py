@@ -73,7 +73,7 @@ class StackCollector:
             if request.block.stacks_pending and mono_ms() < request.until_ms:
                 incomplete.append(request)
                 continue
-            with suppress(OSError):  # the child has ended
+            with suppress(OSError):  # the child has exited
                 text = _file_of(request.pid, request.block).read_text(errors="replace")
                 self._bus.emit(StacksDumped(request.index, request.pid, text))
         self._pending = incomplete
@@ -84,7 +84,7 @@ def _file_of(pid: int, block: ChildBlock) -> Path:
     """Return the path of a child's file in ``/proc``.
 
     Raises:
-        FileNotFoundError: The child has no file yet, or has ended and another process has its pid.
+        FileNotFoundError: The child has no file yet, or has exited and another process has its pid.
     """
     path = Path(f"/proc/{pid}/fd/{block.stacks_fd}")
     if STACKS_NAME not in str(path.readlink()):

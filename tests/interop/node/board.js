@@ -4,7 +4,7 @@
 //           "history": "http://127.0.0.1:3001/" of `bulltask history serve`, or null}
 //   out    {"port": 45123}   once it listens
 //
-// The process ends when stdin does, so it cannot outlive the test that started it.
+// The process exits when stdin is closed, so it cannot outlive the test that started it.
 
 import { createBullBoard } from '@bull-board/api';
 import { BullMQAdapter } from '@bull-board/api/bullMQAdapter';

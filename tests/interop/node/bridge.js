@@ -6,8 +6,8 @@
 //   out   {"id": 1, "ok": {...}}  or  {"id": 1, "error": "the message"}               in order of completion
 //   out   {"event": "completed", "args": {...}, ...}                                  at any time
 //
-// Every operation may carry "connection" ({host, port, db, password}) and "prefix" (default "bull"). The process ends
-// after "exit" or when stdin does, so it cannot outlive the test that started it.
+// Every operation may carry "connection" ({host, port, db, password}) and "prefix" (default "bull"). The process exits
+// after "exit" or when stdin is closed, so it cannot outlive the test that started it.
 
 import { createInterface } from 'node:readline';
 import { Bridge } from './operations.js';

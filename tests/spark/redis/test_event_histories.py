@@ -72,7 +72,7 @@ class FewColumns(FakeQuery):
 
 
 class History:
-    """A query over queues that are created and deleted.
+    """A query of queues that are created and deleted.
 
     Args:
         seed: The seed of the history. Every fourth history is ``racy``: its streams change even while a batch is
