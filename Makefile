@@ -49,7 +49,7 @@ test: $(VENV)/dev.stamp externals classes $(VENV)/collected.stamp  ## run all te
 # pytest rewrites the assertions of the test modules, which takes up to 15 s in each process unless they are cached.
 # The processes compile changed modules themselves, unless they may not write the result.
 $(VENV)/collected.stamp: $(VENV)/dev.stamp $(if $(PYTHONDONTWRITEBYTECODE),$(shell find tests -name '*.py' -not -path '*/node_modules/*'))
-	@echo "make: compiling the tests for all processes"
+	@echo "make: byte-compiling the tests for all processes"
 	-@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --collect-only -q tests >/dev/null 2>&1
 	@touch $@
 

@@ -91,11 +91,15 @@ def _measure_peer(bench: Bench, measure: str, peer: Peer, number: int) -> Result
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=_positive, default=20_000, help="number of jobs in a backlog (20000)")
+    parser.add_argument(
+        "--jobs", type=_positive, default=20_000, help="number of jobs in the backlog and in the bulk-send test (20000)"
+    )
     parser.add_argument("--rounds", type=_positive, default=3, help="number of rounds (3)")
     parser.add_argument("--children", type=_positive, default=2, help="number of children of each worker (2)")
     parser.add_argument(
-        "--only", type=_names(PEERS), help=f"peers to measure, from {', '.join(PEERS)}; default: all except dramatiq"
+        "--only",
+        type=_names(PEERS),
+        help=f"frameworks to measure, from {', '.join(PEERS)}; default: all except dramatiq",
     )
     parser.add_argument(
         "--measure", type=_names(MEASURES), default=",".join(MEASURES), help=f"measurements, from {', '.join(MEASURES)}"

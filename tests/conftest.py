@@ -33,7 +33,7 @@ from tests.support.rerun_command import SEED, pytest_runtest_makereport  # noqa:
 # Under nohup SIGHUP is ignored, and every program that a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# redis-py reads the metadata of its package for each connection, which takes longer than to connect.
+# redis-py reads the metadata of its package for each connection, which takes longer than connecting.
 redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 # No deadline for examples: tests run in parallel, on busy machines.

@@ -47,7 +47,7 @@ def server(port: int, data_dir: Path | None, loglevel: str) -> None:
         raise click.ClickException(str(error)) from error
     log = ServerLog(started.data_dir)
     click.echo(
-        f"{started.binary} ({started.binary.path}) listens at {started.url}, process {started.pid}; "
+        f"{started.binary} ({started.binary.path}) listening on {started.url} (pid {started.pid}); "
         f"data in {started.data_dir}, append-only file synced every second; press Ctrl-C to stop it"
     )
     _wait_for_end(started)

@@ -105,12 +105,14 @@ SETTINGS: Final = {
 @click.option(
     "--max-crashes",
     type=int,
-    help="Fail a job after this many crashes of child processes, if it was alone in the last process (default: 2).",
+    help="Fail a job that has crashed this many child processes, provided it was the only job running in the last one"
+    " (default: 2).",
 )
 @click.option(
     "--max-started-attempts",
     type=int,
-    help="Maximum number of attempts per job, including those that do not count (default: unlimited).",
+    help="Maximum number of times a job may start, including attempts that do not use up a retry (after a crash, stall"
+    " or release; default: unlimited).",
 )
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(

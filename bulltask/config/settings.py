@@ -284,14 +284,16 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "max_crashes",
             integer(1, 1_000),
             2,
-            "a job fails after this many crashes of child processes, if it was alone in the last process",
+            "a job fails after it has crashed this many child processes, provided it was the only job running in the"
+            " last one",
         ),
         _S(
             "max_started_attempts",
             "max_started_attempts",
             optional(integer(1, 1_000_000)),
             None,
-            "maximum number of attempts per job, including those that do not count; none: unlimited",
+            "maximum number of times a job may start, including attempts that do not use up a retry (after a crash,"
+            " stall or release); none: unlimited",
         ),
         _S(
             "drain_delay",

@@ -70,7 +70,7 @@ def start_or_join(data_dir: Path | str | None = None) -> str:
     """Ensure that a directory's server is running, and use it until this process and its forked children exit.
 
     The first process starts the server, others join it. No process owns it: it runs until the last process that uses it
-has exited, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
+    has exited, even by ``kill -9``, and is then shut down cleanly, so no data is lost between runs.
 
     A server is joined only if it reports the run id that is recorded for this directory. Call this again if the
     server has died, to restart it, on the same port if that is still free.
@@ -99,7 +99,7 @@ def start_and_record(server: EmbeddedServer, data: DataDirectory) -> None:
         if other is not None:
             directory, record = other
             raise BrokerUnavailableError(
-                f"a server is already running on the data in {directory}: {record.url}, process {record.pid}. "
+                f"a server is already running on the data in {directory}: {record.url} (pid {record.pid}). "
                 f"Use that server, stop the processes that use it, or choose another directory"
             )
         server.start()
@@ -151,7 +151,7 @@ def _start_lock(data: DataDirectory) -> Iterator[None]:
     try:
         if not lock(fd, fcntl.LOCK_EX, _LOCK_TIMEOUT):
             raise BrokerUnavailableError(
-                f"another process has locked {data.lock_file} for {_LOCK_TIMEOUT:g} s: see server.log"
+                f"another process has held the lock on {data.lock_file} for {_LOCK_TIMEOUT:g} s: see server.log"
             )
         try:
             yield

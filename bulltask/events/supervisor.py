@@ -247,7 +247,7 @@ class ConcurrencyChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class SignalIgnored(Event):
-    """The worker ignored a signal that it never handles, or cannot handle at this time."""
+    """The worker ignored a signal that it never handles, or cannot handle in its current state."""
 
     signal: str
     """``"SIGUSR2"`` …"""

@@ -56,7 +56,7 @@ def encode(value: object, *, what: str = "value", limit: int | None = None) -> b
             raise EncodeError(f"{what}{problem}")
         text = _dumps(value)
     except RecursionError:
-        raise EncodeError(f"{what} contains itself, or is {_TOO_DEEP}") from None
+        raise EncodeError(f"{what} contains a circular reference, or is {_TOO_DEEP}") from None
     if text.count("[") + text.count("{") > MAX_LEVELS and _is_too_deep(value):
         raise EncodeError(f"{what} is {_TOO_DEEP}")
     try:

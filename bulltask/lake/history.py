@@ -67,7 +67,7 @@ class History:
         return self._layout.root
 
     def search(self, *, limit: int = 50, cursor: str | None = None, **where: Unpack[JobFilter]) -> JobPage:
-        """Search for jobs that have ended, latest first: finished, removed and timed-out ones.
+        """Search for finished or removed jobs, and open jobs that timed out, latest first.
 
         Args:
             limit: The number of jobs per page, up to 1,000.

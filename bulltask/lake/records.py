@@ -252,8 +252,8 @@ class JobHistory:
     Attributes:
         id: The job's id.
         queue: The queue, without BullMQ's braces.
-        incarnations: The jobs with this id that have ended, newest first: none until the job ends, several if the id
-            was used again.
+        incarnations: The jobs with this id that finished, were removed or timed out, newest first; several if the
+            id was used again.
         attempts: The attempts of all of them, in order.
         events: The events of all of them, in order.
         snapshot: The newest snapshot; ``None`` if there is none.

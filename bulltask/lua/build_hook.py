@@ -69,7 +69,9 @@ def find_commands(source: str) -> Path:
         raise OfficialScriptsError(f"the build environment has {actual}, but the manifest names {source}: {advice}")
     commands = Path(str(installed.locate_file("bullmq/commands")))
     if not commands.is_dir():
-        raise OfficialScriptsError(f"{actual} has no directory {commands}: its layout has changed, so adapt {__file__}")
+        raise OfficialScriptsError(
+            f"{actual} has no directory {commands}: its layout has changed, so update {__file__}"
+        )
     return commands
 
 

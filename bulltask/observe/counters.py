@@ -116,7 +116,7 @@ class MetricsMemory:
             if os.fstat(fd).st_size == 0:
                 os.ftruncate(fd, size)
             if os.fstat(fd).st_size != size:
-                raise ValueError(f"the metrics file must have {size} bytes, but it has {os.fstat(fd).st_size}")
+                raise ValueError(f"the metrics file must be {size} bytes, not {os.fstat(fd).st_size}")
         self._cells: memoryview[float] = memoryview(mmap.mmap(-1 if fd is None else fd, size)).cast("d")
 
     def block(self, number: int) -> MetricsBlock:

@@ -203,7 +203,7 @@ def _render_json(_: WrappedLogger, __: str, fields: EventDict) -> str:
     line = {**first, **fields}
     try:
         return jsonlib.dumps(line, default=_safe_repr, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # NaN, a key that is not a string, a list that contains itself
+    except (TypeError, ValueError, RecursionError):  # NaN, a key that is not a string, a circular reference
         return jsonlib.dumps({str(key): _plain(value) for key, value in line.items()})
 
 

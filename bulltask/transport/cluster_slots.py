@@ -87,7 +87,7 @@ class SlotMap:
         index = bisect_right(self.starts, slot) - 1
         if index < 0 or self.ends[index] < slot:
             raise BrokerNotReadyError(
-                f"no node of the Redis Cluster serves slot {slot} at the moment; see redis-cli --cluster check"
+                f"no node of the Redis Cluster currently serves slot {slot}; see redis-cli --cluster check"
             )
         return self.addresses[index]
 

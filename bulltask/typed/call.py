@@ -210,7 +210,7 @@ def _convert(converter: Converter | None, method: str, value: Any, path: _Path, 
     except Mismatch as exc:
         problems += [((*path, *rest), text) for rest, text in exc.problems]
     except RecursionError:
-        problems.append((path, "contains itself, or is nested too deeply"))
+        problems.append((path, "contains a circular reference, or is nested too deeply"))
     return None
 
 

@@ -8,6 +8,6 @@
 export async function revoke(queue, jobId) {
   const client = await queue.client;
   const { prefix = 'bull' } = queue.opts;
-  const own = prefix === 'bull' ? `bulltask:${queue.name}:` : `bulltask:${prefix}:${queue.name}:`;
-  await client.zadd(`${own}revoked`, Date.now(), jobId);
+  const keyPrefix = prefix === 'bull' ? `bulltask:${queue.name}:` : `bulltask:${prefix}:${queue.name}:`;
+  await client.zadd(`${keyPrefix}revoked`, Date.now(), jobId);
 }

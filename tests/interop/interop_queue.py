@@ -98,7 +98,7 @@ class InteropQueue:
         return self.workers[-1]
 
     def result(self, job_id: str) -> AsyncResult[Any]:
-        """Return bulltask's result handle of a job."""
+        """Return bulltask's result handle for a job."""
         return self.app.result(job_id)
 
     def wait_for_start(self, job_id: str, count: int = 1) -> Entry:

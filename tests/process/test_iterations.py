@@ -1,4 +1,4 @@
-"""An iteration is delayed with a growing backoff if the next one cannot be added; other jobs continue."""
+"""An iteration is delayed with an increasing backoff if the next one cannot be added; other jobs continue."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class ApiForm:
         return Signal(self._runner)
 
     def result(self, job: Job) -> Any:
-        """Return the handle of a job's result."""
+        """Return a handle to a job's result."""
         return job.result() if self._runner is None else AwaitedResult(job.result(), self._runner)
 
     def connect_worker(self, name: str) -> None:

@@ -106,7 +106,7 @@ def test_the_slot_map_is_read_from_the_next_node_if_a_node_fails(
     assert nodes.calls == [(7001, "CLUSTER"), (7002, "CLUSTER"), (7002, "GET")]
 
 
-def test_a_call_is_repeated_with_growing_pauses_after_tryagain(
+def test_a_call_is_retried_with_increasing_delays_after_tryagain(
     client: ClusterClient, nodes: Nodes, pauses: list[float]
 ) -> None:
     nodes.errors = [(LEFT[1], "GET", try_again()) for _ in range(3)]

@@ -242,7 +242,7 @@ def test_a_reserved_slot_keeps_the_job_id_of_its_previous_job() -> None:
     assert dead.jobs == ((0, active.token, "7"),)
 
 
-def test_an_unacknowledged_request_is_sent_again_after_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unacknowledged_request_is_sent_again_after_increasing_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, notified = SimpleNamespace(ms=1_000), list[int]()
     (slot,) = Slots(1, 1).children[0].slots()
     slot.activate(0, "7", 1)

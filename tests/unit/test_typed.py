@@ -345,7 +345,7 @@ def test_a_value_that_contains_itself_is_an_error_of_the_call() -> None:
     deep: dict[str, Any] = {"value": 1}
     for _ in range(2_000):
         deep = {"value": 1, "children": [deep]}
-    with pytest.raises(InvalidJobError, match="node: contains itself, or is nested too deeply"):
+    with pytest.raises(InvalidJobError, match="node: contains a circular reference, or is nested too deeply"):
         _nodes().decode_arguments((), {"node": deep})
 
 

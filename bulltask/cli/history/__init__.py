@@ -19,9 +19,9 @@ COMMANDS: Final = {
 }
 
 
-@click.group("history", short_help="Search the lake for jobs that have ended.", cls=LazyGroup, modules=COMMANDS)
+@click.group("history", short_help="Search the lake for finished or removed jobs.", cls=LazyGroup, modules=COMMANDS)
 def command() -> None:
-    """Search for jobs that have ended, including jobs that Redis has removed.
+    """Search for finished or removed jobs, including jobs that are no longer in Redis.
 
     The jobs are read from the lake that 'bulltask pipeline run' writes. Needs the extra history
     (pip install 'bulltask[history]'), but neither Redis nor Java. To show a single job, use 'bulltask job show'.

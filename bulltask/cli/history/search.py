@@ -1,4 +1,4 @@
-"""``bulltask history search``: search the lake for jobs that have ended, latest first."""
+"""``bulltask history search``: search the lake for finished or removed jobs, latest first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["command"]
 _REASON_WIDTH = 80
 
 
-@click.command("search", short_help="Search for jobs that have ended.")
+@click.command("search", short_help="Search for finished or removed jobs.")
 @job_lake_option(required=True)
 @click.option("--queue", help="Only jobs in this queue.")
 @click.option("--name", help="Only jobs with this task name.")
@@ -32,7 +32,7 @@ _REASON_WIDTH = 80
     "--since",
     type=time_or_age,
     metavar="TIME",
-    help="Only jobs that ended at this time or later: 2026-11-22, 2026-11-22T14:00 (UTC), or 1d (one day ago).",
+    help="Only jobs that ended at or after this time: 2026-11-22, 2026-11-22T14:00 (UTC), or 1d (one day ago).",
 )
 @click.option("--until", type=time_or_age, metavar="TIME", help="Only jobs that ended before this time.")
 @click.option("--text", help="Only jobs whose failure reason contains this text, ignoring case.")
@@ -40,12 +40,13 @@ _REASON_WIDTH = 80
     "--error-fingerprint", help="Only failures with this error_fingerprint: the reason without its variable parts."
 )
 @click.option("--limit", type=int, default=20, show_default=True, help="Jobs per page, up to 1,000.")
-@click.option("--cursor", help="Print the next page: the cursor is at the end of the previous page.")
+@click.option("--cursor", help="Show the page after this cursor, which the previous page printed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(*, lake: Path, limit: int, cursor: str | None, as_json: bool, **filters: Any) -> None:
-    """Search for jobs that have ended, latest first. A job must match all filters.
+    """Search for finished or removed jobs, latest first. A job must match all filters.
 
-    Only the latest state of a job counts: a job that failed and was completed by a later retry is completed.
+    Open jobs that timed out (open_job_timeout) are found, too. Only the latest state of a job counts: a job that failed
+    and was completed by a later retry is completed.
     """
     from bulltask.lake import History  # noqa: PLC0415 - slow
     from bulltask.lake.records import to_json  # noqa: PLC0415 - slow

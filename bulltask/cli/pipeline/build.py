@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.argument("layer", type=click.Choice(["silver", "gold"]))
 @lake_option
 @click.option(
-    "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Days (UTC), including the last day."
+    "--days", "build_days", type=days, metavar="DAY..DAY", required=True, help="Range of days (UTC), inclusive."
 )
 @click.option(
     "--slo-config",

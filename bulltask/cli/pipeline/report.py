@@ -33,7 +33,7 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {".html": "html", ".md": "md", ".json": "
 @click.option(
     "--day", "one_day", type=day, metavar="DAY", help="Day (UTC) of the report (default: the last day in the lake)."
 )
-@click.option("--days", "day_range", type=days, metavar="DAY..DAY", help="Several days, including the last day.")
+@click.option("--days", "day_range", type=days, metavar="DAY..DAY", help="Range of days (UTC), inclusive.")
 @click.option("--queues", help="Names of queues, comma-separated (default: all).")
 @click.option(
     "--format",

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MAX_TASKS: Final = 15
-"""The maximum number of listed tasks; all further tasks are combined."""
+"""The maximum number of listed tasks; the remaining tasks are combined."""
 
 UNKNOWN: Final = "(name lost)"
 """The label of attempts whose added event, which contains the name, was lost."""
@@ -146,7 +146,7 @@ def labels(keys: Iterable[TaskKey]) -> dict[TaskKey, str]:
 
 
 def top_with_others(aggregates: Sequence[TaskAggregate], max_tasks: int = MAX_TASKS) -> list[TaskAggregate]:
-    """Return at most ``max_tasks`` aggregates; the last combines all further tasks."""
+    """Return at most ``max_tasks`` aggregates; the last combines the remaining tasks."""
     if len(aggregates) <= max_tasks:
         return list(aggregates)
     rest = aggregates[max_tasks - 1 :]

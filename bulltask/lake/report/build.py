@@ -74,7 +74,7 @@ class Report:
         charts: The charts by name: ``throughput``, ``wait``, ``run``, ``requeues``, ``busy``, ``backlog``; without
             charts that have no values.
         ranges: Percentiles of tasks, ``wait`` and ``run``.
-        tasks: Aggregates of tasks; at most ``MAX_TASKS``, of which the last can combine all further tasks.
+        tasks: Aggregates of tasks; at most ``MAX_TASKS``, of which the last can combine the remaining tasks.
         failures: Failures of each task, by reason.
         reasons: The most frequent reasons across all tasks.
         reasons_left: The number of further reasons, and of their failures.

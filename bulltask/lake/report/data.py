@@ -40,7 +40,7 @@ TaskKey = tuple[str, str | None]
 Row = Mapping[str, Any]
 
 MAX_SERIES: Final = 7
-"""The maximum number of lines that readers can distinguish. The last line can combine all further tasks."""
+"""The maximum number of lines that readers can distinguish. The last line can combine the remaining tasks."""
 
 _NULL: Final = "\0"
 """A separator that names of queues and tasks cannot contain."""

@@ -28,7 +28,7 @@ class AsyncQueueGetters(QueueBase):
     async def get_jobs(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
     ) -> list[AsyncJob]:
-        """Return jobs ``start`` to ``end`` (both included) in each state.
+        """Return jobs ``start`` to ``end`` (inclusive) in each state.
 
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,

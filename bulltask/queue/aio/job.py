@@ -72,7 +72,7 @@ class AsyncJob(JobFields):
         )
 
     async def get_logs(self, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
-        """Return lines ``start`` to ``end`` (both included) of the log.
+        """Return lines ``start`` to ``end`` (inclusive) of the log.
 
         Args:
             start: Index of the first line, from 0.

@@ -29,7 +29,7 @@ class QueueGetters(QueueBase):
     def get_jobs(
         self, states: Iterable[str] | str = (), start: int = 0, end: int = -1, *, asc: bool = False
     ) -> list[Job]:
-        """Return jobs ``start`` to ``end`` (both included) in each state.
+        """Return jobs ``start`` to ``end`` (inclusive) in each state.
 
         Args:
             states: ``waiting`` (includes ``paused``), ``paused``, ``prioritized``, ``delayed``,

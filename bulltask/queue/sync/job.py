@@ -71,7 +71,7 @@ class Job(JobFields):
         return self._context.run(scripts.add_log(self._context.keys, self.id, str(line), self.opts.get("kl"), default))
 
     def get_logs(self, start: int = 0, end: int = -1, *, asc: bool = True) -> JobLogs:
-        """Return lines ``start`` to ``end`` (both included) of the log.
+        """Return lines ``start`` to ``end`` (inclusive) of the log.
 
         Args:
             start: Index of the first line, from 0.

@@ -280,9 +280,8 @@ class _Fold:
         self._open = AttemptRow(job.queue, job.job_id, job.incarnation, number, job.name, queued_ms, started_ms)
         self._open.as_of_us = event.as_of_us
         job.attempts.append(self._open)
-        if started_ms is not None or _is_release(
-            event
-        ):  # the next event decides: the end, or the reason for the release
+        # The next event shows whether the attempt ended, or why the job was released.
+        if started_ms is not None or _is_release(event):
             self._undecided = self._open
 
     def _end(self, event: LifecycleEvent) -> None:

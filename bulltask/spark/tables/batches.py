@@ -145,7 +145,7 @@ class _BatchRun:
         return {table: rows.num_rows for table, rows in tables.items()}
 
     def _time_out_before_ms(self, read: bronze.BronzeBatch) -> int:
-        """Return the time since which an open job must have had an event, or it times out; 0 if no event is older."""
+        """Return a time: open jobs whose last event is older than this time out. 0 if no event is older."""
         time_out_before_ms = max(read.newest_ms, self._head.newest_event_ms) - self._writer.open_job_timeout_ms
         oldest_ms = min(read.oldest_ms, self._head.oldest_open_event_ms or read.oldest_ms)
         return time_out_before_ms if oldest_ms < time_out_before_ms else 0

@@ -52,10 +52,10 @@ def check_complete(layout: Layout, ingest_id: str, records: Mapping[str, QueueRe
         record = records.get(queue, _NONE)
         if not expected.is_met(record.events, record.lost, record.gaps):
             raise LakeError(
-                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest_id} should have {_shown(expected)} of queue {queue!r}, but "
-                f"its files have {pluralize(record.events, 'event')} and {record.lost:,} lost. {layout.root} must be "
-                "the same directory for the driver and for all executors. The batch was not published: mount the "
-                "directory on every node and run the pipeline again before Redis trims these events"
+                f"[BULLTASK_BATCH_INCOMPLETE] batch {ingest_id} should contain {_shown(expected)} from queue "
+                f"{queue!r}, but its files contain {record.events:,} and record {record.lost:,} as lost. {layout.root} "
+                "must be the same directory for the driver and for all executors. The batch was not published: mount "
+                "the directory on every node and run the pipeline again before Redis trims these events"
             )
 
 

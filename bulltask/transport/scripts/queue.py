@@ -286,7 +286,7 @@ def list_clients(wanted: str, prefix: str = "") -> Call[list[ClientRow]]:
 
     def parse_reply(reply: Any) -> list[ClientRow]:
         if not isinstance(reply, bytes):
-            raise BrokerError(f"unexpected reply of CLIENT LIST: {reply!r}")
+            raise BrokerError(f"unexpected reply to CLIENT LIST: {reply!r}")
         rows = []
         for line in codec.decode_text(reply).splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))

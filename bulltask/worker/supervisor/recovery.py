@@ -67,9 +67,9 @@ class Recovery:
     """Recovers the jobs of dead children immediately, so that they need not wait for the stalled check.
 
     A job is released and is next in its queue; the attempt does not count. A job fails after ``max_crashes`` crashes,
-    if it was alone in the last child, or after several more (:mod:`bulltask.worker.quarantine` explains why). If the
-    child was killed to end an attempt (time limit, revocation), that attempt fails, and the child's other jobs are
-    released, and no crash is counted.
+    provided it was the only job running in the last child, or after several more (:mod:`bulltask.worker.quarantine`
+    explains why). If the child was killed to end an attempt (time limit, revocation), that attempt fails, and the
+    child's other jobs are released, and no crash is counted.
 
     If Redis is unavailable, the jobs are recovered later. Locks that have expired since then are reacquired first. The
     exception is the lock of a job whose id is unknown because the child had not read it: the stalled check of any

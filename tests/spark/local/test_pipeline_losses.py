@@ -115,7 +115,9 @@ def test_a_batch_with_missing_files_fails_and_the_next_run_writes_it(
         assert failed.exit_code == 1, failed.output
         message = failed.output.splitlines()[-1]
         assert message.startswith("Error: [BULLTASK_BATCH_INCOMPLETE]"), failed.output
-        assert f"should have 20 events of queue {missing!r}, but its files have 0 events and 0 lost" in message
+        assert (
+            f"should contain 20 events from queue {missing!r}, but its files contain 0 and record 0 as lost" in message
+        )
         assert f"{root} must be the same directory for the driver and for all executors" in message
         before = {queue: added[queue] - 20 for queue in added}
         assert {queue: count_rows(layout, queue) for queue in added} == before, "part of the batch was published"

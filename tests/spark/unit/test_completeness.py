@@ -46,7 +46,7 @@ def test_a_batch_with_too_few_or_too_many_events_is_rejected(
 ) -> None:
     store_offsets(layout, 0, {"{mail}": FIVE})
     store_offsets(layout, 1, {"{mail}": NINE})
-    with pytest.raises(LakeError, match="should have 4 events of queue 'mail'"):
+    with pytest.raises(LakeError, match="should contain 4 events from queue 'mail'"):
         check(layout, 1, records)
 
 
@@ -78,5 +78,5 @@ def test_a_queue_skipped_because_of_a_duplicate_name_is_not_checked(layout: Layo
     store_offsets(layout, 1, {"mail": FIVE, "{mail}": NINE})
     check(layout, 1, {"mail": QueueRecord(9)})
     check(layout, 1, {"mail": QueueRecord(0), "{mail}": QueueRecord(9)}, hash_tag=False)
-    with pytest.raises(LakeError, match="should have 9 events of queue 'mail'"):
+    with pytest.raises(LakeError, match="should contain 9 events from queue 'mail'"):
         check(layout, 1, {"mail": QueueRecord(8)})
