@@ -265,14 +265,14 @@ TASK_MINUTE: Final = Table(
         finished long jobs that completed or failed
         removed long jobs that were removed before they finished
         wait_p50 long median wait of the attempts that started, milliseconds, within 1 %
-        wait_p95 long 95th percentile of the waits
-        wait_p99 long 99th percentile of the waits
+        wait_p95 long 95th percentile of the wait times
+        wait_p99 long 99th percentile of the wait times
         run_p50 long median run time of the attempts that ended, milliseconds, within 1 %
         run_p95 long 95th percentile of the run times
         run_p99 long 99th percentile of the run times
         busy_ms long total milliseconds that attempts ran in this minute; excludes attempts whose end is unknown
         wasted_ms long part of busy_ms spent on attempts that failed, stalled or were requeued
-        wait_histogram_ms counts log histogram of the waits; for an hour or a day, add up the histograms of its minutes
+        wait_histogram_ms counts log histogram of wait times; for an hour or a day, add up the histograms of its minutes
         run_histogram_ms counts the same for run times
         events_lost long lost events of all gaps that overlap the minute; a gap counts in full in each of its minutes
         complete flag true if no gap of the queue overlaps the minute
@@ -318,7 +318,7 @@ CAPACITY_MINUTE: Final = Table(
         peak_slots long maximum number of busy slots
         capacity long number of slots: as configured, otherwise the highest peak_slots of the day
         utilisation double busy_slots / capacity; null without a capacity
-        wait_p95 long 95th percentile of the waits of the attempts that started, milliseconds, within 1 %
+        wait_p95 long 95th percentile of the wait times of the attempts that started, milliseconds, within 1 %
         complete flag true if no gap of the queue overlaps the minute
         """,
     ),

@@ -286,7 +286,7 @@ def test_the_metrics_can_be_opened_again_from_a_file_descriptor() -> None:
         first, second = MetricsMemory(["mail"], 2, fd), MetricsMemory(["mail"], 2, fd)
         attach_listener(first, 1).emit(events.JobCompleted("1", "mail", "t", 1.0, None))
         assert second.totals()["mail"].completed == 1
-        with pytest.raises(ValueError, match="must have"):
+        with pytest.raises(ValueError, match="must be"):
             MetricsMemory(["mail", "sms"], 2, fd)
     finally:
         os.close(fd)

@@ -38,8 +38,8 @@ class TaskAggregate:
         keys: The queue and name of each task.
         label: The label.
         counts: Sums of columns of gold.task_minute: ``finished``, ``failed``, ``busy_ms`` and so on.
-        waits: Histogram of the waits.
-        runs: Histogram of the runs.
+        waits: Histogram of the wait times.
+        runs: Histogram of the run times.
     """
 
     keys: list[TaskKey]
@@ -60,11 +60,11 @@ class TaskAggregate:
         return sum(self.counts[name] for name in ("completed", "failed", "requeued", "stalled", "waiting_children"))
 
     def wait(self, quantile: float) -> int | None:
-        """Return a percentile of the waits in milliseconds; ``quantile`` is 0 to 1."""
+        """Return a percentile of the wait times in milliseconds; ``quantile`` is 0 to 1."""
         return percentile(self.waits, quantile)
 
     def run(self, quantile: float) -> int | None:
-        """Return a percentile of the runs in milliseconds; ``quantile`` is 0 to 1."""
+        """Return a percentile of the run times in milliseconds; ``quantile`` is 0 to 1."""
         return percentile(self.runs, quantile)
 
     @property
@@ -101,7 +101,7 @@ class QueueAggregate:
         utilisation_mean: The mean fraction of busy slots.
         utilisation_peak: The fraction of busy slots in the busiest minute.
         capacity: Number of slots: as configured, otherwise the observed peak.
-        wait_p95: 95th percentile of the waits in the worst minute, in milliseconds.
+        wait_p95: 95th percentile of the wait times in the worst minute, in milliseconds.
         incomplete: The number of minutes with lost events.
     """
 

@@ -114,8 +114,8 @@ class ReportData:
         axis: The time axis; ``None`` if the gold tables have no minutes in the period.
         tasks: ``gold.task_minute``: ``queue``, ``name``, ``at`` (a minute of the axis), sums of counts and times.
         shown: The tasks that have a separate line in charts.
-        waits: Histograms of the waits.
-        runs: Histograms of the runs.
+        waits: Histograms of the wait times.
+        runs: Histograms of the run times.
         queues: ``gold.capacity_minute``: ``queue``, ``at``, ``added_sum`` and so on; ``peak_slots_max`` and so on.
         errors: Rows of gold.errors_day.
         slos: Rows of gold.slo_day.
@@ -266,7 +266,7 @@ def _shown(tasks: Any) -> list[TaskKey]:
 def _histograms(
     reader: TableReader, period: Period, step: int, shown: list[TaskKey]
 ) -> tuple[DurationHistograms, DurationHistograms]:
-    """Return the histograms of waits and of runs."""
+    """Return the histograms of wait and run times."""
     totals: tuple[defaultdict[TaskKey, Counter[int]], ...] = (defaultdict(Counter), defaultdict(Counter))
     parts: tuple[list[Any], list[Any]] = ([], [])
     for day in _days(reader, TASK_MINUTE, period, ["queue", "name", "minute", "wait_histogram_ms", "run_histogram_ms"]):

@@ -48,7 +48,7 @@ if (fields[1] or "") ~= ARGV[3] or (fields[2] or "") ~= ARGV[4] then
   return -3
 end
 
--- Writes that a full Redis rejects come first, before anything has changed.
+-- Writes that Redis rejects at maxmemory come first, before anything has changed.
 local last_dropped = 7 + tonumber(ARGV[7])
 redis.call("HSET", job, unpack(ARGV, last_dropped + 1))
 if last_dropped > 7 then

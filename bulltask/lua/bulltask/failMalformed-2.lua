@@ -1,10 +1,10 @@
 --[[
   Fails a job that BullMQ's scripts cannot acquire or finish because its hash is malformed.
 
-  Such a script stops halfway with an error, and the job stays in `active`, or is no longer in a list. This script
-  removes the fields on which BullMQ's script would stop, and then fails the job like any other job, with its events,
-  parent and metrics. If BullMQ's script still stops, or the job's key is not a hash, this script fails the job as far
-  as possible.
+  Such a script aborts partway through with an error, and the job stays in `active`, or is no longer in a list. This
+  script removes the fields on which BullMQ's script would fail, and then fails the job like any other job, with its
+  events, parent and metrics. If BullMQ's script still fails, or the job's key is not a hash, this script fails the job
+  as far as possible.
 
   The source of BullMQ's moveToFinished is inserted before this one, as the function `finish(KEYS, ARGV)`
   (bulltask.lua.wrappers.with_finish).
@@ -18,7 +18,7 @@
   ARGV[4…] its other arguments, with the same token
   returns  0: done; 1: the job's hash is valid; or an error code of moveToFinished (-6: another worker has the job,
            -3: it is waiting or has finished, -1: there is no such job)
-  event    those of moveToFinished; only `failed` if moveToFinished stops with an error
+  event    those of moveToFinished; only `failed` if moveToFinished fails with an error
 ]]
 local call, token, id = redis.call, ARGV[1], ARGV[3]
 local finish_keys, finish_args = { unpack(KEYS, 3) }, { unpack(ARGV, 3) }

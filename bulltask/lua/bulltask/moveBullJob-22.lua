@@ -77,7 +77,7 @@ if (fields["opts"] or "") ~= ARGV[4] or (fields["attemptsMade"] or "") ~= ARGV[5
   return -3
 end
 
--- The hash is written first, so that a full Redis rejects this write before anything has changed.
+-- The hash is written first, so that Redis at maxmemory rejects this write before anything has changed.
 local last_dropped = 9 + tonumber(ARGV[9])
 for i = 10, last_dropped do
   fields[ARGV[i]] = nil

@@ -75,7 +75,7 @@ elseif kind ~= "list" then
 end
 
 -- The last page moves when jobs are added or removed at the end, so it is searched around its former position, in
--- growing distance.
+-- increasing distance.
 local order = {}
 for i = 4, #ARGV do
   order[ARGV[i]] = order[ARGV[i]] or i

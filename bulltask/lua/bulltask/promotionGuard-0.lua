@@ -2,7 +2,7 @@
   Prevents other jobs from being lost when a malformed delayed job is promoted.
 
   BullMQ's scripts promote up to 1,000 jobs that are due: they first remove all of them from `delayed`, and then read
-  them one by one. They stop with an error on a key that is not a hash, or on a priority that is NaN (which Node may
+  them one by one. They fail with an error on a key that is not a hash, or on a priority that is NaN (which Node may
   store), and the following jobs are then no longer in any list. Therefore, this script handles both cases first. It
   changes a priority of NaN to 0, and removes a job whose key is not a hash from the queue, as `failMalformed` does.
 

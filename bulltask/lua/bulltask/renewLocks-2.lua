@@ -18,7 +18,7 @@ local function reacquire(lock, id, token)
   if not redis.call("LPOS", KEYS[2], id) then
     return false
   end
-  -- SREM comes first, because a full Redis rejects SET unless the script has already written.
+  -- SREM comes first, because Redis at maxmemory rejects SET unless the script has already written.
   redis.call("SREM", KEYS[1], id)
   redis.call("SET", lock, token, "PX", ARGV[2])
   return true

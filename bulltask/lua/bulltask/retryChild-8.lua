@@ -2,7 +2,7 @@
   Retries a failed child job of a flow, even if its failure was ignored.
 
   BullMQ 5.62's reprocessJob mistakes the hash of ignored failures for a sorted set: after it has moved the job to the
-  waiting jobs, it stops with an error, without an event, and the parent does not wait for the job again. Apart from
+  waiting jobs, it fails with an error, without an event, and the parent does not wait for the job again. Apart from
   that, this script has the same effect.
 
   KEYS[1]  job

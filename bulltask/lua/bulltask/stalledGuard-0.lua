@@ -2,7 +2,7 @@
   Prevents a malformed stalled job from being lost, and other stalled jobs from being missed.
 
   BullMQ's moveStalledJobsToWait empties the set of jobs that may have stalled, and removes each job from `active`
-  before it reads the job. It stops with an error on a key that is not a hash, a counter `stc` that is not an integer,
+  before it reads the job. It fails with an error on a key that is not a hash, a counter `stc` that is not an integer,
   or options that are not JSON. That job is then no longer in any list, and the remaining jobs are not checked.
   Therefore, this script handles such jobs first. It resets the counter. It moves a job with malformed options to the
   waiting jobs, so that the worker that acquires it reports the error. It removes a job whose key is not a hash from the

@@ -68,7 +68,7 @@ def test_a_batch_without_counts_has_at_least_one_row_or_gap(layout: Layout, end:
     store_offsets(layout, 0, {"{mail}": FIVE})
     store_offsets(layout, 1, {"{mail}": end})
     check(layout, 1, {"mail": QueueRecord(0, gaps=1)})
-    with pytest.raises(LakeError, match="of queue 'mail'"):
+    with pytest.raises(LakeError, match="from queue 'mail'"):
         check(layout, 1, {})
 
 
