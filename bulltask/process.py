@@ -30,7 +30,7 @@ def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     """Have the kernel send ``signal_number`` to this process when its parent dies.
 
     Call this immediately after the fork; a child does not inherit the setting. The kernel watches the parent's *thread*
-    that forked: if that thread ends, its children receive the signal.
+    that forked: if that thread exits, its children receive the signal.
 
     Args:
         signal_number: Usually ``SIGKILL`` or ``SIGTERM``.
@@ -137,7 +137,7 @@ def memory_kib(pid: int | None = None) -> int:
     Systems without ``/proc`` do not have this number: there it is the maximum of this process so far, and 0 for others.
 
     Raises:
-        OSError: The process has ended.
+        OSError: The process has exited.
     """
     if os.path.exists(_STATM.format("self")):  # noqa: PTH110 - ten times as fast as Path, for every job
         with open(_STATM.format(pid or "self"), "rb") as statm:  # noqa: PTH123 - the same
