@@ -86,7 +86,7 @@ def test_a_forced_stop_releases_the_job_and_leaving_the_block_stops_the_worker(a
 
 
 def test_a_worker_process_that_cannot_start_raises_an_error_with_its_output(shop: dict[str, Any]) -> None:
-    with pytest.raises(BulltaskError, match=r"exit code 1:\n(.*\n)*.*no_such_module"):
+    with pytest.raises(BulltaskError, match=r"exited with code 1:\n(.*\n)*.*no_such_module"):
         WorkerProcess.start("no_such_module", **shop)
 
 
@@ -98,5 +98,5 @@ def test_a_worker_process_that_does_not_stop_in_time_can_be_killed(app: App, sho
             worker.stop(timeout=0.2)
         worker.kill()
         assert not worker.is_running
-        with pytest.raises(BulltaskError, match="exit code -9"):
+        with pytest.raises(BulltaskError, match="exited with code -9"):
             worker.pause()
