@@ -312,6 +312,12 @@ class App(Configured, Discovering):
                     self._broker, self._pid = Broker(self.config, self._resolve_url()), os.getpid()
         return self._broker
 
+    def replace_connections(self, conf: Settings, broker: Broker | None) -> tuple[Settings, Broker | None]:
+        """Use other settings and connections from now on, and return the previous ones; for :mod:`bulltask.testing`."""
+        previous = self.conf, self._broker
+        self.conf, self._broker, self._pid = conf, broker, os.getpid()
+        return previous
+
     @property
     def results(self) -> ResultReader:
         """Reads jobs and waits for their outcome."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -181,6 +182,14 @@ class Settings:
     def is_url_from_celery(self) -> bool:
         """Whether ``broker_url`` is set only by Celery's environment variable ``CELERY_BROKER_URL``."""
         return self._celery_url is not None and "broker_url" not in self._given()
+
+    def overridden(self, settings: Mapping[str, object]) -> Settings:
+        """Return a copy that is not frozen, in which ``settings`` have precedence over all others; for tests."""
+        copied = copy(self)
+        vars(copied).update(_overrides=self.overrides(), _frozen=None, _used=set())
+        for name, value in settings.items():
+            copied.override(name, value)
+        return copied
 
     def freeze(self) -> Config:
         """Return the configuration; after this call, settings can no longer be changed."""

@@ -49,9 +49,14 @@ class Listeners:
             raise ConfigError(f"listener {_name(listener)} was added too late: add it while the app is being imported")
         self._listeners.append((kind, _wrap(listener)))
 
-    def attach(self, bus: Bus) -> None:
-        """Subscribe all listeners to a child's bus; call it in the child."""
-        self._attached = True
+    def attach(self, bus: Bus, *, is_final: bool = True) -> None:
+        """Subscribe all listeners to a child's bus; call it in the child.
+
+        Args:
+            bus: The bus.
+            is_final: Whether adding another listener afterwards raises an error.
+        """
+        self._attached = is_final
         for kind, listener in self._listeners:
             bus.subscribe(kind, listener)
 

@@ -64,16 +64,17 @@ class Arguments:
             data[self._var_args] = list(data[self._var_args])
         return data
 
-    def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Check arguments that may be completed later.
+    def bind_some(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Like :meth:`bind`, but any arguments may be missing, because they are not known yet or may have any value.
 
         Raises:
-            TypeError: There are too many, or one of them has an unknown name.
+            TypeError: There are too many arguments, or no parameter has such a name.
         """
         try:
-            self._signature.bind_partial(*args, **kwargs)
+            data = dict(self._signature.bind_partial(*args, **kwargs).arguments)
         except TypeError as exc:
             raise TypeError(f"{self._task}() {exc}") from None
+        return {name: list(value) if name == self._var_args else value for name, value in data.items()}
 
     def bind_after(
         self, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]

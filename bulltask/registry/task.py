@@ -220,7 +220,7 @@ class AnyTask(Generic[P, R]):
 
     def check_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``TypeError`` if the arguments cannot be completed to a call."""
-        self.arguments.check_partial(args, kwargs)
+        self.arguments.bind_some(args, kwargs)
 
     def bind_json(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call's arguments by parameter name, in their JSON form.

@@ -12,6 +12,7 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.states import Revocation
+from bulltask.ports import ResultReader
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterPool
@@ -52,13 +53,18 @@ class Broker:
         config: The app's settings.
         url: The server; ``config.broker_url`` unless that is ``embedded://``.
         clustered: Whether the server is a node of a cluster. Currently, only sends are routed to the right node.
+        clock: The clock that gives the time of all calls; default: the server's.
     """
 
-    def __init__(self, config: Config, url: str | SecretUrl, *, clustered: bool = False) -> None:
+    results: ResultReader
+
+    def __init__(
+        self, config: Config, url: str | SecretUrl, *, clustered: bool = False, clock: ServerClock | None = None
+    ) -> None:
         self.config = config
         endpoint = Endpoint.from_config(config, url)
         self.endpoint = endpoint.for_cluster() if clustered else endpoint
-        self.clock = ServerClock()
+        self.clock = ServerClock() if clock is None else clock
         self.pool = ClientPool(self.endpoint, self.clock)
         self._waiters = ClientPool(self.endpoint.blocking(RECHECK_MS), None)
         self._keys: dict[str, QueueKeys] = {}

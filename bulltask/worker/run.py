@@ -1,4 +1,6 @@
-"""Assembles a worker. Only this module, ``app.py`` and ``child/main.py`` create objects and connect them."""
+"""Assembles a worker. Only this module, ``app.py``, ``child/main.py`` and ``in_process.py`` create objects and connect
+them.
+"""
 
 from __future__ import annotations
 

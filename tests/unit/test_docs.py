@@ -133,6 +133,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
     "docs/how-to/revoking.md": {},
     "docs/how-to/schedules.md": {},
     "docs/how-to/typed-arguments.md": {},
+    "docs/how-to/testing.md": {"bank": FakeLibrary("bank"), "refuse": FakeLibrary("refuse")},
     "docs/how-to/time-limits.md": {
         name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_partial_result")
     },

@@ -1,0 +1,87 @@
+"""A clock that tests can move: delayed jobs become due without waiting."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bulltask.clock import Duration, ServerClock, to_ms, wall_ms
+from bulltask.transport.call import Call, command
+from bulltask.transport.client import Client, ClientPool
+from bulltask.transport.replies import text
+
+__all__ = ["MovableClock"]
+
+_LOCK: Final = ":lock"
+
+
+class MovableClock(ServerClock):
+    """The time of an app in a test: this machine's, plus the time by which it was advanced.
+
+    BullMQ's scripts compare the due time of a delayed job with the time that their caller gives. Therefore, delays,
+    retries, schedules and ``expires`` follow this clock. It also follows libraries that replace Python's clock, such as
+    time-machine and freezegun.
+
+    Redis itself ends rate limits and deduplication, so :meth:`advance` lets their keys expire earlier. It does not
+    change the locks of running jobs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead_ms = 0
+        self._pool: ClientPool | None = None
+
+    def connect(self, pool: ClientPool) -> None:
+        """Let the keys in this server expire with the clock."""
+        self._pool = pool
+
+    @property
+    def due(self) -> bool:
+        """False, because the clock does not follow the server."""
+        return False
+
+    def now_ms(self) -> int:
+        """Return the time in epoch milliseconds."""
+        return wall_ms() + self._ahead_ms
+
+    def now(self) -> datetime:
+        """Return the time as an aware ``datetime`` in UTC, for example for ``eta=clock.now() + timedelta(hours=1)``."""
+        return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
+
+    def advance(self, duration: Duration) -> None:
+        """Move the clock forward. This runs no jobs.
+
+        Args:
+            duration: Seconds or ``timedelta``.
+
+        Raises:
+            ConfigError: ``duration`` is invalid or negative.
+        """
+        self.advance_ms(to_ms(duration, "duration"))
+
+    def advance_ms(self, ms: int) -> None:
+        """Like :meth:`advance`, in milliseconds."""
+        self._ahead_ms += ms
+        if self._pool is not None and ms > 0:
+            with self._pool.client() as client:
+                _expire_earlier(client, ms)
+
+
+def _expire_earlier(client: Client, ms: int) -> None:
+    cursor = "0"
+    while True:
+        cursor, keys = client.run(_scan(cursor))
+        expirable = [key for key in keys if not key.endswith(_LOCK)]
+        left = client.run_many([command("PTTL", key) for key in expirable])
+        expiring = [(key, ttl) for key, ttl in zip(expirable, left, strict=True) if ttl > 0]
+        if expiring:
+            client.run_many([command("PEXPIRE", key, ttl - ms) for key, ttl in expiring])
+        if cursor == "0":
+            return
+
+
+def _scan(cursor: str) -> Call[tuple[str, list[str]]]:
+    def parse_reply(reply: Any) -> tuple[str, list[str]]:
+        return text(reply[0]), [text(key) for key in reply[1]]
+
+    return command("SCAN", cursor, "COUNT", 1_000, "TYPE", "string", parse_reply=parse_reply)

@@ -1,0 +1,146 @@
+"""The steps of an inline worker: acquires jobs that are ready, and writes the outcomes of their attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from bulltask.app import App
+from bulltask.clock import mono_ms, zone_of
+from bulltask.errors import (
+    BrokerError,
+    BulltaskError,
+    FailedChildrenError,
+    NoPendingChildrenError,
+    PendingChildrenError,
+    TaskError,
+)
+from bulltask.events import ChildEvent, JobCompleted, JobFailed, JobStarted
+from bulltask.jobs.job import JobRef, RunningJob
+from bulltask.queue.next_iteration import add_next_iteration
+from bulltask.testing.queues import queues_in_redis
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.operation import run_sync
+from bulltask.transport.scripts.move import FetchOptions, move_to_active
+from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.job_client import RedisJobClient
+from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
+from bulltask.worker.in_process import InProcessRunner
+
+__all__ = ["MAX_ATTEMPTS", "Drain", "Steps"]
+
+MAX_ATTEMPTS: Final = 10_000
+"""A drain that runs more attempts than this is assumed to never end."""
+
+_NEED_FALLBACK: Final = (BrokerError, PendingChildrenError, FailedChildrenError, NoPendingChildrenError)
+
+Steps = Generator[tuple[InProcessRunner, Attempt], Outcome, None]
+"""Yields the attempts to run and receives their outcomes, so that sync and async callers share the other steps."""
+
+
+class Drain:
+    """One run of an inline worker: acquires jobs and writes their outcomes.
+
+    Args:
+        app: The app.
+        client: A client of the app's server.
+        running: The worker's running jobs, which this run adds to.
+
+    Attributes:
+        events: The events of the attempts.
+        ended: True after a job has failed whose exception must be raised, or after the awaited job has finished.
+        next_ms: When the next job is due, ``None`` if no job is delayed.
+    """
+
+    def __init__(self, app: App, client: Client, running: set[JobRef], *, propagate: bool) -> None:
+        self._app, self._client, self._running, self._propagate = app, client, running, propagate
+        self._clock, broker = app.broker.clock, app.broker
+        self.events: list[ChildEvent] = []
+        self.ended = False
+        self.next_ms: int | None = None
+
+        def job_client(job: RunningJob) -> RedisJobClient:
+            return RedisJobClient(job, broker.keys(job.queue), broker.pool, broker.shared_async_client, app.config)
+
+        self._runner = InProcessRunner(app, job_client)
+        self._runner.bus.subscribe(ChildEvent, self._record)
+        self._queues: list[QueueKeys] = []
+        self._attempts = 0
+
+    def run_ready(self, awaited: JobRef | None) -> Steps:
+        """Run the jobs that are ready, and those that they send, or until ``awaited`` has finished."""
+        while not self.ended and (acquired := self._acquire()) is not None:
+            self._running.add(ref := JobRef(acquired.job.queue, acquired.job.id))
+            try:
+                yield from self._work(acquired)
+            finally:
+                self._running.discard(ref)
+            last = self.events[-1]
+            self.ended = isinstance(last, JobCompleted | JobFailed) and ref == awaited
+            self.ended |= isinstance(last, JobFailed) and self._propagate
+
+    def result(self) -> list[ChildEvent]:
+        """Return the events, or raise the exception of the job that failed."""
+        last = self.events[-1] if self.events else None
+        if self._propagate and isinstance(last, JobFailed):
+            raise last.exception or TaskError(last.error, job_id=last.job_id, remote_traceback=last.traceback)
+        return self.events
+
+    def _acquire(self) -> AcquiredJob | None:
+        """Acquire the next job that is ready, from any queue; return ``None`` if there is none."""
+        acquired = self._fetch()
+        if acquired is None:
+            known, self._queues = self._queues, queues_in_redis(self._app, self._client)  # a task may have added one
+            acquired = self._fetch() if self._queues != known else None
+        self._attempts += acquired is not None
+        if self._attempts > MAX_ATTEMPTS:
+            raise BulltaskError(
+                f"the worker has run {MAX_ATTEMPTS:,} attempts and jobs are still due; does a task send itself again?"
+            )
+        return acquired
+
+    def _work(self, acquired: AcquiredJob) -> Steps:
+        """Run an acquired job and write its outcome."""
+        job, started_ms = acquired.job, mono_ms()
+        self._runner.bus.emit(JobStarted(job.id, job.queue, job.name, job.attempts_started))
+        if job.is_repeated:
+            zone = zone_of(self._app.config.timezone)
+            run_sync(self._client, add_next_iteration(acquired.keys, job, self._clock.now_ms(), zone))
+        attempt = self._runner.begin(job)
+        outcome = (yield self._runner, attempt) if isinstance(attempt, Attempt) else attempt
+        written = self._write(acquired, outcome)
+        if (call := self._runner.settler.after_settle(acquired, written)) is not None:
+            self._client.run(call)
+        self._runner.settler.emit(acquired, written, mono_ms() - started_ms)
+
+    def _record(self, event: ChildEvent) -> None:
+        if not isinstance(event, JobStarted):
+            self.events.append(event)
+
+    def _fetch(self) -> AcquiredJob | None:
+        due: list[int] = []
+        for index, keys in enumerate(self._queues):
+            options = FetchOptions.from_config(self._app.config, keys, self._runner.slot.token, self._runner.worker_id)
+            now_ms = self._clock.now_ms()
+            fetched = self._client.run(move_to_active(keys, options, now_ms))
+            if fetched.job_id:
+                job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
+                return AcquiredJob(self._runner.slot, index, keys, job, 0)
+            due += [fetched.due_ms] if fetched.due_ms else []
+            due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
+        self.next_ms = min(due, default=None)
+        return None
+
+    def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
+        settler = self._runner.settler
+        try:
+            if isinstance(outcome, RateLimitedOutcome):
+                self._client.run(settler.limit_call(acquired, outcome))
+            self._client.run(settler.call(acquired, outcome, fetch_next=False))
+        except _NEED_FALLBACK as exc:
+            fallback = settler.fallback(acquired, outcome, exc)
+            if fallback is None:
+                raise
+            return self._write(acquired, fallback)
+        return outcome

@@ -1,0 +1,67 @@
+"""Results whose ``get()`` runs the jobs that are due, instead of waiting for a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bulltask.errors import ResultTimeoutError
+from bulltask.jobs.job import JobRef
+from bulltask.jobs.states import JobState
+from bulltask.jobs.stored_job import Finished, JobSnapshot
+from bulltask.transport.results import Results
+
+if TYPE_CHECKING:
+    from bulltask.testing.inline_worker import InlineWorker
+
+__all__ = ["InlineResults"]
+
+_FIRST_MS = 0
+"""A waiter that begins here finds the outcome of a removed job, wherever in the event stream it is."""
+
+
+class InlineResults(Results):
+    """The results of an app whose jobs an :class:`InlineWorker` runs.
+
+    Args:
+        results: The app's other results, whose connections it uses.
+        worker: Runs the jobs.
+    """
+
+    def __init__(self, results: Results, worker: InlineWorker) -> None:
+        vars(self).update(vars(results))
+        self._worker = worker
+
+    def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
+        """Run jobs until ``ref`` has finished, and return its outcome.
+
+        Raises:
+            ResultTimeoutError: It cannot run, or is not due within the timeout.
+            JobNotFoundError: The job does not exist, and no event contains its outcome.
+        """
+        if _may_run(self.snapshot(ref).state):
+            self._worker.run_until_finished(ref, timeout_ms)
+            self._check(ref, self.snapshot(ref), timeout_ms)
+        elif self._worker.is_running(ref):
+            raise ResultTimeoutError(f"job {ref.id} in queue {ref.queue} waits for its own result")
+        return super().wait(ref, timeout_ms, _FIRST_MS)
+
+    async def await_finished(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:  # noqa: ARG002
+        """:meth:`wait` for asyncio."""
+        if _may_run((await self.asnapshot(ref)).state):
+            await self._worker.arun_until_finished(ref, timeout_ms)
+            self._check(ref, await self.asnapshot(ref), timeout_ms)
+        return await super().await_finished(ref, timeout_ms, _FIRST_MS)
+
+    def _check(self, ref: JobRef, snapshot: JobSnapshot, timeout_ms: int | None) -> None:
+        if not _may_run(snapshot.state):
+            return
+        within = "" if timeout_ms is None else f" within {timeout_ms / 1000:g} s of the test's clock"
+        reason = f" (its last attempt failed: {snapshot.failed_reason})" if snapshot.failed_reason else ""
+        raise ResultTimeoutError(
+            f"job {ref.id} in queue {ref.queue} is still {snapshot.state}, and no job is due{within}{reason}"
+        )
+
+
+def _may_run(state: JobState) -> bool:
+    """Return whether a worker has not acquired the job yet; an active one may be running in another process."""
+    return not state.finished and state not in {JobState.ACTIVE, JobState.UNKNOWN}

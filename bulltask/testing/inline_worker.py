@@ -1,0 +1,170 @@
+"""A worker in the test's process and thread: it runs jobs when the test asks it to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from bulltask.app import App
+from bulltask.clock import Duration, to_ms
+from bulltask.errors import BulltaskError
+from bulltask.events import ChildEvent
+from bulltask.jobs.job import JobRef
+from bulltask.testing.clock import MovableClock
+from bulltask.testing.drain import Drain, Steps
+from bulltask.testing.inline_results import InlineResults
+from bulltask.transport.operation import run_sync
+from bulltask.transport.results import Results
+from bulltask.worker.beat import reconcile
+from bulltask.worker.beat_entries import read_entries
+from bulltask.worker.in_process import run_coroutine
+
+__all__ = ["InlineWorker"]
+
+_FOREVER_MS: Final = 2**52
+
+
+class InlineWorker:
+    """Runs jobs in the thread that calls its methods, one after another.
+
+    Everything else is as in production: the jobs are in Redis, their arguments and results are JSON, and BullMQ's
+    scripts move them. Patches, database transactions and breakpoints of the test apply to the tasks, too. While the
+    worker is open, ``result.get()`` and ``await result`` run the jobs that are due until the awaited job has finished;
+    if it is delayed, they move the clock instead of waiting.
+
+    Time limits are not enforced, and nothing is retried if Redis is unavailable.
+
+    Args:
+        app: An app inside :func:`bulltask.testing.use_server`.
+
+    Attributes:
+        clock: The app's clock.
+    """
+
+    def __init__(self, app: App) -> None:
+        clock, results = app.broker.clock, app.broker.results
+        if not isinstance(clock, MovableClock):
+            raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
+        if not isinstance(results, Results):
+            raise BulltaskError(f"{app!r} is in eager mode, or has a worker already, so there are no jobs to run")
+        self.clock, self._results = clock, results
+        self._app, self._broker, self._lock = app, app.broker, threading.RLock()
+        self._client = app.broker.client()
+        self._loop: asyncio.Runner | None = None
+        self._running: set[JobRef] = set()
+        app.broker.results = InlineResults(self._results, self)
+
+    def drain(self, *, propagate: bool = True) -> list[ChildEvent]:
+        """Run all jobs that are ready, including jobs that they send, until none is left.
+
+        Jobs that are delayed, because of ``countdown``, ``eta`` or a retry's backoff, stay delayed until the clock is
+        moved: see :meth:`run_for`.
+
+        Args:
+            propagate: Raise the exception of the first job that fails without a further retry. If this is false, the
+                exception is only stored in the job.
+
+        Returns:
+            An event for each attempt, in order: ``JobCompleted``, ``JobRetried``, ``JobFailed`` …
+            (:mod:`bulltask.events`).
+
+        Raises:
+            Exception: The task's exception, if ``propagate`` is true. The jobs after it have not run.
+            BulltaskError: 10,000 attempts were not enough, probably because a task sends itself again and again.
+        """
+        return self._run(self.clock.now_ms(), propagate=propagate)
+
+    async def adrain(self, *, propagate: bool = True) -> list[ChildEvent]:
+        """:meth:`drain` for asyncio: async tasks run on the test's event loop."""
+        return await self._arun(self.clock.now_ms(), propagate=propagate)
+
+    def run_for(self, duration: Duration, *, propagate: bool = True) -> list[ChildEvent]:
+        """Let time pass while the worker is running, without waiting: each job runs when the clock shows its time.
+
+        This includes retries, the iterations of job schedulers, and ``beat_schedule``, which is stored first, as every
+        worker does when it starts.
+
+        Args:
+            duration: Seconds or ``timedelta`` by which the clock moves.
+            propagate: As for :meth:`drain`; also what is returned and raised.
+        """
+        return self._run(self._end_ms(duration), propagate=propagate)
+
+    async def arun_for(self, duration: Duration, *, propagate: bool = True) -> list[ChildEvent]:
+        """:meth:`run_for` for asyncio."""
+        return await self._arun(self._end_ms(duration), propagate=propagate)
+
+    def run_until_finished(self, ref: JobRef, timeout_ms: int | None) -> None:
+        """Run jobs until ``ref`` has finished, for at most ``timeout_ms`` on the clock; ``result.get()`` calls this."""
+        self._run(self._deadline_ms(timeout_ms), propagate=False, awaited=ref)
+
+    async def arun_until_finished(self, ref: JobRef, timeout_ms: int | None) -> None:
+        """:meth:`run_until_finished` for asyncio."""
+        await self._arun(self._deadline_ms(timeout_ms), propagate=False, awaited=ref)
+
+    def is_running(self, ref: JobRef) -> bool:
+        """Return whether a job is running in this worker."""
+        return ref in self._running
+
+    def close(self) -> None:
+        """Close the connection and the event loop of async tasks; ``result.get()`` waits for other workers again."""
+        self._broker.results = self._results
+        if self._loop is not None:
+            run_coroutine(self._broker.aclose(), self._loop)
+            self._loop.close()
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
+        drain = Drain(self._app, self._client, self._running, propagate=propagate)
+        steps = self._steps(drain, end_ms, awaited)
+        with self._lock, suppress(StopIteration):  # a thread of the test may wait for a result, too
+            runner, attempt = next(steps)
+            while True:
+                runner, attempt = steps.send(runner.call(attempt, self._event_loop))
+        return drain.result()
+
+    async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
+        drain = Drain(self._app, self._client, self._running, propagate=propagate)
+        steps = self._steps(drain, end_ms, awaited)
+        with suppress(StopIteration):
+            runner, attempt = next(steps)
+            while True:
+                runner, attempt = steps.send(await runner.acall(attempt))
+        return drain.result()
+
+    def _steps(self, drain: Drain, end_ms: int, awaited: JobRef | None) -> Steps:
+        yield from drain.run_ready(awaited)
+        while not drain.ended and drain.next_ms is not None and drain.next_ms <= end_ms:
+            self.clock.advance_ms(max(0, drain.next_ms - self.clock.now_ms()))
+            yield from drain.run_ready(awaited)
+        if awaited is None:
+            self.clock.advance_ms(max(0, end_ms - self.clock.now_ms()))
+
+    def _event_loop(self) -> asyncio.Runner:
+        """Return the loop of async tasks; as in a child, it is the same for all jobs, whose libraries depend on it."""
+        if self._loop is None:
+            self._loop = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        return self._loop
+
+    def _end_ms(self, duration: Duration) -> int:
+        duration_ms = to_ms(duration, "duration")
+        entries = read_entries(self._app) or ()
+        for queue in {entry.job.queue for entry in entries}:
+            of_queue = [entry for entry in entries if entry.job.queue == queue]
+            keys = self._broker.keys(queue)
+            run_sync(self._client, reconcile(keys, of_queue, self._app.name, self.clock.now_ms()))
+        return self.clock.now_ms() + duration_ms
+
+    def _deadline_ms(self, timeout_ms: int | None) -> int:
+        return _FOREVER_MS if timeout_ms is None else self.clock.now_ms() + timeout_ms

@@ -1,0 +1,96 @@
+"""The pytest plugin. pytest imports it in every project that has bulltask installed, so it imports bulltask late."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from bulltask.app import App
+    from bulltask.testing.clock import MovableClock
+    from bulltask.testing.inline_worker import InlineWorker
+    from bulltask.testing.server import RedisServer
+
+__all__ = [
+    "assert_enqueued",
+    "bulltask_app",
+    "bulltask_clock",
+    "bulltask_server",
+    "bulltask_worker",
+    "pytest_addoption",
+    "pytest_configure",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the setting ``bulltask_app``."""
+    parser.addini("bulltask_app", "the bulltask app under test, as for bulltask -A: pkg.mod:name")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker ``bulltask``."""
+    config.addinivalue_line("markers", "bulltask(**settings): settings of the app in the fixture bulltask_app")
+
+
+@pytest.fixture(scope="session")
+def bulltask_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The Redis or Valkey server of this test session; with pytest-xdist, each process has its own."""
+    from bulltask.testing.server import RedisServer  # noqa: PLC0415
+
+    with RedisServer.start(tmp_path_factory.mktemp("bulltask")) as server:
+        yield server
+
+
+@pytest.fixture
+def bulltask_app(request: pytest.FixtureRequest, bulltask_server: RedisServer) -> Iterator[App]:
+    """The app of the setting ``bulltask_app``, or a new one, on an empty server and with a clock that can be moved."""
+    from bulltask.testing.sandbox import use_server  # noqa: PLC0415
+
+    settings = [marker.kwargs for marker in request.node.iter_markers("bulltask")]
+    merged = {name: value for kwargs in reversed(settings) for name, value in kwargs.items()}
+    app = _find_app(request.config)
+    with use_server(app, bulltask_server.url, **merged):
+        yield app
+
+
+@pytest.fixture
+def bulltask_worker(bulltask_app: App) -> Iterator[InlineWorker]:
+    """A worker that runs the app's jobs in the test's thread when the test asks it to."""
+    from bulltask.testing.inline_worker import InlineWorker  # noqa: PLC0415
+
+    with InlineWorker(bulltask_app) as worker:
+        yield worker
+
+
+@pytest.fixture
+def bulltask_clock(bulltask_app: App) -> MovableClock:
+    """The clock of ``bulltask_app``."""
+    from bulltask.testing.clock import MovableClock  # noqa: PLC0415
+
+    clock = bulltask_app.broker.clock
+    assert isinstance(clock, MovableClock)
+    return clock
+
+
+@pytest.fixture
+def assert_enqueued(bulltask_app: App) -> Callable[..., Any]:
+    """:func:`bulltask.testing.assert_enqueued` for ``bulltask_app``."""
+    from bulltask.testing.enqueued import assert_enqueued  # noqa: PLC0415
+
+    return functools.partial(assert_enqueued, bulltask_app)
+
+
+def _find_app(config: pytest.Config) -> App:
+    from bulltask.app import App  # noqa: PLC0415
+    from bulltask.registry.discovery import add_to_import_path, find_app  # noqa: PLC0415
+
+    spec = config.getini("bulltask_app")
+    if not spec:
+        return App("tests")
+    add_to_import_path(str(config.rootpath))
+    app = find_app(spec, App)
+    app.load_tasks()
+    return app

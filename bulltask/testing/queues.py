@@ -1,0 +1,26 @@
+"""The queues that exist in Redis."""
+
+from __future__ import annotations
+
+from bulltask.app import App
+from bulltask.transport.client import Client
+from bulltask.transport.keys import QueueKeys
+from bulltask.transport.scripts.queue import scan_queues
+
+__all__ = ["queues_in_redis"]
+
+
+def queues_in_redis(app: App, client: Client) -> list[QueueKeys]:
+    """Return the keys of all queues that an app's workers can process, ordered by name.
+
+    A queue whose name in Redis has no braces belongs to another app if ``queue_hash_tag`` is true.
+    """
+    cursor, names = "0", set[str]()
+    while True:
+        cursor, page = client.run(scan_queues(app.config.prefix, cursor))
+        names.update(page)
+        if cursor == "0":
+            break
+    if app.config.queue_hash_tag:
+        names = {name[1:-1] for name in names if name.startswith("{") and name.endswith("}")}
+    return [app.broker.keys(name) for name in sorted(names)]

@@ -1,0 +1,109 @@
+"""Runs attempts in the calling process: for :mod:`bulltask.testing` and for eager mode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+import warnings
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from bulltask.app import App
+from bulltask.events import Bus
+from bulltask.events.bus import Event
+from bulltask.jobs.job import RunningJob
+from bulltask.registry.context import JobClient
+from bulltask.worker.child.attempt import Attempt, AttemptRunner
+from bulltask.worker.child.cancellation import Cancellation
+from bulltask.worker.child.outcomes import Outcome
+from bulltask.worker.child.retirement import Retirement
+from bulltask.worker.child.settle import Settler
+from bulltask.worker.child.spark_tasks import SparkTaskRunner
+from bulltask.worker.slots import Slots
+
+__all__ = ["InProcessRunner", "run_coroutine"]
+
+T = TypeVar("T")
+
+_WORKER_ID: Final = "in-process"
+
+
+class InProcessRunner:
+    """Runs attempts one at a time, with the code that a worker's child uses.
+
+    It has no supervisor, so time limits are not enforced, and a running attempt cannot be cancelled.
+
+    Args:
+        app: Tasks, settings and listeners.
+        job_client: Creates the client of a job, which stores the progress and log lines of a bound task.
+
+    Attributes:
+        bus: Passes events to the app's listeners.
+        slot: The slot whose token locks the job.
+        settler: Builds the calls that write outcomes, and emits their events.
+        worker_id: Stored in each job as the worker that runs it.
+    """
+
+    worker_id = _WORKER_ID
+
+    def __init__(self, app: App, job_client: Callable[[RunningJob], JobClient]) -> None:
+        block = Slots(1, 1).children[0]
+        block.reset()
+        (self.slot,) = block.slots()
+        self.bus = Bus(on_error=_warn)
+        app.listeners.attach(self.bus, is_final=False)
+        self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID)
+        spark = SparkTaskRunner(app, job_client, lambda _job, _token: True, lambda: None)
+        cancellation = Cancellation(block, spark.interrupt, lambda: None)
+        no_limits = replace(app.config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
+        retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
+        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement)
+
+    def begin(self, job: RunningJob) -> Attempt | Outcome:
+        """Return the attempt, or an outcome if the task must not or cannot be called."""
+        return self._runner.begin(job)
+
+    def call(self, attempt: Attempt, loop: Callable[[], asyncio.Runner]) -> Outcome:
+        """Run an attempt; ``loop`` returns the event loop of async tasks."""
+        if attempt.task.is_async:
+            return run_coroutine(self._runner.acall(attempt, self.slot), loop())
+        return self._runner.call(attempt, self.slot)
+
+    async def acall(self, attempt: Attempt) -> Outcome:
+        """Run an attempt: an async task on the running loop, a sync task directly, although that blocks the loop."""
+        if not attempt.task.is_async:
+            return self._runner.call(attempt, self.slot)
+        # A separate asyncio task, because the runner clears the cancelled state of the one that it runs in.
+        outcome = await asyncio.create_task(self._runner.acall(attempt, self.slot))
+        if (caller := asyncio.current_task()) is not None and caller.cancelling():
+            raise asyncio.CancelledError
+        return outcome
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T], loop: asyncio.Runner) -> T:
+    """Run a coroutine from sync code; if this thread already runs an event loop, run it on another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return loop.run(coroutine)
+    results: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(loop.run(coroutine))
+        except BaseException as exc:  # noqa: BLE001 - raised in the calling thread
+            results.append(exc)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="bulltask-in-process")
+    thread.start()
+    thread.join()
+    if isinstance(result := results[0], BaseException):
+        raise result
+    return result
+
+
+def _warn(listener: str, event: Event, exc: Exception) -> None:
+    warnings.warn(f"listener {listener} raised {exc!r} for {type(event).__name__}", RuntimeWarning, stacklevel=2)
