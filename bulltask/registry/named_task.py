@@ -26,12 +26,18 @@ class NamedTask:
         name: The task's name.
         sender: Returns the app that sends its calls.
         options: The options of its calls.
+        result_decoder: Returns a result of JSON as another type, if its type is known.
     """
 
-    def __init__(self, name: str, sender: Callable[[], Sender], options: TaskOptions | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        sender: Callable[[], Sender],
+        options: TaskOptions | None = None,
+        result_decoder: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.name, self._sender, self._options = name, sender, options or TaskOptions()
-
-    result_decoder = None
+        self.result_decoder = result_decoder
 
     @property
     def sender(self) -> Sender:

@@ -269,7 +269,10 @@ class AnyTask(Generic[P, R]):
 
     def _in_one_job(self, calls: Iterable[Sequence[Any]]) -> Signature[Never, list[R]]:
         items = [self.bind_json(args, {}) for args in calls]
-        return Signature(NamedTask(STARMAP, self._sender, self.options), (), {"task": self.name, "items": items})
+        one = self.result_decoder
+        decode = None if one is None else functools.partial(_decode_each, one)
+        starmap = NamedTask(STARMAP, self._sender, self.options, decode)
+        return Signature(starmap, (), {"task": self.name, "items": items})
 
     def _plan(self) -> JobPlan:
         """Return the plan for calls without options, cached because building it is half the work of a send."""
@@ -291,6 +294,10 @@ class AnyTask(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} at {self.location}>"
+
+
+def _decode_each(decode: Callable[[Any], R], results: Iterable[Any]) -> list[R]:
+    return [decode(result) for result in results]
 
 
 class Task(AnyTask[P, R]):

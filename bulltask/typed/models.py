@@ -6,6 +6,7 @@ This module imports pydantic, so it is imported only for a hint that contains su
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from pydantic import (
@@ -39,31 +40,30 @@ class Model(Converter):
         self.name = getattr(hint, "__name__", None) or str(hint)
 
     def decode(self, value: Any) -> Any:
-        # As JSON, because a strict model accepts an ISO time or an array for a tuple only from JSON.
-        try:
-            return self._adapter.validate_json(json.dumps(value))
-        except ValidationError as exc:
-            raise _mismatch(exc) from None
+        return _validated(self._from_json, value)
 
     def encode(self, value: Any) -> Any:
         try:
-            checked = self._adapter.validate_python(value)
-        except ValidationError as exc:
-            checked = self._decode_json_form(value, exc)
+            checked = _validated(self._adapter.validate_python, value)
+        except Mismatch as exc:  # perhaps the JSON form, which a strict model does not accept as Python values
+            try:
+                checked = _validated(self._from_json, value)
+            except Mismatch:
+                raise exc from None
         try:
             return self._adapter.dump_python(checked, mode="json", by_alias=True, round_trip=True, warnings="error")
         except PydanticSerializationError as exc:
             raise Mismatch(str(exc)) from None
 
-    def _decode_json_form(self, value: Any, problem: ValidationError) -> Any:
-        """Return the value of what may be its JSON form, which a strict model does not accept as Python values."""
-        try:
-            return self._adapter.validate_json(json.dumps(value))
-        except (ValidationError, TypeError, ValueError):
-            raise _mismatch(problem) from None
+    def _from_json(self, value: Any) -> Any:
+        # As text, because a strict model accepts an ISO time, or an array for a tuple, only from JSON.
+        return self._adapter.validate_json(json.dumps(value))
 
     def schema(self, definitions: Definitions) -> Schema:
-        schema = self._adapter.json_schema(mode="serialization" if definitions.of_results else "validation")
+        try:
+            schema = self._adapter.json_schema(mode="serialization" if definitions.of_results else "validation")
+        except PydanticUserError as exc:  # such as a field with a function
+            return {"description": f"pydantic has no JSON Schema of {self.name}: {str(exc).splitlines()[0]}"}
         if self._class is not None and schema.get("type") == "object" and "$ref" not in schema:
             more = schema.pop("$defs", {})
             name = self._class.__name__
@@ -71,7 +71,12 @@ class Model(Converter):
         return definitions.adopt(schema)
 
 
-def _mismatch(exc: ValidationError) -> Mismatch:
-    """Return pydantic's problems without the values, which may be secrets."""
-    errors = exc.errors(include_url=False, include_context=False, include_input=False)
-    return Mismatch.of_several([(error["loc"], error["msg"]) for error in errors])
+def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
+    """Return the validated value; the message of a mismatch does not contain the value, which may be secret."""
+    try:
+        return validate(value)
+    except ValidationError as exc:
+        errors = exc.errors(include_url=False, include_context=False, include_input=False)
+        raise Mismatch.of_several([(error["loc"], error["msg"]) for error in errors]) from None
+    except Exception as exc:  # from a validator of the model, or because the value is not JSON
+        raise Mismatch(f"{type(exc).__name__}: {exc}") from exc

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from bulltask import JobState
+from bulltask import JobState, chord, group
 from bulltask.errors import InvalidJobError, TaskError
 from tests.support.programs import ROOT
 from tests.support.typed_tasks import Address, Card, Item, Order, Receipt, Shipping, register
@@ -87,6 +87,18 @@ def test_a_bad_payload_fails_without_a_retry_with_the_path_of_the_bad_field(harn
             result.get(timeout=60)
         assert message in str(caught.value)
         assert (result.state, harness.field(result, "atm")) == (JobState.FAILED, "1")
+
+
+def test_results_arrive_in_the_next_tasks_of_a_canvas_as_the_types_of_their_hints(tasks: Any) -> None:
+    due, latest, now = tasks["shop.due"], tasks["shop.latest"], tasks["shop.now"]
+    chained = (now.s() | due.s(terms=timedelta(days=2))).delay()
+    assert chained.get(timeout=60) == date(2026, 11, 25)
+    members = [due.s(PLACED), due.s(PLACED, timedelta(days=3))]
+    joined = chord(members)(latest.s(than=date(2020, 1, 1)))
+    assert joined.get(timeout=60) == date(2026, 11, 26)
+    assert group(members)().get(timeout=60) == [date(2026, 11, 24), date(2026, 11, 26)]
+    starmap = due.starmap([(PLACED,), (PLACED, timedelta(days=3))])
+    assert starmap.delay().get(timeout=60) == [date(2026, 11, 24), date(2026, 11, 26)]
 
 
 def test_hints_of_jsons_own_types_are_enforced_only_if_the_task_is_typed(tasks: Any) -> None:

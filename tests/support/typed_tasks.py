@@ -60,7 +60,7 @@ class Card(BaseModel):
 
 def register(app: App) -> None:
     """Register the functions of this module as tasks of ``app``."""
-    for function in (checkout, move, now, wrong, loose):
+    for function in (checkout, move, now, wrong, loose, due, latest):
         app.task(name=f"shop.{function.__name__}")(function)
     app.task(name="shop.strict", typed=True)(loose)
     app.task(bind=True, name="shop.postpone")(postpone)
@@ -85,6 +85,14 @@ def postpone(self: Context, due: datetime, data: bytes = b"") -> bytes:
 
 async def now(zone: str = "UTC") -> datetime:
     return datetime(2026, 11, 23, 10, tzinfo=UTC)
+
+
+def due(placed: datetime, terms: timedelta = timedelta(days=1)) -> date:
+    return (placed + terms).date()
+
+
+def latest(days: tuple[date, ...], than: date = date.min) -> date:
+    return max(*days, than)
 
 
 def wrong() -> list[Item]:

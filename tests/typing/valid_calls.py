@@ -164,6 +164,7 @@ async def other() -> None:
     assert_type(app.send_task("remote", kwargs={"x": 1}), AsyncResult[Any])
     assert_type(app.send_many([add.s(1), send.s("a@b"), fetch.s("u")]), list[AsyncResult[Any]])
     assert_type(app.result("id", "mail"), AsyncResult[Any])
+    assert_type(app.result("id", task=shared), AsyncResult[int])
 
 
 # --- queues, jobs, flows, schedulers ----------------------------------------------------------------------------------

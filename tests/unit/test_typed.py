@@ -108,8 +108,13 @@ class Dog(pydantic.BaseModel):
     born: date
 
 
-class Tree(pydantic.BaseModel):
-    left: Tree | None = None
+class Strange(pydantic.BaseModel):
+    kind: str
+
+    @pydantic.field_validator("kind")
+    @classmethod
+    def look_up(cls, kind: str) -> str:
+        return {"cat": "Cat"}[kind]
 
 
 MOMENT = datetime(2026, 11, 23, 10, 30, tzinfo=UTC)
@@ -228,6 +233,7 @@ def test_other_forms_that_a_node_developer_may_write_are_accepted(hint: Any, for
         (Node | Positive, {"number": "x"}, "expected Node or Positive, not .*Positive: number: expected an integer"),
         (date | int, "x", "expected an integer or a date"),
         (Cat, {"born": "x"}, "^born: Input should be a valid date"),
+        (Strange, {"kind": "dog"}, "^KeyError: 'dog'$"),
     ],
 )
 def test_a_mismatch_names_the_path_to_the_bad_value_and_what_was_expected(hint: Any, form: Any, message: str) -> None:
@@ -473,6 +479,15 @@ def test_a_schema_lists_parameters_and_defaults_and_allows_no_others_without_kwa
     assert schema["properties"]["more"] == {"type": "array", "items": {"type": "number"}}
     assert "additionalProperties" not in schema
     assert CallTypes(days, "t", skip_first=False).data_schema(definitions)["additionalProperties"] is False
+
+
+def test_a_model_without_a_schema_is_described_as_such() -> None:
+    class Odd(pydantic.BaseModel):
+        run: typing.Callable[[], None]
+
+    schema = converter_of(Odd).schema(Definitions())
+    assert schema.keys() == {"description"}
+    assert schema["description"].startswith("pydantic has no JSON Schema of Odd: Cannot generate a JsonSchema")
 
 
 def test_classes_of_the_same_name_have_different_definitions() -> None:
