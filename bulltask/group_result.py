@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 from bulltask.clock import Duration, mono_ms, to_ms
+from bulltask.config.config import Config
 from bulltask.errors import ResultTimeoutError
 from bulltask.jobs.states import JobState, Revocation
+from bulltask.ports import ResultReader
 from bulltask.result import AsyncResult
 
 __all__ = ["GroupResult"]
@@ -19,6 +22,20 @@ _Member = AsyncResult[Any]
 
 _POLL_MS: Final = 200
 """How long :meth:`GroupResult.iterate` waits for one member before it looks at all of them again."""
+
+
+class HasResults(Protocol):
+    """An app."""
+
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        ...
+
+    @property
+    def results(self) -> ResultReader:
+        """The reader of results."""
+        ...
 
 
 class GroupResult(Generic[R]):
@@ -119,6 +136,40 @@ class GroupResult(Generic[R]):
     async def arevoke(self, *, terminate: bool = False) -> list[Revocation]:
         """:meth:`revoke` for asyncio."""
         return list(await asyncio.gather(*(member.arevoke(terminate=terminate) for member in self._members())))
+
+    def save(self, keep: Duration | None = 86_400) -> None:
+        """Store the group, so that :meth:`restore` finds it by its id.
+
+        Args:
+            keep: How long it is stored, in seconds or as a ``timedelta``; ``None`` for no limit. Default: a day.
+        """
+        members = self._members()
+        if members:
+            keep_ms = None if keep is None else max(1, to_ms(keep, "keep"))
+            members[0].reader.save_group(members[0].queue, self.id, json.dumps(self._addresses()), keep_ms)
+
+    @classmethod
+    def restore(cls, group_id: str, app: HasResults) -> GroupResult[Any] | None:
+        """Return a group that was saved with :meth:`save`, in any process; ``None`` if there is none (any more).
+
+        Args:
+            group_id: The group's id.
+            app: An app with the same server and prefix. (In Celery, it defaults to the current app.)
+        """
+        stored = app.results.load_group(app.config.default_queue, group_id)
+        return None if stored is None else cls._from_addresses(json.loads(stored), app.results)
+
+    def _addresses(self) -> Any:
+        members = [it._addresses() if isinstance(it, GroupResult) else [it.queue, it.id] for it in self.results]  # noqa: SLF001
+        return {"id": self.id, "members": members}
+
+    @classmethod
+    def _from_addresses(cls, stored: Any, reader: ResultReader) -> GroupResult[Any]:
+        members: list[Any] = [
+            cls._from_addresses(it, reader) if isinstance(it, dict) else AsyncResult(it[1], it[0], reader)
+            for it in stored["members"]
+        ]
+        return cls(stored["id"], members)
 
     def _states(self) -> list[JobState | None]:
         return _finished_states(self._members())

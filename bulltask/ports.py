@@ -35,6 +35,21 @@ class ResultReader(Protocol):
         """
         ...
 
+    def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
+        """Store the addresses of a group's members.
+
+        Args:
+            queue: Any queue of the app; the group is stored under the same prefix.
+            group_id: The group's id.
+            members: The addresses, as JSON.
+            keep_ms: How long they are kept, ``None`` for no limit.
+        """
+        ...
+
+    def load_group(self, queue: str, group_id: str) -> str | None:
+        """Return what :meth:`save_group` stored, ``None`` if there is nothing (any more)."""
+        ...
+
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         """Wait until the job has finished.
 

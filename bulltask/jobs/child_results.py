@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bulltask.errors import InvalidJobError
 from bulltask.value_class import value_class
 
-__all__ = ["ChildResults", "Shape", "member_id"]
+__all__ = ["REPLACEMENT_FIELD", "ChildResults", "Replacement", "Shape", "member_id"]
+
+REPLACEMENT_FIELD: Final = "bulltask:replacement"
+"""The field of a job's hash with its :class:`Replacement`; BullMQ ignores it."""
 
 Shape = None | int | str | Sequence["Shape"]
 """The structure of results; see the module."""
@@ -61,6 +64,19 @@ class ChildResults:
             raise InvalidJobError(f"the option for the results of child jobs is malformed: {stored!r:.200}") from None
         return cls(parameter, shape)
 
+    def value(self, results: Mapping[str, Any], base_id: str) -> Any:
+        """Return the results in the order and structure of the shape.
+
+        Args:
+            results: The child jobs' return values by the full keys of their jobs.
+            base_id: The id from which those of the children are derived.
+
+        Raises:
+            InvalidJobError: A result is missing.
+        """
+        by_id = {key.rpartition(":")[2]: value for key, value in results.items()}
+        return _value(self.shape, base_id, by_id, results)
+
     def add_to(self, data: Any, results: Mapping[str, Any], job_id: str) -> Any:
         """Return the job's data with the results.
 
@@ -72,8 +88,7 @@ class ChildResults:
         Raises:
             InvalidJobError: A result is missing, or the data has another form.
         """
-        by_id = {key.rpartition(":")[2]: value for key, value in results.items()}
-        value = _value(self.shape, job_id, by_id, results)
+        value = self.value(results, job_id)
         if self.parameter and isinstance(data, dict):
             given = data.get(self.parameter)
             # A list is stored only for ``*args``, which the results precede.
@@ -81,6 +96,44 @@ class ChildResults:
         if not self.parameter and isinstance(data, list):
             return [value, *data]
         raise InvalidJobError(f"the data of job {job_id} has no place for the results of its child jobs: {data!r:.200}")
+
+
+@value_class
+class Replacement:
+    """What a job returns whose task has replaced itself by a canvas (``self.replace``).
+
+    Attributes:
+        base_id: The id from which those of the canvas's last jobs are derived.
+        shape: The structure of their results.
+    """
+
+    base_id: str
+    shape: Shape
+
+    def to_json(self) -> str:
+        """Return the stored form."""
+        return json.dumps([self.base_id, self.shape], separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Replacement:
+        """Read the stored form.
+
+        Raises:
+            InvalidJobError: It is malformed.
+        """
+        try:
+            base_id, shape = json.loads(text)
+            return cls(str(base_id), shape)
+        except (TypeError, ValueError):
+            raise InvalidJobError(f"the field {REPLACEMENT_FIELD} is malformed: {text!r:.200}") from None
+
+    def result(self, results: Mapping[str, Any]) -> Any:
+        """Return the result of the canvas from those of the job's children.
+
+        Raises:
+            InvalidJobError: A result is missing.
+        """
+        return ChildResults("", self.shape).value(results, self.base_id)
 
 
 def _value(shape: Shape, job_id: str, by_id: Mapping[str, Any], by_key: Mapping[str, Any]) -> Any:

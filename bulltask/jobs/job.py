@@ -15,6 +15,7 @@ from typing import Any, Final
 from bulltask.errors import DecodeError
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, bullmq_delay_ms, bulltask_delay_ms
+from bulltask.jobs.child_results import REPLACEMENT_FIELD
 from bulltask.jobs.codec import Json
 from bulltask.jobs.failures import truncate_reason, truncate_traces
 from bulltask.jobs.hash_fields import check_parent, read_int, read_object
@@ -38,6 +39,7 @@ MAX_PRIORITY: Final = 2**21 - 1
 """Largest priority that every version of BullMQ accepts (5.62: 2^21, 6.x: one less)."""
 
 BULLTASK_KEY: Final = "bulltask"
+_REPLACEMENT: Final = REPLACEMENT_FIELD.encode()
 _OF_ONE_JOB: Final = frozenset({"jobId", "delay", "timestamp", "parent", "de"})
 Progress = Json
 
@@ -211,6 +213,7 @@ class RunningJob:
         scheduler_id: The job scheduler that added it, ``""`` for none (``rjk``).
         malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
             to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).
+        replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
     """
 
     queue: str
@@ -226,6 +229,7 @@ class RunningJob:
     scheduler_id: str
     stacktrace: bytes | None
     malformed: bool = False
+    replacement: str = ""
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -261,6 +265,7 @@ class RunningJob:
             deferred_failure=codec.decode_text(raw.get(b"defa")),
             scheduler_id=codec.decode_text(raw.get(b"rjk")),
             stacktrace=raw.get(b"stacktrace"),
+            replacement=codec.decode_text(raw.get(_REPLACEMENT)),
         )
 
     @classmethod

@@ -17,6 +17,7 @@ from bulltask.queue.flow_send import FlowSender, ServerFacts
 from bulltask.queue.job_fields import JobFields, sent_job
 from bulltask.registry.canvas import Signature
 from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call
 
 __all__ = ["FlowBase"]
 
@@ -59,8 +60,8 @@ class FlowBase:
     ) -> list[PlannedJob]:
         return plan(list(flows), parent, queue_defaults or {}, self._context.broker.config)
 
-    def _sender(self, roots: Sequence[PlannedJob]) -> FlowSender:
-        return FlowSender(roots, self._context.broker, self._server_facts)
+    def _sender(self, roots: Sequence[PlannedJob], also: Sequence[Call[Any]] = ()) -> FlowSender:
+        return FlowSender(roots, self._context.broker, self._server_facts, also)
 
     def _retry_delay_s(self, attempt: int, exc: Exception) -> float:
         """Return the seconds to wait before sending again; raise ``exc`` if there are no retries left."""

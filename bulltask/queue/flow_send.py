@@ -63,10 +63,13 @@ class FlowSender:
         roots: The flows.
         broker: Keys, clock and settings.
         facts: The producer's cache.
+        also: Further calls for the same transaction.
     """
 
-    def __init__(self, roots: Sequence[PlannedJob], broker: Broker, facts: ServerFacts) -> None:
-        self._roots, self._broker, self._facts = roots, broker, facts
+    def __init__(
+        self, roots: Sequence[PlannedJob], broker: Broker, facts: ServerFacts, also: Sequence[Call[Any]] = ()
+    ) -> None:
+        self._roots, self._broker, self._facts, self._also = roots, broker, facts, also
         self._all = list(in_order(roots))
         self._witness: PlannedJob | None = None
         self._first_attempt_ms = 0
@@ -93,6 +96,7 @@ class FlowSender:
                 planned.job = replace(planned.job, timestamp_ms=now_ms)
         calls: list[Call[Any]] = [add_job(self._keys(it.job.queue), it.job, now_ms) for it in order]
         calls += [self._wait_for(planned, follower) for planned in order for follower in planned.followers]
+        calls += self._also
         self._first_attempt_ms = self._first_attempt_ms or now_ms
         try:
             results = yield from transaction(calls, self._broker.endpoint.safe_url)

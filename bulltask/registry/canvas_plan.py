@@ -19,7 +19,7 @@ import uuid_utils
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError
 from bulltask.group_result import GroupResult
-from bulltask.jobs.child_results import ChildResults, Shape, member_id
+from bulltask.jobs.child_results import ChildResults, Replacement, Shape, member_id
 from bulltask.jobs.errbacks import Errback, stored_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobRef, NewJob, ParentLink
@@ -31,7 +31,7 @@ from bulltask.registry.named_task import FAN_OUT, FAN_OUT_PARAMETER
 from bulltask.registry.options import CallOptions, TaskOptions, build_job
 from bulltask.result import AsyncResult
 
-__all__ = ["CanvasPlan", "plan_canvas"]
+__all__ = ["CanvasPlan", "plan_canvas", "plan_replacement"]
 
 _FAILS_PARENT: Final = FAILURE_FLAGS["fail_parent_on_failure"]
 
@@ -41,6 +41,7 @@ class _Step:
     """A call that becomes a job, or a fan-out job (without a call).
 
     Attributes:
+        queue: The queue of a job that exists already.
         parent: The job that waits for it and receives its result.
         receives: The structure of the results that it receives, ``None`` if it has no preceding step.
         followers: The other jobs that wait for it, if it is a fan-out job.
@@ -49,6 +50,7 @@ class _Step:
 
     id: str
     call: Signature[Any, Any] | None = None
+    queue: str = ""
     parent: _Step | None = None
     children: list[_Step] = field(default_factory=list)
     receives: _Node | None = None
@@ -123,6 +125,21 @@ class CanvasPlan:
         for node in self._before:
             parent = _handle(node, reader, sent_ms, queues, parent)
         return _handle(self._result, reader, sent_ms, queues, parent)
+
+
+def plan_replacement(canvas: Canvas[Any, Any], config: Config, job: JobRef) -> tuple[list[PlannedJob], Replacement]:
+    """Return the jobs of a canvas that are child jobs of ``job``, and how to read their results.
+
+    Raises:
+        TypeError, EncodeError, PayloadTooLargeError, InvalidNameError, ConfigError: As for :func:`plan_canvas`.
+    """
+    parent, base_id = _Step(job.id, queue=job.queue), _new_id()
+    expansion = _Expansion()
+    expanded = expansion.expand(canvas, _Target(parent, base_id, base_id))
+    builder = _JobBuilder(config)
+    roots = builder.build([*parent.children, *expansion.roots])
+    _check_ids(roots)
+    return roots, Replacement(base_id, builder.shape(expanded.value, base_id))
 
 
 def plan_canvas(canvas: Canvas[Any, Any], config: Config) -> CanvasPlan:
@@ -285,7 +302,7 @@ class _JobBuilder:
         else:
             job, parameter = self._jobs[step]
         receives = step.receives is not None and not (step.call and step.call.immutable)
-        results = ChildResults(parameter, self._shape(step.receives, "")) if step.receives and receives else None
+        results = ChildResults(parameter, self.shape(step.receives, "")) if step.receives and receives else None
         canvas = {} if results is None else results.to_wire()
         if errbacks := self._errbacks(step):
             canvas["errbacks"] = stored_errbacks(errbacks)
@@ -336,7 +353,7 @@ class _JobBuilder:
     def _queue(self, step: _Step) -> str:
         if step.call is not None:
             return self._jobs[step][0].queue
-        return self._config.canvas_queue or self._queue(step.followers[0])
+        return step.queue or self._config.canvas_queue or self._queue(step.followers[0])
 
     def _key(self, step: _Step) -> str:
         return f"{self._config.prefix}:{self._address(step)}"
@@ -344,10 +361,11 @@ class _JobBuilder:
     def _address(self, step: _Step) -> str:
         return f"{bullmq_name(self._queue(step), hash_tag=self._config.queue_hash_tag)}:{step.id}"
 
-    def _shape(self, node: _Node, expected_id: str) -> Shape:
+    def shape(self, node: _Node, expected_id: str) -> Shape:
+        """Return the structure of results; ``expected_id`` is the id for which no address is needed."""
         if isinstance(node, _Step):
             return None if node.id == expected_id else self._address(node)
-        parts = [self._shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
+        parts = [self.shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
         return len(parts) if all(part is None for part in parts) else parts
 
 

@@ -44,9 +44,9 @@ class Request:
     called_directly: bool = False
 
 
-JobCommand = Literal["progress", "log", "data", "children_values", "child_failure"]
-"""Commands on a job: store progress, append a log line, replace the data, read the results of child jobs, read the
-reason and traceback with which a child job failed."""
+JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]
+"""Commands on a job: store progress, append a log line, replace the data; read the results of child jobs, how many are
+pending, and why one has failed."""
 
 
 class JobClient(Protocol):
@@ -58,6 +58,14 @@ class JobClient(Protocol):
 
     async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """:meth:`send` for asyncio."""
+        ...
+
+    def replace(self, canvas: Any) -> None:
+        """Add a canvas whose result is that of the job, as child jobs."""
+        ...
+
+    async def areplace(self, canvas: Any) -> None:
+        """:meth:`replace` for asyncio."""
         ...
 
 
@@ -187,6 +195,28 @@ class Context:
             raise ConfigError(f"the duration must be at least 0.001 s, not {duration!r}")
         raise RateLimitQueue(duration)
 
+    def replace(self, canvas: Any) -> Never:
+        """End this attempt, and let a canvas run instead of the task (Celery's ``replace``).
+
+        The job waits for the canvas and then completes with its result, or fails with its error. Everything that waits
+        for this job, such as the next step of a chain, therefore waits for the canvas. The attempt does not count.
+
+        Args:
+            canvas: A signature, chain or group.
+
+        Raises:
+            WaitForChildren: Always, once Redis has stored the canvas.
+            TypeError: The task was called directly, or an argument does not match.
+            BrokerError: Redis is unavailable, or returns an error.
+        """
+        self._client_for_replace().replace(canvas)
+        raise WaitForChildren
+
+    async def areplace(self, canvas: Any) -> Never:
+        """:meth:`replace` for async tasks."""
+        await self._client_for_replace().areplace(canvas)
+        raise WaitForChildren
+
     def move_to_waiting_children(self) -> Never:
         """End this attempt and run the job again when its pending child jobs have finished; the attempt does not count.
 
@@ -197,6 +227,11 @@ class Context:
             WaitForChildren: Always.
         """
         raise WaitForChildren
+
+    def _client_for_replace(self) -> JobClient:
+        if self._job_client is None:
+            raise TypeError("replace() needs a job, but the task was called directly; return the result of the call")
+        return self._job_client
 
     def _send(self, command: JobCommand, value: bytes | str = b"") -> Any:
         return None if self._job_client is None else self._job_client.send(command, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-__all__ = ["BullKeys", "QueueKeys", "beat_queues"]
+__all__ = ["BullKeys", "QueueKeys", "beat_queues", "saved_group"]
 
 _BULLTASK_ROOT: Final = "bulltask"
 
@@ -13,6 +13,11 @@ _BULLTASK_ROOT: Final = "bulltask"
 def beat_queues(prefix: str, app: str) -> str:
     """Return the key of a set: the queues in which an app's ``beat_schedule`` has created job schedulers."""
     return f"{_BULLTASK_ROOT}:beat:{prefix}:{app}"
+
+
+def saved_group(prefix: str, group_id: str) -> str:
+    """Return the key of a saved group result: the addresses of its members."""
+    return f"{_BULLTASK_ROOT}:group:{prefix}:{group_id}"
 
 
 class QueueKeys:

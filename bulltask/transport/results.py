@@ -21,9 +21,11 @@ from bulltask.jobs.job import JobRef
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 from bulltask.transport.async_client import AsyncClient
+from bulltask.transport.call import command
 from bulltask.transport.client import Client, ClientPool
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.keys import QueueKeys, saved_group
 from bulltask.transport.operation import Operation, run_async, run_sync
+from bulltask.transport.replies import text
 from bulltask.transport.scripts.job import finished_state, get_state, is_finished, read_fields, snapshot
 from bulltask.transport.scripts.stream import LONGEST_BLOCK_MS, entries_since, last_id, read_blocking
 
@@ -87,6 +89,16 @@ class Results:
             part = refs[start : start + _REFS_PER_ROUND_TRIP]
             states += self._pool.run_many([finished_state(self._keys(ref.queue), ref.id) for ref in part])
         return states
+
+    def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None:
+        """Store the addresses of a group's members; see :meth:`bulltask.ports.ResultReader.save_group`."""
+        key, expiry = saved_group(self._keys(queue).prefix, group_id), () if keep_ms is None else ("PX", keep_ms)
+        self._pool.run(command("SET", key, members, *expiry))
+
+    def load_group(self, queue: str, group_id: str) -> str | None:
+        """Read what :meth:`save_group` stored."""
+        key = saved_group(self._keys(queue).prefix, group_id)
+        return self._pool.run(command("GET", key, parse_reply=lambda reply: None if reply is None else text(reply)))
 
     def revoke(self, ref: JobRef, *, terminate: bool) -> Revocation:
         """Fail the job if it is not running; otherwise, with ``terminate``, request that its worker cancel it."""

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, chain, chord, group
+from bulltask import App, GroupResult, chain, chord, group
 from bulltask.registry.canvas import Canvas
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
 
 TASKS = """
+    from bulltask import group
+
     @app.task(name="add")
     def add(x, y):
         return x + y
@@ -33,6 +35,21 @@ TASKS = """
     @app.task(name="boom")
     def boom(*values):
         raise ValueError("boom")
+
+    @app.task(bind=True, name="double_later")
+    def double_later(self, number, times=1):
+        if times == 0:
+            return number
+        again = double_later.si(number * 2, times - 1)
+        self.replace(group(again, add.s(0, 0)) | total.s())
+
+    @app.task(bind=True, name="adouble_later")
+    async def adouble_later(self, number):
+        await self.areplace(group(add.s(number, number), add.s(0, 0)))
+
+    @app.task(bind=True, name="fail_later")
+    def fail_later(self):
+        self.replace(add.s(1, 1) | boom.s())
 
     @app.task(name="note_id")
     def note_id(job_id):
@@ -199,6 +216,14 @@ def test_a_group_result_reports_its_members(harness: WorkerHarness, calls: Calls
     assert (outcomes[0], repr(outcomes[1])) == (2, "ValueError('boom')")
     assert (failed.successful(), failed.failed(), failed.completed_count()) == (False, True, 1)
 
+    nested = group(add.s(1, 1) | group(add.s(1), add.s(2)), add.s(2, 2)).delay()
+    nested.save()
+    other = harness.sender()
+    restored = GroupResult.restore(nested.id, other)
+    assert restored == nested
+    assert restored.get(timeout=60) == [[3, 4], 4]
+    assert GroupResult.restore("unknown", other) is None
+
 
 async def test_a_canvas_is_sent_and_awaited_with_asyncio(calls: Calls) -> None:
     add, total = calls.add, calls.total
@@ -245,6 +270,16 @@ def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: Wor
     assert len(harness.journal.wait_for(1, what="id")) == 1
 
 
+def test_a_task_replaced_by_a_canvas_returns_its_result_to_the_next_step(harness: WorkerHarness, calls: Calls) -> None:
+    sign = harness.app.signature
+    double = sign("double_later", kwargs={"number": 5, "times": 3})
+    assert double.delay().get(timeout=60) == 40
+    assert (group(double, calls.add.s(1, 1)) | calls.total.s()).delay().get(timeout=60) == 42
+    assert sign("adouble_later", kwargs={"number": 4}).delay().get(timeout=60) == [8, 0]
+    with pytest.raises(ValueError, match=r"^boom$"):
+        (sign("fail_later") | calls.note.s()).delay().get(timeout=60)
+
+
 def test_the_programs_of_the_page_print_the_documented_output(
     harness: WorkerHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +288,7 @@ def test_the_programs_of_the_page_print_the_documented_output(
     harness.worker(source)
     names: dict[str, Any] = {"app": harness.app, "__name__": "tested"}
     exec(compile(source, "canvas.md", "exec", dont_inherit=True), names)
-    for name in ("show", "show_nightly", "show_group", "show_guarded"):
+    for name in ("show", "show_nightly", "show_group", "show_guarded", "show_replaced"):
         names[name]()
     printed = capsys.readouterr().out.splitlines()
     values = sorted(printed.pop(4) for _ in range(3))

@@ -48,6 +48,11 @@ class FailedJobReader:
     def finished_states(self, refs: Sequence[JobRef]) -> list[JobState | None]:
         return [JobState.FAILED for _ in refs]
 
+    def save_group(self, queue: str, group_id: str, members: str, keep_ms: int | None) -> None: ...
+
+    def load_group(self, queue: str, group_id: str) -> str | None:
+        return None
+
     def wait(self, ref: JobRef, timeout_ms: int | None, sent_ms: int | None) -> Finished:
         return Finished(False, self.reason)
 

@@ -13,6 +13,7 @@ from bulltask.queue.aio.job import AsyncJob
 from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.registry.canvas import Signature
+from bulltask.transport.call import Call
 
 __all__ = ["AsyncFlowProducer"]
 
@@ -75,13 +76,14 @@ class AsyncFlowProducer(FlowBase):
         await self.add_planned(roots)
         return self._nodes(roots, AsyncJob)
 
-    async def add_planned(self, roots: Sequence[PlannedJob]) -> None:
+    async def add_planned(self, roots: Sequence[PlannedJob], also: Sequence[Call[Any]] = ()) -> None:
         """Add jobs that were built already, those of a canvas; raises the errors of :meth:`add`.
 
         Args:
             roots: The trees; each job's ``result`` is set.
+            also: Further calls for the same transaction.
         """
-        sender, attempt = self._sender(roots), 0
+        sender, attempt = self._sender(roots, also), 0
         while roots:
             try:
                 await self._context.arun(sender.try_once())

@@ -14,6 +14,7 @@ from bulltask.queue.flow_base import FlowBase
 from bulltask.queue.flow_plan import FlowJob, FlowNode
 from bulltask.queue.sync.job import Job
 from bulltask.registry.canvas import Signature
+from bulltask.transport.call import Call
 
 __all__ = ["FlowProducer"]
 
@@ -76,13 +77,14 @@ class FlowProducer(FlowBase):
         self.add_planned(roots)
         return self._nodes(roots, Job)
 
-    def add_planned(self, roots: Sequence[PlannedJob]) -> None:
+    def add_planned(self, roots: Sequence[PlannedJob], also: Sequence[Call[Any]] = ()) -> None:
         """Add jobs that were built already, those of a canvas; raises the errors of :meth:`add`.
 
         Args:
             roots: The trees; each job's ``result`` is set.
+            also: Further calls for the same transaction.
         """
-        sender, attempt = self._sender(roots), 0
+        sender, attempt = self._sender(roots, also), 0
         while roots:
             try:
                 self._context.run(sender.try_once())

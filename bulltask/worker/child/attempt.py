@@ -16,7 +16,7 @@ from bulltask.app import App
 from bulltask.clock import mono_ms
 from bulltask.errors import BrokerError, DecodeError, InvalidJobError, JobExpiredError, PermanentError
 from bulltask.jobs import codec
-from bulltask.jobs.child_results import ChildResults
+from bulltask.jobs.child_results import ChildResults, Replacement
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.time_limits import NO_LIMITS, TimeLimits
@@ -32,6 +32,7 @@ from bulltask.worker.child.outcomes import (
     Outcome,
     ReleasedOutcome,
     RescheduledByWorkerOutcome,
+    WaitingForChildrenOutcome,
     requested_outcome,
 )
 from bulltask.worker.child.retirement import Retirement
@@ -105,8 +106,8 @@ class AttemptRunner:
         task: AnyTask[..., Any] | None = self._app.tasks.get(job.name)
         try:
             self._check(job)
-            if task is None:
-                return self._not_registered_outcome(job)
+            if task is None or job.replacement:
+                return self._outcome_of_replacement(job) if job.replacement else self._not_registered_outcome(job)
             args, kwargs = self._arguments(job, task)
         except BrokerError:
             return ReleasedOutcome()  # the results of its child jobs could not be read; the job is next in its queue
@@ -164,7 +165,8 @@ class AttemptRunner:
 
     def _check(self, job: RunningJob) -> None:
         if job.deferred_failure:
-            raise self._failure_of_child(job) if job.canvas else PermanentError(job.deferred_failure)
+            in_canvas = job.canvas or job.replacement
+            raise self._failure_of_child(job) if in_canvas else PermanentError(job.deferred_failure)
         limit = self._config.max_started_attempts
         if limit is not None and job.attempts_started > limit:
             raise PermanentError(_STARTED_TOO_OFTEN)
@@ -177,6 +179,14 @@ class AttemptRunner:
             data = received.add_to(data, self._job_client(job).send("children_values"), job.id)
         args, kwargs = task.unbind_json(data)
         return ((self._context(job, task, args, kwargs), *args) if task.bind else args), kwargs
+
+    def _outcome_of_replacement(self, job: RunningJob) -> Outcome:
+        """Return the result of the canvas by which the job's task has replaced itself."""
+        client, replacement = self._job_client(job), Replacement.from_json(job.replacement)
+        if client.send("pending_children"):
+            return WaitingForChildrenOutcome()  # the child process was killed before it could move the job
+        result = replacement.result(client.send("children_values"))
+        return CompletedOutcome(codec.encode(result, what=f"the return value of job {job.id}"), result)
 
     def _failure_of_child(self, job: RunningJob) -> Exception:
         """Return the failure of a job in a canvas: that of the child job because of which it fails."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bulltask.config.config import Config
-from bulltask.jobs.job import RunningJob
+from bulltask.jobs.child_results import REPLACEMENT_FIELD
+from bulltask.jobs.flow import PlannedJob
+from bulltask.jobs.job import JobRef, RunningJob
 from bulltask.jobs.options import check_together
+from bulltask.queue.aio.flow import AsyncFlowProducer
+from bulltask.queue.sync.flow import FlowProducer
+from bulltask.registry.canvas import Canvas
+from bulltask.registry.canvas_plan import plan_replacement
 from bulltask.registry.context import JobCommand
 from bulltask.transport.async_client import AsyncClient
-from bulltask.transport.call import Call
-from bulltask.transport.client import ClientPool
-from bulltask.transport.keys import QueueKeys
+from bulltask.transport.broker import Broker
+from bulltask.transport.call import Call, command
 from bulltask.transport.scripts.flow import child_failure, children_values
 from bulltask.transport.scripts.job import add_log, update_data, update_progress
 
@@ -24,21 +28,14 @@ class RedisJobClient:
 
     Args:
         job: The job.
-        keys: Its queue.
-        pool: Sync clients; a task may call its context's methods in threads that it starts.
+        broker: Its sync clients, because a task may call its context's methods in threads that it starts; it also adds
+            canvases.
         aclient: Returns the async client of the child's event loop.
-        config: The limits of a job's size and of its log.
     """
 
-    def __init__(
-        self,
-        job: RunningJob,
-        keys: QueueKeys,
-        pool: ClientPool,
-        aclient: Callable[[], AsyncClient],
-        config: Config,
-    ) -> None:
-        self._job, self._keys, self._pool, self._aclient, self._config = job, keys, pool, aclient, config
+    def __init__(self, job: RunningJob, broker: Broker, aclient: Callable[[], AsyncClient]) -> None:
+        self._job, self._broker, self._aclient = job, broker, aclient
+        self._keys, self._pool, self._config = broker.keys(job.queue), broker.pool, broker.config
 
     def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
         """Execute a command on a connection from the pool."""
@@ -48,9 +45,23 @@ class RedisJobClient:
         """Execute a command on the child's event loop."""
         return await self._aclient().run(self._call(command, value))
 
-    def _call(self, command: JobCommand, value: Any) -> Call[Any]:
+    def replace(self, canvas: Canvas[Any, Any]) -> None:
+        """Add a canvas as child jobs of the job, which returns its result."""
+        roots, mark = self._replacement(canvas)
+        FlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
+
+    async def areplace(self, canvas: Canvas[Any, Any]) -> None:
+        """:meth:`replace` for asyncio."""
+        roots, mark = self._replacement(canvas)
+        await AsyncFlowProducer(broker=lambda: self._broker).add_planned(roots, [mark])
+
+    def _replacement(self, canvas: Canvas[Any, Any]) -> tuple[list[PlannedJob], Call[Any]]:
+        roots, replacement = plan_replacement(canvas, self._config, JobRef(self._job.queue, self._job.id))
+        return roots, command("HSET", self._keys.job(self._job.id), REPLACEMENT_FIELD, replacement.to_json())
+
+    def _call(self, name: JobCommand, value: Any) -> Call[Any]:
         keys, job = self._keys, self._job
-        match command:
+        match name:
             case "progress":
                 return update_progress(keys, job.id, value)
             case "log":
@@ -60,5 +71,7 @@ class RedisJobClient:
                 return update_data(keys, job.id, value)
             case "children_values":
                 return children_values(keys, job.id)
+            case "pending_children":
+                return command("SCARD", keys.dependencies(job.id), parse_reply=int)
             case "child_failure":
                 return child_failure(value, keys.prefix, hash_tag=self._config.queue_hash_tag)

@@ -130,8 +130,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
 
     def job_client(job: RunningJob) -> JobClient:
         # A function, because the loop's client is created on the loop's thread.
-        keys = broker.keys(job.queue)
-        return RedisJobClient(job, keys, broker.pool, lambda: async_loop.client(), config)  # noqa: PLW0108
+        return RedisJobClient(job, broker, lambda: async_loop.client())  # noqa: PLW0108
 
     def renew(job: RunningJob, token: str) -> bool:
         return broker.pool.run(renew_lock(broker.keys(job.queue), job.id, token, config.lock_ms))
