@@ -61,7 +61,7 @@ class Drain:
         self.next_ms: int | None = None
 
         def job_client(job: RunningJob) -> RedisJobClient:
-            return RedisJobClient(job, broker.keys(job.queue), broker.pool, broker.shared_async_client, app.config)
+            return RedisJobClient(job, broker, broker.shared_async_client)
 
         self._runner = InProcessRunner(app, job_client)
         self._runner.bus.subscribe(ChildEvent, self._record)
