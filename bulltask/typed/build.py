@@ -41,7 +41,10 @@ def converter_of(hint: Any) -> Converter:
     Raises:
         NoConverter: The hint contains a type that JSON cannot represent, or that is not a type of values.
     """
-    return _Builder().build(hint)
+    try:
+        return _Builder().build(hint)
+    except RecursionError:  # ``type Json = list[Json] | …``
+        raise NoConverter(f"{_text(hint)} is an alias that contains itself") from None
 
 
 class _Builder:
@@ -83,7 +86,7 @@ class _Builder:
             if (found := scalar(kind)) is not None:
                 return found
         except TypeError as exc:
-            raise NoConverter(f"{exc}, which JSON does not support") from None
+            raise NoConverter(f"{exc}, so it cannot be converted to JSON") from None
         if kind in self._classes:
             return self._classes[kind]
         if dataclasses.is_dataclass(kind):

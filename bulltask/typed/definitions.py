@@ -60,7 +60,13 @@ class Definitions:
         shared = {name for name, schema in self.schemas.items() if others.get(name, schema) == schema}
         while unequal := {name for name in shared if _references(self.schemas[name]) - shared}:
             shared -= unequal
-        return {name: f"{name}Result" for name in self.schemas if name not in shared}
+        names: dict[str, str] = {}
+        for name in self.schemas.keys() - shared:
+            candidate = f"{name}Result"
+            while candidate in others or candidate in self.schemas:
+                candidate += "_"
+            names[name] = candidate
+        return names
 
     def _unused(self, name: str) -> str:
         number, candidate = 1, name

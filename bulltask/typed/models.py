@@ -68,7 +68,23 @@ class Model(Converter):
             more = schema.pop("$defs", {})
             name = self._class.__name__
             schema = {"$defs": {**more, name: schema}, "$ref": f"#/$defs/{name}"}
-        return definitions.adopt(schema)
+        return definitions.adopt(_without_computed_fields(schema) if definitions.of_results else schema)
+
+
+def _without_computed_fields(schema: Any) -> Any:
+    """Remove the fields that :meth:`Model.encode` does not write, because the model could not be read back."""
+    if isinstance(schema, list):
+        return [_without_computed_fields(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _without_computed_fields(item) for key, item in schema.items()}
+    properties = schema.get("properties", {})
+    computed = {name for name, field in properties.items() if isinstance(field, dict) and field.get("readOnly")}
+    if not computed:
+        return schema
+    kept = {name: field for name, field in properties.items() if name not in computed}
+    required = [name for name in schema.get("required", ()) if name not in computed]
+    return {**schema, "properties": kept, "required": required}
 
 
 def _validated(validate: Callable[[Any], Any], value: Any) -> Any:

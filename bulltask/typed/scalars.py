@@ -284,10 +284,13 @@ class EnumMember(OneOf):
     """A member of an ``Enum``: its value.
 
     Raises:
-        TypeError: The value of a member is not a string, a number, a boolean or ``None``.
+        TypeError: The class has no members (``x: Enum``), or the value of a member is not a string, a number, a boolean
+            or ``None``.
     """
 
     def __init__(self, kind: type[enum.Enum]) -> None:
+        if not kind.__members__:
+            raise TypeError(f"{kind.__name__} has no members")
         super().__init__({(type(_json_atom(kind, member)), _json_atom(kind, member)): member for member in kind})
         self._kind = kind
 

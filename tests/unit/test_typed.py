@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
+from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, NotRequired, TypedDict
 from uuid import UUID
 
@@ -250,6 +251,20 @@ def test_only_the_first_problems_are_listed_and_long_values_are_cut() -> None:
         converter_of(date).decode("x" * 1000)
 
 
+def test_an_alias_of_python_3_12_is_the_type_that_it_names_unless_it_contains_itself() -> None:
+    class TypeAliasType:
+        def __init__(self, value: Any = None) -> None:
+            self.value = value
+
+        @property
+        def __value__(self) -> Any:
+            return self.value or list[self]  # type: ignore[valid-type]
+
+    assert converter_of(TypeAliasType(date)).decode("2026-01-01") == date(2026, 1, 1)
+    with pytest.raises(NoConverter, match="is an alias that contains itself"):
+        converter_of(TypeAliasType())
+
+
 def test_a_subclass_whose_fields_would_be_lost_is_rejected() -> None:
     with pytest.raises(Mismatch, match="expected Node, not Special, whose field 'more' would be lost"):
         converter_of(Node).encode(Special(Decimal(1)))
@@ -270,11 +285,71 @@ def test_every_datetime_survives(moment: datetime) -> None:
 
 @pytest.mark.parametrize(
     "hint",
-    [object(), complex, type, typing.Callable, dict[tuple[int], str], list[complex], Holder, enum.Enum("E", {"A": ()})],
+    [
+        enum.Enum,
+        enum.IntEnum,
+        enum.Flag,
+        object(),
+        complex,
+        type,
+        typing.Callable,
+        dict[tuple[int], str],
+        list[complex],
+        Holder,
+        enum.Enum("E", {"A": ()}),
+    ],
 )
 def test_a_type_without_a_json_form_has_no_converter(hint: Any) -> None:
     with pytest.raises(NoConverter):
         converter_of(hint)
+
+
+JSON_NAMES = st.sampled_from(["a", "b", "c d"])
+
+
+@st.composite
+def typed_values(draw: st.DrawFn, depth: int = 3) -> tuple[Any, Any]:
+    """Draw a hint and a value of it."""
+    scalars: list[tuple[Any, st.SearchStrategy[Any]]] = [
+        (datetime, st.datetimes(timezones=st.just(UTC))),
+        (date, st.dates()),
+        (timedelta, st.timedeltas()),
+        (UUID, st.uuids()),
+        (Decimal, st.decimals(allow_nan=False, allow_infinity=False)),
+        (bytes, st.binary(max_size=5)),
+        (Color, st.sampled_from(Color)),
+        (int, st.integers(-1000, 1000)),
+        (str, st.text(max_size=5)),
+        (bool, st.booleans()),
+    ]
+    kind = draw(st.integers(0, 6 if depth else 1))
+    if kind < 2:
+        hint, values = draw(st.sampled_from(scalars))
+        return hint, draw(values)
+    hint, value = draw(typed_values(depth - 1))
+    other_hint, other = draw(typed_values(depth - 1))
+    pair: tuple[Any, Any] = draw(
+        st.sampled_from(
+            [
+                (GenericAlias(list, (hint,)), [value, value]),
+                (GenericAlias(tuple, (hint, other_hint)), (value, other)),
+                (GenericAlias(tuple, (hint, ...)), (value,)),
+                (GenericAlias(dict, (str, hint)), {draw(JSON_NAMES): value}),
+                (hint | None, value),
+                (hint | None, None),
+            ]
+        )
+    )
+    return pair
+
+
+@given(typed_values())
+def test_nested_values_of_any_type_survive_and_match_the_schema(pair: tuple[Any, Any]) -> None:
+    hint, value = pair
+    converter = converter_of(hint)
+    form = codec.decode(codec.encode(converter.encode(value)))
+    assert converter.decode(form) == value
+    validator(hint).validate(form)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -481,6 +556,24 @@ def test_a_schema_lists_parameters_and_defaults_and_allows_no_others_without_kwa
     assert CallTypes(days, "t", skip_first=False).data_schema(definitions)["additionalProperties"] is False
 
 
+def test_computed_fields_of_a_model_are_neither_written_nor_in_the_schema() -> None:
+    class Square(pydantic.BaseModel, extra="forbid"):
+        side: int
+
+        @pydantic.computed_field
+        def area(self) -> int:
+            return self.side**2
+
+    converter, definitions = converter_of(list[Square]), Definitions(of_results=True)
+    assert converter.decode(converter.encode([Square(side=2)])) == [Square(side=2)]
+    assert converter.encode([Square(side=2)]) == [{"side": 2}]
+    converter.schema(definitions)
+    assert (definitions.schemas["Square"]["properties"].keys(), definitions.schemas["Square"]["required"]) == (
+        {"side"},
+        ["side"],
+    )
+
+
 def test_a_model_without_a_schema_is_described_as_such() -> None:
     class Odd(pydantic.BaseModel):
         run: typing.Callable[[], None]
@@ -496,6 +589,14 @@ def test_classes_of_the_same_name_have_different_definitions() -> None:
     for hint in (Cat, dataclass(other), list[Cat]):
         converter_of(hint).schema(definitions)
     assert definitions.schemas.keys() == {"Cat", "Cat2"}
+
+
+def test_a_type_of_a_result_gets_a_name_that_no_other_type_has() -> None:
+    data, results = Definitions(), Definitions(of_results=True)
+    for definitions in (data, results):
+        converter_of(Node).schema(definitions)
+    data.schemas["NodeResult"] = {}
+    assert results.rename_other(data.schemas) == {"Node": "NodeResult_"}
 
 
 def test_the_schema_of_a_result_is_what_the_worker_writes() -> None:
