@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
+from importlib import import_module
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 from bulltask import embedded
 from bulltask.categories import Categorizer
@@ -17,7 +18,7 @@ from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
 from bulltask.events.bus import Event
 from bulltask.events.listeners import Listeners
 from bulltask.jobs.job import NewJob
-from bulltask.ports import ResultReader
+from bulltask.ports import EagerRunner, ResultReader
 from bulltask.queue.add_options import AddOptions
 from bulltask.queue.aio.events import AsyncQueueEvents
 from bulltask.queue.aio.flow import AsyncFlowProducer
@@ -46,6 +47,8 @@ __all__ = ["App"]
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
+
+_EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
 
 # An ``async def`` is a function as well, so each pair of overloads below overlaps; the first match wins.
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
@@ -309,7 +312,7 @@ class App(Configured, Discovering):
         if self._broker is None or self._pid != os.getpid():
             with self._lock:
                 if self._broker is None or self._pid != os.getpid():
-                    self._broker, self._pid = Broker(self.config, self._resolve_url()), os.getpid()
+                    self._broker, self._pid = self._connect(), os.getpid()
         return self._broker
 
     def replace_connections(self, conf: Settings, broker: Broker | None) -> tuple[Settings, Broker | None]:
@@ -343,14 +346,27 @@ class App(Configured, Discovering):
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
         plan = plan_canvas(canvas, self.config)
-        self.flows().add_planned(plan.roots)
+        if (eager := self.broker.eager) is None:
+            self.flows().add_planned(plan.roots)
+        else:
+            eager.run(plan.roots)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
         plan = plan_canvas(canvas, self.config)
-        await self.aflows().add_planned(plan.roots)
+        if (eager := self.broker.eager) is None:
+            await self.aflows().add_planned(plan.roots)
+        else:
+            await eager.arun(plan.roots)
         return plan.result(self.results, self.now_ms())
+
+    def apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:
+        """Run the jobs of a canvas in this process, and return the handle of its result; see ``Canvas.apply``."""
+        plan = plan_canvas(canvas, self.config)
+        eager: EagerRunner = import_module(_EAGER).EagerRunner(self, propagate=throw)
+        eager.run(plan.roots)
+        return plan.result(eager.results, self.now_ms())
 
     def close(self) -> None:
         """Close idle connections. The app can be used again."""
@@ -366,8 +382,13 @@ class App(Configured, Discovering):
             await self._broker.aclose()
             self._broker.close()
 
-    def _resolve_url(self) -> SecretUrl:
-        return embedded.resolve_url(self.config.broker_url)
+    def _connect(self) -> Broker:
+        url = embedded.resolve_url(self.config.broker_url)
+        return (
+            cast(Broker, import_module(_EAGER).EagerBroker(self, url))
+            if self.config.always_eager
+            else Broker(self.config, url)
+        )
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.tasks)} tasks>"

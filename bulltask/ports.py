@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from bulltask.config.config import Config
+from bulltask.jobs.flow import PlannedJob
 from bulltask.jobs.job import JobRef, NewJob
 from bulltask.jobs.states import JobState, Revocation
 from bulltask.jobs.stored_job import Finished, JobSnapshot
 
-__all__ = ["DataFrameMapper", "ResultReader", "Sender"]
+__all__ = ["DataFrameMapper", "EagerRunner", "ResultReader", "Sender"]
 
 
 class ResultReader(Protocol):
@@ -78,6 +79,23 @@ class ResultReader(Protocol):
         ...
 
 
+class EagerRunner(Protocol):
+    """Runs jobs in this process, without Redis; :class:`bulltask.worker.eager.EagerRunner` implements it."""
+
+    @property
+    def results(self) -> ResultReader:
+        """Reads the outcomes of the jobs that have run."""
+        ...
+
+    def run(self, roots: Sequence[PlannedJob]) -> None:
+        """Run trees of jobs, children first."""
+        ...
+
+    async def arun(self, roots: Sequence[PlannedJob]) -> None:
+        """:meth:`run` for asyncio."""
+        ...
+
+
 class Sender(Protocol):
     """Sends jobs and reads their results; ``App`` implements it."""
 
@@ -117,6 +135,10 @@ class Sender(Protocol):
 
     async def asend_canvas(self, canvas: Any) -> Any:
         """:meth:`send_canvas` for asyncio."""
+        ...
+
+    def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
+        """Run all jobs of a canvas in this process, and return the handle of its result."""
         ...
 
 

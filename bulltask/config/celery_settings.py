@@ -56,7 +56,7 @@ _AT_LEAST_ONCE = "a job is acknowledged when its outcome is stored, and runs aga
 _RECOVERY = "a job whose child process died is recovered immediately, by its worker"
 _LOG_FORMAT = "a worker writes one structured line per event; configure logging or structlog in the app's module"
 _NO_PREFETCH = "a worker acquires a job only when a child process can run it"
-_EAGER = "call the function, or test with a real server and bulltask.testing"
+_EAGER = "eager mode does not use Redis; to store results, test with bulltask.testing"
 _CHORD = "canvas (group, chord, chain) does not use a result backend"
 _INTERNAL = "it replaces a part of Celery's worker, which bulltask does not have"
 
@@ -127,7 +127,7 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "worker_proc_alive_timeout worker_timer "
         "worker_timer_precision task_protocol",
     ),
-    (_EAGER, "task_eager_propagates task_store_eager_result"),
+    (_EAGER, "task_store_eager_result"),
     ("jobs are stored uncompressed, so that BullMQ's clients can read them", "task_compression result_compression"),
     ("times are always stored in UTC; timezone applies to schedules", "enable_utc"),
     (
@@ -183,7 +183,6 @@ _REFUSED: Final[Iterable[tuple[str, str]]] = (
         _SIGNATURE,
         "security_certificate security_cert_store security_key security_key_password security_digest",
     ),
-    (_EAGER, "task_always_eager"),
     (
         "a limit counts the jobs of a queue across all workers; use limiter, as in limiter={'*': '100/m'}",
         "task_default_rate_limit",
@@ -281,7 +280,7 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (
         _is(False),
-        "task_always_eager task_eager_propagates task_store_eager_result task_ignore_result "
+        "task_store_eager_result task_ignore_result "
         "task_inherit_parent_priority worker_disable_rate_limits worker_hijack_root_logger worker_redirect_stdouts "
         "worker_direct worker_cancel_long_running_tasks_on_connection_loss",
     ),

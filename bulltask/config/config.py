@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +64,8 @@ class Config:
     soft_time_limit_ms: int | None
     time_limit_ms: int | None
     typed: bool | None
+    always_eager: bool
+    eager_propagates: bool
     task_unknown: str
     imports: tuple[str, ...]
     include: tuple[str, ...]
@@ -185,8 +186,8 @@ class Settings:
 
     def overridden(self, settings: Mapping[str, object]) -> Settings:
         """Return a copy that is not frozen, in which ``settings`` have precedence over all others; for tests."""
-        copied = copy(self)
-        vars(copied).update(_overrides=self.overrides(), _frozen=None, _used=set())
+        copied = object.__new__(Settings)
+        vars(copied).update({**vars(self), "_overrides": self.overrides(), "_frozen": None, "_used": set()})
         for name, value in settings.items():
             copied.override(name, value)
         return copied

@@ -186,6 +186,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "which type hints of tasks are enforced: true: all; false: none; none: those of types that JSON does not "
             "have, such as datetime",
         ),
+        _S("task_always_eager", "always_eager", flag, False, "run jobs in the process that sends them, without Redis"),
+        _S("task_eager_propagates", "eager_propagates", flag, False, "raise the exception of a job that runs eagerly"),
         _S(
             "task_unknown",
             "task_unknown",

@@ -78,6 +78,18 @@ class Canvas(Generic[A_contra, R_co]):
         """:meth:`apply_async` for asyncio."""
         return cast(AsyncResult[R_co], await self._sender().asend_canvas(self.clone(args, kwargs, **options)))
 
+    def apply(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> AsyncResult[R_co]:
+        """Run its calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
+        canvas = self.clone(args, kwargs, **options)
+        return cast(AsyncResult[R_co], self._sender().apply_canvas(canvas, throw=throw))
+
     def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """Return a copy; arguments and options as for :meth:`apply_async`."""
         raise NotImplementedError

@@ -119,6 +119,34 @@ class AnyTask(Generic[P, R]):
             return await Signature[Any, R](self, args, kwargs, options).aapply_async()
         return await self._asend(self.build(self.bind_json(args, kwargs or {}), CallOptions.of(options)))
 
+    def apply(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """Run a call in this process, without Redis, and return its result (Celery's ``apply``).
+
+        Unlike a plain call, it runs as a job in a worker would: arguments and result are converted to JSON and back,
+        and failed attempts are retried by the task's policy, but without waiting for any delay.
+
+        Args:
+            args, kwargs: The arguments.
+            throw: Raise the exception of a call that fails; ``None``: the setting ``task_eager_propagates``.
+            options: As for :meth:`apply_async`; those that concern queues and delays have no effect.
+
+        Returns:
+            The result; ``get()`` returns immediately.
+
+        Raises:
+            TypeError, EncodeError, PayloadTooLargeError: As for :meth:`delay`. The function was not called.
+            Exception: That of the function, after the last attempt, if ``throw`` is true.
+            BulltaskError: A thousand attempts have not been enough.
+        """
+        return Signature[Any, R](self, args, kwargs, options).apply(throw=throw)
+
     def delay_many(self, calls: Iterable[Sequence[Any]]) -> list[AsyncResult[R]]:
         """Send one job for each tuple of positional arguments, a thousand per round trip.
 

@@ -40,7 +40,10 @@ class InlineResults(Results):
         """
         if _may_run(self.snapshot(ref).state):
             self._worker.run_until_finished(ref, timeout_ms)
-            self._check(ref, self.snapshot(ref), timeout_ms)
+            snapshot = self.snapshot(ref)
+            self._check(ref, snapshot, timeout_ms)
+            if snapshot.state.finished:
+                return _outcome(snapshot)
         elif self._worker.is_running(ref):
             raise ResultTimeoutError(f"job {ref.id} in queue {ref.queue} waits for its own result")
         return super().wait(ref, timeout_ms, _FIRST_MS)
@@ -49,7 +52,10 @@ class InlineResults(Results):
         """:meth:`wait` for asyncio."""
         if _may_run((await self.asnapshot(ref)).state):
             await self._worker.arun_until_finished(ref, timeout_ms)
-            self._check(ref, await self.asnapshot(ref), timeout_ms)
+            snapshot = await self.asnapshot(ref)
+            self._check(ref, snapshot, timeout_ms)
+            if snapshot.state.finished:
+                return _outcome(snapshot)
         return await super().await_finished(ref, timeout_ms, _FIRST_MS)
 
     def _check(self, ref: JobRef, snapshot: JobSnapshot, timeout_ms: int | None) -> None:
@@ -65,3 +71,9 @@ class InlineResults(Results):
 def _may_run(state: JobState) -> bool:
     """Return whether a worker has not acquired the job yet; an active one may be running in another process."""
     return not state.finished and state not in {JobState.ACTIVE, JobState.UNKNOWN}
+
+
+def _outcome(snapshot: JobSnapshot) -> Finished:
+    if snapshot.state is JobState.COMPLETED:
+        return Finished(True, snapshot.returnvalue or "null")
+    return Finished(False, snapshot.failed_reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from contextlib import suppress
 from types import TracebackType
@@ -20,7 +19,7 @@ from bulltask.transport.operation import run_sync
 from bulltask.transport.results import Results
 from bulltask.worker.beat import reconcile
 from bulltask.worker.beat_entries import read_entries
-from bulltask.worker.in_process import run_coroutine
+from bulltask.worker.in_process import TaskLoop
 
 __all__ = ["InlineWorker"]
 
@@ -45,15 +44,16 @@ class InlineWorker:
     """
 
     def __init__(self, app: App) -> None:
+        if app.config.always_eager:
+            raise BulltaskError(f"{app!r} is in eager mode: its jobs run when they are sent, and need no worker")
         clock, results = app.broker.clock, app.broker.results
         if not isinstance(clock, MovableClock):
             raise BulltaskError(f"{app!r} uses its own server: create the worker inside use_server(app, url)")
-        if not isinstance(results, Results):
-            raise BulltaskError(f"{app!r} is in eager mode, or has a worker already, so there are no jobs to run")
+        if not isinstance(results, Results) or isinstance(results, InlineResults):
+            raise BulltaskError(f"{app!r} has an InlineWorker already")
         self.clock, self._results = clock, results
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
-        self._client = app.broker.client()
-        self._loop: asyncio.Runner | None = None
+        self._loop = TaskLoop()
         self._running: set[JobRef] = set()
         app.broker.results = InlineResults(self._results, self)
 
@@ -110,12 +110,9 @@ class InlineWorker:
         return ref in self._running
 
     def close(self) -> None:
-        """Close the connection and the event loop of async tasks; ``result.get()`` waits for other workers again."""
+        """Close the event loop of async tasks. ``result.get()`` waits for other workers again."""
         self._broker.results = self._results
-        if self._loop is not None:
-            run_coroutine(self._broker.aclose(), self._loop)
-            self._loop.close()
-        self._client.close()
+        self._loop.close(self._broker.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -126,21 +123,23 @@ class InlineWorker:
         self.close()
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        drain = Drain(self._app, self._client, self._running, propagate=propagate)
-        steps = self._steps(drain, end_ms, awaited)
-        with self._lock, suppress(StopIteration):  # a thread of the test may wait for a result, too
-            runner, attempt = next(steps)
-            while True:
-                runner, attempt = steps.send(runner.call(attempt, self._event_loop))
+        with self._lock, self._broker.pool.client() as client:  # a thread of the test may wait for a result, too
+            drain = Drain(self._app, client, self._running, propagate=propagate)
+            steps = self._steps(drain, end_ms, awaited)
+            with suppress(StopIteration):
+                runner, attempt = next(steps)
+                while True:
+                    runner, attempt = steps.send(runner.call(attempt, self._loop))
         return drain.result()
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
-        drain = Drain(self._app, self._client, self._running, propagate=propagate)
-        steps = self._steps(drain, end_ms, awaited)
-        with suppress(StopIteration):
-            runner, attempt = next(steps)
-            while True:
-                runner, attempt = steps.send(await runner.acall(attempt))
+        with self._broker.pool.client() as client:
+            drain = Drain(self._app, client, self._running, propagate=propagate)
+            steps = self._steps(drain, end_ms, awaited)
+            with suppress(StopIteration):
+                runner, attempt = next(steps)
+                while True:
+                    runner, attempt = steps.send(await runner.acall(attempt))
         return drain.result()
 
     def _steps(self, drain: Drain, end_ms: int, awaited: JobRef | None) -> Steps:
@@ -151,19 +150,14 @@ class InlineWorker:
         if awaited is None:
             self.clock.advance_ms(max(0, end_ms - self.clock.now_ms()))
 
-    def _event_loop(self) -> asyncio.Runner:
-        """Return the loop of async tasks; as in a child, it is the same for all jobs, whose libraries depend on it."""
-        if self._loop is None:
-            self._loop = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        return self._loop
-
     def _end_ms(self, duration: Duration) -> int:
         duration_ms = to_ms(duration, "duration")
         entries = read_entries(self._app) or ()
-        for queue in {entry.job.queue for entry in entries}:
-            of_queue = [entry for entry in entries if entry.job.queue == queue]
-            keys = self._broker.keys(queue)
-            run_sync(self._client, reconcile(keys, of_queue, self._app.name, self.clock.now_ms()))
+        with self._broker.pool.client() as client:
+            for queue in {entry.job.queue for entry in entries}:
+                of_queue = [entry for entry in entries if entry.job.queue == queue]
+                keys = self._broker.keys(queue)
+                run_sync(client, reconcile(keys, of_queue, self._app.name, self.clock.now_ms()))
         return self.clock.now_ms() + duration_ms
 
     def _deadline_ms(self, timeout_ms: int | None) -> int:

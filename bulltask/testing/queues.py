@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bulltask.app import App
+from bulltask.jobs.names import name_in_app
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.scripts.queue import scan_queues
@@ -21,6 +22,6 @@ def queues_in_redis(app: App, client: Client) -> list[QueueKeys]:
         names.update(page)
         if cursor == "0":
             break
-    if app.config.queue_hash_tag:
-        names = {name[1:-1] for name in names if name.startswith("{") and name.endswith("}")}
-    return [app.broker.keys(name) for name in sorted(names)]
+    hash_tag = app.config.queue_hash_tag
+    own = {name_in_app(name, hash_tag=hash_tag) for name in names if "{" in name or not hash_tag}
+    return [app.broker.keys(name) for name in sorted(own)]

@@ -44,9 +44,11 @@ def use_server(app: App, url: str, **settings: object) -> Iterator[MovableClock]
     broker = Broker(conf.freeze(), url, clock=clock)
     clock.connect(broker.pool)
     broker.pool.run(command("FLUSHDB"))
-    previous = app.replace_connections(conf, broker)
+    # In eager mode, the app makes its connections itself.
+    previous = app.replace_connections(conf, None if conf.freeze().always_eager else broker)
     try:
         yield clock
     finally:
+        app.close()
         broker.close()
         app.replace_connections(*previous)

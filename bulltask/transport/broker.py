@@ -12,7 +12,7 @@ from bulltask.config.config import Config
 from bulltask.config.urls import SecretUrl
 from bulltask.jobs.names import bullmq_name, check_queue_name
 from bulltask.jobs.states import Revocation
-from bulltask.ports import ResultReader
+from bulltask.ports import EagerRunner, ResultReader
 from bulltask.transport.async_client import AsyncClient
 from bulltask.transport.client import Client, ClientPool
 from bulltask.transport.cluster import ClusterPool
@@ -54,9 +54,14 @@ class Broker:
         url: The server; ``config.broker_url`` unless that is ``embedded://``.
         clustered: Whether the server is a node of a cluster. Currently, only sends are routed to the right node.
         clock: The clock that gives the time of all calls; default: the server's.
+
+    Attributes:
+        eager: Runs jobs when they are sent, in eager mode.
     """
 
     results: ResultReader
+    producer: Producer
+    eager: EagerRunner | None = None
 
     def __init__(
         self, config: Config, url: str | SecretUrl, *, clustered: bool = False, clock: ServerClock | None = None

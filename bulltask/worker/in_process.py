@@ -24,7 +24,7 @@ from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.slots import Slots
 
-__all__ = ["InProcessRunner", "run_coroutine"]
+__all__ = ["InProcessRunner", "TaskLoop"]
 
 T = TypeVar("T")
 
@@ -66,10 +66,10 @@ class InProcessRunner:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
         return self._runner.begin(job)
 
-    def call(self, attempt: Attempt, loop: Callable[[], asyncio.Runner]) -> Outcome:
-        """Run an attempt; ``loop`` returns the event loop of async tasks."""
+    def call(self, attempt: Attempt, loop: TaskLoop) -> Outcome:
+        """Run an attempt; an async task runs on ``loop``."""
         if attempt.task.is_async:
-            return run_coroutine(self._runner.acall(attempt, self.slot), loop())
+            return loop.run(self._runner.acall(attempt, self.slot))
         return self._runner.call(attempt, self.slot)
 
     async def acall(self, attempt: Attempt) -> Outcome:
@@ -83,26 +83,50 @@ class InProcessRunner:
         return outcome
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, T], loop: asyncio.Runner) -> T:
-    """Run a coroutine from sync code; if this thread already runs an event loop, run it on another thread."""
+class TaskLoop:
+    """An event loop for the async tasks that sync code runs.
+
+    The loop is the same for all of them, as in a child, because connections of a task's libraries belong to a loop. If
+    the calling thread is running another loop, this one runs on a thread of its own meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result."""
+        runner = self._runner = self._runner or asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        return _outside_of_loops(lambda: runner.run(coroutine))
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Run ``last`` and close the loop, if it was used."""
+        if self._runner is not None:
+            if last is not None:
+                self.run(last())
+            _outside_of_loops(self._runner.close)
+            self._runner = None
+
+
+def _outside_of_loops(function: Callable[[], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return loop.run(coroutine)
-    results: list[T | BaseException] = []
+        return function()
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            results.append(loop.run(coroutine))
+            results.append(function())
         except BaseException as exc:  # noqa: BLE001 - raised in the calling thread
-            results.append(exc)
+            errors.append(exc)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="bulltask-in-process")
     thread.start()
     thread.join()
-    if isinstance(result := results[0], BaseException):
-        raise result
-    return result
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _warn(listener: str, event: Event, exc: Exception) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from bulltask import App, Context, JobState, PermanentError
+from bulltask import App, Context, JobState, PermanentError, group
 from bulltask.errors import BulltaskError, ResultTimeoutError
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
@@ -213,6 +213,21 @@ def test_the_memory_limit_of_children_does_not_apply_to_the_test(broker_url: str
         assert add.delay().get() == 1
 
 
+def test_results_flow_through_a_canvas(app: App, worker: InlineWorker) -> None:
+    @app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    @app.task
+    def total(values: list[int]) -> int:
+        return sum(values)
+
+    assert (add.s(1, 2) | group(add.s(10), add.s(20)) | total.s()).delay().get() == 36
+    results = group(add.s(n, n) for n in range(3)).delay()
+    assert results.completed_count() == 0
+    assert results.get() == [0, 2, 4]
+
+
 # ---- async -----------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +265,7 @@ async def test_a_sync_drain_in_an_async_test_runs_async_tasks_on_another_thread(
     send(app, task="anote")
     worker.drain()
     assert ran == [1]
+    worker.close()
 
 
 async def test_several_results_can_be_awaited_at_the_same_time(app: App, worker: InlineWorker, ran: list[Any]) -> None:
@@ -448,6 +464,18 @@ def test_a_worker_needs_a_sandbox(broker_url: str) -> None:
     app = App("tested", broker_url)
     with pytest.raises(BulltaskError, match="inside use_server"):
         InlineWorker(app)
+
+
+def test_an_app_has_one_worker(app: App, worker: InlineWorker) -> None:
+    with pytest.raises(BulltaskError, match="has an InlineWorker already"):
+        InlineWorker(app)
+
+
+def test_an_app_in_eager_mode_needs_no_worker(broker_url: str, app: App, ran: list[Any]) -> None:
+    with use_server(app, broker_url, task_always_eager=True):
+        assert send(app).get() == 1
+        with pytest.raises(BulltaskError, match="is in eager mode"):
+            InlineWorker(app)
 
 
 def test_a_closed_worker_no_longer_runs_jobs_for_get(app: App, ran: list[Any]) -> None:

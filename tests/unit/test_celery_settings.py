@@ -97,7 +97,7 @@ def test_a_warning_points_to_the_users_line() -> None:
         ("task_send_sent_event", True),
         ("worker_prefetch_multiplier", 1),
         ("broker_transport", "redis"),
-        ("task_always_eager", False),
+        ("task_store_eager_result", False),
         ("broker_use_ssl", None),
         ("broker_transport_options", {}),
     ],

@@ -99,6 +99,8 @@ def test_settings_have_the_documented_defaults() -> None:
         "soft_time_limit_ms": None,
         "time_limit_ms": None,
         "typed": None,
+        "always_eager": False,
+        "eager_propagates": False,
         "task_unknown": "reschedule",
         "imports": (),
         "include": (),

@@ -63,6 +63,9 @@ class Outbox:
     async def asend_canvas(self, canvas: Any) -> Any:
         return self.send_canvas(canvas)
 
+    def apply_canvas(self, canvas: Any, *, throw: bool | None) -> Any:
+        raise NotImplementedError
+
     @property
     def data(self) -> list[Any]:
         return [json.loads(job.data) for job in self.jobs]

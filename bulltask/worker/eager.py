@@ -1,0 +1,287 @@
+"""Eager mode: jobs run in the process that sends them, when they are sent, without Redis.
+
+A job is built as for Redis, and its result is stored as JSON, so what cannot be stored in Redis fails here, too. Its
+attempts follow each other immediately: nothing waits for a delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import uuid_utils
+
+from bulltask.app import App
+from bulltask.clock import mono_ms
+from bulltask.config.urls import SecretUrl
+from bulltask.errors import BulltaskError, TaskError
+from bulltask.jobs import codec
+from bulltask.jobs.errbacks import FailedJob, read_errbacks
+from bulltask.jobs.flow import PlannedJob, in_order
+from bulltask.jobs.job import JobOptions, JobRef, NewJob, RunningJob
+from bulltask.jobs.names import name_in_app
+from bulltask.registry.canvas import Canvas
+from bulltask.registry.canvas_plan import plan_replacement
+from bulltask.registry.context import JobCommand
+from bulltask.transport.broker import Broker
+from bulltask.transport.produce import Producer
+from bulltask.worker.child.attempt import Attempt
+from bulltask.worker.child.outcomes import (
+    AcquiredJob,
+    CompletedOutcome,
+    FailedOutcome,
+    Outcome,
+    RescheduledByWorkerOutcome,
+    RetriedOutcome,
+)
+from bulltask.worker.eager_results import EagerResults
+from bulltask.worker.in_process import InProcessRunner, TaskLoop
+
+__all__ = ["EagerBroker", "EagerRunner"]
+
+_MAX_ATTEMPTS: Final = 1_000
+_KEPT_RESULTS: Final = 10_000
+
+_Steps = Generator[tuple[InProcessRunner, Attempt], Outcome, None]
+
+
+class EagerBroker(Broker):
+    """The connections of an app with ``task_always_eager``: sends run the jobs. Queues are read from Redis as usual.
+
+    Args:
+        app: The app.
+        url: Its server, which need not be running.
+    """
+
+    def __init__(self, app: App, url: SecretUrl) -> None:
+        super().__init__(app.config, url)
+        runner = EagerRunner(app, EagerResults(_KEPT_RESULTS))
+        self.eager, self.results, self.producer = runner, runner.results, _EagerProducer(runner)
+
+
+class _EagerProducer(Producer):
+    """Runs jobs instead of sending them."""
+
+    def __init__(self, runner: EagerRunner) -> None:
+        self._runner = runner
+
+    def send(self, jobs: Sequence[NewJob]) -> list[str]:
+        """Run the jobs, and return their ids."""
+        self._runner.run([PlannedJob(job, has_custom_id=job.has_custom_id) for job in jobs])
+        return [job.id for job in jobs]
+
+    async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
+        """:meth:`send` for asyncio."""
+        await self._runner.arun([PlannedJob(job, has_custom_id=job.has_custom_id) for job in jobs])
+        return [job.id for job in jobs]
+
+
+class EagerRunner:
+    """Runs jobs in this process, with the code that a worker's child uses.
+
+    Args:
+        app: The app.
+        results: Stores the outcomes.
+        propagate: Raise the exception of a job that fails; ``None``: the setting ``task_eager_propagates``.
+    """
+
+    def __init__(self, app: App, results: EagerResults | None = None, propagate: bool | None = None) -> None:
+        self._app, self.results = app, EagerResults() if results is None else results
+        self._propagate = app.config.eager_propagates if propagate is None else propagate
+
+    def run(self, roots: Sequence[PlannedJob]) -> None:
+        """Run trees of jobs, children first.
+
+        Raises:
+            Exception: That of a task, if it propagates. The jobs after it have not run.
+            BulltaskError: A job's task has ended a thousand attempts with a release or reschedule.
+        """
+        steps, loop = self._steps(roots), TaskLoop()
+        try:
+            with suppress(StopIteration):
+                runner, attempt = next(steps)
+                while True:
+                    runner, attempt = steps.send(runner.call(attempt, loop))
+        finally:
+            loop.close()
+
+    async def arun(self, roots: Sequence[PlannedJob]) -> None:
+        """:meth:`run` for asyncio: async tasks run on the running loop."""
+        steps = self._steps(roots)
+        with suppress(StopIteration):
+            runner, attempt = next(steps)
+            while True:
+                runner, attempt = steps.send(await runner.acall(attempt))
+
+    def _steps(self, roots: Sequence[PlannedJob]) -> _Steps:
+        before: dict[str, list[JobRef]] = {}
+        for planned in in_order(roots):
+            before.setdefault(planned.job.id, []).extend(child.job.ref for child in planned.children)
+            for follower in planned.followers:
+                before.setdefault(follower.job.id, []).append(planned.job.ref)
+        for planned in _dependencies_first(roots):
+            if not (planned.has_custom_id and self.results.has(planned.job.ref)):
+                attempts = _JobRun(self._app, self.results, planned.job, before[planned.job.id])
+                yield from attempts.steps()
+                if self._propagate and isinstance(failed := attempts.outcome, FailedOutcome):
+                    job_id = planned.job.id
+                    raise failed.exception or TaskError(failed.reason, job_id=job_id, remote_traceback=failed.trace)
+
+
+class _JobRun:
+    """Runs the attempts of one job.
+
+    Attributes:
+        outcome: The outcome of the last attempt.
+    """
+
+    def __init__(self, app: App, results: EagerResults, new: NewJob, before: Sequence[JobRef]) -> None:
+        self._app, self._results, self._before, self._keys = app, results, before, app.broker.keys(new.queue)
+        self._runner = InProcessRunner(app, lambda _job: self)
+        self.outcome: Outcome | None = None
+        now_ms = app.now_ms()
+        self._job = RunningJob(
+            queue=new.queue,
+            id=new.id,
+            name=new.name,
+            data=new.data,
+            opts=codec.decode(codec.encode(new.opts(now_ms), what="options")),
+            timestamp_ms=now_ms if new.timestamp_ms is None else new.timestamp_ms,
+            priority=new.options.priority,
+            attempts_made=0,
+            attempts_started=1,
+            deferred_failure=self._failed_child(),
+            scheduler_id="",
+            stacktrace=None,
+        )
+
+    def steps(self) -> _Steps:
+        """Run attempts until the job has finished."""
+        for _ in range(_MAX_ATTEMPTS):
+            started_ms = mono_ms()
+            attempt = self._runner.begin(self._job)
+            outcome = (yield self._runner, attempt) if isinstance(attempt, Attempt) else attempt
+            if isinstance(outcome, RescheduledByWorkerOutcome):
+                reason = f"task {self._job.name!r} is not registered in app {self._app.name!r}"
+                outcome = FailedOutcome(reason, "", "permanent")
+            self.outcome = outcome
+            acquired = AcquiredJob(self._runner.slot, 0, self._keys, self._job, 0)
+            if self._finish(outcome):
+                self._runner.settler.emit(acquired, outcome, mono_ms() - started_ms)
+                yield from self._error_callbacks(outcome)
+                return
+            self._runner.settler.emit(acquired, outcome, mono_ms() - started_ms)
+        raise BulltaskError(
+            f"job {self._job.id} of task {self._job.name} has not finished after {_MAX_ATTEMPTS:,} attempts; "
+            "eager mode does not wait between attempts"
+        )
+
+    def _finish(self, outcome: Outcome) -> bool:
+        """Store the outcome and return true, or prepare the next attempt."""
+        job = self._job
+        match outcome:
+            case CompletedOutcome():
+                self._results.complete(job, outcome.value)
+                return True
+            case FailedOutcome():
+                self._results.fail(job, *self._failure(outcome), outcome.failed_job)
+                return True
+            case RetriedOutcome():
+                _, traces = self._failure(outcome)
+                made, started = job.attempts_made + 1, job.attempts_started + 1
+                stacktrace = codec.encode(list(traces), what="stacktrace")
+                self._job = replace(job, attempts_made=made, attempts_started=started, stacktrace=stacktrace)
+            case _:
+                self._job = replace(job, attempts_started=job.attempts_started + 1)
+        return False
+
+    def _failure(self, outcome: FailedOutcome | RetriedOutcome) -> tuple[str, tuple[str, ...]]:
+        _, reason, _, traces = self._job.failure_fields(outcome.reason, outcome.trace)
+        return reason, tuple(codec.decode(traces.encode()))
+
+    def _error_callbacks(self, outcome: Outcome) -> _Steps:
+        if not isinstance(outcome, FailedOutcome) or "errbacks" not in self._job.canvas:
+            return
+        config, failed = (
+            self._app.config,
+            outcome.failed_job or FailedJob(self._job.id, self._job.name, self._job.queue),
+        )
+        for errback in read_errbacks(self._job.canvas["errbacks"]):
+            if errback.cascades or outcome.failed_job is None:
+                queue = name_in_app(errback.queue.removeprefix(f"{config.prefix}:"), hash_tag=config.queue_hash_tag)
+                data = errback.data_of(failed, outcome.reason, outcome.trace)
+                job_id = str(uuid_utils.uuid7())
+                job = NewJob(queue, job_id, errback.task, codec.encode(data), JobOptions(more=errback.opts))
+                yield from _JobRun(self._app, self._results, job, ()).steps()
+
+    # ---- the job client of a bound task ----
+
+    def send(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """Execute a command on the running job."""
+        match command:
+            case "progress":
+                self._results.set_progress(self._job, codec.decode(value))
+            case "data":
+                self._job = replace(self._job, data=value if isinstance(value, bytes) else value.encode())
+            case "children_values":
+                return {self._key(ref): self._results.value(ref) for ref in self._before}
+            case "pending_children":
+                return 0
+            case "child_failure":
+                failed = next(ref for ref in self._before if self._key(ref) == value)
+                return self._results.failure(failed)
+            case "log":
+                pass  # no dashboard can show it
+        return None
+
+    async def asend(self, command: JobCommand, value: bytes | str = b"") -> Any:
+        """:meth:`send` for asyncio."""
+        return self.send(command, value)
+
+    def replace(self, canvas: Canvas[Any, Any]) -> None:
+        """Run a canvas whose result is that of the running job."""
+        roots = self._replacement(canvas)
+        EagerRunner(self._app, self._results, propagate=False).run(roots)
+        self._wait_for(roots)
+
+    async def areplace(self, canvas: Canvas[Any, Any]) -> None:
+        """:meth:`replace` for asyncio."""
+        roots = self._replacement(canvas)
+        await EagerRunner(self._app, self._results, propagate=False).arun(roots)
+        self._wait_for(roots)
+
+    def _replacement(self, canvas: Canvas[Any, Any]) -> list[PlannedJob]:
+        job = self._job
+        roots, replacement = plan_replacement(canvas, self._app.config, JobRef(job.queue, job.id))
+        self._job = replace(job, replacement=replacement.to_json())
+        return roots
+
+    def _wait_for(self, roots: Sequence[PlannedJob]) -> None:
+        self._before = [*self._before, *(root.job.ref for root in roots)]
+        self._job = replace(self._job, deferred_failure=self._failed_child())
+
+    def _failed_child(self) -> str:
+        """Return BullMQ's reason for a parent that fails because of a child, ``""`` if no child has failed."""
+        failed = next((ref for ref in self._before if not self._results.completed(ref)), None)
+        return "" if failed is None else f"child {self._key(failed)} failed"
+
+    def _key(self, ref: JobRef) -> str:
+        return self._app.broker.keys(ref.queue).job(ref.id)
+
+
+def _dependencies_first(roots: Sequence[PlannedJob]) -> Iterator[PlannedJob]:
+    """Iterate over all jobs so that each comes after its children, and after the fan-out job that it follows."""
+    every = list(in_order(roots))
+    waiting_for: dict[str, set[str]] = {planned.job.id: set() for planned in every}
+    for planned in every:
+        waiting_for[planned.job.id] |= {child.job.id for child in planned.children}
+        for follower in planned.followers:
+            waiting_for[follower.job.id].add(planned.job.id)
+    done: set[str] = set()
+    while every:
+        ready = [planned for planned in every if waiting_for[planned.job.id] <= done]
+        yield from ready
+        done |= {planned.job.id for planned in ready}
+        every = [planned for planned in every if planned.job.id not in done]
