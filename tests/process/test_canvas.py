@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bulltask import App, GroupResult, chain, chord, group
+from bulltask import App, GroupResult, TaskRevokedError, chain, chord, group
 from bulltask.registry.canvas import Canvas
 from tests.support.programs import ROOT
 from tests.support.worker_harness import WorkerHarness
@@ -268,6 +268,20 @@ def test_an_error_callback_runs_once_with_the_job_that_failed_first(harness: Wor
         assert (request["task"], request["queue"], reason) == ("boom", "default", "boom")
         assert "ValueError: boom" in trace
     assert len(harness.journal.wait_for(1, what="id")) == 1
+
+
+def test_a_revoked_canvas_fails_and_what_runs_before_it_continues(harness: WorkerHarness, calls: Calls) -> None:
+    held = harness.app.signature("hold", kwargs={"gate": "gate"})
+    result = (held | group(calls.note.s(), calls.note.s()) | calls.total.s()).delay()
+    chord_header: GroupResult[Any] = result.parent
+    harness.wait_for_start(chord_header.parent)
+    assert chord_header.revoke() == ["revoked", "revoked"]
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=60)
+    harness.open_gate()
+    assert chord_header.parent.get(timeout=60) == "gate"
+    assert calls.collect.delay("last").get(timeout=60) == ["last"]
+    assert harness.journal.all(what="note") == []
 
 
 def test_a_task_replaced_by_a_canvas_returns_its_result_to_the_next_step(harness: WorkerHarness, calls: Calls) -> None:
