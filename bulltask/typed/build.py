@@ -11,7 +11,7 @@ from collections import abc
 from collections.abc import Callable
 from typing import Any, Final, Literal, get_args, get_origin
 
-from bulltask.typed.containers import Array, FixedTuple, Object, Union, key_converter
+from bulltask.typed.containers import Array, FixedTuple, Object, Union, key_converter, or_none
 from bulltask.typed.converter import Converter
 from bulltask.typed.records import NO_DEFAULT, Field, Record, TypedDictionary
 from bulltask.typed.scalars import Anything, LiteralValue, scalar
@@ -129,7 +129,10 @@ class _Builder:
             if field.init:
                 required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
                 default = NO_DEFAULT if field.default is dataclasses.MISSING else field.default
-                record.fields[field.name] = Field(self._field(kind, field.name, hints[field.name]), required, default)
+                converter = self._field(kind, field.name, hints[field.name])
+                record.fields[field.name] = Field(
+                    or_none(converter) if default is None else converter, required, default
+                )
         return record
 
     def _typed_dictionary(self, kind: Any) -> Converter:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bulltask.errors import ConfigError, DecodeError, EncodeError, InvalidJobError
 from bulltask.typed.build import ANYTHING, NoConverter, converter_of
-from bulltask.typed.containers import Array, Object
+from bulltask.typed.containers import Array, Object, or_none
 from bulltask.typed.converter import Converter, Mismatch
 from bulltask.typed.definitions import Definitions, Schema
 from bulltask.typed.records import NO_DEFAULT, Field, object_schema
@@ -40,6 +40,9 @@ class CallTypes:
         self._parameters = {parameter.name: parameter for parameter in parameters}
         hints, self.problems = _hints_of(function)
         self._items = {name: self._converter(name, hints) for name in self._parameters}
+        for name, parameter in self._parameters.items():
+            if parameter.default is None:
+                self._items[name] = or_none(self._items[name])
         self.fields = {name: self._field(parameter) for name, parameter in self._parameters.items()}
         self.result = self._converter("return", hints)
 

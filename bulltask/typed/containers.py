@@ -9,7 +9,7 @@ from bulltask.typed.converter import EXACT, LAST, Converter, Mismatch
 from bulltask.typed.definitions import Definitions, Schema
 from bulltask.typed.scalars import PLAIN, EnumMember, LiteralValue, PlainScalar
 
-__all__ = ["Array", "FixedTuple", "Object", "Union", "key_converter"]
+__all__ = ["Array", "FixedTuple", "Object", "Union", "key_converter", "or_none"]
 
 
 class Array(Converter):
@@ -212,6 +212,15 @@ class Union(Converter):
 
 def _kind(member: Converter) -> type | None:
     return member.kind if isinstance(member, PlainScalar) else None
+
+
+def or_none(converter: Converter) -> Converter:
+    """Return a converter that accepts ``None``, for ``day: date = None``, which means ``date | None``."""
+    try:
+        converter.decode(None)
+    except Mismatch:
+        return Union((converter, PLAIN[type(None)]))
+    return converter
 
 
 def key_converter(converter: Converter) -> Converter | None:

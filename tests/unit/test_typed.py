@@ -447,6 +447,24 @@ def test_a_hint_that_cannot_be_evaluated_or_converted_does_not_affect_the_others
         types.conversion(True)
 
 
+def test_a_parameter_or_field_whose_default_is_none_accepts_none() -> None:
+    @dataclass
+    class Period:
+        since: date = None  # type: ignore[assignment]
+
+    def run(when: datetime = None, *, count: int = None, pair: tuple[int, int] | None = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    calls = conversion(run, typed=True)
+    nothing = {"when": None, "count": None, "pair": None}
+    assert calls.decode_arguments((), nothing) == ((), nothing)
+    assert calls.encode_arguments(nothing) == nothing
+    assert converter_of(Period).decode({"since": None}) == Period()
+    with pytest.raises(InvalidJobError, match="count: expected an integer, not '1'"):
+        calls.decode_arguments((), {"count": "1"})
+    schema = CallTypes(run, "t", skip_first=False).data_schema(Definitions())
+    assert schema["properties"]["count"] == {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
+
+
 def test_the_context_of_a_bound_task_is_not_converted() -> None:
     def run(self: Session, when: datetime) -> None: ...
 
