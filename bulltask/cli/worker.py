@@ -19,6 +19,7 @@ __all__ = ["command"]
 SETTINGS: Final = {
     "concurrency": "worker_concurrency",
     "async_concurrency": "worker_async_concurrency",
+    "autoscale": "worker_autoscale",
     "max_tasks_per_child": "worker_max_tasks_per_child",
     "max_memory_per_child": "worker_max_memory_per_child",
     "hard_memory_limit": "worker_hard_memory_limit",
@@ -54,6 +55,11 @@ SETTINGS: Final = {
 )
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
 @click.option("-c", "--concurrency", help="Number of child processes; auto: one per CPU core (default: auto).")
+@click.option(
+    "--autoscale",
+    metavar="MAX,MIN",
+    help="Adapt the number of child processes to the jobs, instead of -c: 10,3 is 3 to 10 (default: a fixed number).",
+)
 @click.option(
     "--async-concurrency", type=int, help="Async jobs that may run concurrently in each child process (default: 100)."
 )
@@ -114,6 +120,13 @@ SETTINGS: Final = {
     help="Maximum number of times a job may start, including attempts that do not use up a retry (after a crash, stall"
     " or release; default: unlimited).",
 )
+@click.option("--burst", is_flag=True, help="Stop when the queues have no more jobs that can run now.")
+@click.option(
+    "--max-jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop when N jobs have been started, by all child processes together, and have finished.",
+)
 @click.option("--paused", is_flag=True, default=None, help="Start paused; 'kill -CONT PID' resumes.")
 @click.option(
     "--shutdown-timeout",
@@ -162,7 +175,7 @@ def command(
     TERM and Ctrl-C stop the worker after its running jobs have finished (warm shutdown). QUIT kills its child
     processes and releases their jobs (cold shutdown).
     """
-    from bulltask.worker.run import default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
+    from bulltask.worker.run import StopConditions, default_queues, run_worker  # noqa: PLC0415 - imported late, so that --help is fast
     from bulltask.worker.supervisor.launch import limit_native_threads  # noqa: PLC0415
     from bulltask.worker.supervisor.process_spec import ProcessSpec  # noqa: PLC0415
 
@@ -182,7 +195,8 @@ def command(
     processed = [name for name in (_queues(queues, "-Q") or default_queues(loaded_app)) if name not in excluded]
     if not processed:
         raise click.UsageError("no queue to process: -X excludes all of them")
-    ctx.exit(run_worker(loaded_app, processed, app_spec=app_spec, process_spec=process_spec))
+    until = StopConditions(burst=flags["burst"], max_jobs=flags["max_jobs"])
+    ctx.exit(run_worker(loaded_app, processed, app_spec=app_spec, process_spec=process_spec, until=until))
 
 
 def _queues(text: str | None, flag: str) -> tuple[str, ...]:

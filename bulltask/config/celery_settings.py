@@ -123,10 +123,11 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
     (_CHORD, "result_chord_expires result_chord_retry_interval result_chord_join_timeout"),
     (
         _INTERNAL,
-        "worker_agent worker_autoscaler worker_consumer worker_pool_putlocks worker_pool_restarts "
+        "worker_agent worker_consumer worker_pool_putlocks worker_pool_restarts "
         "worker_proc_alive_timeout worker_timer "
         "worker_timer_precision task_protocol",
     ),
+    ("the worker's own autoscaler is used; set worker_autoscale, as in '10,3'", "worker_autoscaler"),
     (_EAGER, "task_store_eager_result"),
     ("jobs are stored uncompressed, so that BullMQ's clients can read them", "task_compression result_compression"),
     ("times are always stored in UTC; timezone applies to schedules", "enable_utc"),

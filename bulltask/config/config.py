@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bulltask.config.names import check_same_meaning, explain, resolve
-from bulltask.config.parsers import url
+from bulltask.config.parsers import Autoscale, url
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
@@ -73,6 +73,8 @@ class Config:
     failure_expires_ms: int | None
     start_method: str
     concurrency: int
+    autoscale: Autoscale | None
+    autoscale_keepalive_ms: int
     max_tasks_per_child: int | None
     max_memory_kib: int | None
     hard_memory_kib: int | None
@@ -100,6 +102,11 @@ class Config:
     spark_master: str | None
     spark_conf: Mapping[str, str] | None = field(repr=False)  # keys of object stores, passwords
     beat_schedule: Mapping[str, Any] | None
+
+    @property
+    def children(self) -> int:
+        """The number of child processes with which a worker starts."""
+        return self.concurrency if self.autoscale is None else self.autoscale.minimum
 
     @property
     def renew_ms(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from bulltask.clock import to_ms, zone_of
@@ -22,7 +22,9 @@ from bulltask.process import usable_cores
 
 __all__ = [
     "BOOLEAN_WORDS",
+    "Autoscale",
     "Parse",
+    "autoscale",
     "choice",
     "cores",
     "duration",
@@ -52,6 +54,13 @@ URL_SCHEMES: Final = ("redis://", "rediss://", "unix://", "embedded://")
 BOOLEAN_WORDS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 """Words for true and false."""
 Parse = Callable[[Any, str], Any]
+
+
+class Autoscale(NamedTuple):
+    """The limits of the number of children."""
+
+    maximum: int
+    minimum: int
 
 
 def integer(low: int, high: int | None = None) -> Parse:
@@ -86,6 +95,25 @@ def duration(low_ms: int = 0) -> Parse:
         return ms
 
     return parse
+
+
+def autoscale(value: Any, name: str) -> Autoscale:
+    """Return the limits of the number of children from ``"10,3"``, ``(10, 3)`` or ``10``, which means ``"10,1"``.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
+    """
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, tuple | list) else [value]
+    try:
+        maximum, minimum = (integer(1, 1_000)(part, name) for part in (parts if len(parts) > 1 else [*parts, 1]))
+    except (ConfigError, ValueError) as exc:
+        raise ConfigError(
+            f"{name} must be MAX,MIN as in '10,3', from 1 to 1000, not {value!r}"
+            + (": one child process always waits for jobs" if str(parts[-1:]).strip(" [(',)]") == "0" else "")
+        ) from exc
+    if minimum > maximum:
+        raise ConfigError(f"{name} must be MAX,MIN: the maximum comes first, not {value!r}")
+    return Autoscale(maximum, minimum)
 
 
 def memory(value: Any, name: str) -> int:

@@ -7,20 +7,17 @@ table (docs/settings_table.py) is generated from this table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from bulltask.config.child_settings import CHILD_SETTINGS
 from bulltask.config.parsers import (
-    Parse,
     choice,
-    cores,
     duration,
     entries,
     flag,
     integer,
     jitter_fraction,
     max_reconnects,
-    memory,
     optional,
     parse_names,
     plain_text,
@@ -32,21 +29,11 @@ from bulltask.config.parsers import (
     worker_name,
 )
 from bulltask.config.rate_limits import rate_limits
+from bulltask.config.setting import Setting
 
 __all__ = ["LOG_LEVELS", "SETTINGS", "Setting"]
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A row of the table: the public name, the field of :class:`Config`, its parser, the default, the help text."""
-
-    name: str
-    field: str
-    parse: Parse
-    default: object
-    doc: str
 
 
 _S = Setting
@@ -214,44 +201,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             None,
             "how long failed jobs are kept, if this app sent them; none: forever",
         ),
-        _S("worker_concurrency", "concurrency", cores, "auto", "number of child processes; auto: one per CPU core"),
-        _S(
-            "worker_start_method",
-            "start_method",
-            choice("auto", "fork", "spawn"),
-            "auto",
-            "how child processes are started, as in multiprocessing; auto: fork where possible",
-        ),
-        _S(
-            "worker_max_tasks_per_child",
-            "max_tasks_per_child",
-            optional(integer(1)),
-            None,
-            "how many jobs a child process acquires before it is replaced; none: unlimited",
-        ),
-        _S(
-            "worker_max_memory_per_child",
-            "max_memory_kib",
-            optional(memory),
-            None,
-            "resident memory of a child process above which it is replaced when it has finished its jobs, in KiB or "
-            "with a unit; none: unlimited",
-        ),
-        _S(
-            "worker_hard_memory_limit",
-            "hard_memory_kib",
-            optional(memory),
-            None,
-            "resident memory of a child process above which it is killed while it runs a job, in KiB or with a unit; "
-            "none: unlimited",
-        ),
-        _S(
-            "worker_async_concurrency",
-            "async_concurrency",
-            integer(1, 10_000),
-            100,
-            "maximum number of async jobs that run concurrently in each child process",
-        ),
+        *CHILD_SETTINGS,
         _S(
             "lock_duration",
             "lock_ms",

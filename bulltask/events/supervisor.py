@@ -202,7 +202,7 @@ class WorkerStopping(Event):
     """The worker is stopping and acquires no more jobs."""
 
     mode: str
-    """``"warm"``, ``"cold"``, or ``"restart"`` (a warm shutdown, then a start)."""
+    """``"warm"``, ``"cold"``, ``"burst"``, ``"max_jobs"``, or ``"restart"`` (a warm shutdown, then a start)."""
     running: int
     """Number of running jobs."""
 
@@ -240,9 +240,11 @@ class WorkerResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyChanged(Event):
-    """The number of children was changed by a signal."""
+    """The number of children was changed."""
 
     children: int
+    reason: str
+    """``"signal"`` or ``"autoscale"``."""
 
 
 @dataclass(frozen=True, slots=True)

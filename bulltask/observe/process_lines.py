@@ -218,7 +218,7 @@ class ProcessLines:
         self._log.info("Worker resumed", paused=seconds(event.paused_ms))
 
     def _concurrency_changed(self, event: events.ConcurrencyChanged) -> None:
-        self._log.info("Concurrency changed", children=event.children)
+        self._log.info("Concurrency changed", children=event.children, reason=event.reason)
 
     def _stacks_dumped(self, event: events.StacksDumped) -> None:
         self._log.warning(

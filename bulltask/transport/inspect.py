@@ -14,12 +14,15 @@ from bulltask.transport.scripts.queue import get_counts
 __all__ = [
     "STATES",
     "ServerSettings",
+    "count_runnable_jobs",
     "count_unfinished_jobs",
     "queue_lengths",
     "read_queue_version",
     "read_server_settings",
 ]
 
+_DELAYED_SCORES: Final = 4096
+"""Number of scores of delayed jobs for each millisecond, as in BullMQ."""
 STATES: Final = ("wait", "active", "completed", "failed", "delayed", "prioritized", "waiting-children", "paused")
 
 
@@ -50,6 +53,27 @@ def queue_lengths(client: Client, queues: Sequence[QueueKeys]) -> Mapping[str, M
     """Count each queue's jobs in each state, in one round trip; keyed by the queue's name in the app."""
     counts = client.run_many([get_counts(keys, STATES) for keys in queues])
     return {keys.queue: lengths for keys, lengths in zip(queues, counts, strict=True)}
+
+
+def count_runnable_jobs(client: Client, queues: Sequence[QueueKeys], now_ms: int) -> int:
+    """Count the jobs that a worker of these queues could run now, in one round trip.
+
+    These are the waiting and prioritized jobs, and the delayed jobs that are due (at most 100 of each queue), except
+    those of paused queues.
+
+    Args:
+        now_ms: The server's time.
+    """
+    calls: list[Call[Any]] = []
+    for keys in queues:
+        due: Call[Any] = command(
+            "ZRANGEBYSCORE", keys.delayed, 0, _DELAYED_SCORES * (now_ms + 1) - 1, "LIMIT", 0, 100, parse_reply=len
+        )
+        paused: Call[Any] = command("HEXISTS", keys.meta, "paused")
+        calls += [paused, command("LLEN", keys.wait), command("ZCARD", keys.prioritized), due]
+    counts = client.run_many(calls)
+    by_queue = [counts[start : start + 4] for start in range(0, len(counts), 4)]
+    return sum(sum(lengths) for paused, *lengths in by_queue if not paused)
 
 
 def count_unfinished_jobs(client: Client, keys: QueueKeys) -> int:

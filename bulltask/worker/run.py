@@ -8,7 +8,8 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bulltask.app import App
 from bulltask.config.rate_limits import EVERY_QUEUE
@@ -21,7 +22,7 @@ from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.process import memory_kib
-from bulltask.transport.inspect import queue_lengths
+from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
 from bulltask.worker.broker_backoff import ReconnectBackoff
@@ -32,8 +33,10 @@ from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.metrics_process import MetricsProcess
 from bulltask.worker.preflight import Preflight
 from bulltask.worker.slots import Slots, anonymous_file
+from bulltask.worker.supervisor.autoscaler import Autoscaler
 from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.child_pool import ChildPool
+from bulltask.worker.supervisor.completion import BurstCheck, MaxJobsCheck
 from bulltask.worker.supervisor.heartbeat import Heartbeat
 from bulltask.worker.supervisor.launch import ForkLauncher, Launcher, SpawnLauncher, choose_launcher
 from bulltask.worker.supervisor.loop import Supervisor
@@ -49,11 +52,29 @@ from bulltask.worker.supervisor.stalled_check import StalledCheck
 from bulltask.worker.supervisor.time_limit_check import TimeLimitCheck
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
-__all__ = ["default_queues", "run_worker", "worker_id"]
+__all__ = ["StopConditions", "default_queues", "run_worker", "worker_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a worker stops without a signal.
+
+    Attributes:
+        burst: When the queues have no job that can run now, and the worker runs none.
+        max_jobs: When its children have started this many jobs, and these have finished; ``None`` for no limit.
+    """
+
+    burst: bool = False
+    max_jobs: int | None = None
 
 
 def run_worker(
-    app: App, queues: Sequence[str] = (), *, app_spec: str | None = None, process_spec: ProcessSpec | None = None
+    app: App,
+    queues: Sequence[str] = (),
+    *,
+    app_spec: str | None = None,
+    process_spec: ProcessSpec | None = None,
+    until: StopConditions = StopConditions(),
 ) -> ExitCode:
     """Run a worker in this process until it is stopped, as ``bulltask worker`` does.
 
@@ -62,6 +83,7 @@ def run_worker(
         queues: The queues' names in the app. If empty: the default queue and the queues of the app's tasks.
         app_spec: The value of ``-A`` for this app, from which spawned children import it.
         process_spec: How the process was started. Create it before the app is imported, if possible.
+        until: When the worker stops without a signal.
 
     Returns:
         The exit code. After ``HUP`` the function does not return: the process runs its command line again.
@@ -75,7 +97,7 @@ def run_worker(
     process_spec = process_spec or ProcessSpec()
     app.load_tasks()
     names = tuple(dict.fromkeys(queues)) or default_queues(app)
-    return _Assembly(app, names, app_spec, process_spec).run()
+    return _Assembly(app, names, app_spec, process_spec, until).run()
 
 
 def default_queues(app: App) -> tuple[str, ...]:
@@ -93,9 +115,16 @@ def worker_id(name: str = "") -> str:
 class _Assembly:
     """The parts of one worker, created in the order of their dependencies."""
 
-    def __init__(self, app: App, queues: tuple[str, ...], app_spec: str | None, process_spec: ProcessSpec) -> None:
+    def __init__(
+        self,
+        app: App,
+        queues: tuple[str, ...],
+        app_spec: str | None,
+        process_spec: ProcessSpec,
+        until: StopConditions,
+    ) -> None:
         config = app.config
-        self.entries = read_entries(app)
+        self.entries, self.until = read_entries(app), until
         self.app, self.queues, self.app_spec, self.config = app, queues, app_spec, config
         self.worker_id = worker_id(config.worker_name)
         self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
@@ -110,7 +139,7 @@ class _Assembly:
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
-        self.max_children = 2 * config.concurrency + 2
+        self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.concurrency) + 2
         self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
@@ -144,7 +173,7 @@ class _Assembly:
 
     def _supervise(self) -> tuple[ExitCode, bool]:
         config, bus, backoff, keys, client = self.config, self.bus, self.backoff, self.keys, self.client
-        pool = ChildPool(self.slots, self._launcher(), StackCollector(bus), bus, config.concurrency)
+        pool = ChildPool(self.slots, self._launcher(), StackCollector(bus), bus, config.children)
         recovery = Recovery(keys, client, self.broker.clock, config, bus, backoff)
         heartbeat = Heartbeat(keys, pool.views, client, config, bus, backoff)
         stalled_check = StalledCheck(self.broker, keys, heartbeat.has_renewed, client, bus, backoff)
@@ -169,12 +198,33 @@ class _Assembly:
             *([] if config.skip_stalled_check else [stalled_check]),
             self.named_connections,
             beat,
+            *self._sizing(pool),
+            *self._stopping(pool, lambda reason: supervisor.finish(reason)),  # noqa: PLW0108 - defined below
         ]
         ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
-        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.concurrency, url))
+        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.children, url))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
+
+    def _sizing(self, pool: ChildPool) -> list[Service]:
+        limits, keepalive_ms = self.config.autoscale, self.config.autoscale_keepalive_ms
+        if limits is None:
+            return []
+        per_child = self.slots.per_child
+        return [Autoscaler(pool, limits, keepalive_ms, per_child, self._count_jobs, self.bus, self.backoff)]
+
+    def _stopping(self, pool: ChildPool, finish: Callable[[str], None]) -> list[Service]:
+        services: list[Service] = []
+        if self.until.max_jobs is not None:
+            self.slots.control.limit_jobs(self.until.max_jobs)
+            services.append(MaxJobsCheck(self.slots.control, self.until.max_jobs, finish))
+        if self.until.burst:
+            services.append(BurstCheck(pool, self._count_jobs, self.backoff, finish))
+        return services
+
+    def _count_jobs(self) -> int:
+        return count_runnable_jobs(self.client, self.keys, self.broker.clock.now_ms())
 
     def _list_tasks(self) -> None:
         if names := sorted(self.app.tasks):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
+from bulltask.worker.control_page import ControlPage
 from bulltask.worker.states import CancelReason, ProcessState, RetireReason, SlotState
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "STACKS_NAME",
     "UNKNOWN_ATTEMPT",
     "ChildBlock",
-    "ControlPage",
     "Deadlines",
     "Slot",
     "SlotView",
@@ -51,14 +51,23 @@ _SLOT_BYTES: Final = _ID_AT + ID_BYTES
 _CHILD_BYTES: Final = 64
 
 # Words of a slot's header.
-_SEQ, _STATE, _QUEUE, _SINCE, _ID_LENGTH, _ATTEMPT, _SOFT_AT, _HARD_AT, _HARD_MS, _FLAGS, _CANCEL, _ACKNOWLEDGED = (
-    range(12)
-)
+(
+    _SEQ,
+    _STATE,
+    _QUEUE,
+    _SINCE,
+    _ID_LENGTH,
+    _ATTEMPT,
+    _SOFT_AT,
+    _HARD_AT,
+    _HARD_MS,
+    _FLAGS,
+    _CANCEL,
+    _ACKNOWLEDGED,
+    _WAITING,
+) = range(13)
 # Words of a child's block.
 _RUN_STATE, _STACKS_FD, _STACKS_REQUESTED, _STACKS_COMPLETED, _HAS_DEADLINES, _RETIRE_REASON = range(6)
-
-# Words of the control page.
-_PAUSED: Final = 0
 
 _MAX_READS: Final = 5
 _REASON_BITS: Final = 3
@@ -172,6 +181,20 @@ class Slot:
         """Acknowledge the cancel request, or withdraw the acknowledgement, so that the request is sent again."""
         self._words[_ACKNOWLEDGED] = self._words[_CANCEL] if acknowledged else 0
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the slot has no job: a quick check without the seqlock of :meth:`read`."""
+        return self._words[_STATE] == SlotState.FREE
+
+    @property
+    def waiting(self) -> bool:
+        """True while the child waits for a job with this slot, which is free."""
+        return bool(self._words[_WAITING])
+
+    @waiting.setter
+    def waiting(self, waiting: bool) -> None:
+        self._words[_WAITING] = waiting
+
     def is_overdue(self, now_ms: int) -> bool:
         """Whether a deadline of the attempt may have passed: a quick check without the seqlock of :meth:`read`."""
         words = self._words
@@ -220,22 +243,6 @@ class Slot:
             is_async=bool(flags & _IS_ASYNC),
             will_retry=bool(flags & _WILL_RETRY),
         )
-
-
-class ControlPage:
-    """The supervisor's instructions for all children, including children that start later."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._words = memory.cast("q")
-
-    @property
-    def paused(self) -> bool:
-        """True while children must not acquire jobs; running jobs continue."""
-        return bool(self._words[_PAUSED])
-
-    @paused.setter
-    def paused(self, paused: bool) -> None:
-        self._words[_PAUSED] = paused
 
 
 class ChildBlock:
@@ -328,7 +335,7 @@ class Slots:
         if fd is not None and os.fstat(fd).st_size == 0:
             os.ftruncate(fd, total)
         self._memory = memoryview(mmap.mmap(-1 if fd is None else fd, total))
-        self.control = ControlPage(self._memory[:page])
+        self.control = ControlPage(self._memory[:page], fd)
         starts = (page + index * self._stride for index in range(children))
         self.children = [ChildBlock(self._memory[start : start + size], per_child) for start in starts]
 

@@ -30,6 +30,7 @@ DURATIONS = [
     "drain_delay",
     "run_retry_delay",
     "shutdown_timeout",
+    "worker_autoscale_keepalive",
 ]
 COUNTS = [
     "broker_publish_retries",
@@ -109,6 +110,8 @@ def test_settings_have_the_documented_defaults() -> None:
         "concurrency": 2,
         "start_method": "auto",
         "async_concurrency": 100,
+        "autoscale": None,
+        "autoscale_keepalive_ms": 30_000,
         "max_tasks_per_child": None,
         "max_memory_kib": None,
         "hard_memory_kib": None,

@@ -52,7 +52,7 @@ FIELDS = {
     "WorkerRestarting": "command",
     "WorkerPaused": "running",
     "WorkerResumed": "paused_ms",
-    "ConcurrencyChanged": "children",
+    "ConcurrencyChanged": "children reason",
     "StacksDumped": "index pid stacks",
     "SignalIgnored": "signal reason",
 }

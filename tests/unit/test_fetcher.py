@@ -16,6 +16,7 @@ from bulltask.transport.keys import QueueKeys
 from bulltask.transport.replies import Fetched
 from bulltask.worker.child import fetcher as module
 from bulltask.worker.child.fetcher import JobFetcher
+from bulltask.worker.control_page import ControlPage
 from bulltask.worker.slots import Slots
 from bulltask.worker.states import SlotState
 
@@ -40,10 +41,9 @@ class FakeChild:
             blocking_client=lambda _: self,
             keys=lambda queue: QueueKeys("bull", f"{{{queue}}}", queue),
         )
-        self.control = SimpleNamespace(paused=False)
-        control: Any = self.control
+        self.control = ControlPage(memoryview(bytearray(4096)), None)
         wakeup_pipe: Any = SimpleNamespace(wait=self.pause)
-        self.fetcher = JobFetcher(broker, ["mail"], Bus(), "worker", wakeup_pipe, control)
+        self.fetcher = JobFetcher(broker, ["mail"], Bus(), "worker", wakeup_pipe, self.control)
         slots = Slots(1, 1)
         (block,) = slots.children
         block.reset()

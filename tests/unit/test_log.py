@@ -66,7 +66,7 @@ EVENTS: list[events.Event] = [
     events.WorkerRestarting("python -m bulltask worker"),
     events.WorkerPaused(2),
     events.WorkerResumed(1500.0),
-    events.ConcurrencyChanged(3),
+    events.ConcurrencyChanged(3, "signal"),
     events.StacksDumped(1, 4711, "Current thread 0x1 (most recent call first):"),
     events.SignalIgnored("SIGUSR2", "it has no effect"),
 ]

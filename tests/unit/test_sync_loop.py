@@ -25,7 +25,7 @@ CONNECTION_LOST = BrokerUnavailableError("gone")
 class Child:
     """A main thread that settles one job. Its connection returns the replies that a test sets, then ``None``."""
 
-    may_acquire = False
+    may_fetch_next = False
 
     def __init__(self, *replies: Any) -> None:
         self.replies = list(replies)

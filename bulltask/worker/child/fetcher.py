@@ -25,15 +25,18 @@ from bulltask.transport.scripts.move import (
 from bulltask.worker.broker_backoff import QueueBackoff, ReconnectBackoff
 from bulltask.worker.child.outcomes import AcquiredJob
 from bulltask.worker.child.round_robin import RoundRobin
+from bulltask.worker.control_page import ControlPage
 from bulltask.worker.malformed import MalformedJobHandler
 from bulltask.worker.quarantine import max_concurrent
-from bulltask.worker.slots import ControlPage, Slot
+from bulltask.worker.slots import Slot
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
 __all__ = ["FetchOptionsCache", "JobFetcher", "WaitInterrupted"]
 
 
 _PAUSE_MS: Final = 60_000
+_PERMIT_MS: Final = 100
+"""Interval at which a child without a permit checks for one that another child has given back."""
 _CONCURRENCY_POLL_MS: Final = 1_000
 """Polling interval of a queue with global concurrency, because no marker is added when another worker's job ends."""
 _CONCURRENCY_CHECK_MS: Final = 5_000
@@ -105,8 +108,13 @@ class JobFetcher:
 
     @property
     def may_acquire(self) -> bool:
-        """False while this child is closing or the worker is paused."""
-        return not (self.closing or self._control.paused)
+        """False while this child is closing, the worker is paused, or there is no permit for another job."""
+        return not (self.closing or self._control.paused or self._control.exhausted)
+
+    @property
+    def may_fetch_next(self) -> bool:
+        """Whether the call that settles a job may fetch the next one; not if each fetch needs a permit."""
+        return not (self.closing or self._control.paused or self._control.has_permits)
 
     def close(self) -> None:
         """Acquire no more jobs, and end a wait; called by a signal handler."""
@@ -124,7 +132,7 @@ class JobFetcher:
         while not self.closing:
             if not self.may_acquire:
                 self.free_slot(slot)
-                self._wakeup_pipe.wait(_PAUSE_MS)  # a signal ends it
+                self._wakeup_pipe.wait(_PERMIT_MS if self._control.exhausted else _PAUSE_MS)  # a signal ends it
                 continue
             slot.reserve(mono_ms())
             try:
@@ -136,7 +144,7 @@ class JobFetcher:
                 if acquired is not None:
                     return acquired
                 self.free_slot(slot)
-                self._wait()
+                self._wait(slot)
             except WaitInterrupted:
                 self._restore_markers()
             except BrokerError as exc:
@@ -230,6 +238,18 @@ class JobFetcher:
         return renew_lock(keys, job_id, slot.token, self._config.lock_ms)
 
     def _poll(self, slot: Slot) -> AcquiredJob | None:
+        if not self._control.has_permits:
+            return self._poll_queues(slot)
+        if not self._control.take_permit():
+            return None
+        acquired = None
+        try:
+            acquired = self._poll_queues(slot)
+        finally:
+            self._control.settle_permit(used=acquired is not None)
+        return acquired
+
+    def _poll_queues(self, slot: Slot) -> AcquiredJob | None:
         for index in self.round_robin.candidates():
             fetched = self._fetch(index, slot)
             if fetched is not None and (acquired := self.acquired(index, slot, fetched)) is not None:
@@ -237,7 +257,7 @@ class JobFetcher:
         return None
 
     def _fetch(self, index: int, slot: Slot) -> Fetched | None:
-        while self.may_acquire:
+        while not (self.closing or self._control.paused):
             try:
                 fetched = self.client.run(self.fetch_call(index, slot))
             except BrokerError as exc:
@@ -263,7 +283,16 @@ class JobFetcher:
                         self.client.run(move_from_active_to_wait(keys, job_id, token))
         self._uncertain.clear()
 
-    def _wait(self) -> None:
+    def _wait(self, slot: Slot) -> None:
+        slot.waiting = True
+        try:
+            self._wait_for_marker()
+        finally:
+            slot.waiting = False
+        if not self.may_acquire:
+            self._restore_markers()
+
+    def _wait_for_marker(self) -> None:
         waitable = self.round_robin.waitable()
         if mono_ms() >= self._check_at_ms:
             self._check_global_concurrency()

@@ -33,8 +33,9 @@ from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.stacks import StackDumper
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.control_page import ControlPage
 from bulltask.worker.exit_codes import ExitCode
-from bulltask.worker.slots import ChildBlock, ControlPage
+from bulltask.worker.slots import ChildBlock
 from bulltask.worker.states import ProcessState
 from bulltask.worker.wakeup_pipe import WakeupPipe
 

@@ -128,7 +128,7 @@ class SyncLoop:
         fetcher, written, fetch_error = self._fetcher, outcome, None
         acquired.slot.settle(mono_ms())
         try:
-            next_job = self._exchange(acquired, outcome, fetch=fetcher.may_acquire)
+            next_job = self._exchange(acquired, outcome, fetch=fetcher.may_fetch_next)
         except (BrokerError, JobError) as exc:
             steps = self._settler.retry_settle(acquired, outcome, exc)
             written, next_job, fetch_error = self._execute(steps, acquired)
@@ -185,7 +185,7 @@ class SyncLoop:
                 self._fetcher.record_lost_call(step.error, acquired.slot)
                 self._fetcher.back_off(step.error)
             case WriteStep():
-                fetch = self._fetcher.may_acquire and not step.uncertain
+                fetch = self._fetcher.may_fetch_next and not step.uncertain
                 return self._exchange(acquired, step.outcome, fetch=fetch)
             case _:
                 return self._run_until_reply(step)

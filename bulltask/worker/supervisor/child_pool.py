@@ -95,14 +95,51 @@ class ChildPool:
         return True
 
     def shrink(self) -> bool:
-        """Subtract one from the target and stop the child with the highest index; False if only one is left."""
+        """Subtract one from the target and stop the child with the fewest jobs; False if only one is left."""
         if self._target == 1:
             return False
         self._target -= 1
         staying = self._staying()
         if len(staying) > self._target:
-            _request_stop(self._children[max(staying)])
+            _request_stop(self._children[min(staying, key=lambda index: (self._jobs_of(index), -index))])
         return True
+
+    def resize(self, target: int) -> None:
+        """Grow or shrink to ``target`` children; the ones that are stopped are those with the fewest jobs."""
+        while self._target < target and self.grow():
+            pass
+        while self._target > target and self.shrink():
+            pass
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the children acquire no jobs until the worker is resumed."""
+        return self._slots.control.paused
+
+    def free_slots(self) -> int | None:
+        """Return how many slots of children that wait for jobs are free; ``None`` while a child is starting."""
+        free = 0
+        for index in self._staying():
+            child = self._children[index]
+            if child.block.run_state is ProcessState.INIT:
+                return None
+            if any(slot.waiting for slot in child.slots):
+                free += sum(slot.is_free for slot in child.slots)
+        return free if len(self._staying()) == self._target else None
+
+    def idle_slots(self) -> tuple[tuple[str, int], ...]:
+        """Return the token and last attempt of each slot if no child has a job, or may have acquired one; else ``()``.
+
+        If the result is the same at two times, no child has had a job in between.
+        """
+        views = []
+        for child in self._children.values():
+            if not (child.is_leaving or any(slot.waiting for slot in child.slots)):
+                return ()
+            views += [slot.read() for slot in child.slots]
+        if any(view.state is not SlotState.FREE for view in views):
+            return ()
+        return tuple((view.token, view.attempt) for view in views)
 
     def set_paused(self, paused: bool) -> None:
         """Pause or resume all children, including those that start later."""
@@ -204,6 +241,9 @@ class ChildPool:
     def running(self) -> int:
         """Return how many jobs the children are running."""
         return sum(view.state in {SlotState.ACTIVE, SlotState.SETTLING} for view in self.views())
+
+    def _jobs_of(self, index: int) -> int:
+        return sum(not slot.is_free for slot in self._children[index].slots)
 
     def _staying(self) -> list[int]:
         return [index for index, child in self._children.items() if not child.is_leaving]

@@ -61,6 +61,7 @@ class Supervisor:
         self._kill_at_ms: int | None = None
         self._close_at_ms: int | None = None
         self._exit_code = ExitCode.OK
+        self._finishing = False
 
     def run(self) -> ExitCode:
         """Run until the worker is stopped; return the exit code."""
@@ -82,10 +83,22 @@ class Supervisor:
         """Acquire no more jobs; running jobs may finish until the deadline. A second call is a cold shutdown."""
         if self.restarting:
             self.restarting = False  # the worker is stopping already; only the restart is cancelled
-        elif self._state is ProcessState.RUN:
+        elif self._state is ProcessState.RUN or self._finishing:
             self._start_shutdown("warm")
         else:
             self.cold_shutdown()
+
+    def finish(self, reason: str) -> None:
+        """Acquire no more jobs, and stop when the running ones have finished, however long they take.
+
+        A signal sets the usual deadline.
+
+        Args:
+            reason: ``"burst"`` or ``"max_jobs"``.
+        """
+        if self._state is ProcessState.RUN:
+            self._start_shutdown(reason)
+            self._finishing, self._kill_at_ms = True, None
 
     def cold_shutdown(self) -> None:
         """Kill the children; their jobs are released."""
@@ -141,6 +154,7 @@ class Supervisor:
 
     def _start_shutdown(self, mode: str) -> None:
         self._advance(ProcessState.CLOSE)
+        self._finishing = False
         running = self._pool.running()
         self._pool.close()
         # After close(), because the event means that no more jobs are acquired.
@@ -159,8 +173,10 @@ class Supervisor:
     def _resize(self, name: str, change: Callable[[], bool], limit_reason: str) -> None:
         if self._state is not ProcessState.RUN:
             self._bus.emit(SignalIgnored(name, _STOPPING))
+        elif self._config.autoscale is not None:
+            self._bus.emit(SignalIgnored(name, "worker_autoscale sets the number of children"))
         elif change():
-            self._bus.emit(ConcurrencyChanged(self._pool.target))
+            self._bus.emit(ConcurrencyChanged(self._pool.target, "signal"))
         else:
             self._bus.emit(SignalIgnored(name, limit_reason))
 

@@ -1,0 +1,83 @@
+"""The page of shared memory that concerns all children of a worker."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bulltask.errors import ConfigError
+
+__all__ = ["ControlPage"]
+
+# Words of the page.
+_PAUSED, _HAS_PERMITS, _PERMITS, _STARTED = range(4)
+
+
+class ControlPage:
+    """The supervisor's instructions for all children, including children that start later.
+
+    Args:
+        memory: The page.
+        lock_fd: A descriptor of the file that contains the page, whose lock makes changes of permits atomic.
+    """
+
+    def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
+        self._words, self._lock_fd = memory.cast("q"), lock_fd
+
+    @property
+    def paused(self) -> bool:
+        """True while children must not acquire jobs; running jobs continue."""
+        return bool(self._words[_PAUSED])
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._words[_PAUSED] = paused
+
+    def limit_jobs(self, jobs: int) -> None:
+        """Let all children together start at most ``jobs`` jobs; call this before the first child starts.
+
+        Raises:
+            ConfigError: This platform has no anonymous files, whose locks are needed.
+        """
+        if self._lock_fd is None:
+            raise ConfigError("--max-jobs needs memfd_create, which this platform does not have")
+        self._words[_HAS_PERMITS], self._words[_PERMITS] = True, jobs
+
+    @property
+    def has_permits(self) -> bool:
+        """Whether the number of jobs is limited, so that a child needs a permit for each job."""
+        return bool(self._words[_HAS_PERMITS])
+
+    @property
+    def exhausted(self) -> bool:
+        """True while other children have all permits: some for jobs, and some perhaps for fetches that find no job."""
+        return bool(self._words[_HAS_PERMITS]) and self._words[_PERMITS] <= 0
+
+    @property
+    def jobs_started(self) -> int:
+        """Number of jobs that were started with a permit."""
+        return self._words[_STARTED]
+
+    def take_permit(self) -> bool:
+        """Take a permit before a fetch; return False if there is none."""
+        with self._locked() as words:
+            if words[_PERMITS] <= 0:
+                return False
+            words[_PERMITS] -= 1
+            return True
+
+    def settle_permit(self, *, used: bool) -> None:
+        """Record whether the fetch has acquired a job; if it has not, give the permit back."""
+        with self._locked() as words:
+            words[_STARTED if used else _PERMITS] += 1
+
+    @contextmanager
+    def _locked(self) -> Iterator[memoryview[int]]:
+        assert self._lock_fd is not None, "limit_jobs() comes first"
+        # The kernel releases the lock of a process that is killed.
+        fcntl.lockf(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            yield self._words
+        finally:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_UN)

@@ -1,0 +1,80 @@
+"""Adapts the number of children to the number of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bulltask.config.parsers import Autoscale
+from bulltask.errors import BrokerError
+from bulltask.events import Bus, ConcurrencyChanged
+from bulltask.worker.broker_backoff import ReconnectBackoff
+from bulltask.worker.supervisor.child_pool import ChildPool
+
+__all__ = ["Autoscaler"]
+
+
+class Autoscaler:
+    """Responsible for the number of children between the minimum and the maximum of ``worker_autoscale``.
+
+    It grows when no child waits for a job although jobs are waiting: at most twofold in each tick, so that a short
+    backlog does not start all children. Children of a rate-limited queue, or of one with global concurrency, wait, so
+    they are not increased in vain. It shrinks by the number of children that were never needed during the keepalive,
+    as in Celery 30 s, in which the children with the fewest jobs are stopped; they finish their jobs first.
+
+    Args:
+        pool: The children.
+        limits: The minimum and maximum number of children.
+        keepalive_ms: How long a child must be idle before it is stopped.
+        per_child: How many jobs a child can run at a time.
+        count_jobs: Reads from Redis how many jobs could run now.
+        bus: Receives an event for each change.
+        backoff: The supervisor's backoff.
+    """
+
+    interval_ms = 1_000
+
+    def __init__(  # noqa: PLR0913, PLR0917 - as many parts as it connects
+        self,
+        pool: ChildPool,
+        limits: Autoscale,
+        keepalive_ms: int,
+        per_child: int,
+        count_jobs: Callable[[], int],
+        bus: Bus,
+        backoff: ReconnectBackoff,
+    ) -> None:
+        self._pool, self._limits, self._keepalive_ms, self._per_child = pool, limits, keepalive_ms, per_child
+        self._count_jobs, self._bus, self._backoff = count_jobs, bus, backoff
+        self._min_free: int | None = None
+        self._shrink_at_ms = 0
+
+    def tick(self, now_ms: int, _missed: int, /) -> None:
+        """Compare the jobs with the children."""
+        free = self._pool.free_slots()
+        if self._pool.is_paused or self._backoff.is_active or free is None:
+            self._min_free = None
+        elif free == 0:
+            self._min_free = None
+            self._grow()
+        elif self._min_free is None:
+            self._min_free, self._shrink_at_ms = free, now_ms + self._keepalive_ms
+        else:
+            self._min_free = min(self._min_free, free)
+            if now_ms >= self._shrink_at_ms:
+                self._resize(self._pool.target - self._min_free // self._per_child)
+                self._min_free = None
+
+    def _grow(self) -> None:
+        target = self._pool.target
+        if target >= self._limits.maximum:
+            return
+        try:
+            self._resize(target + min(target, self._count_jobs()))
+        except BrokerError as exc:
+            self._backoff.record_failure(exc)
+
+    def _resize(self, target: int) -> None:
+        target = max(self._limits.minimum, min(self._limits.maximum, target))
+        if target != self._pool.target:
+            self._pool.resize(target)
+            self._bus.emit(ConcurrencyChanged(self._pool.target, "autoscale"))
