@@ -18,6 +18,7 @@ __all__ = ["command"]
 
 SETTINGS: Final = {
     "concurrency": "worker_concurrency",
+    "pool": "worker_pool",
     "async_concurrency": "worker_async_concurrency",
     "autoscale": "worker_autoscale",
     "max_tasks_per_child": "worker_max_tasks_per_child",
@@ -54,7 +55,15 @@ SETTINGS: Final = {
     help="Queues to process, comma-separated (default: the app's default queue and those of its tasks).",
 )
 @click.option("-X", "--exclude-queues", help="Queues not to process, comma-separated.")
-@click.option("-c", "--concurrency", help="Number of child processes; auto: one per CPU core (default: auto).")
+@click.option(
+    "-c", "--concurrency", help="Number of child processes, or threads; auto: one per CPU core (default: auto)."
+)
+@click.option(
+    "-P",
+    "--pool",
+    metavar="prefork|threads",
+    help="Run sync tasks in child processes, or in threads of one child process (default: prefork).",
+)
 @click.option(
     "--autoscale",
     metavar="MAX,MIN",

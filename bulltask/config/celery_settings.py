@@ -169,7 +169,6 @@ _WITHOUT_EFFECT: Final[Iterable[tuple[str, str]]] = (
         "a warm shutdown waits for shutdown_timeout, and then releases the running jobs",
         "worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle",
     ),
-    ("plain tasks run in processes, and async def tasks concurrently in each of them", "worker_pool"),
     ("a queue without a rate limit has none; see limiter", "worker_disable_rate_limits"),
 )
 
@@ -293,7 +292,6 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),
     (_is(2), "task_protocol"),
-    (_is("prefork", "processes"), "worker_pool"),
     (_is(0, 1), "worker_prefetch_multiplier"),
 )
 _REDUNDANT: Final = {name: accepts for accepts, names in _DONE_ANYWAY for name in names.split()}

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from bulltask.config.parsers import autoscale, choice, cores, duration, integer, memory, optional
+from bulltask.config.parsers import autoscale, choice, cores, duration, integer, memory, optional, worker_pool
 from bulltask.config.setting import Setting
 
 __all__ = ["CHILD_SETTINGS"]
 
 _S = Setting
 CHILD_SETTINGS: Final = (
-    _S("worker_concurrency", "concurrency", cores, "auto", "number of child processes; auto: one per CPU core"),
+    _S(
+        "worker_concurrency",
+        "concurrency",
+        cores,
+        "auto",
+        "number of child processes, or of threads with worker_pool=threads; auto: one per CPU core",
+    ),
+    _S("worker_pool", "pool", worker_pool, "prefork", "run sync tasks in child processes, or threads of one child"),
     _S(
         "worker_autoscale",
         "autoscale",

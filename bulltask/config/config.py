@@ -73,6 +73,7 @@ class Config:
     failure_expires_ms: int | None
     start_method: str
     concurrency: int
+    pool: str
     autoscale: Autoscale | None
     autoscale_keepalive_ms: int
     max_tasks_per_child: int | None
@@ -106,7 +107,14 @@ class Config:
     @property
     def children(self) -> int:
         """The number of child processes with which a worker starts."""
+        if self.pool == "threads":
+            return 1
         return self.concurrency if self.autoscale is None else self.autoscale.minimum
+
+    @property
+    def threads(self) -> int:
+        """The number of threads in which a child runs sync tasks; 0 if they run on its main thread."""
+        return self.concurrency if self.pool == "threads" else 0
 
     @property
     def renew_ms(self) -> int:
@@ -231,6 +239,10 @@ class Settings:
             raise ConfigError("broker_reconnect_delay_max must not be shorter than broker_reconnect_delay")
         if config.retry_backoff_max_ms < config.retry_backoff_ms:
             raise ConfigError("task_retry_backoff_max must not be shorter than task_retry_backoff")
+        if config.autoscale and config.pool == "threads":
+            raise ConfigError(
+                "worker_autoscale adapts the number of child processes, so it needs worker_pool='prefork'"
+            )
         if config.hard_memory_kib and config.hard_memory_kib < (config.max_memory_kib or 0):
             raise ConfigError("worker_hard_memory_limit must not be less than worker_max_memory_per_child")
         config.time_limits.check("the settings", "task_")

@@ -43,6 +43,7 @@ __all__ = [
     "time_zone",
     "url",
     "worker_name",
+    "worker_pool",
 ]
 
 _NUMBER: Final = re.compile(r"\d+", re.ASCII)
@@ -95,6 +96,25 @@ def duration(low_ms: int = 0) -> Parse:
         return ms
 
     return parse
+
+
+def worker_pool(value: Any, name: str) -> str:
+    """Return the pool of a worker, by Celery's name.
+
+    Raises:
+        ConfigError: The value is invalid; ``name`` identifies it in the message.
+    """
+    text = str(value).lower()
+    if text in {"prefork", "processes"}:
+        return "prefork"
+    if text != "threads":
+        hint = {
+            "gevent": ": write async def tasks, which run concurrently in every pool, or use threads",
+            "eventlet": ": write async def tasks, which run concurrently in every pool, or use threads",
+            "solo": ": use prefork with -c 1",
+        }.get(text, "")
+        raise ConfigError(f"{name} must be prefork or threads, not {value!r}{hint}")
+    return text
 
 
 def autoscale(value: Any, name: str) -> Autoscale:

@@ -22,6 +22,7 @@ from bulltask.worker.child.outcomes import Outcome
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
+from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Slots
 
 __all__ = ["InProcessRunner", "TaskLoop"]
@@ -60,7 +61,7 @@ class InProcessRunner:
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
         no_limits = replace(app.config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
-        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement)
+        self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, TaskThreads(0))
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or an outcome if the task must not or cannot be called."""

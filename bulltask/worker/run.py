@@ -139,7 +139,7 @@ class _Assembly:
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
-        self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.concurrency) + 2
+        self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
         self.slots = Slots(self.max_children, self._slots_per_child(), self.slots_fd)
         self.metrics_fd = None if config.metrics_port is None else anonymous_file("bulltask-metrics")
         self.memory = self._metrics_memory()
@@ -203,7 +203,7 @@ class _Assembly:
         ]
         ticker = Ticker(services, backoff, bus)
         url = self.broker.endpoint.safe_url
-        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.children, url))
+        bus.emit(WorkerStarted(self.worker_id, self.app.name, self.queues, config.threads or config.children, url))
         supervisor = Supervisor(pool, ticker, recovery, self.process_spec, config, bus)
         return supervisor.run(), supervisor.restarting
 
@@ -318,7 +318,7 @@ class _Assembly:
 
     def _slots_per_child(self) -> int:
         has_async = any(task.is_async for task in self.app.tasks.values())
-        return self.config.async_concurrency if has_async else 1
+        return max(self.config.async_concurrency if has_async else 1, self.config.threads)
 
     def _metrics_memory(self) -> MetricsMemory | None:
         """Return the counters of all processes; ``None`` when metrics are off."""

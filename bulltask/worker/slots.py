@@ -85,7 +85,7 @@ class Deadlines:
     Attributes:
         soft_at_ms, hard_at_ms: Monotonic times, 0 for none.
         hard_ms: The duration of the hard limit.
-        is_async: Whether the task is async, so that the attempt shares its child's event loop.
+        is_async: Whether the task is async or runs in a thread, so that its child may run other attempts, too.
         will_retry: Whether the job is retried after the hard limit, if it has attempts left.
     """
 

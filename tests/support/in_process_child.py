@@ -19,6 +19,7 @@ from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Slots
 from bulltask.worker.wakeup_pipe import WakeupPipe
 
@@ -47,7 +48,7 @@ class Child:
         spark = SparkTaskRunner(app, cast("Any", None), lambda _job, _token: True, self.fetcher.close)
         retirement = Retirement(app.config, block, 0, bus, os.getpid())
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
-        runner = AttemptRunner(app, cast("Any", None), spark, cancellation, retirement)
+        runner = AttemptRunner(app, cast("Any", None), spark, cancellation, retirement, TaskThreads(0))
         settler = Settler(app.config, broker.clock, bus, "worker", self.fetcher.round_robin.rate_limited)
         backoff = ReconnectBackoff(bus, app.config)
         async_loop = AsyncLoop(block, runner, settler, broker.async_client, backoff, self._wakeup_pipe)

@@ -31,6 +31,8 @@ CONNECTION_LOST = BrokerUnavailableError("gone")
 class Child:
     """An event loop with two slots. Its connection returns the replies that a test sets, then ``None``."""
 
+    may_start = True
+
     def __init__(self) -> None:
         self.replies: list[Any] = []
         self.scripts: list[str] = []

@@ -23,6 +23,7 @@ from bulltask.worker.child.outcomes import (
     RescheduledByWorkerOutcome,
     RetriedOutcome,
 )
+from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -80,7 +81,7 @@ def cancellation() -> Cancellation:
 def attempts(app: App, cancellation: Cancellation) -> AttemptRunner:
     nothing: Any = None
     retirement: Any = SimpleNamespace(check_memory=lambda: None)
-    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation), retirement)
+    return AttemptRunner(app, lambda _: nothing, nothing, cast("Any", cancellation), retirement, TaskThreads(0))
 
 
 def job(name: str = "double", data: Any = None, *, started: int = 1, **opts: Any) -> RunningJob:

@@ -110,6 +110,7 @@ def test_settings_have_the_documented_defaults() -> None:
         "concurrency": 2,
         "start_method": "auto",
         "async_concurrency": 100,
+        "pool": "prefork",
         "autoscale": None,
         "autoscale_keepalive_ms": 30_000,
         "max_tasks_per_child": None,
@@ -465,3 +466,23 @@ def test_the_hard_memory_limit_must_not_be_less_than_the_other_one() -> None:
     with pytest.raises(ConfigError, match="worker_hard_memory_limit must not be less than"):
         config(worker_max_memory_per_child="512M", worker_hard_memory_limit="511M")
     assert config(worker_max_memory_per_child="512M", worker_hard_memory_limit="512M").hard_memory_kib == 524_288
+
+
+@pytest.mark.parametrize(("value", "pool"), [("prefork", "prefork"), ("processes", "prefork"), ("Threads", "threads")])
+def test_pools_have_celerys_names(value: str, pool: str) -> None:
+    assert config(worker_pool=value).pool == pool
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [("gevent", "async def"), ("solo", "-c 1"), ("fibres", "prefork or threads")]
+)
+def test_another_pool_of_celerys_is_rejected_with_a_replacement(value: str, hint: str) -> None:
+    assert hint in rejection("worker_pool", value)
+
+
+def test_a_threads_pool_has_one_child_with_as_many_threads_as_the_concurrency() -> None:
+    threads, prefork = (config(worker_pool=pool, worker_concurrency=20) for pool in ("threads", "prefork"))
+    assert (threads.children, threads.threads) == (1, 20)
+    assert (prefork.children, prefork.threads) == (20, 0)
+    with pytest.raises(ConfigError, match="worker_autoscale adapts the number of child processes"):
+        config(worker_pool="threads", worker_autoscale="10,3")

@@ -31,6 +31,7 @@ from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, trace_of
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
+from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.slots import Slots
 
 BACKOFF = {"type": "exponential", "delay": 1_000, "jitter": 0, "maxDelay": 3_600_000}
@@ -316,7 +317,9 @@ def fail_on_report(_: RunningJob) -> Any:
 def test_a_job_with_too_deeply_nested_data_fails_permanently() -> None:
     for levels in (600, 960, 100_000):
         nested = replace(job(BULLMQ_OPTS), data=b'{"x":' + levels * b"[" + levels * b"]" + b"}")
-        runner = AttemptRunner(deep_app, fail_on_report, cast(Any, None), cast(Any, None), cast(Any, None))
+        runner = AttemptRunner(
+            deep_app, fail_on_report, cast(Any, None), cast(Any, None), cast(Any, None), TaskThreads(0)
+        )
         outcome = runner.begin(nested)
         assert isinstance(outcome, FailedOutcome)
         assert outcome.category == "permanent"
@@ -328,7 +331,7 @@ def test_the_traceback_begins_with_the_users_code() -> None:
     block = Slots(1, 1).children[0]
     cancellation = Cancellation(block, spark.interrupt, lambda: None)
     retirement = Retirement(app.config, block, 0, Bus(), os.getpid())
-    runner = AttemptRunner(app, fail_on_report, spark, cancellation, retirement)
+    runner = AttemptRunner(app, fail_on_report, spark, cancellation, retirement, TaskThreads(0))
     outcome = runner.call(Attempt(job(BULLTASK_OPTS), task_of(deep), (1,), {}), block.slots()[0])
     assert isinstance(outcome, FailedOutcome)
     head, first, *_ = outcome.trace.splitlines()

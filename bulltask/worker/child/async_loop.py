@@ -1,4 +1,4 @@
-"""A child's event loop: runs async tasks concurrently, on a separate thread."""
+"""A child's event loop: runs async tasks concurrently, on a separate thread, and settles the jobs of other threads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class AsyncLoop:
     def wait_for_slot(self, closing: Callable[[], bool]) -> Slot | None:
         """Wait for a free slot; return ``None`` once the child is closing."""
         while not closing():
-            if len(self._free) > self._count - min(self._max_concurrent.values(), default=self._count):
+            limit = min(self._max_concurrent.values(), default=self._count)
+            if len(self._free) > self._count - limit and self._runner.may_start:
                 return self._free.popleft()
             self._wakeup_pipe.wait(_WAIT_MS)
         return None

@@ -38,6 +38,7 @@ from bulltask.worker.child.outcomes import (
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
+from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
 from bulltask.worker.slots import Deadlines, Slot
 
 __all__ = ["Attempt", "AttemptRunner"]
@@ -85,6 +86,7 @@ class AttemptRunner:
         spark: Runs tasks with ``spark=True``.
         cancellation: Passes the supervisor's cancel requests to running tasks.
         retirement: Checks the child's memory after each task.
+        threads: The threads in which sync tasks run, if any.
     """
 
     def __init__(
@@ -94,9 +96,11 @@ class AttemptRunner:
         spark: SparkTaskRunner,
         cancellation: Cancellation,
         retirement: Retirement,
+        threads: TaskThreads,
     ) -> None:
         self._app, self._config, self._job_client, self._spark = app, app.config, job_client, spark
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
+        self._threads = threads
         self._task_limits: dict[str, TimeLimits] = {}
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
@@ -117,6 +121,21 @@ class AttemptRunner:
             return self._outcome_of_error(_as_permanent(exc), job, task)
         return Attempt(job, task, args, kwargs, self._limits(job, task))
 
+    @property
+    def may_start(self) -> bool:
+        """False while all threads for sync tasks are busy."""
+        return not self._threads.all_busy
+
+    def leaves_main_thread(self, attempt: Attempt, slot: Slot) -> bool:
+        """Return whether :meth:`acall` runs the attempt, not :meth:`call`; reserve a thread if it needs one."""
+        if attempt.task.is_async:
+            return True
+        # Spark's session is bound to the thread that has created it.
+        if not self._threads.enabled or attempt.task.options.spark:
+            return False
+        self._threads.reserve(slot)
+        return True
+
     def call(self, attempt: Attempt, slot: Slot) -> Outcome:
         """Run a sync task.
 
@@ -128,7 +147,7 @@ class AttemptRunner:
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
             function = self._spark.wrap(attempt.job, slot.token, function, context)
-        execution = self._start_execution(attempt, slot)
+        execution = self._start_execution(attempt, slot, alone=True)
         self._cancellation.enter(execution)
         # A copy, so that one task's context variables are not visible to the next one.
         context = contextvars.copy_context()
@@ -143,21 +162,37 @@ class AttemptRunner:
             self._retirement.check_memory()
 
     async def acall(self, attempt: Attempt, slot: Slot) -> Outcome:
-        """Run an async task; the caller creates a separate asyncio task, and so a separate context, for it."""
-        execution = self._start_execution(attempt, slot)
+        """Run an async task, or a sync task in a thread.
+
+        The caller creates a separate asyncio task, and so a separate context, for it.
+        """
+        execution = self._start_execution(attempt, slot, alone=False)
         self._cancellation.enter_async(execution)
         enter_job(attempt.job)
+        raised: BaseException | None = None
+        result: object = None
         try:
-            result = await attempt.task.function(*attempt.args, **attempt.kwargs)
+            if attempt.task.is_async:
+                result = await attempt.task.function(*attempt.args, **attempt.kwargs)
+            else:
+                raised, result = await self._call_in_thread(attempt, execution)
         except BaseException as exc:  # noqa: BLE001 - as in call()
-            exit_if_forked(self._pid, exc)
-            return self._outcome_of_exception(attempt, execution, exc)
-        else:
-            exit_if_forked(self._pid)
+            raised = exc
+        try:
+            exit_if_forked(self._pid, raised)
+            if raised is not None:
+                return self._outcome_of_exception(attempt, execution, raised)
             return self._outcome_of_return(attempt, execution, result)
         finally:
             self._cancellation.leave_async()
             self._retirement.check_memory()
+
+    async def _call_in_thread(self, attempt: Attempt, execution: TaskExecution) -> tuple[BaseException | None, Any]:
+        def started(call: InterruptibleCall) -> None:
+            execution.call = call
+
+        function = functools.partial(attempt.task.function, *attempt.args, **attempt.kwargs)
+        return await self._threads.run(execution.slot, started, call_task, lambda: None, function)
 
     def close(self) -> None:
         """Close the Spark session that the tasks of this child share."""
@@ -226,7 +261,7 @@ class AttemptRunner:
         )
         return Context(request, self._job_client(job), task.conversion)
 
-    def _start_execution(self, attempt: Attempt, slot: Slot) -> TaskExecution:
+    def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
         limits = attempt.limits
         if limits != NO_LIMITS:
             now_ms = mono_ms()
@@ -239,7 +274,7 @@ class AttemptRunner:
                 soft_at_ms=0 if limits.soft_ms is None else now_ms + limits.soft_ms,
                 hard_at_ms=now_ms + hard_ms if hard_ms else 0,
                 hard_ms=hard_ms,
-                is_async=attempt.task.is_async,
+                is_async=not alone,
                 will_retry=will_retry,
             )
             self._cancellation.set_deadlines(slot, deadlines)

@@ -10,6 +10,8 @@ the task's function, is on it. The exception leaves that call and becomes the at
 signal that arrives earlier, because :func:`call_task` checks for a request first, and a signal that arrives later,
 because the execution has ended.
 
+A sync task in a thread is interrupted by the interpreter (:mod:`bulltask.worker.child.thread_tasks`).
+
 An async task is cancelled with ``asyncio.Task.cancel()``, which takes effect only at an ``await``. While the task runs,
 only its own code awaits.
 """
@@ -29,6 +31,7 @@ from typing import Any, Final
 from bulltask.errors import SoftTimeLimitExceeded, TaskCancelled
 from bulltask.jobs.time_limits import TimeLimits
 from bulltask.process import exit_if_forked
+from bulltask.worker.child.thread_tasks import InterruptibleCall
 from bulltask.worker.slots import ChildBlock, Deadlines, Slot
 from bulltask.worker.states import CancelReason
 
@@ -80,12 +83,14 @@ class TaskExecution:
         task: The task's name.
         limits: Its time limits.
         acknowledged: The latest request that was passed to the task.
+        call: The call, if the task runs in a thread of its own.
     """
 
     slot: Slot
     task: str
     limits: TimeLimits
     acknowledged: CancelReason = CancelReason.NONE
+    call: InterruptibleCall | None = None
 
     def take_request(self) -> CancelReason:
         """Return a request that the task has not received yet, and acknowledge it."""
@@ -110,7 +115,8 @@ class TaskExecution:
                 exc: BaseException = raised if isinstance(raised, TaskCancelled) else TaskCancelled("revoked")
             case CancelReason.HARD_LIMIT:
                 exc = self.limits.hard_exceeded(self.task)
-            case CancelReason.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError):
+            # In a thread, Python raises the exception without a message.
+            case CancelReason.SOFT_LIMIT if isinstance(raised, asyncio.CancelledError | SoftTimeLimitExceeded):
                 exc = self.limits.soft_exceeded(self.task)
             case _:
                 return raised
@@ -220,7 +226,11 @@ class Cancellation:
 
     def _poll(self) -> None:
         for task, execution in tuple(self._async.items()):
-            match execution.take_request():
+            reason = execution.take_request()
+            if reason is not CancelReason.NONE and execution.call is not None:
+                execution.call.interrupt(SoftTimeLimitExceeded if reason is CancelReason.SOFT_LIMIT else TaskCancelled)
+                continue
+            match reason:
                 case CancelReason.NONE:
                     pass
                 case CancelReason.REVOKED:

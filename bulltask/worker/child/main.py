@@ -33,6 +33,7 @@ from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.stacks import StackDumper
 from bulltask.worker.child.sync_loop import IterationAdder, SyncLoop
+from bulltask.worker.child.thread_tasks import TaskThreads
 from bulltask.worker.control_page import ControlPage
 from bulltask.worker.exit_codes import ExitCode
 from bulltask.worker.slots import ChildBlock
@@ -139,8 +140,9 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     retirement = Retirement(config, plan.block, plan.index, bus, parent_pid)
     fetcher = JobFetcher(broker, plan.queues, bus, plan.worker_id, wakeup_pipe, plan.control)
     spark = SparkTaskRunner(app, job_client, renew, fetcher.close)
+    threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
-    runner = AttemptRunner(app, job_client, spark, cancellation, retirement)
+    runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads)
     settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
     async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
     _handle_stop_signals(fetcher)

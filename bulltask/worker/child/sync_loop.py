@@ -117,7 +117,7 @@ class SyncLoop:
         attempt = self._runner.begin(acquired.job)
         if not isinstance(attempt, Attempt):
             return self._settle(acquired, attempt, 0.0)
-        if attempt.task.is_async:
+        if self._runner.leaves_main_thread(attempt, acquired.slot):
             self._async.start(acquired, attempt)
             return None
         started = time.monotonic()
