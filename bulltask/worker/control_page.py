@@ -20,10 +20,15 @@ class ControlPage:
     Args:
         memory: The page.
         lock_fd: A descriptor of the file that contains the page, whose lock makes changes of permits atomic.
+
+    Attributes:
+        has_permits: Whether the number of jobs is limited, so that a child needs a permit for each job.
     """
 
     def __init__(self, memory: memoryview, lock_fd: int | None) -> None:
         self._words, self._lock_fd = memory.cast("q"), lock_fd
+        # Not read from shared memory for every job: it does not change after the first child has started.
+        self.has_permits = bool(self._words[_HAS_PERMITS])
 
     @property
     def paused(self) -> bool:
@@ -42,17 +47,13 @@ class ControlPage:
         """
         if self._lock_fd is None:
             raise ConfigError("--max-jobs needs memfd_create, which this platform does not have")
+        self.has_permits = True
         self._words[_HAS_PERMITS], self._words[_PERMITS] = True, jobs
-
-    @property
-    def has_permits(self) -> bool:
-        """Whether the number of jobs is limited, so that a child needs a permit for each job."""
-        return bool(self._words[_HAS_PERMITS])
 
     @property
     def exhausted(self) -> bool:
         """True while other children have all permits: some for jobs, and some perhaps for fetches that find no job."""
-        return bool(self._words[_HAS_PERMITS]) and self._words[_PERMITS] <= 0
+        return self.has_permits and self._words[_PERMITS] <= 0
 
     @property
     def jobs_started(self) -> int:

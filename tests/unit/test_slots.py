@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bulltask.errors import ConfigError
 from bulltask.worker.slots import ID_BYTES, ChildBlock, Deadlines, Slot, Slots, SlotView, anonymous_file
 from bulltask.worker.states import CancelReason, ProcessState, SlotState
 
@@ -250,3 +251,28 @@ def test_slots_in_the_same_anonymous_file_share_memory() -> None:
         assert second.control.paused
     finally:
         os.close(fd)
+
+
+def test_children_share_permits_and_an_unused_one_is_given_back() -> None:
+    fd = anonymous_file("permits")
+    assert fd is not None
+    supervisor = Slots(2, 1, fd).control
+    assert not supervisor.has_permits
+    assert not supervisor.exhausted
+    supervisor.limit_jobs(2)
+    first, second = (Slots(2, 1, fd).control for _ in range(2))
+    assert first.has_permits
+    assert first.take_permit()
+    assert second.take_permit()
+    assert not first.take_permit()
+    assert second.exhausted
+    second.settle_permit(used=False)
+    first.settle_permit(used=True)
+    assert not first.exhausted
+    assert supervisor.jobs_started == 1
+    os.close(fd)
+
+
+def test_a_limit_of_jobs_needs_a_file() -> None:
+    with pytest.raises(ConfigError, match="--max-jobs needs memfd_create"):
+        Slots(1, 1).control.limit_jobs(1)

@@ -42,9 +42,10 @@ class Retirement:
     def count_job(self) -> bool:
         """Count a job that the child has acquired; return True if the child must not acquire another one."""
         self._jobs += 1
-        if self._jobs == self._max_tasks:
-            self._reason = RetireReason.MAX_TASKS_PER_CHILD
-        return self._reason is not RetireReason.NONE
+        if self._jobs != self._max_tasks:
+            return False
+        self._reason = RetireReason.MAX_TASKS_PER_CHILD
+        return True
 
     def check_memory(self) -> None:
         """Retire the child if it has too much memory; call this after a task, on any thread.
