@@ -79,6 +79,7 @@ class App(Configured, Discovering):
         if (source := settings.get("config_source")) is not None:
             self.config_from_object(source, namespace=cast("str | None", settings.get("namespace")))
         self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
+        self.conf.when_frozen(lambda config: self.tasks.annotate(config.annotations or ()))
         self.categorizer = Categorizer()
         self.listeners = Listeners()
         self._lock = threading.RLock()

@@ -192,9 +192,6 @@ _REFUSED: Final[Iterable[tuple[str, str]]] = (
         "priority of the task",
         "task_default_priority",
     ),
-    ("use the task's options", "task_annotations"),
-    ("use the task's option queue, or the queue of the call", "task_routes"),
-    ("use the worker's option -Q", "task_queues"),
 )
 
 _RENAMED: Final[Mapping[str, str]] = {
@@ -286,8 +283,8 @@ _DONE_ANYWAY: Final[Iterable[tuple[Callable[[object], bool], str]]] = (
     ),
     (
         _is(None, (), [], {}),
-        "task_compression result_compression task_default_priority task_default_rate_limit task_annotations "
-        "task_routes task_queues broker_read_url broker_write_url broker_transport_options",
+        "task_compression result_compression task_default_priority task_default_rate_limit"
+        "broker_read_url broker_write_url broker_transport_options",
     ),
     (_is(None, False, {}), "broker_use_ssl"),
     (_is(None, "redis", "rediss"), "broker_transport"),

@@ -9,14 +9,16 @@ internally (``_ms``). An unknown name causes an error that suggests a similar on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from bulltask.config.annotations import Annotations
 from bulltask.config.names import check_same_meaning, explain, resolve
 from bulltask.config.parsers import Autoscale, url
 from bulltask.config.rate_limits import EVERY_QUEUE, Limits
+from bulltask.config.routes import Routes
 from bulltask.config.settings import SETTINGS
 from bulltask.config.sources import read_config, read_object, read_project_file
 from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
@@ -56,6 +58,9 @@ class Config:
     max_logs: int | None
     default_queue: str
     canvas_queue: str | None
+    queues: tuple[str, ...]
+    routes: Routes | None
+    annotations: Annotations | None
     max_retries: int
     retry_backoff_ms: int
     retry_backoff_max_ms: int
@@ -156,6 +161,7 @@ class Settings:
         for layer in ("_project", "_values", "_file", "_overrides"):
             object.__setattr__(self, layer, {})
         object.__setattr__(self, "_frozen", None)
+        object.__setattr__(self, "_when_frozen", [])
         object.__setattr__(self, "_used", set())
         object.__setattr__(self, "_celery_url", secret_url(environ.get(CELERY_URL) or None))
         given, config, variables = wrap_broker_url(given), environ.get(CONFIG_VARIABLE), _environment(environ)
@@ -210,7 +216,10 @@ class Settings:
     def freeze(self) -> Config:
         """Return the configuration; after this call, settings can no longer be changed."""
         if self._frozen is None:
-            object.__setattr__(self, "_frozen", self._build())
+            config = self._build()
+            for call in self._when_frozen:
+                call(config)
+            object.__setattr__(self, "_frozen", config)
         assert self._frozen is not None
         return self._frozen
 
@@ -221,6 +230,10 @@ class Settings:
         """
         self._used.add(name)
         return SETTINGS[name].parse(getattr(self, name), name)
+
+    def when_frozen(self, call: Callable[[Config], None]) -> None:
+        """Call a function with the configuration before the settings are frozen; its error prevents that."""
+        self._when_frozen.append(call)
 
     def _build(self) -> Config:
         given = self._given()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from bulltask.config.annotations import parse_annotations
 from bulltask.config.child_settings import CHILD_SETTINGS
 from bulltask.config.parsers import (
     choice,
@@ -29,6 +30,7 @@ from bulltask.config.parsers import (
     worker_name,
 )
 from bulltask.config.rate_limits import rate_limits
+from bulltask.config.routes import queue_names, routes
 from bulltask.config.setting import Setting
 
 __all__ = ["LOG_LEVELS", "SETTINGS", "Setting"]
@@ -122,6 +124,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
             "queue for the fan-out jobs of a canvas, which only bulltask workers can run; none: the queue of a job "
             "that follows",
         ),
+        _S("task_queues", "queues", queue_names, (), "queues of a worker without -Q; none: the default and its tasks'"),
+        _S("task_annotations", "annotations", parse_annotations, None, "options of tasks by name; '*': all tasks"),
+        _S("task_routes", "routes", routes, None, "queues of tasks without the option queue, as in Celery"),
         _S(
             "task_max_retries",
             "max_retries",

@@ -9,6 +9,7 @@ from bulltask.errors import InvalidNameError
 
 __all__ = [
     "MAX_NAME",
+    "STARMAP",
     "bullmq_name",
     "check_job_id",
     "check_job_name",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 MAX_NAME: Final = 255
+
+STARMAP: Final = "bulltask.starmap"
+"""The task of a job that makes several calls of another task, one after the other."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[1-9][0-9]*|0")

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from bulltask.jobs.names import STARMAP
 from bulltask.ports import Sender
-from bulltask.registry.named_task import FAN_OUT, STARMAP
+from bulltask.registry.named_task import FAN_OUT
 from bulltask.registry.options import TaskOptions
 from bulltask.registry.task import AnyTask, Task
 

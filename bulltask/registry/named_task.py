@@ -9,14 +9,12 @@ from bulltask.jobs.job import NewJob
 from bulltask.ports import Sender
 from bulltask.registry.options import CallOptions, TaskOptions, build_job
 
-__all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "STARMAP", "NamedTask"]
+__all__ = ["FAN_OUT", "FAN_OUT_PARAMETER", "NamedTask"]
 
 FAN_OUT: Final = "bulltask.fan_out"
 """The task of a fan-out job: it returns the result that it receives, and its worker releases the jobs after it."""
 
 FAN_OUT_PARAMETER: Final = "result"
-STARMAP: Final = "bulltask.starmap"
-"""The task of a job that makes several calls of another task, one after the other."""
 
 
 class NamedTask:

@@ -12,11 +12,12 @@ import uuid_utils
 from bulltask.clock import Duration, to_epoch_ms, to_ms
 from bulltask.config.config import Config
 from bulltask.config.parsers import jitter_fraction
+from bulltask.config.routes import Routes
 from bulltask.errors import ConfigError
 from bulltask.jobs import codec
 from bulltask.jobs.backoff import Backoff, CustomBackoff, warn_of_long_delay
 from bulltask.jobs.job import JobOptions, NewJob, ParentLink
-from bulltask.jobs.names import check_job_id, check_job_name, check_queue_name
+from bulltask.jobs.names import STARMAP, check_job_id, check_job_name, check_queue_name
 from bulltask.jobs.options import (
     STORED,
     BackoffLike,
@@ -301,12 +302,19 @@ class JobPlan:
         )
 
 
-def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) -> JobPlan:
+def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, data: Any = None) -> JobPlan:
     """Merge the options of a call, its task and the app.
+
+    Args:
+        name: The task's name.
+        task, call, config: The options, those of the call first.
+        data: The arguments, for functions in ``task_routes``.
 
     Raises:
         EncodeError, InvalidNameError, ConfigError: An option is invalid; the message names the task.
     """
+    if config.routes is not None and not (call.queue or task.queue):
+        call = _with_route(name, task, call, config.routes, data)
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call to task {name}")
     expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
@@ -343,7 +351,18 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config) ->
 
 def build_job(name: str, data: Any, task: TaskOptions, call: CallOptions, config: Config) -> NewJob:
     """Return a call's job; raises the errors of :func:`plan_job` and :meth:`JobPlan.job`."""
-    return plan_job(name, task, call, config).job(data, call.job_id)
+    return plan_job(name, task, call, config, data).job(data, call.job_id)
+
+
+def _with_route(name: str, task: TaskOptions, call: CallOptions, routes: Routes, data: Any) -> CallOptions:
+    """Return the call with the options of its route that neither the call nor the task sets."""
+    given = {field.name: value for field in fields(call) if (value := getattr(call, field.name)) not in (None, False)}
+    set_by_task = {field.name for field in fields(task) if getattr(task, field.name) not in (None, False, ())}
+    route = routes.find(data["task"] if name == STARMAP else name, data, given)
+    try:
+        return CallOptions.of({**{key: value for key, value in route.items() if key not in set_by_task}, **given})
+    except TypeError as exc:
+        raise ConfigError(f"task_routes for {name}: {exc}") from exc
 
 
 def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from bulltask.config.config import Config
 from bulltask.errors import ConfigError
 from bulltask.extras import SPARK, look_up
 from bulltask.jobs.job import NewJob
+from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.context import Context, Request
-from bulltask.registry.named_task import STARMAP, NamedTask
+from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
 from bulltask.result import AsyncResult
@@ -85,11 +86,13 @@ class AnyTask(Generic[P, R]):
                 large. Nothing was sent.
             BrokerError: Redis could not be reached within ``broker_publish_timeout``, or returned an error.
         """
-        return self._send(self._plan().job(self.bind_json(args, kwargs)))
+        data = self.bind_json(args, kwargs)
+        return self._send(self._plan(data).job(data))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> AsyncResult[R]:
         """:meth:`delay` for asyncio: ``await add.adelay(1, 2)`` in an async web handler."""
-        return await self._asend(self._plan().job(self.bind_json(args, kwargs)))
+        data = self.bind_json(args, kwargs)
+        return await self._asend(self._plan(data).job(data))
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -152,8 +155,7 @@ class AnyTask(Generic[P, R]):
 
         All calls are checked before the first one is sent.
         """
-        plan = self._plan()
-        jobs = [plan.job(self.bind_json(args, {})) for args in calls]
+        jobs = [self._plan(data).job(data) for data in (self.bind_json(args, {}) for args in calls)]
         sender = self._sender()
         ids = sender.send(jobs)
         return [self._result(sender, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
@@ -282,7 +284,8 @@ class AnyTask(Generic[P, R]):
 
     def build(self, data: Any, call: CallOptions) -> NewJob:
         """Return the job for bound arguments."""
-        return build_job(self.name, data, self.options, call, self._sender().config)
+        config = self._sender().config  # before the options, because task_annotations apply when it is first read
+        return build_job(self.name, data, self.options, call, config)
 
     def direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function in this process, with a new context if it is bound."""
@@ -302,11 +305,18 @@ class AnyTask(Generic[P, R]):
         starmap = NamedTask(STARMAP, self._sender, self.options, decode)
         return Signature(starmap, (), {"task": self.name, "items": items})
 
-    def _plan(self) -> JobPlan:
-        """Return the plan for calls without options, cached because building it is half the work of a send."""
+    def _plan(self, data: Mapping[str, Any]) -> JobPlan:
+        """Return the plan for a call without options, cached because building it is half the work of a send.
+
+        Args:
+            data: The arguments. The plan depends on them only if ``task_routes`` has a function.
+        """
         config = self._sender().config
         if self._default_plan is None or self._default_plan[0] is not config:  # a shared task may have another app now
-            self._default_plan = config, plan_job(self.name, self.options, CallOptions(), config)
+            plan = plan_job(self.name, self.options, CallOptions(), config, data)
+            if config.routes is not None and config.routes.calls_functions:
+                return plan
+            self._default_plan = config, plan
         return self._default_plan[1]
 
     def _send(self, job: NewJob) -> AsyncResult[R]:

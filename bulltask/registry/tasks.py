@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bulltask.config.annotations import Annotations
 from bulltask.errors import DuplicateTaskError, TaskNotRegisteredError, did_you_mean
+from bulltask.registry.annotate import annotate
 from bulltask.registry.task import AnyTask
 
 __all__ = ["Tasks"]
@@ -27,6 +29,7 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
         self._tasks: dict[str, AnyTask[Any, Any]] = {}
         self._shared = {} if shared is None else shared
         self._builtin = {} if builtin is None else builtin
+        self._annotations: Annotations = ()
 
     def add(self, task: AnyTask[Any, Any]) -> None:
         """Register a task.
@@ -43,7 +46,18 @@ class Tasks(Mapping[str, AnyTask[Any, Any]]):
                 f"two tasks are named {task.name!r}: {other.location} and {task.location}; "
                 "give one of them another name with @app.task(name='…')"
             )
+        annotate(task, self._annotations)
         self._tasks[task.name] = task
+
+    def annotate(self, annotations: Annotations) -> None:
+        """Apply ``task_annotations`` to all tasks, also to those that are added later.
+
+        Raises:
+            ConfigError: An option is unknown or invalid; the message names the task.
+        """
+        for task in self.values():
+            annotate(task, annotations)
+        self._annotations = annotations
 
     def __getitem__(self, name: str) -> AnyTask[Any, Any]:
         task = self._tasks.get(name) or self._shared.get(name)

@@ -101,9 +101,13 @@ def run_worker(
 
 
 def default_queues(app: App) -> tuple[str, ...]:
-    """Return the default queue and the queues of the app's tasks."""
-    queues = (task.options.queue for task in app.tasks.values())
-    return tuple(dict.fromkeys([app.config.default_queue, *(queue for queue in queues if queue)]))
+    """Return ``task_queues``, or the default queue and the queues of the app's tasks."""
+    if app.config.queues:
+        return tuple(dict.fromkeys(app.config.queues))
+    queues = [task.options.queue for task in app.tasks.values() if task.options.queue]
+    if app.config.routes is not None:
+        queues += app.config.routes.queues(task.name for task in app.tasks.values() if not task.options.queue)
+    return tuple(dict.fromkeys([app.config.default_queue, *queues]))
 
 
 def worker_id(name: str = "") -> str:
