@@ -300,6 +300,17 @@ class _ReturnsGroup(Canvas[A_contra, list[R]], Generic[A_contra, R]):
         """:meth:`apply_async` for asyncio."""
         return cast(GroupResult[R], await super().aapply_async(args, kwargs, **options))
 
+    def apply(  # type: ignore[override]
+        self,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> GroupResult[R]:
+        """Run all calls in this process; see :meth:`bulltask.registry.task.AnyTask.apply`."""
+        return cast(GroupResult[R], super().apply(args, kwargs, throw=throw, **options))
+
 
 class Group(_ReturnsGroup[A_contra, R]):
     """Members that run at the same time; made by :func:`group`. Groups among the members are dissolved."""

@@ -22,7 +22,7 @@ from bulltask.testing.queues import queues_in_redis
 from bulltask.transport.client import Client
 from bulltask.transport.keys import QueueKeys
 from bulltask.transport.operation import run_sync
-from bulltask.transport.scripts.move import FetchOptions, move_to_active
+from bulltask.transport.scripts.move import FetchOptions, move_from_active_to_wait, move_to_active
 from bulltask.worker.child.attempt import Attempt
 from bulltask.worker.child.job_client import RedisJobClient
 from bulltask.worker.child.outcomes import AcquiredJob, Outcome, RateLimitedOutcome
@@ -51,6 +51,8 @@ class Drain:
         events: The events of the attempts.
         ended: True after a job has failed whose exception must be raised, or after the awaited job has finished.
         next_ms: When the next job is due, ``None`` if no job is delayed.
+        foreign: Queues whose next job has a task that is not registered in the app, with the task's name. As other
+            workers may run such jobs, for example in Node.js, the rest of the run leaves these queues alone.
     """
 
     def __init__(self, app: App, client: Client, running: set[JobRef], *, propagate: bool) -> None:
@@ -59,6 +61,7 @@ class Drain:
         self.events: list[ChildEvent] = []
         self.ended = False
         self.next_ms: int | None = None
+        self.foreign: dict[str, str] = {}
 
         def job_client(job: RunningJob) -> RedisJobClient:
             return RedisJobClient(job, broker, broker.shared_async_client)
@@ -121,16 +124,25 @@ class Drain:
     def _fetch(self) -> AcquiredJob | None:
         due: list[int] = []
         for index, keys in enumerate(self._queues):
+            if keys.queue in self.foreign:
+                continue
             options = FetchOptions.from_config(self._app.config, keys, self._runner.slot.token, self._runner.worker_id)
             now_ms = self._clock.now_ms()
             fetched = self._client.run(move_to_active(keys, options, now_ms))
             if fetched.job_id:
                 job = RunningJob.read(keys.queue, fetched.job_id, fetched.fields)
-                return AcquiredJob(self._runner.slot, index, keys, job, 0)
+                if not self._is_foreign(job):
+                    return AcquiredJob(self._runner.slot, index, keys, job, 0)
+                self._client.run(move_from_active_to_wait(keys, job.id, options.token))
+                self.foreign[keys.queue] = job.name
             due += [fetched.due_ms] if fetched.due_ms else []
             due += [now_ms + fetched.limited_ms] if fetched.limited_ms else []
         self.next_ms = min(due, default=None)
         return None
+
+    def _is_foreign(self, job: RunningJob) -> bool:
+        unknown = self._app.tasks.get(job.name) is None and not job.malformed
+        return unknown and self._app.config.task_unknown == "reschedule"
 
     def _write(self, acquired: AcquiredJob, outcome: Outcome) -> Outcome:
         settler = self._runner.settler

@@ -55,6 +55,7 @@ class InlineWorker:
         self._app, self._broker, self._lock = app, app.broker, threading.RLock()
         self._loop = TaskLoop()
         self._running: set[JobRef] = set()
+        self._last: Drain | None = None
         app.broker.results = InlineResults(self._results, self)
 
     def drain(self, *, propagate: bool = True) -> list[ChildEvent]:
@@ -109,6 +110,13 @@ class InlineWorker:
         """Return whether a job is running in this worker."""
         return ref in self._running
 
+    def foreign_task(self, queue: str) -> str:
+        """Return the name of a task that the last run has not found in the app; ``""`` if all were registered.
+
+        If the next job of a queue has such a task, the worker does not run the queue's jobs.
+        """
+        return "" if self._last is None else self._last.foreign.get(queue, "")
+
     def close(self) -> None:
         """Close the event loop of async tasks. ``result.get()`` waits for other workers again."""
         self._broker.results = self._results
@@ -124,7 +132,7 @@ class InlineWorker:
 
     def _run(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._lock, self._broker.pool.client() as client:  # a thread of the test may wait for a result, too
-            drain = Drain(self._app, client, self._running, propagate=propagate)
+            self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):
                 runner, attempt = next(steps)
@@ -134,7 +142,7 @@ class InlineWorker:
 
     async def _arun(self, end_ms: int, *, propagate: bool, awaited: JobRef | None = None) -> list[ChildEvent]:
         with self._broker.pool.client() as client:
-            drain = Drain(self._app, client, self._running, propagate=propagate)
+            self._last = drain = Drain(self._app, client, self._running, propagate=propagate)
             steps = self._steps(drain, end_ms, awaited)
             with suppress(StopIteration):
                 runner, attempt = next(steps)

@@ -167,7 +167,6 @@ def test_an_async_task_in_an_async_test(bulltask_worker: InlineWorker) -> None:
     async def in_a_loop() -> None:
         results = [await resize.adelay("cup.png", width) for width in (100, 200)]
         assert await asyncio.gather(*results) == [["cup.png?w=100"], ["cup.png?w=200"]]
-        await tasks.app.aclose()
 
     asyncio.run(in_a_loop())
 

@@ -18,7 +18,7 @@ from bulltask.errors import BulltaskError, ResultTimeoutError
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
-from bulltask.testing import InlineWorker, MovableClock, drain, use_server
+from bulltask.testing import InlineWorker, MovableClock, assert_enqueued, drain, use_server
 
 pytestmark = pytest.mark.redis
 
@@ -136,6 +136,24 @@ def test_a_job_with_arguments_that_do_not_match_its_task_fails_the_drain(
     app.queue("default").add("note", {"text": 1})
     with pytest.raises(PermanentError, match="does not match note"):
         worker.drain()
+
+
+def test_a_queue_with_jobs_for_other_workers_is_left_alone(app: App, worker: InlineWorker, ran: list[Any]) -> None:
+    resize = app.queue("images").add("image.resize", {"width": 100})
+    send(app)
+    assert len(worker.drain()) == 1
+    assert [job.id for job in assert_enqueued(app, "image.resize", kwargs={"width": 100})] == [resize.id]
+    with pytest.raises(
+        ResultTimeoutError, match=r"still waiting, and no job is due; task 'image\.resize', which is next"
+    ):
+        app.result(resize.id, "images").get()
+
+
+def test_a_job_of_an_unknown_task_fails_if_the_app_says_so(broker_url: str, app: App) -> None:
+    with use_server(app, broker_url, task_unknown="fail"), InlineWorker(app) as strict:
+        app.send_task("unknown")
+        with pytest.raises(PermanentError, match="'unknown' is not registered"):
+            strict.drain()
 
 
 def test_a_task_that_sends_itself_again_and_again_is_reported(

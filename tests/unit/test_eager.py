@@ -351,3 +351,15 @@ def test_callbacks_run_eagerly(tasks: Any, calls: list[Any]) -> None:
     failed = tasks.fail.apply_async((), link_error=tasks.note.s())
     [(request, reason, _trace)] = calls[1:]
     assert (request["id"], reason) == (failed.id, "no such order")
+
+
+def test_every_canvas_can_be_applied_without_eager_mode(lazy_app: App) -> None:
+    @lazy_app.task
+    def add(x: int, y: int) -> int:
+        return x + y
+
+    assert add.s(1).apply((2,)).get() == 3
+    assert (add.s(1, 2) | add.s(3)).apply().get() == 6
+    assert group(add.s(n, n) for n in range(3)).apply().get() == [0, 2, 4]
+    with pytest.raises(TypeError, match="missing a required argument"):
+        lazy_app.signature(add.name, (1,)).apply()
