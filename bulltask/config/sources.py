@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bulltask.config.celery_settings import CELERY_SETTINGS, current_name
 from bulltask.config.settings import SETTINGS
+from bulltask.config.urls import wrap_broker_url
 from bulltask.errors import ConfigError
 
 __all__ = ["read_config", "read_object", "read_project_file"]
@@ -36,12 +37,12 @@ def read_object(source: object, namespace: str | None = None) -> dict[str, tuple
     if namespace:
         prefix = namespace if namespace.endswith("_") else f"{namespace}_"
         names = (name for name in _names(given) if name.startswith(prefix))
-        return {name: (name.removeprefix(prefix).lower(), _value(given, name)) for name in names}
+        return {name: _setting(name.removeprefix(prefix).lower(), _value(given, name)) for name in names}
     settings = {}
     for name in _names(given):
         value = _value(given, name)
         if name.islower() and (isinstance(given, Mapping) or not _is_definition(value)):
-            settings[name] = name, value
+            settings[name] = _setting(name, value)
         elif name.isupper() and (today := current_name(name, {*SETTINGS, *CELERY_SETTINGS})):
             raise ConfigError(
                 f"{name} is a setting's old name, or has a namespace: use {today}, or config_from_object(…, "
@@ -95,7 +96,7 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, tuple[str, Any]]:
         table = content if required and path.name != PROJECT_FILE else {}
     if not isinstance(table, dict):
         raise ConfigError(f"[{TABLE}] in {path} must be a table, not {table!r}")
-    return {name: (name, value) for name, value in table.items()}
+    return {name: _setting(name, value) for name, value in table.items()}
 
 
 def _load(name: str) -> object:
@@ -106,6 +107,11 @@ def _load(name: str) -> object:
             raise ConfigError(f"{module_name} has no {attribute!r}, which {name!r} names")
         value = getattr(value, part)
     return value
+
+
+def _setting(name: str, value: Any) -> tuple[str, Any]:
+    """Return a name and its value; a URL is wrapped here, before an error can show it."""
+    return name, wrap_broker_url({name: value})[name]
 
 
 def _names(source: object) -> Iterable[str]:

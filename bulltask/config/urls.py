@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 HIDDEN = "***"
+_URL_SETTINGS = ("broker_url", "broker", "result_backend", "backend")
 _SECRET_OPTION = re.compile(r"pass|pwd|secret|token|credential", re.IGNORECASE)
 _BROKER = re.compile(r"redis|valkey|sentinel|unix", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -129,9 +130,9 @@ def secret_url(url: str | SecretUrl | None) -> SecretUrl | None:
 
 
 def wrap_broker_url(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the broker URL wrapped by :func:`secret_url`."""
+    """Return the settings with the broker URL, and Celery's URL for results, wrapped by :func:`secret_url`."""
     return {
-        name: SecretUrl(value) if name in {"broker_url", "broker"} and isinstance(value, str) else value
+        name: SecretUrl(value) if name in _URL_SETTINGS and isinstance(value, str) else value
         for name, value in settings.items()
     }
 

@@ -74,6 +74,15 @@ def update_setting(url: str) -> None:
     App("shop").conf.update(broker_url=url, prefix="")
 
 
+def read_object(url: str) -> None:
+    settings = type("DjangoSettings", (), {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "CELERY_PREFIX": ""})
+    App("shop").config_from_object(settings, namespace="CELERY")
+
+
+def pass_celerys_arguments(url: str) -> None:
+    App("shop", broker=url, backend=url, prefix="")
+
+
 def read_environment(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BULLTASK_BROKER_URL", url)
@@ -119,10 +128,12 @@ def test_a_failed_authentication_does_not_show_the_password(
         lambda url: FlowProducer(url, prefix=""),
         update_setting,
         read_environment,
+        read_object,
+        pass_celerys_arguments,
     ],
 )
 def test_an_invalid_setting_does_not_show_the_password(make: Callable[[str], object]) -> None:
-    with pytest.raises(BulltaskError, match="prefix") as caught:
+    with pytest.raises(BulltaskError, match=r"(?i)prefix") as caught:
         make(url_to("127.0.0.1"))
     assert leaks(caught.value) == []
 
