@@ -30,7 +30,7 @@ BULLTASK_CLASSES: dict[str, type] = {
     "JobScheduler": JobSchedulers,
     "Repeat": Repeatables,
 }
-NOT_FOR_USERS = {"assign", "change", "context"}
+NOT_FOR_USERS = {"add_planned", "assign", "change", "context"}
 """Members that are public only for the rest of bulltask."""
 
 
