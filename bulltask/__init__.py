@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TransientError,
     )
     from bulltask.group_result import GroupResult
+    from bulltask.hooks.middleware import Middleware
     from bulltask.jobs.states import JobState
     from bulltask.registry.canvas import Signature
     from bulltask.registry.context import Context, Request
@@ -50,6 +51,7 @@ __all__ = [
     "ErrorCategory",
     "GroupResult",
     "JobState",
+    "Middleware",
     "PermanentError",
     "Request",
     "ResultTimeoutError",
@@ -83,6 +85,7 @@ _MODULES: Final = {
     "ErrorCategory": "bulltask.categories",
     "GroupResult": "bulltask.group_result",
     "JobState": "bulltask.jobs.states",
+    "Middleware": "bulltask.hooks.middleware",
     "PermanentError": "bulltask.errors",
     "Request": "bulltask.registry.context",
     "ResultTimeoutError": "bulltask.errors",

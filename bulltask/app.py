@@ -15,8 +15,8 @@ from bulltask.config.configured import Configured
 from bulltask.config.names import constructor_settings
 from bulltask.config.parsers import parse_names
 from bulltask.config.urls import SecretUrl, secret_url, wrap_broker_url
-from bulltask.events.bus import Event
-from bulltask.events.listeners import Listeners
+from bulltask.hooks.hooked import Hooked
+from bulltask.hooks.sending import SendHooks
 from bulltask.jobs.job import NewJob
 from bulltask.ports import EagerRunner, ResultReader
 from bulltask.queue.add_options import AddOptions
@@ -46,7 +46,6 @@ __all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-E = TypeVar("E", bound=Event)
 
 _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a layer above
 
@@ -54,7 +53,7 @@ _EAGER: Final = "bulltask.worker.eager"  # imported by name, because it is in a 
 _AsyncFunction = Callable[P, Coroutine[Any, Any, R]]
 
 
-class App(Configured, Discovering):
+class App(Configured, Hooked, Discovering):
     """A bulltask application.
 
     Args:
@@ -81,7 +80,7 @@ class App(Configured, Discovering):
         self.tasks: Tasks = Tasks(shared.SHARED, builtin_tasks(lambda: self, lambda name: self.tasks[name]))
         self.conf.when_frozen(lambda config: self.tasks.annotate(config.annotations or ()))
         self.categorizer = Categorizer()
-        self.listeners = Listeners()
+        self._send_hooks = SendHooks(self.middleware, lambda: self.config.max_payload)
         self._lock = threading.RLock()
         self._broker: Broker | None = None
         self._pid = os.getpid()
@@ -135,38 +134,6 @@ class App(Configured, Discovering):
         for task in self.tasks.values():
             task.check_types()
         return imported
-
-    # ---- worker events -------------------------------------------------------------------------------------------
-
-    @overload
-    def on(self, kind: type[E], /) -> Callable[[Callable[[E], R]], Callable[[E], R]]: ...
-    @overload
-    def on(self, kind: type[E], listener: Callable[[E], R], /) -> Callable[[E], R]: ...
-
-    def on(self, kind: type[E], listener: Callable[[E], R] | None = None, /) -> Any:
-        """Register a listener for the events of this app's workers: ``@app.on(JobFailed)``.
-
-        This replaces Celery's signals (``task_failure`` …). The listener is called in the child process that
-        emits the event; for a job's outcome, on the thread that ran the job, after Redis has stored the outcome. It
-        should be quick. An exception that it raises is logged and has no other effect.
-
-        Args:
-            kind: An event class of :mod:`bulltask.events` that children emit; ``ChildEvent`` means all of them.
-            listener: Called with the event; omit it to use this method as a decorator. Its return value is ignored.
-
-        Returns:
-            The listener, or a decorator.
-
-        Raises:
-            ConfigError: Children do not emit such events, ``listener`` is a coroutine function, or the children have
-                already started.
-        """
-
-        def add(function: Callable[[E], R]) -> Callable[[E], R]:
-            self.listeners.add(kind, function)
-            return function
-
-        return add if listener is None else add(listener)
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -333,11 +300,13 @@ class App(Configured, Discovering):
 
     def send(self, jobs: Sequence[NewJob]) -> list[str]:
         """Store jobs and return their ids; see :class:`bulltask.transport.produce.Producer`."""
-        return self.broker.producer.send(jobs)
+        hooks, send = self._send_hooks, self.broker.producer.send
+        return hooks.send(jobs, send) if hooks.wanted else send(jobs)
 
     async def asend(self, jobs: Sequence[NewJob]) -> list[str]:
         """:meth:`send` for asyncio."""
-        return await self.broker.producer.asend(jobs)
+        hooks, send = self._send_hooks, self.broker.producer.asend
+        return await (hooks.asend(jobs, send) if hooks.wanted else send(jobs))
 
     def send_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """Store all jobs of a canvas in one transaction, and return the handle of its result.
@@ -347,19 +316,15 @@ class App(Configured, Discovering):
             BrokerError: All retries have failed; it is not known whether the jobs were stored.
         """
         plan = plan_canvas(canvas, self.config)
-        if (eager := self.broker.eager) is None:
-            self.flows().add_planned(plan.roots)
-        else:
-            eager.run(plan.roots)
+        eager = self.broker.eager
+        self._send_hooks.send_canvas(plan.roots, self.flows().add_planned if eager is None else eager.run)
         return plan.result(self.results, self.now_ms())
 
     async def asend_canvas(self, canvas: Canvas[Any, Any]) -> Any:
         """:meth:`send_canvas` for asyncio."""
         plan = plan_canvas(canvas, self.config)
-        if (eager := self.broker.eager) is None:
-            await self.aflows().add_planned(plan.roots)
-        else:
-            await eager.arun(plan.roots)
+        eager = self.broker.eager
+        await self._send_hooks.asend_canvas(plan.roots, self.aflows().add_planned if eager is None else eager.arun)
         return plan.result(self.results, self.now_ms())
 
     def apply_canvas(self, canvas: Canvas[Any, Any], *, throw: bool | None) -> Any:

@@ -24,7 +24,7 @@ from bulltask.observe.log_listener import LogListener
 from bulltask.observe.writer import LineWriter
 from bulltask.registry.current_job import share_with_structlog
 
-__all__ = ["LogListener", "configure"]
+__all__ = ["LogListener", "configure", "level_number", "redact_fields"]
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -65,9 +65,7 @@ def configure(
     Raises:
         ConfigError: The level does not exist.
     """
-    number = LEVELS.get(level.lower())
-    if number is None:
-        raise ConfigError(f"invalid log level {level!r}: use one of {', '.join(LEVELS)}")
+    number = level_number(level)
     out = stream if stream is not None else sys.stderr
     terminal = out.isatty()
     as_json = not terminal if json is None else json
@@ -91,6 +89,18 @@ def configure(
         _bridge(number, context, renderer, writer)
     logger = structlog.wrap_logger(_Sink(writer), processors=processors, wrapper_class=wrapper)
     return cast("FilteringBoundLogger", logger.bind())
+
+
+def level_number(level: str) -> int:
+    """Return the standard library's number of a level.
+
+    Raises:
+        ConfigError: The level does not exist.
+    """
+    number = LEVELS.get(level.lower())
+    if number is None:
+        raise ConfigError(f"invalid log level {level!r}: use one of {', '.join(LEVELS)}")
+    return number
 
 
 class _Sink:
@@ -168,7 +178,7 @@ def _context(worker_id: str | None) -> list[Processor]:
 
 def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
     """Return the processors that render a line, without its newline."""
-    before: list[Processor] = [structlog.processors.format_exc_info, _redact]
+    before: list[Processor] = [structlog.processors.format_exc_info, redact_fields]
     if as_json:
         return [*before, _render_json]
     # structlog's default shows local variables in tracebacks; these may contain passwords and personal data.
@@ -180,7 +190,8 @@ def _renderer(as_json: bool, *, colors: bool) -> list[Processor]:
     ]
 
 
-def _redact(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+def redact_fields(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    """Replace passwords in URLs (a processor)."""
     for key, value in fields.items():
         if isinstance(value, str) and "://" in value:
             fields[key] = redact_text(value)

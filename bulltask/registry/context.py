@@ -9,6 +9,7 @@ from typing import Any, Literal, Never, Protocol
 from bulltask.clock import Duration, to_ms
 from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, Retry, WaitForChildren
 from bulltask.jobs import codec
+from bulltask.jobs.job import RunningJob
 from bulltask.typed.call import CallConversion
 
 __all__ = ["Context", "JobClient", "JobCommand", "Request"]
@@ -42,6 +43,26 @@ class Request:
     headers: Mapping[str, Any] = field(default_factory=dict)
     timestamp_ms: int = 0
     called_directly: bool = False
+
+    @classmethod
+    def of(cls, job: RunningJob, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Request:
+        """Return the request of a job, with its arguments decoded.
+
+        Raises:
+            DecodeError: Its options are malformed.
+        """
+        return cls(
+            id=job.id,
+            task=job.name,
+            queue=job.queue,
+            args=args,
+            kwargs=kwargs,
+            retries=job.attempts_made,
+            attempts=max(1, job.attempts),
+            attempts_started=job.attempts_started,
+            headers=job.headers,
+            timestamp_ms=job.timestamp_ms,
+        )
 
 
 JobCommand = Literal["progress", "log", "data", "children_values", "pending_children", "child_failure"]

@@ -8,14 +8,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Final, Generic, Never, ParamSpec, TypeVar, cast, overload
 
 from bulltask.config.config import Config
-from bulltask.errors import ConfigError
+from bulltask.errors import BulltaskError, ConfigError
 from bulltask.extras import SPARK, look_up
+from bulltask.jobs import codec
 from bulltask.jobs.job import NewJob
 from bulltask.jobs.names import STARMAP
 from bulltask.ports import DataFrameMapper, Sender
 from bulltask.registry.arguments import Arguments
 from bulltask.registry.canvas import Group, Signature
 from bulltask.registry.context import Context, Request
+from bulltask.registry.current_job import current_job
 from bulltask.registry.named_task import NamedTask
 from bulltask.registry.naming import source_location
 from bulltask.registry.options import CallOptions, JobPlan, TaskOptions, build_job, plan_job
@@ -71,6 +73,17 @@ class AnyTask(Generic[P, R]):
     def location(self) -> str:
         """The function's ``file:line``."""
         return source_location(self.function)
+
+    @property
+    def request(self) -> Request:
+        """The request of the job that this code runs for (Celery's ``task.request``); an empty one outside of one."""
+        job = current_job()
+        if job is None or job.name != self.name:
+            return Request(task=self.name, called_directly=True)
+        try:
+            return Request.of(job, *self.unbind_json(codec.decode(job.data)))
+        except BulltaskError:  # the task is not called, but hooks learn of the failure
+            return Request.of(job, (), {})
 
     @property
     def config(self) -> Config:

@@ -56,12 +56,12 @@ class InProcessRunner:
         (self.slot,) = block.slots()
         self.bus = Bus(on_error=_warn)
         app.listeners.attach(self.bus, is_final=False)
-        self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID)
         spark = SparkTaskRunner(app, job_client, lambda _job, _token: True, lambda: None)
         cancellation = Cancellation(block, spark.interrupt, lambda: None)
         no_limits = replace(app.config, max_memory_kib=None, hard_memory_kib=None)  # this process is not a child
         retirement = Retirement(no_limits, block, 0, self.bus, os.getpid())
         self._runner = AttemptRunner(app, job_client, spark, cancellation, retirement, TaskThreads(0))
+        self.settler = Settler(app.config, app.broker.clock, self.bus, _WORKER_ID, hooks=self._runner.hooks)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or an outcome if the task must not or cannot be called."""

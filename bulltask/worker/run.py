@@ -17,11 +17,12 @@ from bulltask.config.urls import redact_command
 from bulltask.events import WorkerRestarting, WorkerStarted
 from bulltask.events.bus import Bus
 from bulltask.jobs.names import check_queue_name
-from bulltask.observe import log
+from bulltask.observe.app_logging import configure_logging
 from bulltask.observe.counters import MetricsListener, MetricsMemory
 from bulltask.observe.listener_errors import listener_errors
 from bulltask.observe.log_listener import LogListener
 from bulltask.process import memory_kib
+from bulltask.signals.catalog import worker_init
 from bulltask.transport.inspect import count_runnable_jobs, queue_lengths
 from bulltask.worker.beat import Beat
 from bulltask.worker.beat_entries import read_entries
@@ -30,9 +31,11 @@ from bulltask.worker.child.main import ChildPlan, child_bus, run_child
 from bulltask.worker.child.spark_tasks import missing_dependencies
 from bulltask.worker.child.spawned import SpawnSpec
 from bulltask.worker.exit_codes import ExitCode
+from bulltask.worker.hook_process import HookProcess, WorkerInfo
 from bulltask.worker.metrics_process import MetricsProcess
 from bulltask.worker.preflight import Preflight
 from bulltask.worker.slots import Slots, anonymous_file
+from bulltask.worker.states import ProcessState
 from bulltask.worker.supervisor.autoscaler import Autoscaler
 from bulltask.worker.supervisor.canceller import Canceller
 from bulltask.worker.supervisor.child_pool import ChildPool
@@ -131,7 +134,7 @@ class _Assembly:
         self.entries, self.until = read_entries(app), until
         self.app, self.queues, self.app_spec, self.config = app, queues, app_spec, config
         self.worker_id = worker_id(config.worker_name)
-        self.logger = log.configure(level=config.log_level, worker_id=self.worker_id)
+        self.logger = configure_logging(level=config.log_level, worker_id=self.worker_id)
         self.wakeup_pipe = WakeupPipe()
         self.process_spec, self.signals = process_spec, process_spec.signals
         self.bus = Bus(on_error=listener_errors(self.logger))
@@ -141,6 +144,8 @@ class _Assembly:
         self.keys = [self.broker.keys(queue) for queue in queues]
         self.client = self.broker.client(timeout_ms=SUPERVISOR_TIMEOUT_MS)
         self.named_connections = NamedConnections(self.broker, queues, self.worker_id, self.backoff)
+        self.info = WorkerInfo(self.worker_id, app, queues, config.concurrency)
+        self.hook_process = HookProcess(self.info, self._is_ready, self.logger)
         self.slots_fd = anonymous_file("bulltask-slots")
         # Includes room for children that TTIN adds, because the shared memory cannot grow.
         self.max_children = 2 * (config.autoscale.maximum if config.autoscale else config.children) + 2
@@ -149,6 +154,7 @@ class _Assembly:
         self.memory = self._metrics_memory()
 
     def run(self) -> ExitCode:
+        worker_init.send(self.info)
         exporter = self._exporter()
         self.signals.install(self.wakeup_pipe)
         try:
@@ -157,14 +163,19 @@ class _Assembly:
             if failure is None:
                 if exporter is not None:
                     exporter.start(self._close_inherited)
+                self.hook_process.start(self.bus, self._close_inherited)
                 code, restart = self._supervise()
             else:
                 code, restart = failure, not self.signals.contains(STOP_METHODS) and self.signals.contains({"restart"})
         finally:
+            self.hook_process.stop()
             if exporter is not None:
                 exporter.stop()
             self._close_inherited()
         return self._restart() if restart else code
+
+    def _is_ready(self) -> bool:
+        return any(block.run_state is ProcessState.RUN for block in self.slots.children)
 
     def _restart(self) -> ExitCode:
         self.bus.emit(WorkerRestarting(redact_command(self.process_spec.command)))
@@ -319,6 +330,7 @@ class _Assembly:
         self.named_connections.close()
         self.broker.close()  # open if the app sent jobs while it was being imported
         self.wakeup_pipe.close()
+        self.hook_process.close_inherited()
 
     def _slots_per_child(self) -> int:
         has_async = any(task.is_async for task in self.app.tasks.values())

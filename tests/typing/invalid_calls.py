@@ -10,6 +10,7 @@ import bulltask
 from bulltask import App, AsyncResult, Context, chain, group, shared_task
 from bulltask.jobs.job import JobOptions, NewJob, RunningJob
 from bulltask.queue import Job
+from bulltask.signals import task_failure
 
 app = App("typed")
 
@@ -103,3 +104,8 @@ def canvases() -> None:
     add.s(1, 2) | fetch.s()  # type: ignore[operator]
     group(add.s(1, 2), add.s(3, 4)) | add.s(1)  # type: ignore[operator]
     chain(add.s(1, 2), fetch.s())  # type: ignore[misc]
+
+
+def hooks() -> None:
+    app.add_middleware(print)  # type: ignore[arg-type]
+    task_failure.connect(print, sendr="add")  # type: ignore[call-overload]

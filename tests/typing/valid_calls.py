@@ -15,19 +15,23 @@ from bulltask import (
     Context,
     GroupResult,
     JobState,
+    Middleware,
     Request,
     Signature,
     Task,
     chain,
     chord,
+    get_task_logger,
     group,
     shared_task,
 )
 from bulltask.events import JobFailed
+from bulltask.hooks import OutgoingJob
 from bulltask.queue import AsyncJob, AsyncQueue, FlowJob, Job, Queue
 from bulltask.queue.flow_plan import FlowNode
 from bulltask.registry.canvas import Chain
 from bulltask.schedule.repeat import Scheduler
+from bulltask.signals import task_failure
 
 app = App("typed", lock_duration=60)
 
@@ -243,3 +247,30 @@ def canvases() -> None:
     assert_type(add.chunks([(1, 2), (3, 4)], 1).delay(), GroupResult[list[int]])
     assert_type(app.signature("other") | add.s(1) | app.signature("another"), Chain[Any, Any])
     assert_type(chain(text_of.si(n) for n in range(9)), Chain[Any, Any])
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+class Tracing(Middleware):
+    def before_send(self, job: OutgoingJob) -> None:
+        assert_type(job.headers, dict[str, Any])
+
+    async def aafter_run(self, request: Request, result: Any, exception: BaseException | None) -> None: ...
+
+
+@task_failure.connect
+def report(sender: Task[..., Any], task_id: str, **_: Any) -> None: ...
+
+
+@task_failure.connect(sender=add, weak=False)
+def report_add(**_: Any) -> str:
+    return "reported"
+
+
+def hooks() -> None:
+    app.add_middleware(Tracing())
+    assert_type(report_add(), str)
+    assert_type(task_failure.connect(report_add, sender="add")(), str)
+    assert_type(task_failure.disconnect(report_add), bool)
+    get_task_logger(__name__).info("a line")

@@ -138,6 +138,7 @@ SNIPPET_NAMES: Mapping[str, Mapping[str, Any]] = {
         name: FakeLibrary(name) for name in ("draw", "remove_temporary_files", "walk", "save_partial_result")
     },
     "docs/reference/workers.md": {},
+    "docs/how-to/hooks.md": {name: FakeLibrary(name) for name in ("database", "pager", "tracer", "current_request_id")},
     "docs/how-to/observability.md": {"pager": FakeLibrary("pager")},
 }
 """Names that the snippets of a page may use without a definition."""

@@ -37,6 +37,7 @@ from bulltask.worker.child.outcomes import (
 )
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.retry_decision import decide_retry, is_retried
+from bulltask.worker.child.run_hooks import HookedRun, RunHooks
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
 from bulltask.worker.child.thread_tasks import InterruptibleCall, TaskThreads
 from bulltask.worker.slots import Deadlines, Slot
@@ -87,6 +88,9 @@ class AttemptRunner:
         cancellation: Passes the supervisor's cancel requests to running tasks.
         retirement: Checks the child's memory after each task.
         threads: The threads in which sync tasks run, if any.
+
+    Attributes:
+        hooks: The hooks around attempts.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class AttemptRunner:
         self._cancellation, self._retirement, self._pid = cancellation, retirement, os.getpid()
         self._threads = threads
         self._task_limits: dict[str, TimeLimits] = {}
+        self.hooks = RunHooks(app)
 
     def begin(self, job: RunningJob) -> Attempt | Outcome:
         """Return the attempt, or an outcome if the task must not or cannot be called."""
@@ -141,19 +146,18 @@ class AttemptRunner:
 
         Any exception ends the attempt, not the child: ``sys.exit()`` in a task fails its job.
         """
-        function: Callable[..., Any] = functools.partial(
-            call_task, self._cancellation.raise_if_cancelled, attempt.task.function
-        )
+        # A copy, so that one task's context variables are not visible to the next one.
+        variables = contextvars.copy_context()
+        variables.run(enter_job, attempt.job)
+        target = self._hooked(attempt, variables).call if self.hooks.wanted() else attempt.task.function
+        function: Callable[..., Any] = functools.partial(call_task, self._cancellation.raise_if_cancelled, target)
         if attempt.task.options.spark:
             context = attempt.args[0] if attempt.task.bind else None
             function = self._spark.wrap(attempt.job, slot.token, function, context)
         execution = self._start_execution(attempt, slot, alone=True)
         self._cancellation.enter(execution)
-        # A copy, so that one task's context variables are not visible to the next one.
-        context = contextvars.copy_context()
-        context.run(enter_job, attempt.job)
         try:
-            result = context.run(function, *attempt.args, **attempt.kwargs)
+            result = variables.run(function, *attempt.args, **attempt.kwargs)
         except BaseException as exc:  # noqa: BLE001 - see the docstring
             return self._outcome_of_exception(attempt, execution, exc)
         else:
@@ -173,7 +177,8 @@ class AttemptRunner:
         result: object = None
         try:
             if attempt.task.is_async:
-                result = await attempt.task.function(*attempt.args, **attempt.kwargs)
+                target = self._hooked(attempt, None).acall if self.hooks.wanted() else attempt.task.function
+                result = await target(*attempt.args, **attempt.kwargs)
             else:
                 raised, result = await self._call_in_thread(attempt, execution)
         except BaseException as exc:  # noqa: BLE001 - as in call()
@@ -191,7 +196,11 @@ class AttemptRunner:
         def started(call: InterruptibleCall) -> None:
             execution.call = call
 
-        function = functools.partial(attempt.task.function, *attempt.args, **attempt.kwargs)
+        target: Callable[..., Any] = attempt.task.function
+        if self.hooks.wanted():
+            variables = contextvars.copy_context()
+            target = functools.partial(variables.run, self._hooked(attempt, variables).call)
+        function = functools.partial(target, *attempt.args, **attempt.kwargs)
         return await self._threads.run(execution.slot, started, call_task, lambda: None, function)
 
     def close(self) -> None:
@@ -247,19 +256,12 @@ class AttemptRunner:
     def _context(
         self, job: RunningJob, task: AnyTask[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Context:
-        request = Request(
-            id=job.id,
-            task=job.name,
-            queue=job.queue,
-            args=args,
-            kwargs=kwargs,
-            retries=job.attempts_made,
-            attempts=max(1, job.attempts),
-            attempts_started=job.attempts_started,
-            headers=job.headers,
-            timestamp_ms=job.timestamp_ms,
-        )
-        return Context(request, self._job_client(job), task.conversion)
+        return Context(Request.of(job, args, kwargs), self._job_client(job), task.conversion)
+
+    def _hooked(self, attempt: Attempt, variables: contextvars.Context | None) -> HookedRun:
+        job, task, args = attempt.job, attempt.task, attempt.args
+        request = args[0].request if task.bind else Request.of(job, args, attempt.kwargs)
+        return self.hooks.start(job, task, request, variables)
 
     def _start_execution(self, attempt: Attempt, slot: Slot, *, alone: bool) -> TaskExecution:
         limits = attempt.limits

@@ -28,6 +28,7 @@ from bulltask.worker.child.cancellation import Cancellation, uninterrupted
 from bulltask.worker.child.fetcher import JobFetcher
 from bulltask.worker.child.forks import isolate_forks
 from bulltask.worker.child.job_client import RedisJobClient
+from bulltask.worker.child.process_signals import attach_process_signals
 from bulltask.worker.child.retirement import Retirement
 from bulltask.worker.child.settle import Settler
 from bulltask.worker.child.spark_tasks import SparkTaskRunner
@@ -102,6 +103,7 @@ def child_bus(
     LogListener(logger).attach(bus)
     if memory is not None:
         MetricsListener(memory.block(index + 1), queues).attach(bus)
+    attach_process_signals(bus)
     listeners.attach(bus)  # last, so that a job's log line comes before the output of the app's listeners
     return bus
 
@@ -143,7 +145,7 @@ def _assemble(plan: ChildPlan, bus: Bus, parent_pid: int) -> SyncLoop:
     threads = TaskThreads(config.threads)
     cancellation = Cancellation(plan.block, spark.interrupt, lambda: async_loop.running_loop())  # noqa: PLW0108 - defined below
     runner = AttemptRunner(app, job_client, spark, cancellation, retirement, threads)
-    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited)
+    settler = Settler(config, broker.clock, bus, plan.worker_id, fetcher.round_robin.rate_limited, runner.hooks)
     async_loop = AsyncLoop(plan.block, runner, settler, broker.async_client, ReconnectBackoff(bus, config), wakeup_pipe)
     _handle_stop_signals(fetcher)
     cancellation.install()

@@ -75,6 +75,7 @@ from bulltask.worker.child.outcomes import (
     WaitingForChildrenOutcome,
     release_reason,
 )
+from bulltask.worker.child.run_hooks import RunHooks
 
 __all__ = ["BackoffStep", "Settlement", "Settler", "WriteStep"]
 
@@ -126,6 +127,7 @@ class Settler:
         bus: Receives the event of each outcome.
         worker_id: Stored in the next job as the worker that runs it.
         rate_limited: Called with a queue's index and a time in milliseconds when a task rate-limits its queue.
+        hooks: The hooks of the app.
     """
 
     def __init__(
@@ -135,8 +137,10 @@ class Settler:
         bus: Bus,
         worker_id: str,
         rate_limited: Callable[[int, int], None] = lambda _index, _limit_ms: None,
+        hooks: RunHooks | None = None,
     ) -> None:
         self._config, self._clock, self._bus, self._rate_limited = config, clock, bus, rate_limited
+        self._hooks = hooks
         self._fetch_options, self._pid = FetchOptionsCache(config, worker_id), os.getpid()
 
     def call(self, acquired: AcquiredJob, outcome: Outcome, *, fetch_next: bool) -> Call[Any]:
@@ -317,8 +321,15 @@ class Settler:
         return add_deferred_duplicate(acquired.keys, job.deduplication_id, job.id, self._clock.now_ms())
 
     def emit(self, acquired: AcquiredJob, outcome: Outcome | None, duration_ms: float) -> None:
-        """Emit the event for a written outcome; ``None`` means that it was discarded because the lock was lost."""
-        job = acquired.job
+        """Emit the event of a written outcome, and call the hooks that follow it.
+
+        ``None`` means that the outcome was discarded because the lock was lost.
+        """
+        self._emit(acquired.job, outcome, duration_ms)
+        if self._hooks is not None and self._hooks.wanted():
+            self._hooks.settled(acquired.job, outcome)
+
+    def _emit(self, job: RunningJob, outcome: Outcome | None, duration_ms: float) -> None:
         match outcome:
             case CompletedOutcome():
                 if self._bus.wants(JobCompleted):

@@ -10,7 +10,7 @@ from typing import Any
 
 from bulltask.app import App
 from bulltask.config.urls import SecretUrl, wrap_broker_url
-from bulltask.observe import log
+from bulltask.observe.app_logging import configure_logging
 from bulltask.observe.counters import MetricsMemory
 from bulltask.registry.discovery import find_app
 from bulltask.worker.child.main import ChildPlan, child_bus, run_child
@@ -63,7 +63,7 @@ def main(spec_fd: int) -> None:
     for name, value in spec.overrides.items():
         app.conf.override(name, value)
     app.load_tasks()
-    logger = log.configure(level=app.config.log_level, worker_id=spec.worker_id)
+    logger = configure_logging(level=app.config.log_level, worker_id=spec.worker_id)
     slots = Slots(spec.children, spec.per_child, spec.slots_fd)
     memory = None
     if spec.metrics_fd is not None:

@@ -1,0 +1,204 @@
+"""Calls the hooks around an attempt: middleware, and the signals from ``task_prerun`` to ``task_postrun``."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bulltask.app import App
+from bulltask.errors import BulltaskError, JobExpiredError
+from bulltask.hooks.calls import MAY_END_ATTEMPT, acall_hook, call_hook, send_signal
+from bulltask.hooks.middleware import Middleware
+from bulltask.jobs import codec
+from bulltask.jobs.job import RunningJob
+from bulltask.jobs.states import REVOKED
+from bulltask.registry.context import Request
+from bulltask.registry.current_job import current_job, enter_job
+from bulltask.registry.task import AnyTask
+from bulltask.signals.catalog import (
+    TASK_SIGNALS,
+    task_failure,
+    task_postrun,
+    task_prerun,
+    task_retry,
+    task_revoked,
+    task_success,
+)
+from bulltask.signals.exception_info import ExceptionInfo
+from bulltask.signals.signal import Signal
+from bulltask.worker.child.outcomes import CompletedOutcome, FailedOutcome, Outcome, RetriedOutcome
+
+__all__ = ["HookedRun", "RunHooks"]
+
+_RUNS_AGAIN: Final = "RETRY"
+
+
+class HookedRun:
+    """A call of a task with its hooks.
+
+    Args:
+        task: The task.
+        request: What the hooks receive.
+        middleware: The middleware with a method for running.
+        variables: The context of a sync task, ``None`` for that of the asyncio task.
+
+    Attributes:
+        variables: As given.
+        last_variables: A copy of the context of an async task, from its end.
+    """
+
+    def __init__(
+        self,
+        task: AnyTask[..., Any],
+        request: Request,
+        middleware: tuple[Middleware, ...],
+        variables: contextvars.Context | None,
+    ) -> None:
+        self._task, self._request, self._middleware = task, request, middleware
+        self._has_started = False
+        self._entered: list[Middleware] = []
+        self.variables = variables
+        self.last_variables: contextvars.Context | None = None
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call a sync task's function and the hooks around it."""
+        result, raised = None, None
+        try:
+            self._send_prerun()
+            for one in self._middleware:
+                self._entered.append(one)
+                call_hook(one.before_run, "before_run", self._request, passes=MAY_END_ATTEMPT)
+            result = self._task.function(*args, **kwargs)
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            while self._entered:
+                call_hook(self._entered.pop().after_run, "after_run", self._request, result, raised)
+        return result
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        """Call an async task's function and the hooks around it."""
+        result, raised = None, None
+        try:
+            self._send_prerun()
+            for one in self._middleware:
+                self._entered.append(one)
+                await acall_hook(one.abefore_run, "abefore_run", self._request, passes=MAY_END_ATTEMPT)
+            result = await self._task.function(*args, **kwargs)
+        except BaseException as exc:
+            raised = exc
+            raise
+        finally:
+            while self._entered:
+                await acall_hook(self._entered.pop().aafter_run, "aafter_run", self._request, result, raised)
+            self.last_variables = contextvars.copy_context()
+        return result
+
+    def settled(self, outcome: Outcome | None) -> None:
+        """Send the signals that follow the outcome that Redis has stored; ``None`` if it was discarded."""
+        retval, state = self._send_outcome(outcome)
+        if self._has_started:
+            self._send(task_postrun, **self._call_arguments(), task=self._task, retval=retval, state=state)
+
+    def _send_prerun(self) -> None:
+        self._has_started = True
+        send_signal(task_prerun, self._task, MAY_END_ATTEMPT, **self._call_arguments(), task=self._task)
+
+    def _send_outcome(self, outcome: Outcome | None) -> tuple[Any, str]:
+        """Send the signal of an outcome; return the ``retval`` and the ``state`` of ``task_postrun``."""
+        match outcome:
+            case CompletedOutcome():
+                self._send(task_success, result=outcome.result)
+                return outcome.result, "SUCCESS"
+            case FailedOutcome(category=category, exception=raised) if category == REVOKED:
+                self._send(task_revoked, request=self._request, terminated=True, signum=None, expired=False)
+                return raised, "REVOKED"
+            case FailedOutcome(exception=JobExpiredError() as raised):
+                self._send(task_revoked, request=self._request, terminated=False, signum=None, expired=True)
+                return raised, "REVOKED"
+            case FailedOutcome():
+                info = _info(outcome)
+                more = {"exception": info.exception, "traceback": info.tb, "einfo": info}
+                self._send(task_failure, **self._call_arguments(), **more)
+                return info.exception, "FAILURE"
+            case RetriedOutcome():
+                info = _info(outcome)
+                self._send(task_retry, request=self._request, reason=info.exception, einfo=info)
+                return info.exception, _RUNS_AGAIN
+            case _:
+                return None, "IGNORED" if outcome is None else _RUNS_AGAIN
+
+    def _send(self, signal: Signal, **named: Any) -> None:
+        send_signal(signal, self._task, **named)
+
+    def _call_arguments(self) -> dict[str, Any]:
+        request = self._request
+        return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
+
+
+class RunHooks:
+    """The hooks around the attempts of a child.
+
+    The hooks before and after the task's function are called where the function is: they have its time limits, and an
+    ``Interrupt`` that they raise before it ends the attempt. Signals about outcomes are sent after Redis has stored the
+    outcome, in the task's context.
+
+    Args:
+        app: Its tasks and middleware.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._tasks, self._middleware = app.tasks, app.middleware
+        self._runs: dict[int, HookedRun] = {}
+
+    def wanted(self) -> bool:
+        """Return whether there is any hook; nothing else is called if there is none."""
+        return TASK_SIGNALS.active or bool(self._middleware.running)
+
+    def start(
+        self, job: RunningJob, task: AnyTask[..., Any], request: Request, variables: contextvars.Context | None
+    ) -> HookedRun:
+        """Return the call that replaces the one of the task's function.
+
+        Args:
+            job: The job.
+            task: Its task.
+            request: What the hooks receive.
+            variables: The context of a sync task; ``None`` for the context of the asyncio task.
+        """
+        # By identity: the same job may run twice here, if its lock was lost.
+        run = self._runs[id(job)] = HookedRun(task, request, self._middleware.running, variables)
+        return run
+
+    def settled(self, job: RunningJob, outcome: Outcome | None) -> None:
+        """Send the signals that follow an outcome, in the context of the task."""
+        run = self._runs.pop(id(job), None) or self._not_started(job, outcome)
+        if run is None:
+            return
+        variables = run.variables
+        if variables is None and current_job() is not job:  # bulltask.testing and eager mode
+            variables = run.last_variables
+        if variables is None:
+            run.settled(outcome)
+        else:
+            variables.run(run.settled, outcome)
+
+    def _not_started(self, job: RunningJob, outcome: Outcome | None) -> HookedRun | None:
+        """Return the run of a job whose task was not called, if signals follow."""
+        task: AnyTask[..., Any] | None = self._tasks.get(job.name)
+        if task is None or not isinstance(outcome, FailedOutcome | RetriedOutcome):
+            return None
+        variables = contextvars.copy_context()
+        variables.run(enter_job, job)
+        try:
+            data = codec.decode(job.data)
+            request = Request.of(job, (), data if isinstance(data, Mapping) else {})
+        except BulltaskError:
+            request = Request(id=job.id, task=job.name, queue=job.queue)
+        return HookedRun(task, request, (), variables)
+
+
+def _info(outcome: FailedOutcome | RetriedOutcome) -> ExceptionInfo:
+    return ExceptionInfo(outcome.exception or BulltaskError(outcome.reason), outcome.trace)
