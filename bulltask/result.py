@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import BuiltinMethodType
 from typing import Any, Final, Generic, TypeVar, cast
@@ -26,6 +26,8 @@ R = TypeVar("R")
 _PYTHON_TRACE: Final = "Traceback (most recent call last):"
 _CLASS: Final = re.compile(r"[\w.]+")
 _MAX_KEY_LENGTH: Final = 200
+_MAX_NESTING: Final = 4
+"""How deep an exception's class may be nested in others."""
 _AMBIGUOUS: Final = (BrokerError, JobError, DecodeError, ResultTimeoutError, StopIteration, StopAsyncIteration)
 """Not re-raised from ``get()``: callers would take them for errors of ``get()`` itself, or their loop would end."""
 
@@ -254,11 +256,25 @@ def _class_name(reason: str, trace: str) -> str:
 
 
 def _loaded_class(name: str) -> type[Exception] | None:
-    module_name, _, class_name = name.rpartition(".")
-    cls = getattr(sys.modules.get(module_name or "builtins"), "__dict__", {}).get(class_name)
-    if not (isinstance(cls, type) and issubclass(cls, Exception) and cls.__name__ == class_name):
-        return None
-    return None if issubclass(cls, _AMBIGUOUS) else cls
+    parts = name.rsplit(".", _MAX_NESTING)
+    for length in range(len(parts) - 1, -1, -1):  # the longest module name first
+        module = sys.modules.get(".".join(parts[:length]) or "builtins")
+        if module is not None:
+            cls = _class_in(module, parts[length:])
+            return None if cls is None or issubclass(cls, _AMBIGUOUS) else cls
+    return None
+
+
+def _class_in(module: object, path: Sequence[str]) -> type[Exception] | None:
+    """Return a module's class, which may be nested (Django's ``Order.DoesNotExist``), without access to attributes."""
+    names: Mapping[str, object] = getattr(module, "__dict__", {})
+    found: type = object
+    for name in path:
+        value = names.get(name)
+        if not (isinstance(value, type) and value.__name__ == name):
+            return None
+        found, names = value, vars(value)
+    return found if issubclass(found, Exception) else None
 
 
 def _possible_args(kind: type[Exception], reason: str) -> Iterator[tuple[object, ...]]:

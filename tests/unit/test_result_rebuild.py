@@ -109,6 +109,12 @@ class AddsPrefix(Exception):
         return f"oh no: {self.args[0]}"
 
 
+class Order:
+    class DoesNotExist(Exception): ...
+
+    nothing: Any = None
+
+
 calls: list[str] = []
 
 
@@ -307,6 +313,10 @@ def test_a_traceback_from_an_earlier_attempt_is_not_used_to_rebuild_the_exceptio
         f"{__name__}.alias",
         f"{__name__}.outer",
         f"{__name__}.PlainError.__init__",
+        f"{__name__}.Order",
+        f"{__name__}.Order.nothing",
+        f"{__name__}.Order.nothing.Error",
+        ".".join(["x"] * 1_000_000),
     ],
 )
 def test_only_a_loaded_exception_class_with_exactly_this_name_is_rebuilt(name: str) -> None:
@@ -317,6 +327,12 @@ def test_only_a_loaded_exception_class_with_exactly_this_name_is_rebuilt(name: s
 
 alias = ValueError
 outer = PlainError("an instance, not a class")
+
+
+def test_an_exception_of_a_nested_class_is_rebuilt() -> None:
+    error = rebuild(Order.DoesNotExist("no order"))
+    assert type(error) is Order.DoesNotExist
+    assert str(error) == "no order"
 
 
 def test_the_getattr_function_of_a_module_is_not_called() -> None:
