@@ -8,6 +8,8 @@ bulltask's options, which parameter receives the results, and their order:
   result and a list of two. In a list, ``null`` is the child job whose id is derived from its position
   (:func:`member_id`), so a job with ten thousand children does not store ten thousand ids. The shape is stored as JSON
   text, because msgpack and Lua lose a ``null`` in a list.
+
+A job that ignores the results of the step before it stores :data:`NO_RESULTS`, so that it fails with that step's error.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ from typing import Any, Final
 from bulltask.errors import InvalidJobError
 from bulltask.value_class import value_class
 
-__all__ = ["REPLACEMENT_FIELD", "ChildResults", "Replacement", "Shape", "member_id"]
+__all__ = ["NO_RESULTS", "REPLACEMENT_FIELD", "ChildResults", "Replacement", "Shape", "member_id"]
 
 REPLACEMENT_FIELD: Final = "bulltask:replacement"
 """The field of a job's hash with its :class:`Replacement`; BullMQ ignores it."""
 
 Shape = None | int | str | Sequence["Shape"]
 """The structure of results; see the module."""
+
+NO_RESULTS: Final = {"to": ""}
+"""The stored form for a job in a canvas that comes after others, but receives nothing from them."""
 
 
 def member_id(job_id: str, index: int) -> str:

@@ -51,7 +51,7 @@ class Errback:
         data: The other arguments.
         opts: The options of its job, as they are stored.
         parameters: The parameters for the failed job's request, the error message and the traceback; or only one, for
-            the failed job's id. In a list of positional arguments, their names are empty.
+            the failed job's id; or none. In a list of positional arguments, their names are empty.
         cascades: Whether it is also called if a job before this one failed.
     """
 
@@ -64,7 +64,8 @@ class Errback:
 
     def data_of(self, failed: FailedJob, reason: str, trace: str) -> Any:
         """Return the data of its job."""
-        values = [failed.id] if len(self.parameters) == 1 else [failed.to_dict(), reason, trace]
+        every: list[Any] = [failed.to_dict(), reason, trace]
+        values = [failed.id] if len(self.parameters) == 1 else every[: len(self.parameters)]
         if isinstance(self.data, list):
             return [*values, *self.data]
         data = dict(self.data)

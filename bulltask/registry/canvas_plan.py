@@ -19,7 +19,7 @@ import uuid_utils
 from bulltask.config.config import Config
 from bulltask.errors import ConfigError
 from bulltask.group_result import GroupResult
-from bulltask.jobs.child_results import ChildResults, Replacement, Shape, member_id
+from bulltask.jobs.child_results import NO_RESULTS, ChildResults, Replacement, Shape, member_id
 from bulltask.jobs.errbacks import Errback, stored_errbacks
 from bulltask.jobs.flow import PlannedJob, in_order
 from bulltask.jobs.job import JobRef, NewJob, ParentLink
@@ -302,8 +302,9 @@ class _JobBuilder:
         else:
             job, parameter = self._jobs[step]
         receives = step.receives is not None and not (step.call and step.call.immutable)
-        results = ChildResults(parameter, self.shape(step.receives, "")) if step.receives and receives else None
-        canvas = {} if results is None else results.to_wire()
+        canvas: dict[str, object] = {}
+        if step.receives is not None:
+            canvas = ChildResults(parameter, self.shape(step.receives, "")).to_wire() if receives else dict(NO_RESULTS)
         if errbacks := self._errbacks(step):
             canvas["errbacks"] = stored_errbacks(errbacks)
         options = replace(job.options, canvas=canvas)
@@ -321,10 +322,7 @@ class _JobBuilder:
         return errbacks + [self._errback(call, cascades=True) for call in step.errbacks]
 
     def _errback(self, call: Signature[Any, Any], *, cascades: bool) -> Errback:
-        try:
-            data, parameters = call.task.bind_json_after(1 if call.immutable else 3, call.args, call.kwargs)
-        except TypeError:
-            data, parameters = call.task.bind_json_after(1, call.args, call.kwargs)
+        data, parameters = _bind_errback(call)
         job = call.task.build(data, call.options)
         options = job.options
         if options.delay_ms or options.eta_ms or options.priority or options.expires_in_ms or call.links:
@@ -367,6 +365,16 @@ class _JobBuilder:
             return None if node.id == expected_id else self._address(node)
         parts = [self.shape(item, member_id(node.id, index)) for index, item in enumerate(node.items)]
         return len(parts) if all(part is None for part in parts) else parts
+
+
+def _bind_errback(call: Signature[Any, Any]) -> tuple[Any, list[str]]:
+    """Return an error callback's own arguments, and the parameters that receive the failure: three, one, or none."""
+    if call.immutable:
+        return call.task.bind_json(call.args, call.kwargs), []
+    try:
+        return call.task.bind_json_after(3, call.args, call.kwargs)
+    except TypeError:
+        return call.task.bind_json_after(1, call.args, call.kwargs)
 
 
 def _handle(

@@ -142,6 +142,7 @@ def test_a_failed_step_fails_all_steps_after_it_once_with_its_own_error(harness:
     failing: list[Canvas[Any, Any]] = [
         boom.s(),
         boom.s() | note.s(),
+        boom.s() | note.si(),
         add.s(1, 1) | boom.s() | note.s() | note.s(),
         chord([add.s(1, 1), boom.s(), boom.s()], note.s()),
         boom.s() | group(note.s(), note.s()),
