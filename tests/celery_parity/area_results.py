@@ -1,0 +1,272 @@
+"""Results: waiting, states, what a handle knows, and progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.celery_parity.scenario import Area
+
+AREA = Area("Results")
+same, better, differs = AREA.same, AREA.better, AREA.differs
+
+
+def finished(p: Any) -> Any:
+    """Return the result of a task that has finished."""
+    result = p.add.delay(2, 3)
+    p.get(result)
+    return result
+
+
+def failed(p: Any) -> Any:
+    """Return the result of a task that has failed."""
+    result = p.boom.delay()
+    p.fails(result)
+    return result
+
+
+def held(p: Any) -> Any:
+    """Return the result of a task that is running."""
+    result = p.hold.delay(p.key)
+    p.notes()
+    return result
+
+
+def while_held(use: Any) -> Any:
+    """Return code that uses the result of a running task, which then ends."""
+
+    def run(p: Any) -> object:
+        result = held(p)
+        try:
+            return use(result)
+        finally:
+            p.open_gate()
+            p.get(result)
+
+    return run
+
+
+def handle(p: Any, result: Any) -> Any:
+    """Return another handle of the same task."""
+    return p.app.AsyncResult(result.id) if p.is_celery else p.app.result(result.id)
+
+
+# ---- waiting ---------------------------------------------------------------------------------------------------------
+
+same("`get` waits for the task.", "held", lambda p: waited(p))
+same("`get` returns the same value each time.", [5, 5], lambda p: [finished(p).get() for _ in range(2)])
+same("`get(propagate=False)` returns the exception.", "boom", lambda p: str(p.boom.delay().get(60, propagate=False)))
+differs(
+    "`wait` is another name of `get`.",
+    (5, "AttributeError"),
+    "there is one name, `get`",
+    lambda p: p.add.delay(2, 3).wait(timeout=60),
+)
+differs(
+    "`get(timeout=…)` raises `TimeoutError`.",
+    ("TimeoutError", "ResultTimeoutError"),
+    "the error is `ResultTimeoutError`, a subclass of Python's `TimeoutError`",
+    while_held(lambda result: result.get(timeout=0.1)),
+)
+better(
+    "`except TimeoutError` does not catch it, unless Celery's is imported.",
+    ("missed", "caught"),
+    "`ResultTimeoutError` is a subclass of Python's",
+    while_held(lambda result: catches_timeout(result)),
+)
+same("The task continues after the timeout.", "held", lambda p: goes_on(p))
+better(
+    "`get` of an id that does not exist waits for ever.",
+    ("TimeoutError", "JobNotFoundError"),
+    "it raises an error at once",
+    lambda p: handle_of_nothing(p).get(timeout=1),
+)
+differs(
+    "`get(callback=…)` calls a function with the id and the result.",
+    (5, "TypeError"),
+    "`get` returns the result, and the caller has the id",
+    lambda p: p.add.delay(2, 3).get(timeout=60, callback=lambda _, value: value) or 5,
+)
+differs(
+    "`get(interval=…)` sets how often a backend is polled.",
+    (5, "TypeError"),
+    "nothing is polled",
+    lambda p: p.add.delay(2, 3).get(timeout=60, interval=0.1),
+)
+differs(
+    "`result.then(callback)` calls a function when the result arrives.",
+    (True, False),
+    "it does not exist; `await result` works, and so does a task with `link`",
+    lambda p: hasattr(finished(p), "then"),
+)
+differs(
+    "`result.collect()` iterates over the results of the tasks that a task has sent.",
+    (True, False),
+    "a job does not store which jobs its task has sent",
+    lambda p: hasattr(finished(p), "collect"),
+)
+
+
+def waited(p: Any) -> object:
+    result = held(p)
+    p.open_gate()
+    return p.get(result)
+
+
+def goes_on(p: Any) -> object:
+    result = held(p)
+    try:
+        result.get(timeout=0.1)
+    except Exception:  # noqa: BLE001 - the two libraries raise different ones
+        p.open_gate()
+    return p.get(result)
+
+
+def catches_timeout(result: Any) -> str:
+    try:
+        result.get(timeout=0.1)
+    except TimeoutError:
+        return "caught"
+    except Exception:  # noqa: BLE001 - Celery's is not a subclass
+        return "missed"
+    return "returned"
+
+
+def handle_of_nothing(p: Any) -> Any:
+    return p.app.AsyncResult(p.key) if p.is_celery else p.app.result(p.key)
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+same("`ready()` is false while a task runs.", False, while_held(lambda result: result.ready()))
+same("`ready()` is true after a success.", True, lambda p: finished(p).ready())
+same("`ready()` is true after a failure.", True, lambda p: failed(p).ready())
+same("`successful()` is true after a success.", True, lambda p: finished(p).successful())
+same("`successful()` is false after a failure.", False, lambda p: failed(p).successful())
+same("`failed()` is true after a failure.", True, lambda p: failed(p).failed())
+same("`failed()` is false after a success.", False, lambda p: finished(p).failed())
+differs(
+    "The state of a task that has succeeded is `SUCCESS`.",
+    ("SUCCESS", "completed"),
+    "the states are BullMQ's; this one is `completed`",
+    lambda p: str(finished(p).state),
+)
+differs(
+    "The state of a task that has failed is `FAILURE`.",
+    ("FAILURE", "failed"),
+    "the states are BullMQ's; this one is `failed`",
+    lambda p: str(failed(p).state),
+)
+better(
+    "The state of a running task is `PENDING`, unless `track_started` is set.",
+    ("PENDING", "active"),
+    "it is always `active`",
+    while_held(lambda result: str(result.state)),
+)
+better(
+    "The state of a task that waits is `PENDING`.",
+    ("PENDING", "delayed"),
+    "`waiting`, `prioritized`, `delayed` and `waiting-children` are different states",
+    lambda p: str(p.add.apply_async((2, 3), countdown=1).state),
+)
+better(
+    "The state of an id that does not exist is `PENDING`.",
+    ("PENDING", "unknown"),
+    "it is `unknown`",
+    lambda p: str(handle_of_nothing(p).state),
+)
+differs(
+    "`result.status` is the state.",
+    (True, False),
+    "there is one name, `state`",
+    lambda p: hasattr(finished(p), "status"),
+)
+same("A handle of the same id sees the same state.", True, lambda p: handle(p, finished(p)).successful())
+same("A handle of the same id returns the same value.", 5, lambda p: handle(p, finished(p)).get(timeout=60))
+differs(
+    "`app.AsyncResult(id)` is a handle of any task.",
+    (True, False),
+    "a job is found by its queue and its id: `app.result(id, queue)`",
+    lambda p: hasattr(p.app, "AsyncResult"),
+)
+
+# ---- what a handle knows ---------------------------------------------------------------------------------------------
+
+same("`result.info` of a success is the return value.", 5, lambda p: finished(p).info)
+same("`result.info` of a failure is the exception.", "ValueError", lambda p: type(failed(p).info).__name__)
+same("`result.traceback` of a success is empty.", None, lambda p: finished(p).traceback)
+same("`result.parent` of a single task is empty.", None, lambda p: finished(p).parent)
+same("Two handles of one task are equal.", True, lambda p: equal(p))
+same("Handles can be members of a set.", 1, lambda p: len(set(both_handles(p))))
+differs(
+    "`str(result)` is the id.",
+    (True, False),
+    "it also shows the queue",
+    lambda p: (lambda result: str(result) == result.id)(finished(p)),
+)
+differs(
+    "`result.result` is the return value.",
+    (5, "AttributeError"),
+    "there is one name, `result.info`",
+    lambda p: finished(p).result,
+)
+differs(
+    "`result.children` are the results of the tasks that a task has sent.",
+    (True, False),
+    "a job does not store which jobs its task has sent",
+    lambda p: hasattr(finished(p), "children"),
+)
+differs(
+    "`result.date_done` is when the task finished.",
+    (True, False),
+    "the handle does not know it; `app.queue(…).get_job(id)` does",
+    lambda p: hasattr(finished(p), "date_done"),
+)
+differs(
+    "`result.forget()` removes the result.",
+    (True, False),
+    "the job holds its result; `app.queue(…).remove(id)` removes both",
+    lambda p: hasattr(finished(p), "forget"),
+)
+differs(
+    "`result.as_tuple()` is a form that can be stored.",
+    (True, False),
+    "the id and the queue are enough: `app.result(id, queue)`",
+    lambda p: hasattr(finished(p), "as_tuple"),
+)
+differs(
+    "`ResultSet` waits for results that belong to no group.",
+    (True, False),
+    "it does not exist; `asyncio.gather` or a loop waits for any results",
+    lambda p: hasattr(__import__(f"{p.library.__name__}.result", fromlist=["x"]), "ResultSet"),
+)
+differs(
+    "`self.update_state(state, meta)` reports progress.",
+    ({"done": 5}, "AttributeError"),
+    "the states are BullMQ's; `self.update_progress(…)` reports progress",
+    lambda p: reports(p),
+)
+better(
+    "A result cannot be awaited.",
+    (False, True),
+    "`await result` works in `async def`",
+    lambda p: hasattr(finished(p), "__await__"),
+)
+
+
+def both_handles(p: Any) -> list[Any]:
+    result = finished(p)
+    return [result, handle(p, result)]
+
+
+def equal(p: Any) -> bool:
+    first, second = both_handles(p)
+    return bool(first == second)
+
+
+def reports(p: Any) -> object:
+    result = p.progress.delay(p.key)
+    p.wait_for(lambda: p.notes_so_far() or result.ready())
+    progress = result.info
+    p.open_gate()
+    p.get(result)
+    return progress

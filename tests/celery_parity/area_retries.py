@@ -1,0 +1,274 @@
+"""Retries and failures: which errors are retried, self.retry(), and the exceptions that get() raises."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.celery_parity.scenario import Area, raised
+from tests.celery_parity.tasks import Order, Refused
+
+AREA = Area("Retries and failures")
+same, better, differs = AREA.same, AREA.better, AREA.differs
+
+
+def outcome_and_runs(p: Any, sent: Any) -> list[object]:
+    """Return a task's result, or its exception as text, and how often it ran."""
+    values: list[object] = []
+    error = raised(lambda: values.append(p.get(sent)))
+    return [error or values[0], len(p.notes_so_far())]
+
+
+def exception_of(p: Any, sent: Any) -> Any:
+    """Return the exception with which a task fails."""
+    try:
+        p.get(sent)
+    except Exception as exc:  # noqa: BLE001 - the exception is what the scenario is about
+        return exc
+    return None
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+same("`get` raises the exception of the task.", "ValueError", lambda p: p.get(p.boom.delay()))
+same("The exception has its message.", "boom", lambda p: str(exception_of(p, p.boom.delay())))
+same(
+    "A class of the project is raised as itself.",
+    True,
+    lambda p: type(exception_of(p, p.fails_with.delay("Refused"))) is Refused,
+)
+same("A `KeyError` has its key.", ["key"], lambda p: list(exception_of(p, p.fails_with.delay("KeyError")).args))
+same("An exception without a message has none.", "", lambda p: str(exception_of(p, p.fails_with.delay("empty"))))
+differs(
+    "The exception has its arguments.",
+    (["no", 7], ["('no', 7)"]),
+    "a failed job of BullMQ stores its message only",
+    lambda p: list(exception_of(p, p.fails_with.delay("Refused")).args),
+)
+same(
+    "An exception of a nested class, such as Django's `Order.DoesNotExist`, is raised as itself.",
+    True,
+    lambda p: type(exception_of(p, p.fails_with.delay("nested"))) is Order.DoesNotExist,
+)
+better(
+    "An exception whose constructor needs more arguments is raised as an `UnpickleableExceptionWrapper`.",
+    ("UnpickleableExceptionWrapper", "Invoice"),
+    "it is raised as itself; the constructor is not called",
+    lambda p: type(exception_of(p, p.fails_with.delay("Invoice"))).__name__,
+)
+better(
+    "The exception that `get` raises has no traceback of the worker.",
+    (False, True),
+    "the traceback is the exception's `__cause__`, so logs show both",
+    lambda p: 'raise ValueError("boom")' in str(exception_of(p, p.boom.delay()).__cause__),
+)
+
+
+@same("`result.traceback` is the traceback of the worker.", True)
+def _(p: Any) -> object:
+    result = p.chained_error.delay()
+    p.fails(result)
+    return 'raise KeyError("inner")' in result.traceback and 'raise ValueError("outer")' in result.traceback
+
+
+# ---- without self.retry() --------------------------------------------------------------------------------------------
+
+same("An error of the code, such as `ValueError`, is not retried.", "ValueError", lambda p: p.get(p.boom.delay()) or 1)
+better(
+    "A lost connection is not retried.",
+    (["ConnectionError", 1], ["ConnectionError", 3]),
+    "another attempt may succeed: it is retried twice, after 1 s and 2 s, unless `task_max_retries` is 0",
+    lambda p: outcome_and_runs(p, p.disconnects.delay(p.key)),
+)
+same(
+    "With `max_retries=0`, a lost connection is not retried.",
+    ["ConnectionError", 1],
+    lambda p: outcome_and_runs(p, p.disconnects_without_retries.delay(p.key)),
+)
+same(
+    "A task is retried after an exception of `autoretry_for`.",
+    ["done", 2],
+    lambda p: outcome_and_runs(p, p.autoretries.delay(p.key, 1)),
+)
+same(
+    "After `max_retries` retries, the task fails with its exception.",
+    ["Refused", 3],
+    lambda p: outcome_and_runs(p, p.autoretries.delay(p.key, 9)),
+)
+same(
+    "`autoretry_for` includes subclasses.",
+    ["done", 2],
+    lambda p: outcome_and_runs(p, p.autoretries.delay(p.key, 1, declined=True)),
+)
+same(
+    "`dont_autoretry_for` excludes exceptions from `autoretry_for`.",
+    ["Declined", 1],
+    lambda p: outcome_and_runs(p, p.autoretries_most.delay(p.key)),
+)
+differs(
+    "Without `max_retries`, a task is retried three times.",
+    (["Refused", 4], ["Refused", 3]),
+    "the default is 2; `task_max_retries=3` changes it",
+    lambda p: outcome_and_runs(p, p.autoretries_by_default.delay(p.key)),
+)
+same("`retry_backoff` makes each delay longer than the one before.", True, lambda p: delays_grow(p))
+
+
+def delays_grow(p: Any) -> bool:
+    p.get(p.backs_off.delay(p.key))
+    first, second, third = map(float, p.notes(3))
+    return (third - second) - (second - first) > 0.5
+
+
+# ---- self.retry() ----------------------------------------------------------------------------------------------------
+
+same("`self.retry()` runs the task again.", 2, lambda p: p.get(p.retries.delay(p.key, 2)))
+same("`raise self.retry()` does the same.", 1, lambda p: p.get(p.raises_retry.delay()))
+
+
+@same("Each attempt has the same id, and `self.request.retries` counts them.", True)
+def _(p: Any) -> object:
+    result = p.retries.delay(p.key, 2)
+    p.get(result)
+    return p.notes(3) == [str([number, result.id]) for number in range(3)]
+
+
+@same("The code after `self.retry()` does not run.", False)
+def _(p: Any) -> object:
+    p.get(p.retries.delay(p.key, 1))
+    return "after retry" in p.notes_so_far()
+
+
+same(
+    "When no retry is left, `self.retry(exc=…)` fails the task with that exception.",
+    ["ValueError", 4],
+    lambda p: outcome_and_runs(p, p.retries.delay(p.key, 9, exc="ValueError")),
+)
+differs(
+    "When no retry is left, `self.retry()` fails the task with `MaxRetriesExceededError`.",
+    ("MaxRetriesExceededError", "TaskError"),
+    "it is a `TaskError` with a message that says so",
+    lambda p: p.get(p.retries.delay(p.key, 9)),
+)
+same(
+    "`self.retry(max_retries=…)` can lower the number of retries.",
+    ["ValueError", 2],
+    lambda p: outcome_and_runs(p, p.retries.delay(p.key, 9, exc="ValueError", max_retries=1)),
+)
+differs(
+    "`self.retry(max_retries=…)` can raise the number of retries.",
+    (["ValueError", 6], ["ValueError", 4]),
+    "the number that is stored in the job is the maximum, also for Node.js workers",
+    lambda p: outcome_and_runs(p, p.retries.delay(p.key, 9, exc="ValueError", max_retries=5)),
+)
+same("`max_retries=None` is no limit.", 8, lambda p: p.get(p.retries_for_ever.delay(8)))
+same(
+    "With `max_retries=0`, `self.retry(exc=…)` fails the task with that exception.",
+    ["ValueError", 1],
+    lambda p: outcome_and_runs(p, p.may_not_retry.delay(p.key)),
+)
+differs(
+    "Without `max_retries`, `self.retry()` retries a task three times.",
+    (["ValueError", 4], ["ValueError", 3]),
+    "the default is 2; `task_max_retries=3` changes it",
+    lambda p: outcome_and_runs(p, p.retries_as_often_as_the_default_allows.delay(p.key)),
+)
+better(
+    "`except Exception` around `self.retry()` swallows it; the task ends, and runs again all the same.",
+    ("swallowed", 1),
+    "`Retry` is a `BaseException`, which `except Exception` does not catch",
+    lambda p: p.get(p.retries_inside_try.delay(p.key)),
+)
+
+
+@same("`self.retry(countdown=…)` delays the next attempt.", True)
+def _(p: Any) -> object:
+    before = time.monotonic()
+    p.get(p.retries_later.delay(p.key, error=False))
+    return time.monotonic() - before >= 1
+
+
+@same("A task that waits for its retry is not ready.", [False, "done"])
+def _(p: Any) -> object:
+    result = p.retries_later.delay(p.key, error=False)
+    p.notes()
+    return [result.ready(), p.get(result)]
+
+
+@differs(
+    "The state of a task that waits for its retry is `RETRY`.",
+    ("RETRY", "delayed"),
+    "the states are BullMQ's; this one is `delayed`",
+)
+def _(p: Any) -> object:
+    result = p.retries_later.delay(p.key, error=True)
+    p.wait_for(lambda: result.state in {"RETRY", "delayed"})
+    return str(result.state)
+
+
+@differs(
+    "`result.info` of a task that waits for its retry is the exception.",
+    ("ValueError", "NoneType"),
+    "it is the progress; `result.traceback` has the exception",
+)
+def _(p: Any) -> object:
+    result = p.retries_later.delay(p.key, error=True)
+    p.wait_for(lambda: result.state in {"RETRY", "delayed"})
+    return type(result.info).__name__
+
+
+@same("`get` of a task that is retried waits for its last attempt.", "done")
+def _(p: Any) -> object:
+    return p.get(p.retries_later.delay(p.key, error=True))
+
+
+differs(
+    "`self.retry(args=…, kwargs=…)` changes the arguments of the next attempt.",
+    (1, "TypeError"),
+    "the arguments are the job's data; change them with `self.update_data(…)` before",
+    lambda p: p.get(p.retries.delay(p.key, 1, kwargs={"key": p.key, "failures": 1})),
+)
+differs(
+    "`self.retry(expires=…)` limits the time of the next attempt.",
+    (1, "TypeError"),
+    "the job keeps its `expires`",
+    lambda p: p.get(p.retries.delay(p.key, 1, expires=60)),
+)
+differs(
+    "`self.retry(queue=…)` moves the next attempt to another queue.",
+    (1, "TypeError"),
+    "a job of BullMQ stays in its queue",
+    lambda p: p.get(p.retries.delay(p.key, 1, queue="single")),
+)
+differs(
+    "After `self.retry(throw=False)`, the code goes on.",
+    (0, "TypeError"),
+    "the attempt always ends",
+    lambda p: p.get(p.retries.delay(p.key, 1, throw=False)),
+)
+same(
+    "`self.retry(exc=…)` in a task that is called directly raises the exception.",
+    "ValueError",
+    lambda p: p.retries_directly("ValueError"),
+)
+same("`self.retry()` in a task that is called directly raises `Retry`.", "Retry", lambda p: p.retries_directly())
+
+
+differs(
+    "`raise Ignore` ends a task without an outcome.",
+    (True, False),
+    "every job ends `completed` or `failed`",
+    lambda p: has_exception(p, "Ignore"),
+)
+differs(
+    "`raise Reject(requeue=True)` returns a task to its queue.",
+    (True, False),
+    "it is not an exception, but a method: `self.move_to_wait()`",
+    lambda p: has_exception(p, "Reject"),
+)
+
+
+def has_exception(p: Any, name: str) -> bool:
+    """Return whether the library has an exception."""
+    module: Any = __import__(f"{p.library.__name__}.{'exceptions' if p.is_celery else 'errors'}", fromlist=[name])
+    return hasattr(module, name)

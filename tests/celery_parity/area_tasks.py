@@ -1,0 +1,383 @@
+"""Tasks: definitions, calls, arguments, options, the request, and processes that die."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from tests.celery_parity.scenario import Area
+
+AREA = Area("Tasks and calls")
+same, better, differs = AREA.same, AREA.better, AREA.differs
+
+
+def one():
+    return 1
+
+
+def two():
+    return 2
+
+
+def twice(x):
+    return 2 * x
+
+
+# ---- definitions -----------------------------------------------------------------------------------------------------
+
+same("A task keeps the docstring of its function.", "Return x.", lambda p: p.plain.__doc__)
+same("A task's default name is `module.function`.", "tests.celery_parity.tasks.plain", lambda p: p.plain.name)
+same("`name=` sets the name.", "named.by.hand", lambda p: p.renamed.name)
+same("`app.tasks` finds a task by its name.", True, lambda p: p.app.tasks["named.by.hand"] is not None)
+same("Calling a task runs its function in this process.", 5, lambda p: p.add(2, 3))
+same("A bound task knows that it is called directly.", [True], lambda p: p.request(["called_directly"]))
+same("`shared_task` defines a task without an app.", 4, lambda p: p.shared_task(twice)(2))
+differs(
+    "In a bound task, `self` is the task, with its attributes such as `self.name`.",
+    (True, "AttributeError"),
+    "`self` is the running job; `self.request.task` is the name of its task",
+    lambda p: p.get(p.attribute_of_self.delay("name")) == p.attribute_of_self.name,
+)
+better(
+    "A second function with the name of a task is ignored.",
+    ([1, 1], "DuplicateTaskError"),
+    "one of the functions would never run, so it raises an error",
+    lambda p: [task() for task in [p.app.task(name=p.key)(code) for code in (one, two)]],
+)
+better(
+    "A misspelled option of `@app.task` is ignored.",
+    (1, "TypeError"),
+    "it raises an error that suggests the right name",
+    lambda p: p.app.task(max_retrys=5, name=p.key)(one)(),
+)
+better(
+    "A misspelled option of `apply_async` is ignored.",
+    (3, "TypeError"),
+    "it raises an error that lists the options",
+    lambda p: p.get(p.add.apply_async((1, 2), countdwon=0)),
+)
+differs(
+    "`task.run(…)` calls the function.",
+    (3, "AttributeError"),
+    "a task is no class with such a method; `task(…)` calls the function",
+    lambda p: p.add.run(1, 2),
+)
+same("`task.apply(…)` runs the task in this process and returns a result.", 3, lambda p: p.get(p.add.apply((1, 2))))
+same("`task.apply(…)` of a task that fails returns a failed result.", True, lambda p: p.boom.apply().failed())
+
+
+def defined_with(**options: Any) -> Any:
+    """Return code that defines a task with options and calls its function."""
+    return lambda p: p.app.task(name=p.key, **options)(one)()
+
+
+REFUSED: tuple[tuple[str, Any, str], ...] = (
+    (
+        "`acks_late=True` acknowledges a message after its task.",
+        True,
+        "that is always so, and the option raises an error",
+    ),
+    (
+        "`reject_on_worker_lost=True` runs a task again if its process dies.",
+        True,
+        "that is always so, and the option raises an error",
+    ),
+    (
+        "`track_started=True` enables the state `STARTED`.",
+        True,
+        "a running job is always `active`, and the option raises an error",
+    ),
+    ("`ignore_result=True` stores no result.", True, "the job holds its result; `result_expires=0` removes both"),
+    (
+        "`rate_limit` limits how often each worker runs a task.",
+        "100/m",
+        "only a queue can have a limit, which all its workers share",
+    ),
+    ("`throws` lists expected errors.", (KeyError,), "the option does not exist; raise `PermanentError`"),
+    ("`serializer` selects how arguments are encoded.", "json", "arguments are always JSON"),
+    (
+        "`retry_kwargs` has options of `autoretry_for`.",
+        {"max_retries": 5},
+        "the option does not exist; set `max_retries`",
+    ),
+)
+for sentence, value, because in REFUSED:
+    name = sentence.strip("`").partition("`")[0].partition("=")[0]
+    differs(sentence, (1, "TypeError"), because, defined_with(**{name: value}))
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+same("`delay` sends a call, and `get` returns the task's return value.", 5, lambda p: p.get(p.add.delay(2, 3)))
+same("`delay` takes keyword arguments.", 5, lambda p: p.get(p.add.delay(x=2, y=3)))
+same("`apply_async(args)` sends a call.", 5, lambda p: p.get(p.add.apply_async((2, 3))))
+same("`apply_async(args, kwargs)` takes both.", 5, lambda p: p.get(p.add.apply_async((2,), {"y": 3})))
+same("`apply_async(kwargs=…)` takes only these.", 5, lambda p: p.get(p.add.apply_async(kwargs={"x": 2, "y": 3})))
+same("Parameters have their defaults.", "hello Ada!", lambda p: p.get(p.greet.delay("Ada")))
+same("Parameters can be keyword-only.", "hi Ada?", lambda p: p.get(p.greet.delay("Ada", "hi", mark="?")))
+same("`*args` arrive.", [1, 2, 3], lambda p: p.get(p.collect.delay(1, 2, 3)))
+same("`**kwargs` arrive.", [[1], {"a": 2}], lambda p: p.get(p.collect.delay(1, a=2)))
+same("A missing argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1))
+same("A superfluous argument raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, 2, 3))
+same("An unknown keyword raises `TypeError` in the sender.", "TypeError", lambda p: p.add.delay(1, z=2))
+same("A task can return nothing.", None, lambda p: p.get(p.nothing.delay()))
+same("Text arrives as it was sent.", "ünï ☃ \0", lambda p: p.get(p.plain.delay("ünï ☃ \0")))
+same(
+    "Lists, dictionaries and numbers arrive as they were sent.",
+    {"a": [1, 2.5, None, True]},
+    lambda p: p.get(p.plain.delay({"a": [1, 2.5, None, True]})),
+)
+same("A tuple arrives as a list.", "list", lambda p: p.get(p.kind.delay((1, 2))))
+same(
+    "An object that JSON cannot represent raises `EncodeError` in the sender.",
+    "EncodeError",
+    lambda p: p.plain.delay(object()),
+)
+same(
+    "A `datetime` arrives if the parameter's hint says so.",
+    ["datetime", "UUID", "Decimal", "bytes"],
+    lambda p: typed(p),
+)
+differs(
+    "A `datetime` without a type hint arrives as a `datetime`.",
+    ("datetime", "EncodeError"),
+    "the JSON contains no types, as Node.js expects; add a type hint",
+    lambda p: p.get(p.kind.delay(datetime(2026, 1, 1, tzinfo=UTC))),
+)
+better(
+    "A number as a key of a dictionary arrives as text.",
+    ({"1": 2}, "EncodeError"),
+    "it raises an error; the task would look for the number",
+    lambda p: p.get(p.plain.delay({1: 2})),
+)
+same("A set raises `EncodeError` in the sender.", "EncodeError", lambda p: p.plain.delay({1}))
+better(
+    "NaN is sent as `NaN`, which is not JSON.",
+    ("float", "EncodeError"),
+    "it raises an error; Node.js could not read it",
+    lambda p: p.get(p.kind.delay(math.nan)),
+)
+better(
+    "Integers of any size are sent.",
+    (2**60, "EncodeError"),
+    "beyond 2^53, it raises an error; Node.js would round them",
+    lambda p: p.get(p.plain.delay(2**60)),
+)
+differs(
+    "A return value that JSON cannot represent fails the task.",
+    ("EncodeError", "TaskError"),
+    "the stored error is text; it says which value",
+    lambda p: p.get(p.returns_object.delay()),
+)
+
+
+def typed(p: Any) -> object:
+    return p.get(p.typed.delay(datetime(2026, 1, 1, tzinfo=UTC), UUID(int=7), Decimal("1.5"), b"raw"))
+
+
+# ---- calls by name ---------------------------------------------------------------------------------------------------
+
+same("`send_task` sends a call by the task's name.", 5, lambda p: p.get(p.app.send_task(p.add.name, (2, 3))))
+same("`send_task` takes keyword arguments.", 5, lambda p: p.get(p.app.send_task(p.add.name, kwargs={"x": 2, "y": 3})))
+same("`app.signature` describes a call by the task's name.", 5, lambda p: p.get(p.app.signature(p.add.name, (2, 3))))
+same("`send_task` takes the name of any task.", True, lambda p: bool(p.app.send_task("elsewhere", (1,)).id))
+differs(
+    "`send_task` takes positional and keyword arguments of any task.",
+    (True, "TypeError"),
+    "a call is stored as one JSON object or array; use keyword arguments",
+    lambda p: bool(p.app.send_task("elsewhere", (1,), {"y": 2}).id),
+)
+
+# ---- options of calls ------------------------------------------------------------------------------------------------
+
+
+@same("`countdown` delays the start.", True)
+def _(p: Any) -> object:
+    before = time.time()
+    p.get(p.note.apply_async(("late", p.key), countdown=0.5))
+    return time.time() - before >= 0.5
+
+
+@same("`eta` delays the start until a time.", True)
+def _(p: Any) -> object:
+    eta = datetime.now(UTC) + timedelta(seconds=1)
+    p.get(p.note.apply_async(("late", p.key), eta=eta))
+    return datetime.now(UTC) >= eta
+
+
+@same("An `eta` without a time zone is UTC.", True)
+def _(p: Any) -> object:
+    eta = datetime.now(UTC) + timedelta(seconds=1)
+    p.get(p.note.apply_async(("late", p.key), eta=eta.replace(tzinfo=None)))
+    return datetime.now(UTC) >= eta
+
+
+same(
+    "An `eta` in the past runs at once.",
+    5,
+    lambda p: p.get(p.add.apply_async((2, 3), eta=datetime(2020, 1, 1, tzinfo=UTC))),
+)
+same("A task that starts before `expires` runs.", 5, lambda p: p.get(p.add.apply_async((2, 3), expires=60)))
+same(
+    "`expires` takes a `datetime`.",
+    5,
+    lambda p: p.get(p.add.apply_async((2, 3), expires=datetime.now(UTC) + timedelta(minutes=1))),
+)
+differs(
+    "A task that expired is revoked.",
+    ("TaskRevokedError", "JobExpiredError"),
+    "it fails, with an error that says so",
+    lambda p: p.get(p.add.apply_async((2, 3), countdown=1, expires=0.5)),
+)
+
+
+@same("A task that expired does not run.", [])
+def _(p: Any) -> object:
+    p.fails(p.note.apply_async(("ran", p.key), countdown=1, expires=0.5))
+    return p.notes_so_far()
+
+
+same("`priority` is accepted.", 5, lambda p: p.get(p.add.apply_async((2, 3), priority=3)))
+
+
+@same("With Redis, the lowest number of `priority` runs first.", "[9]")
+def _(p: Any) -> object:
+    p.hold.apply_async((p.key,), queue="single")
+    p.notes()
+    later = [p.note.apply_async((number, p.key), queue="single", priority=number) for number in (9, 9, 3)]
+    p.open_gate()
+    for result in later:
+        p.get(result)
+    return p.notes(4)[-1]  # a worker of Celery has fetched one before
+
+
+@same("`queue` selects the queue.", ["[1]", "[2]"])
+def _(p: Any) -> object:
+    p.hold.apply_async((p.key,), queue="single")
+    p.notes()
+    waiting = p.note.apply_async((2, p.key), queue="single")
+    p.get(p.note.delay(1, p.key))
+    first = p.notes()
+    p.open_gate()
+    p.get(waiting)
+    return first + p.notes(2)[1:]
+
+
+differs(
+    "`task_id` sets the id.",
+    (True, "TypeError"),
+    "the option is called `job_id`",
+    lambda p: p.add.apply_async((2, 3), task_id=p.key).id == p.key,
+)
+
+
+@better("Two sends with the same id run twice.", (["[1]", "[2]"], ["[1]"]), "the second send adds nothing")
+def _(p: Any) -> object:
+    option = {"task_id" if p.is_celery else "job_id": p.key}
+    results = [p.note.apply_async((number, p.key), **option) for number in (1, 2)]
+    p.get(results[0])
+    p.get(p.note.delay(3, p.again().key))
+    p.wait_for(lambda: len(p.notes_so_far()) == (2 if p.is_celery else 1))
+    return sorted(p.notes_so_far())
+
+
+# ---- the request -----------------------------------------------------------------------------------------------------
+
+
+def requested(*names: str, **options: Any) -> Any:
+    """Return code that returns attributes of the request."""
+    return lambda p: p.get(p.request.apply_async((names,), **options))
+
+
+@same("`self.request.id` is the id of the result.", True)
+def _(p: Any) -> object:
+    result = p.request.delay(["id"])
+    return p.get(result) == [result.id]
+
+
+same("`self.request.task` is the task's name.", True, lambda p: p.get(p.request.delay(["task"])) == [p.request.name])
+same("`self.request.retries` is 0 at first.", [0], requested("retries"))
+same("`self.request.called_directly` is false in a worker.", [False], requested("called_directly"))
+same("`headers` arrive in `self.request.headers`.", [{"trace": "7"}], requested("headers", headers={"trace": "7"}))
+differs(
+    "`self.request.args` and `.kwargs` are those of the call.",
+    ([[["args", "kwargs"]], {}], [[], {"names": ["args", "kwargs"]}]),
+    "positional arguments are in `kwargs`, by the names of their parameters, as they are stored",
+    requested("args", "kwargs"),
+)
+differs(
+    "`self.request.root_id` is the id of the first task of a workflow.",
+    (True, False),
+    "a canvas is a flow of BullMQ, which has no such field",
+    lambda p: p.get(p.request.delay(["root_id"])) != ["missing"],
+)
+differs(
+    "`self.request.delivery_info` has the queue.",
+    (True, False),
+    "BullMQ has no exchanges; the queue is `self.request.queue`",
+    lambda p: p.get(p.request.delay(["delivery_info"])) != ["missing"],
+)
+differs(
+    "`self.request.hostname` is the worker's name.",
+    (True, False),
+    "the worker's name is not in the request; the stored job has it (`processed_by`)",
+    lambda p: p.get(p.request.delay(["hostname"])) != ["missing"],
+)
+differs(
+    "`self.request.timelimit` has the task's limits.",
+    (True, False),
+    "the limits are not in the request",
+    lambda p: p.get(p.request.delay(["timelimit"])) != ["missing"],
+)
+
+# ---- in a worker -----------------------------------------------------------------------------------------------------
+
+
+@same("A task can send other tasks.", "['from a task']")
+def _(p: Any) -> object:
+    p.get(p.calls_another.delay(p.key))
+    return p.notes()[0]
+
+
+better(
+    "A task that waits for another task's result raises an error.",
+    ("RuntimeError", 3),
+    "it waits, and other processes run the other task",
+    lambda p: p.get(p.waits_for_another.delay(p.key)),
+)
+better(
+    "A task whose process is killed fails, and is lost.",
+    ("WorkerLostError", "survived"),
+    "it runs again in another process",
+    lambda p: p.get(p.dies_once.delay(p.key)),
+)
+better(
+    "`sys.exit()` in a task ends its process; the task fails as lost.",
+    ("WorkerLostError", "TaskError"),
+    "only the task ends, and fails with `SystemExit: 3`",
+    lambda p: p.get(p.exits.delay()),
+)
+same(
+    "A task can catch `SoftTimeLimitExceeded`, clean up, and return a value.",
+    "SoftTimeLimitExceeded",
+    lambda p: p.get(p.cleans_up_at_the_soft_limit.delay(p.key)),
+)
+better(
+    "`except Exception` in a task catches `SoftTimeLimitExceeded`.",
+    ("swallowed", "TaskError"),
+    "it is a `BaseException`, so that a handler for ordinary errors does not swallow the limit",
+    lambda p: p.get(p.swallows_the_soft_limit.delay(p.key)),
+)
+same(
+    "A task that exceeds `time_limit` fails with `TimeLimitExceeded`.",
+    "TimeLimitExceeded",
+    lambda p: p.get(p.exceeds_the_hard_limit.delay(p.key)),
+)
+same(
+    "`apply_async(time_limit=…)` limits one call.",
+    "TimeLimitExceeded",
+    lambda p: p.get(p.hold.apply_async((p.key,), time_limit=1)),
+)
