@@ -53,12 +53,13 @@
     ├── RescheduleJob            run the job again later, without counting the attempt
     ├── ReleaseJob               release the job: it is next in its queue; the attempt does not count
     ├── RateLimitQueue           the same, and rate-limit the queue
+    ├── Ignore                   complete the job without a result
+    ├── Reject                   fail the job without a retry, or release it
     ├── WaitForChildren          run the job again when its child jobs have finished
     ├── SoftTimeLimitExceeded    the task exceeded its ``soft_time_limit``
     └── TaskCancelled            the job was revoked while it was running
 
-Names of exceptions end in ``Error``; those of interrupts do not, because interrupts control an attempt.
-``TimeLimitExceeded`` has the same name as in Celery.
+Names of exceptions end in ``Error``; those of interrupts do not. ``TimeLimitExceeded`` has the same name as in Celery.
 
 A message says what happened, to which job or queue, and what to do. The default message of an error is the first
 line of its class's docstring.
@@ -71,8 +72,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from bulltask.errors.interrupts import (
+    Ignore,
     Interrupt,
     RateLimitQueue,
+    Reject,
     ReleaseJob,
     RescheduleJob,
     Retry,
@@ -97,6 +100,7 @@ __all__ = [
     "EncodeError",
     "EventsLostError",
     "FailedChildrenError",
+    "Ignore",
     "Interrupt",
     "InvalidJobError",
     "InvalidNameError",
@@ -120,6 +124,7 @@ __all__ = [
     "QueueError",
     "QueueNotPausedError",
     "RateLimitQueue",
+    "Reject",
     "ReleaseJob",
     "RescheduleJob",
     "ResultTimeoutError",

@@ -8,8 +8,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 __all__ = [
+    "Ignore",
     "Interrupt",
     "RateLimitQueue",
+    "Reject",
     "ReleaseJob",
     "RescheduleJob",
     "Retry",
@@ -71,6 +73,26 @@ class RateLimitQueue(Interrupt):
     def __init__(self, duration: float | timedelta) -> None:
         super().__init__("the task rate-limited its queue")
         self.duration = duration
+
+
+class Ignore(Interrupt):
+    """Completes the job without a result (Celery's ``Ignore``): ``get()`` returns ``None``.
+
+    In Celery, the state of the task remains what it was. Here, a job that waits for this one would wait forever.
+    """
+
+
+class Reject(Interrupt):
+    """Fails the job without a retry, or releases it (Celery's ``Reject``).
+
+    Args:
+        reason: Why; the reason of the failed job.
+        requeue: Release the job instead, as :class:`ReleaseJob` does.
+    """
+
+    def __init__(self, reason: object = None, requeue: bool = False) -> None:
+        super().__init__("the task rejected its job" if reason is None else str(reason))
+        self.reason, self.requeue = reason, requeue
 
 
 class WaitForChildren(Interrupt):

@@ -78,6 +78,8 @@ class JobFailed(ChildEvent):
     traceback: str
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     """The exception from the task, or from bulltask; ``None`` if the result could not be stored."""
+    expected: bool = False
+    """Whether the exception is one of the task's ``throws``."""
 
 
 @dataclass(frozen=True, slots=True)

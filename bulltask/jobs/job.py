@@ -68,6 +68,7 @@ class JobOptions:
             instead of running it.
         time_limits: Limits of one attempt, if the sender sets any.
         headers: The sender's headers as JSON, ``""`` for none.
+        ignore_result: Whether the return value is not stored; ``None``: the task's option applies.
         canvas: The job's place in a canvas, as it is stored; empty for most jobs.
         more: Further options under BullMQ's stored names, already checked: ``kl``, ``de``, ``fpof`` …; they override
             the fields above.
@@ -85,6 +86,7 @@ class JobOptions:
     expires_ms: int | None = None
     time_limits: TimeLimits = NO_LIMITS
     headers: str = ""
+    ignore_result: bool | None = None
     canvas: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
 
@@ -140,6 +142,8 @@ class JobOptions:
         if self.headers:
             # A string, because msgpack -> Lua -> cjson keeps only 14 digits of a number and turns [] into {}.
             options["headers"] = self.headers
+        if self.ignore_result is not None:
+            options["ignore_result"] = self.ignore_result
         if self.canvas:
             options["canvas"] = self.canvas
         return options
@@ -214,6 +218,7 @@ class RunningJob:
         malformed: The job's hash cannot be read. It fails with ``deferred_failure``; BullMQ's script may not be able
             to process it (:func:`bulltask.transport.scripts.move.fail_malformed`).
         replacement: The stored :class:`bulltask.jobs.child_results.Replacement`, ``""`` for none.
+        parent_key: Full Redis key of the parent's hash, ``""`` for none.
     """
 
     queue: str
@@ -230,6 +235,7 @@ class RunningJob:
     stacktrace: bytes | None
     malformed: bool = False
     replacement: str = ""
+    parent_key: str = ""
 
     @classmethod
     def read(cls, queue: str, job_id: str, flat: Sequence[bytes]) -> RunningJob:
@@ -266,6 +272,7 @@ class RunningJob:
             scheduler_id=codec.decode_text(raw.get(b"rjk")),
             stacktrace=raw.get(b"stacktrace"),
             replacement=codec.decode_text(raw.get(_REPLACEMENT)),
+            parent_key=codec.decode_text(raw.get(b"parentKey")),
         )
 
     @classmethod

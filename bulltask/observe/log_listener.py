@@ -75,7 +75,10 @@ class LogListener:
         )
 
     def _failed(self, event: events.JobFailed) -> None:
-        self._log.error(
+        log = self._log.info if event.expected else self._log.error
+        # The end of a traceback is the most useful part.
+        traceback = {} if event.expected else {"traceback": event.traceback[-TRACEBACK_CHARS:]}
+        log(
             "Job failed",
             job_id=event.job_id,
             queue=event.queue,
@@ -84,7 +87,7 @@ class LogListener:
             error=shorten(event.error, ERROR_CHARS),
             category=event.category,
             attempts_made=event.attempts_made,
-            traceback=event.traceback[-TRACEBACK_CHARS:],  # the end of a traceback is the most useful part
+            **traceback,
         )
 
     def _retried(self, event: events.JobRetried) -> None:

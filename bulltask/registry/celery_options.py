@@ -1,33 +1,109 @@
-"""Celery's task options that bulltask does not have."""
+"""Celery's options of tasks and calls: which describe what bulltask does anyway, and which it does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
-from bulltask.errors import did_you_mean
+from bulltask.errors import ConfigError, did_you_mean
+from bulltask.user_warnings import warn_user
 
-__all__ = ["CELERY_ONLY_OPTIONS", "hint_for_unknown_option"]
+__all__ = ["hint_for_unknown_call_option", "hint_for_unknown_option", "translate_task_options"]
 
-CELERY_ONLY_OPTIONS: Final[Mapping[str, str]] = {
-    "acks_late": "jobs are always acknowledged late, when their outcome is stored",
-    "reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
-    "task_reject_on_worker_lost": "a job whose child died runs again; max_crashes limits this",
-    "ignore_result": "results are kept for result_expires; result_expires=0 keeps none",
+_UNAVAILABLE: Final[Mapping[str, str]] = {
     "serializer": "calls are plain JSON",
-    "track_started": "a running job is always 'active'",
     "rate_limit": "use a separate queue for the task, and start its worker with --limiter 100/m",
-    "base": "tasks are functions",
-    "throws": "raise PermanentError for expected failures",
     "pydantic_strict": "set strict=True in the model's model_config",
     "pydantic_context": "use a model validator that needs no context",
     "pydantic_dump_kwargs": "models are dumped as they are validated, by their aliases",
 }
-"""Celery options that do not exist in bulltask, with the reason or an alternative."""
+"""Task options that do not exist in bulltask, with the reason or an alternative."""
+
+_WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "acks_late": ((True,), "jobs are always acknowledged late, when their outcome is stored"),
+    "acks_on_failure_or_timeout": ((True,), "a failed job is always stored as failed, or retried"),
+    "reject_on_worker_lost": ((True,), "a job whose child died always runs again; max_crashes limits this"),
+    "track_started": ((True, False), ""),
+    "send_events": ((True,), "BullMQ's scripts always emit their events"),
+    "store_errors_even_if_ignored": ((True,), "the error of a failed job is always stored"),
+    "serializer": (("json",), ""),
+    "compression": ((None,), "jobs are plain JSON, which Node.js can read"),
+    "typing": ((True,), "arguments are always checked when a call is sent"),
+    "resultrepr_maxsize": ((), "log lines shorten results by themselves"),
+}
+"""Options that change nothing: the values that describe what bulltask does anyway, and why others have no effect."""
+
+_CALL: Final[Mapping[str, str]] = {
+    "task_id": "use job_id=",
+    "serializer": "calls are plain JSON",
+    "compression": "calls are plain JSON, which Node.js can read",
+    "exchange": "use queue=",
+    "routing_key": "use queue=",
+    "exchange_type": "use queue=",
+    "retry": "a send is retried until broker_publish_timeout, without the risk of a second job",
+    "retry_policy": "set broker_publish_retries and broker_publish_timeout",
+    "connection": "a call uses the connections of its app",
+    "producer": "a call uses the connections of its app",
+    "publisher": "a call uses the connections of its app",
+    "shadow": "a job has the name of its task; use headers= for another one",
+    "add_to_parent": "use trail=True on the task that sends the call",
+    "chord": "use chord() or group() | callback",
+    "group_id": "use group()",
+    "root_id": "a worker sets it",
+    "parent_id": "a worker sets it; parent= makes the call a child job of a flow",
+    "mandatory": "a job waits in its queue until a worker acquires it",
+    "reply_to": "a job stores its own result",
+}
+"""Options of calls that do not exist in bulltask, with an alternative."""
+
+_RETRY_KWARGS: Final[Mapping[str, str]] = {"max_retries": "max_retries", "countdown": "default_retry_delay"}
+
+
+def translate_task_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options in bulltask's form: without those that have no effect, ``retry_kwargs`` resolved.
+
+    An option without effect warns unless its value describes what bulltask does anyway.
+
+    Raises:
+        ConfigError: ``retry_kwargs`` is invalid.
+    """
+    options = {}
+    for name, value in given.items():
+        if name not in _WITHOUT_EFFECT or (name == "serializer" and value != "json"):
+            options[name] = value
+        elif value not in _WITHOUT_EFFECT[name][0]:
+            warn_user(f"the task option {name}={value!r} has no effect: {_WITHOUT_EFFECT[name][1]}")
+    for name in ("autoretry_for", "dont_autoretry_for", "throws"):
+        if isinstance(options.get(name), list):
+            options[name] = tuple(options[name])
+    if (retry_kwargs := options.pop("retry_kwargs", None)) is not None:
+        options.update(_resolved(retry_kwargs, options))
+    if options.get("max_retries", 0) is None:
+        options["unlimited_retries"] = True
+    return options
+
+
+def _resolved(retry_kwargs: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that Celery's ``retry_kwargs`` stand for; ``retry_backoff`` overrides their countdown."""
+    if not isinstance(retry_kwargs, Mapping) or not retry_kwargs.keys() <= _RETRY_KWARGS.keys():
+        raise ConfigError(
+            f"retry_kwargs can contain max_retries and countdown, not {retry_kwargs!r}; use the task's other options"
+        )
+    resolved = {_RETRY_KWARGS[name]: value for name, value in retry_kwargs.items()}
+    if options.get("retry_backoff"):
+        resolved.pop("default_retry_delay", None)
+    return resolved
 
 
 def hint_for_unknown_option(name: str, known: Iterable[str]) -> str:
     """Return a suffix for the message about an unknown task option: the reason, or a similar name."""
-    if name in CELERY_ONLY_OPTIONS:
-        return f" (Celery's): {CELERY_ONLY_OPTIONS[name]}"
+    if name in _UNAVAILABLE:
+        return f" (Celery's): {_UNAVAILABLE[name]}"
     return did_you_mean(name, known) or f": use {', '.join(sorted(known))}"
+
+
+def hint_for_unknown_call_option(name: str, known: Iterable[str]) -> str:
+    """Return a suffix for the message about an unknown option of a call: the alternative, or all names."""
+    if name in _CALL:
+        return f" (Celery's): {_CALL[name]}"
+    return f": use {', '.join(sorted(known))}"

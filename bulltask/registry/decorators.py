@@ -80,10 +80,7 @@ def decorate(
         DuplicateTaskError: Another function has this name.
         ConfigError, TypeError: An option has an invalid value or an unknown name.
     """
-    settings = dict(options)
-    if "max_retries" in settings and settings["max_retries"] is None:
-        settings["unlimited_retries"] = True
-    task_options = TaskOptions.of(settings)
+    task_options = TaskOptions.of(options)
 
     def turn_into_task(target: Callable[..., Any]) -> AnyTask[Any, Any]:
         kind: type[AnyTask[Any, Any]] = AsyncTask if inspect.iscoroutinefunction(target) else Task

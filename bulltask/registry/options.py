@@ -30,17 +30,19 @@ from bulltask.jobs.options import (
 )
 from bulltask.jobs.retention import KeepJobs
 from bulltask.jobs.time_limits import TimeLimits
-from bulltask.registry.celery_options import hint_for_unknown_option
+from bulltask.registry.celery_options import (
+    hint_for_unknown_call_option,
+    hint_for_unknown_option,
+    translate_task_options,
+)
+from bulltask.registry.option_values import UNLIMITED_RETRIES, check_max_retries, expiry_ms, is_exception, keep_ms
 from bulltask.value_class import value_class
 
 __all__ = ["CallOptions", "JobPlan", "TaskOptions", "build_job", "plan_job"]
 
-UNLIMITED_RETRIES: Final = 2**31 - 2
-"""The number of retries for ``max_retries=None``: the largest that BullMQ supports."""
-
 CELERY_RETRY_DELAY_S: Final = 180
 
-_FLAGS: Final = {"spark": "; for Spark's settings, use spark_conf", "typed": "", "pydantic": ""}
+_FLAGS: Final = {"spark": "; for Spark's settings, use spark_conf", "typed": "", "pydantic": "", "ignore_result": ""}
 
 Exceptions = tuple[type[BaseException], ...]
 
@@ -64,6 +66,8 @@ class TaskOptions:
             is ``False``.
         autoretry_for: Exceptions that are retried even if they are not transient, except ``PermanentError``.
         dont_autoretry_for: Exceptions that are never retried.
+        throws: Exceptions that are expected: a job that fails with one is logged as information, without a traceback.
+        ignore_result: Store ``null`` instead of the return value, unless another job of a canvas or flow receives it.
         result_expires, result_failure_expires: Retention of completed and failed jobs.
         lifo: Run a job before those that are already waiting.
         remove_on_complete, remove_on_fail: Retention in BullMQ's form, instead of the two above: ``True``, ``False``, a
@@ -92,6 +96,8 @@ class TaskOptions:
     default_retry_delay: Duration | None = None
     autoretry_for: Exceptions = ()
     dont_autoretry_for: Exceptions = ()
+    throws: Exceptions = ()
+    ignore_result: bool = False
     result_expires: Duration | None = None
     result_failure_expires: Duration | None = None
     lifo: bool = False
@@ -115,9 +121,9 @@ class TaskOptions:
         if self.queue is not None:
             check_queue_name(self.queue)
         check_priority(self.priority)
-        for name in ("autoretry_for", "dont_autoretry_for"):
+        for name in ("autoretry_for", "dont_autoretry_for", "throws"):
             kinds = getattr(self, name)
-            if not (isinstance(kinds, tuple) and all(_is_exception(kind) for kind in kinds)):
+            if not (isinstance(kinds, tuple) and all(is_exception(kind) for kind in kinds)):
                 raise ConfigError(f"{name} must be a tuple of exception classes, not {kinds!r}")
         for name in ("retry_backoff_max", "default_retry_delay", "result_expires", "result_failure_expires"):
             if (value := getattr(self, name)) is not None:
@@ -130,27 +136,27 @@ class TaskOptions:
         stored_options(_stored_names(self))
 
     def _check_retry_options(self) -> None:
-        _expiry(self.expires)
+        expiry_ms(self.expires)
         warn_of_long_delay(self._first_ms() or 0, "retry_backoff")
         if self.default_retry_delay is not None:
             warn_of_long_delay(to_ms(self.default_retry_delay, "default_retry_delay"), "default_retry_delay")
         if self.max_retries is not None:
-            _check_max_retries(self.max_retries)
+            check_max_retries(self.max_retries)
         if self.retry_jitter is not None:
             jitter_fraction(self.retry_jitter, "retry_jitter")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TaskOptions:
-        """Build the options from keywords.
+        """Build the options from keywords; see :func:`bulltask.registry.celery_options.translate_task_options`.
 
         Raises:
             TypeError: A name is unknown; the message suggests a similar name, or an alternative to the Celery option.
         """
-        known = {field.name for field in fields(cls)}
-        for name in given:
+        known, options = {field.name for field in fields(cls)}, translate_task_options(given)
+        for name in options:
             if name not in known:
                 raise TypeError(f"unknown task option {name!r}{hint_for_unknown_option(name, known)}")
-        return cls(**given)
+        return cls(**options)
 
     @property
     def _is_fixed(self) -> bool:
@@ -210,6 +216,7 @@ class CallOptions:
         job_id: The job's id, default: a new UUIDv7. Sending an existing id again adds nothing.
         headers: JSON value for ``self.request.headers`` in the worker.
         lifo: Run the job before those that are already waiting.
+        ignore_result: As in :class:`TaskOptions`; ``None``: the task's option.
         remove_on_complete … time_limit: As in :class:`TaskOptions`.
         backoff: Delay between attempts: seconds, or ``{"type": "exponential", "delay": 1, "jitter": 0.2, "max_delay":
             3600}``; overrides the task's ``retry_backoff`` unless that is a function.
@@ -229,6 +236,7 @@ class CallOptions:
     headers: Mapping[str, Any] | None = None
     max_retries: int | None = None
     lifo: bool = False
+    ignore_result: bool | None = None
     remove_on_complete: KeepJobs | None = None
     remove_on_fail: KeepJobs | None = None
     keep_logs: int | None = None
@@ -256,7 +264,7 @@ class CallOptions:
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
-            raise TypeError(f"unknown option {unknown[0]!r}: use {', '.join(sorted(known))}")
+            raise TypeError(f"unknown option {unknown[0]!r}{hint_for_unknown_call_option(unknown[0], known)}")
         return cls(**given)
 
 
@@ -317,7 +325,7 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         call = _with_route(name, task, call, config.routes, data)
     limits = TimeLimits.of(call.soft_time_limit, call.time_limit)
     limits.with_defaults(task.time_limits).with_defaults(config.time_limits).check(f"a call to task {name}")
-    expires_in_ms, expires_ms = _expiry(task.expires if call.expires is None else call.expires)
+    expires_in_ms, expires_ms = expiry_ms(task.expires if call.expires is None else call.expires)
     given = {**_stored_names(task), **_stored_names(call)}
     stored = stored_options(given, config.backoff_strategies) if given else {}
     parent, timestamp_ms = (
@@ -325,18 +333,19 @@ def plan_job(name: str, task: TaskOptions, call: CallOptions, config: Config, da
         stored.get("timestamp"),
     )
     options = JobOptions(
-        attempts=task.attempts(config) if call.max_retries is None else _check_max_retries(call.max_retries) + 1,
+        attempts=task.attempts(config) if call.max_retries is None else check_max_retries(call.max_retries) + 1,
         backoff=None if "backoff" in stored else task.backoff(config),
         delay_ms=0 if call.countdown is None else to_ms(call.countdown, "countdown"),
         eta_ms=None if call.eta is None else to_epoch_ms(call.eta),
         priority=check_priority(task.priority if call.priority is None else call.priority),
         lifo=call.lifo or task.lifo,
-        keep_completed_ms=_keep(task.result_expires, config.result_expires_ms),
-        keep_failed_ms=_keep(task.result_failure_expires, config.failure_expires_ms),
+        keep_completed_ms=keep_ms(task.result_expires, config.result_expires_ms),
+        keep_failed_ms=keep_ms(task.result_failure_expires, config.failure_expires_ms),
         headers="" if not call.headers else codec.encode(call.headers, what=f"headers of task {name}").decode(),
         expires_in_ms=expires_in_ms,
         expires_ms=expires_ms,
         time_limits=limits,
+        ignore_result=call.ignore_result,
         more=stored,
     )
     return JobPlan(
@@ -374,26 +383,3 @@ def _stored_names(options: TaskOptions | CallOptions) -> dict[str, Any]:
 # Only fields, because STORED has an option ``backoff``, and TaskOptions a method of that name.
 _STORED_TASK_OPTIONS: Final = tuple(field.name for field in fields(TaskOptions) if field.name in STORED)
 _STORED_CALL_OPTIONS: Final = tuple(field.name for field in fields(CallOptions) if field.name in STORED)
-
-
-def _is_exception(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseException)
-
-
-def _check_max_retries(value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED_RETRIES:
-        raise ConfigError(f"max_retries must be an integer of 0 or more, not {value!r}")
-    return value
-
-
-def _keep(expires: Duration | None, default_ms: int | None) -> int | None:
-    return default_ms if expires is None else to_ms(expires, "result_expires")
-
-
-def _expiry(expires: Duration | datetime | None) -> tuple[int | None, int | None]:
-    """Return milliseconds from sending, and epoch milliseconds; at least one of them is ``None``."""
-    if expires is None:
-        return None, None
-    if isinstance(expires, datetime):
-        return None, to_epoch_ms(expires, "expires")
-    return to_ms(expires, "expires"), None

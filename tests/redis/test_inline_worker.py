@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from bulltask import App, Context, JobState, PermanentError, group
-from bulltask.errors import BulltaskError, ResultTimeoutError
+from bulltask.errors import BulltaskError, Ignore, Reject, ResultTimeoutError, TaskError
 from bulltask.events import JobCompleted, JobFailed, JobRetried, JobStarted
 from bulltask.jobs.job import JobRef
 from bulltask.queue import FlowJob
@@ -501,3 +501,53 @@ def test_a_closed_worker_no_longer_runs_jobs_for_get(app: App, ran: list[Any]) -
         assert not worker.is_running(JobRef("default", "x"))
     with pytest.raises(ResultTimeoutError, match=r"did not finish within 0\.1 s"):
         send(app).get(timeout=0.1)
+
+
+def test_ignore_completes_a_job_without_a_result_and_reject_fails_or_releases_it(
+    app: App, worker: InlineWorker
+) -> None:
+    runs: list[str] = []
+
+    @app.task(name="ends", max_retries=2, autoretry_for=(BaseException,))
+    def ends(how: str) -> str:
+        runs.append(how)
+        if how == "ignore":
+            raise Ignore
+        if how == "requeue" and runs.count("requeue") == 1:
+            raise Reject("later", requeue=True)
+        if how == "reject":
+            raise Reject("no such customer")
+        return how
+
+    ignored, rejected, requeued = (ends.delay(how) for how in ("ignore", "reject", "requeue"))
+    outcomes: list[str | None] = [ignored.get(), requeued.get()]
+    assert outcomes == [None, "requeue"]
+    with pytest.raises(TaskError, match="no such customer"):
+        rejected.get()
+    assert sorted(runs) == ["ignore", "reject", "requeue", "requeue"]
+
+
+def test_a_job_that_fails_with_an_exception_in_throws_is_an_expected_failure(app: App, worker: InlineWorker) -> None:
+    @app.task(name="expecting", throws=(LookupError,))
+    def expecting(key: str) -> Any:
+        return {"": 1}[key] if key == "key" else int(key)
+
+    for key in ("key", "number"):
+        expecting.delay(key)
+    failures = [event for event in worker.drain(propagate=False) if isinstance(event, JobFailed)]
+    assert [(type(event.exception), event.expected) for event in failures] == [(KeyError, True), (ValueError, False)]
+
+
+def test_an_ignored_result_is_stored_only_for_a_job_that_receives_it(app: App, worker: InlineWorker) -> None:
+    @app.task(name="unstored", ignore_result=True)
+    def unstored(value: Any) -> Any:
+        return object() if value == "object" else value
+
+    @app.task(name="plus_one")
+    def plus_one(value: int) -> int:
+        return value + 1
+
+    assert [unstored.delay(1).get(), unstored.delay("object").get()] == [None, None]
+    assert unstored.apply_async((1,), ignore_result=False).get() == 1
+    assert plus_one.apply_async((1,), ignore_result=True).get() is None
+    assert (unstored.s(1) | plus_one.s()).apply_async().get() == 2

@@ -14,7 +14,7 @@ RECONNECTING = RedisReconnecting(attempt=2)
 FIELDS = {
     "JobStarted": "job_id queue task attempt",
     "JobCompleted": "job_id queue task duration_ms result",
-    "JobFailed": "job_id queue task duration_ms error category attempts_made traceback exception",
+    "JobFailed": "job_id queue task duration_ms error category attempts_made traceback exception expected",
     "JobRetried": "job_id queue task duration_ms error category attempts_made delay_ms exception",
     "JobReleased": "job_id queue task reason",
     "JobRescheduled": "job_id queue task delay_ms",

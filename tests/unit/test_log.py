@@ -149,6 +149,13 @@ def test_a_failed_job_is_logged_with_error_category_attempts_and_traceback() -> 
     assert line["traceback"] == TRACEBACK
 
 
+def test_an_expected_failure_is_logged_as_information_without_a_traceback() -> None:
+    event = events.JobFailed("1", "mail", "mail.send", 12.5, "no such user", "unknown", 1, TRACEBACK, expected=True)
+    line = Log().emit(event)
+    assert (line["level"], line["event"], line["error"]) == ("info", "Job failed", "no such user")
+    assert "traceback" not in line
+
+
 def test_a_retried_job_is_logged_with_its_delay() -> None:
     line = Log().emit(events.JobRetried("1", "mail", "mail.send", 12.5, "timed out", "transient", 1, 2000))
     assert (line["level"], line["event"]) == ("warning", "Job retried")

@@ -30,7 +30,8 @@ from bulltask.ports import ResultReader
 from bulltask.registry import current, shared
 from bulltask.registry.canvas_plan import plan_canvas
 from bulltask.registry.naming import source_location, task_name
-from bulltask.registry.options import UNLIMITED_RETRIES, CallOptions, TaskOptions, build_job
+from bulltask.registry.option_values import UNLIMITED_RETRIES
+from bulltask.registry.options import CallOptions, TaskOptions, build_job
 from bulltask.registry.tasks import Tasks
 from tests.support.programs import ROOT
 
@@ -473,7 +474,7 @@ def test_a_task_of_another_app_is_sent_by_its_name(app: App, monkeypatch: pytest
         ({"retry_jitter": 2}, ConfigError, "retry_jitter"),
         ({"retry_jitter": "much"}, ConfigError, "retry_jitter"),
         ({"default_retry_delay": -1}, ConfigError, "default_retry_delay"),
-        ({"autoretry_for": [KeyError]}, ConfigError, "autoretry_for must be a tuple of exception classes"),
+        ({"autoretry_for": ["KeyError"]}, ConfigError, "autoretry_for must be a tuple of exception classes"),
         ({"autoretry_for": KeyError}, ConfigError, "autoretry_for must be a tuple of exception classes"),
         ({"dont_autoretry_for": ("KeyError",)}, ConfigError, "dont_autoretry_for must be a tuple"),
         ({"result_expires": "day"}, ConfigError, "result_expires"),

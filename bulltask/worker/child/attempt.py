@@ -299,8 +299,11 @@ class AttemptRunner:
 
     def _encode_result(self, attempt: Attempt, result: object) -> CompletedOutcome | FailedOutcome:
         what = f"the return value of task {attempt.job.name}"
+        job, task = attempt.job, attempt.task
+        if not job.parent_key and job.bulltask_options.get("ignore_result", task.options.ignore_result) is True:
+            return CompletedOutcome(b"null", result)
         try:
-            conversion = attempt.task.conversion
+            conversion = task.conversion
             value = result if conversion is None else conversion.encode_result(result)
             return CompletedOutcome(codec.encode(value, what=what, limit=self._config.max_payload), result)
         except Exception as exc:  # noqa: BLE001 - a retry would not help, so the job fails even with attempts left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bulltask.clock import to_ms
-from bulltask.errors import ConfigError, RateLimitQueue, ReleaseJob, RescheduleJob, WaitForChildren
+from bulltask.errors import ConfigError, Ignore, RateLimitQueue, Reject, ReleaseJob, RescheduleJob, WaitForChildren
 from bulltask.jobs.errbacks import FailedJob
 from bulltask.jobs.failures import truncate_reason
 from bulltask.jobs.job import RunningJob
@@ -51,10 +51,15 @@ class AcquiredJob:
 
 @value_class
 class CompletedOutcome:
-    """The task returned; ``value`` is the return value as JSON."""
+    """The task returned; ``value`` is the return value as JSON.
+
+    Attributes:
+        ignored: The task ended with ``Ignore``.
+    """
 
     value: bytes
     result: object
+    ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class FailedOutcome:
         trace: The attempt's traceback.
         malformed: BullMQ's script may fail with an error on this job, so bulltask's script fails it.
         failed_job: The job in a canvas because of which this one fails, if it is another one.
+        expected: The exception is one of the task's ``throws``.
     """
 
     reason: str
@@ -75,6 +81,7 @@ class FailedOutcome:
     exception: BaseException | None = field(default=None, compare=False, repr=False)
     malformed: bool = False
     failed_job: FailedJob | None = None
+    expected: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", truncate_reason(self.reason))
@@ -135,7 +142,7 @@ RequestedOutcome = RescheduledByTaskOutcome | ReleasedOutcome | RateLimitedOutco
 Outcome = CompletedOutcome | FailedOutcome | RetriedOutcome | RescheduledByWorkerOutcome | RequestedOutcome
 
 
-def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | None:
+def requested_outcome(exc: BaseException) -> RequestedOutcome | CompletedOutcome | FailedOutcome | None:
     """Return the outcome that a task requested by raising ``exc``; ``None`` if ``exc`` is any other exception."""
     match exc:
         case RescheduleJob():
@@ -143,14 +150,14 @@ def requested_outcome(exc: BaseException) -> RequestedOutcome | FailedOutcome | 
                 return RescheduledByTaskOutcome(to_ms(exc.delay, "RescheduleJob's delay"))
             except ConfigError as error:
                 return FailedOutcome(str(error), "", "permanent")
-        case ReleaseJob():
+        case ReleaseJob() | Reject(requeue=True):
             return ReleasedOutcome()
+        case Ignore():
+            return CompletedOutcome(b"null", None, ignored=True)
         case RateLimitQueue():
             return _rate_limited(exc)
-        case WaitForChildren():
-            return WaitingForChildrenOutcome()
         case _:
-            return None
+            return WaitingForChildrenOutcome() if isinstance(exc, WaitForChildren) else None
 
 
 def release_reason(outcome: ReleasedOutcome | RateLimitedOutcome) -> str:

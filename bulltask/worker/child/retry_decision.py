@@ -17,7 +17,7 @@ import bulltask
 from bulltask.app import App
 from bulltask.categories import ErrorCategory, explicit_category, retry_after_ms
 from bulltask.clock import to_ms
-from bulltask.errors import Retry, TaskCancelled
+from bulltask.errors import Reject, Retry, TaskCancelled
 from bulltask.jobs.failures import reason_of, trace_text
 from bulltask.jobs.job import RunningJob
 from bulltask.jobs.states import REVOKED
@@ -42,13 +42,16 @@ def decide_retry(
     """
     if isinstance(exc, TaskCancelled):
         return FailedOutcome(REVOKED, trace_of(exc), REVOKED, exc)
+    if isinstance(exc, Reject):
+        return FailedOutcome(reason_of(exc), trace_of(exc), ErrorCategory.PERMANENT.value, exc)
     requested = exc if isinstance(exc, Retry) else None
     cause = exc if requested is None else (requested.exc or exc)
     category = app.categorizer.categorize(cause)
     reason, trace = _reason(cause, job), trace_of(cause)
     attempts_made = job.attempts_made + 1
     if attempts_made >= _max_attempts(job, requested) or not _is_retryable(cause, category, job, task, requested):
-        return FailedOutcome(reason, trace, category.value, cause)
+        expected = task is not None and isinstance(cause, task.options.throws)
+        return FailedOutcome(reason, trace, category.value, cause, expected=expected)
     try:
         delay_ms = _delay_ms(cause, job, task, attempts_made, requested, app)
     except Exception as error:  # noqa: BLE001 - a malformed backoff, or any exception of a user's backoff function

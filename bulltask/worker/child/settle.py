@@ -378,7 +378,8 @@ def _requested_event(job: RunningJob, outcome: RequestedOutcome) -> JobReleased 
 def _failed_event(job: RunningJob, outcome: FailedOutcome, duration_ms: float) -> JobFailed:
     attempts_made, raised = job.attempts_made + 1, outcome.exception
     error, category, trace = outcome.reason, outcome.category, outcome.trace
-    return JobFailed(job.id, job.queue, job.name, duration_ms, error, category, attempts_made, trace, raised)
+    names = job.id, job.queue, job.name
+    return JobFailed(*names, duration_ms, error, category, attempts_made, trace, raised, outcome.expected)
 
 
 def _retried_event(job: RunningJob, outcome: RetriedOutcome, duration_ms: float) -> JobRetried:
